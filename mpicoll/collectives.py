@@ -71,7 +71,8 @@ class Collective:
         rooted: takes a root.
         block_per_rank: needs exactly one block a rank.
         reads_through: input and output have the same layout (see :mod:`mpicoll.schedule`).
-        in_place_output: with ``MPI.IN_PLACE`` the output is where the input was.
+        input_alone: the input buffer holds nothing but the rank's own block.
+        output_alone: the output buffer holds nothing but the rank's own block.
         bus_factor: bus bandwidth over algorithm bandwidth, for P ranks (nccl-tests' convention).
         bound: lower bound of the time for (P, n bytes, alpha, beta, gamma), seconds.
     """
@@ -89,7 +90,8 @@ class Collective:
     rooted: bool = False
     block_per_rank: bool = False
     reads_through: bool = True
-    in_place_output: bool = True
+    input_alone: bool = False
+    output_alone: bool = False
 
 
 def _from_self(place: Place, block: int) -> Content:
@@ -179,7 +181,7 @@ _DEFINITIONS = (
         end=_from_all,
         reduces=True,
         block_per_rank=True,
-        in_place_output=False,
+        output_alone=True,
         bus_factor=_share,
         bound=lambda size, n, a, b, g: _share_bound(size, n, a, b + g, 0.0),
     ),
@@ -192,6 +194,7 @@ _DEFINITIONS = (
         start=_from_self,
         end=_from_owner,
         block_per_rank=True,
+        input_alone=True,
         bus_factor=_share,
         bound=_share_bound,
     ),
@@ -205,6 +208,7 @@ _DEFINITIONS = (
         end=_from_owner,
         rooted=True,
         block_per_rank=True,
+        input_alone=True,
         bus_factor=_share,
         bound=_share_bound,
     ),
@@ -218,6 +222,7 @@ _DEFINITIONS = (
         end=_from_root,
         rooted=True,
         block_per_rank=True,
+        output_alone=True,
         bus_factor=_share,
         bound=_share_bound,
     ),

@@ -1,0 +1,590 @@
+"""From a schedule to bytes: where every message of one collective call begins and ends.
+
+A :class:`Plan` holds offsets into buffers, never addresses: the user's input, the user's output, and
+temporary space of the plan's own.  It is built without communication, so one rank may
+find a plan in its cache where another builds it.  A runner (:mod:`mpicoll.runner`) executes it.
+
+What the schedule leaves open is settled here, the same way on both sides of a message:
+
+* a work block lives in the output where the output has it, else in temporary space, and reads
+  through to the input until something writes it;
+* messages without content are dropped, unless they carry no blocks on purpose (a barrier's);
+* blocks that are not adjacent are packed;
+* messages longer than :data:`PIECE` are cut, so that no count nears 2^31 and receive space is
+  bounded;
+* what is reduced is received aside.  Where that would take more than :data:`SPACE`, the pieces of
+  a round are received row by row (piece p of every sender, then piece p + 1), and within a row, if
+  need be, sender by sender into an accumulator.  The fold is the same expression all the same.
+  Only a round that also sends what it reduces needs room for the whole block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from mpicoll import algorithms, layout
+from mpicoll.collectives import Place
+from mpicoll.layout import Layout
+from mpicoll.matching import Cell
+from mpicoll.registry import Algorithm
+from mpicoll.schedule import (
+    GIVEN,
+    SCRATCH,
+    WORK,
+    Block,
+    Copy,
+    Recv,
+    RecvReduce,
+    Round,
+    Send,
+    blocks,
+)
+
+__all__ = [
+    "BLOCKS",
+    "INPUT",
+    "MESSAGES",
+    "OUTPUT",
+    "PIECE",
+    "SPACE",
+    "Fold",
+    "Message",
+    "Move",
+    "Phase",
+    "Plan",
+    "PlannedChannel",
+    "Shape",
+    "Span",
+    "build",
+]
+
+#: Buffers: the user's two, blocks in temporary space, and from here on one a channel's messages.
+INPUT, OUTPUT, BLOCKS, MESSAGES = 0, 1, 2, 3
+
+#: Longest message, bytes.
+PIECE = 4 << 20
+#: Most receive space of a plan, bytes.
+SPACE = 64 << 20
+
+_ALIGNMENT = 64
+
+
+class Span(NamedTuple):
+    """Bytes of one buffer."""
+
+    buffer: int
+    offset: int
+    length: int
+
+
+class Move(NamedTuple):
+    """Copy bytes."""
+
+    target: Span
+    source: Span
+
+
+class Message(NamedTuple):
+    """Send or receive bytes."""
+
+    peer: int
+    span: Span
+
+
+class Fold(NamedTuple):
+    """``target = operands[0] op operands[1] op ...``, from left to right.
+
+    ``wide_first`` and ``wide_target``: the first operand, the target is in the accumulator's type
+    (see :class:`mpicoll.ops.Reduction`).
+    """
+
+    target: Span
+    operands: tuple[Span, ...]
+    wide_first: bool = False
+    wide_target: bool = False
+
+
+class Phase(NamedTuple):
+    """Moves, then messages posted, then (all received) stores and folds.
+
+    The last phase of a round also waits until the round's sends are complete.
+    """
+
+    moves: tuple[Move, ...]
+    receives: tuple[Message, ...]
+    sends: tuple[Message, ...]
+    stores: tuple[Move, ...]
+    folds: tuple[Fold, ...]
+    last: bool
+
+
+class PlannedChannel(NamedTuple):
+    """The phases of one channel; for the segments see :class:`mpicoll.schedule.Channel`."""
+
+    phases: tuple[Phase, ...]
+    segment: int
+    segments: int
+    window: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All that a plan depends on.
+
+    Attributes:
+        collective, algorithm, parameters: which schedule; parameters as (name, value) pairs.
+        rank, size, root: who takes part.
+        in_place: the input is where the output is (always so in a broadcast; in a scatter: the
+            root's own block stays in its input).
+        itemsize: bytes per element; data movement counts in bytes, 1.
+        wide: bytes per element of the accumulator.
+        input, output: the blocks, in elements.  Where a rank hands in or gets its own block alone,
+            that one stands at the beginning of the buffer whatever its offset here.
+    """
+
+    collective: str
+    algorithm: str
+    parameters: tuple[tuple[str, int], ...]
+    rank: int
+    size: int
+    root: int
+    in_place: bool
+    itemsize: int
+    wide: int
+    input: Layout
+    output: Layout
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Offsets for one shape.
+
+    Attributes:
+        shape: what it was built for.
+        before: copies made first.
+        channels: the messages.
+        after: copies made last.
+        temporary: bytes of each temporary buffer (:data:`BLOCKS`, :data:`MESSAGES` and on).
+        spare: temporary buffers that are not in use, kept for the next call.
+    """
+
+    shape: Shape
+    before: tuple[Move, ...]
+    channels: tuple[PlannedChannel, ...]
+    after: tuple[Move, ...]
+    temporary: tuple[int, ...]
+    spare: list[list[np.ndarray]] = field(default_factory=list, compare=False, repr=False)
+
+
+def build(shape: Shape, piece: int = PIECE, space: int = SPACE) -> Plan:
+    """Plan one rank's part in a collective call.
+
+    ``piece`` (the same on all ranks) and ``space`` are there for tests.
+
+    Raises:
+        ValueError: the shape names no known algorithm or parameter, or its layouts have another
+            number of blocks than the algorithm.
+    """
+    algorithm = algorithms.find(shape.collective, shape.algorithm)
+    nblocks = algorithm.blocks(shape.size)
+    for cut in (shape.input, shape.output):
+        if len(cut.counts) != nblocks:
+            raise ValueError(
+                f"{shape.collective} {shape.algorithm} has {nblocks} blocks for {shape.size} ranks,"
+                f" not {len(cut.counts)}"
+            )
+    return _Builder(shape, algorithm, nblocks, piece, space).plan()
+
+
+class _Arena:
+    """A temporary buffer, handed out in order, and again from the start after ``rewind``."""
+
+    def __init__(self, buffer: int) -> None:
+        self.buffer = buffer
+        self.next = self.end = 0
+
+    def take(self, length: int) -> Span:
+        span = Span(self.buffer, self.next, length)
+        self.next += -(-length // _ALIGNMENT) * _ALIGNMENT
+        self.end = max(self.end, self.next)
+        return span
+
+    def rewind(self) -> None:
+        self.next = 0
+
+
+class _Builder:
+    """Translates one rank's schedule."""
+
+    def __init__(
+        self, shape: Shape, algorithm: Algorithm, nblocks: int, piece: int, space: int
+    ) -> None:
+        self.shape = shape
+        self.algorithm = algorithm
+        self.definition = algorithm.definition
+        self.place = Place(shape.rank, shape.size, shape.root, nblocks)
+        self.nblocks, self.nscratch = nblocks, algorithm.scratch(shape.size)
+        self.piece = max(piece // shape.itemsize, 1) * shape.itemsize
+        self.space = space
+        self.segments = 1
+        self.held = frozenset(self.definition.held(self.place))
+        # In a scatter in place the root's own block simply stays where it is.
+        stays = shape.in_place and self.definition.output_alone and self.definition.rooted
+        self.wanted = frozenset(() if stays else self.definition.wanted(self.place))
+        self.input_buffer = OUTPUT if shape.in_place and not stays else INPUT
+        # In a reduce-scatter in place the output lies on top of input that is still needed.
+        self.output_is_free = not (shape.in_place and self.definition.output_alone)
+        self.fixed = _Arena(BLOCKS)
+        self.homes: dict[tuple[str, int], Span] = {}
+        self.written: set[Cell] = set()
+        self.before: list[Move] = []
+
+    def plan(self) -> Plan:
+        shape = self.shape
+        parameters = dict(shape.parameters)
+        program = self.algorithm.channels(shape.rank, shape.size, shape.root, parameters)
+        first = program[0]
+        self.segments = first.segments
+        # Channels whose numbers differ by this much are never open together: they share space.
+        together = min(first.window, first.segments) * (len(program) // first.segments)
+        arenas = [_Arena(MESSAGES + number) for number in range(together)]
+        channels = []
+        for number, channel in enumerate(program):
+            arena = arenas[number % together]
+            phases: list[Phase] = []
+            for steps in channel.rounds:
+                arena.rewind()
+                phases += self._round(steps, channel.segment, arena, self.space // together)
+            channels.append(
+                PlannedChannel(tuple(phases), channel.segment, channel.segments, channel.window)
+            )
+        after = tuple(self._after())  # may still take space
+        temporary = tuple(arena.end for arena in (self.fixed, *arenas))
+        return Plan(shape, tuple(self.before), tuple(channels), after, temporary)
+
+    # --- where blocks live -------------------------------------------------------------------
+
+    def _block(self, cut: Layout, block: int, buffer: int, alone: bool) -> Span:
+        offset = 0 if alone else cut.offsets[block]
+        size = self.shape.itemsize
+        return Span(buffer, offset * size, cut.counts[block] * size)
+
+    def _input(self, block: int) -> Span:
+        """Where the input has a block."""
+        alone = self.definition.input_alone and not self.shape.in_place
+        return self._block(self.shape.input, block, self.input_buffer, alone)
+
+    def _output(self, block: int) -> Span:
+        """Where the output has a block."""
+        return self._block(self.shape.output, block, OUTPUT, self.definition.output_alone)
+
+    def _home(self, space: str, index: int) -> Span:
+        """Where a work or scratch block lives."""
+        if space == WORK and index in self.wanted and self.output_is_free:
+            return self._output(index)
+        if (space, index) not in self.homes:
+            count = self.shape.output.counts[index % self.nblocks]
+            self.homes[space, index] = self.fixed.take(count * self.shape.itemsize)
+        return self.homes[space, index]
+
+    def _kept(self, index: int) -> Span:
+        """An input block under its own name; what is in place is copied aside first."""
+        given = self._input(index)
+        if given.buffer == INPUT:
+            return given
+        if (GIVEN, index) not in self.homes:
+            self.homes[GIVEN, index] = self.fixed.take(given.length)
+            self.before.append(Move(self.homes[GIVEN, index], given))
+        return self.homes[GIVEN, index]
+
+    def _segment(self, span: Span, segment: int) -> Span:
+        size = self.shape.itemsize
+        offset, count = layout.part(span.length // size, self.segments, segment)
+        return Span(span.buffer, span.offset + offset * size, count * size)
+
+    def _target(self, cell: Cell) -> Span:
+        """Where a cell is written."""
+        return self._segment(self._home(cell.space, cell.index), cell.segment)
+
+    def _source(self, cell: Cell) -> Span:
+        """Where a cell is read."""
+        if cell.space == GIVEN:
+            return self._segment(self._kept(cell.index), cell.segment)
+        unwritten = cell.space == WORK and cell not in self.written and cell.index in self.held
+        if unwritten and self.definition.reads_through:
+            return self._segment(self._input(cell.index), cell.segment)
+        return self._target(cell)
+
+    def _cells(self, argument: Block, segment: int) -> list[Cell]:
+        places = blocks(argument, self.nblocks, self.nscratch)
+        return [Cell(place.space, place.index, segment) for place in places]
+
+    def _after(self) -> Iterator[Move]:
+        """Bring wanted blocks to the output where they are not there yet."""
+        for block in sorted(self.wanted):
+            for segment in range(self.segments):
+                cell = Cell(WORK, block, segment)
+                target = self._segment(self._output(block), segment)
+                if cell in self.written or self.definition.reads_through:
+                    source = self._source(cell)
+                else:
+                    source = self._segment(self._input(block), segment)
+                if target.length and target != source:
+                    yield Move(target, source)
+
+    # --- rounds ------------------------------------------------------------------------------
+
+    def _round(self, steps: Round, segment: int, arena: _Arena, budget: int) -> list[Phase]:
+        moves: list[Move] = []
+        for step in steps:
+            if isinstance(step, Copy):
+                targets = self._cells(step.dst, segment)
+                for source, target in zip(self._cells(step.src, segment), targets, strict=True):
+                    moves.append(Move(self._target(target), self._source(source)))
+                    self.written.add(target)
+        sends: list[Message] = []
+        for step in steps:
+            if isinstance(step, Send):
+                cells = self._cells(step.block, segment)
+                spans = _joined(self._source(cell) for cell in cells)
+                if spans or not cells:
+                    sends += self._cut(step.peer, self._packed(spans, arena, moves))
+        receives: list[Message] = []
+        stores: list[Move] = []
+        reduces: list[tuple[RecvReduce, list[Cell]]] = []
+        for step in steps:
+            if isinstance(step, Recv):
+                self._receive(step, segment, arena, sends, receives, stores)
+            elif isinstance(step, RecvReduce):
+                cells = self._cells(step.block, segment)
+                if any(self._target(cell).length for cell in cells):
+                    reduces.append((step, cells))
+        opening = Phase(_filled(moves), tuple(receives), tuple(sends), tuple(stores), (), True)
+        phases = self._reduce(opening, reduces, arena, budget)
+        for step in steps:
+            if isinstance(step, (Recv, RecvReduce)):
+                self.written.update(self._cells(step.block, segment))
+        return [phase for phase in phases if any(phase[:5])]
+
+    def _packed(self, spans: list[Span], arena: _Arena, moves: list[Move]) -> Span:
+        """One span with the content of several."""
+        if len(spans) == 1:
+            return spans[0]
+        packed = arena.take(sum(span.length for span in spans))
+        moves += [Move(part, span) for part, span in zip(_laid(packed, spans), spans, strict=True)]
+        return packed
+
+    def _cut(self, peer: int, span: Span) -> list[Message]:
+        """One message as pieces; an empty one stays one."""
+        return [
+            Message(peer, Span(span.buffer, span.offset + lo, min(self.piece, span.length - lo)))
+            for lo in range(0, max(span.length, 1), self.piece)
+        ]
+
+    def _receive(
+        self,
+        step: Recv,
+        segment: int,
+        arena: _Arena,
+        sends: list[Message],
+        receives: list[Message],
+        stores: list[Move],
+    ) -> None:
+        cells = self._cells(step.block, segment)
+        spans = _joined(self._target(cell) for cell in cells)
+        if not spans and cells:
+            return
+        direct = len(spans) == 1 and not _overlap(spans[0], sends)
+        landing = spans[0] if direct else arena.take(sum(span.length for span in spans))
+        receives += self._cut(step.peer, landing)
+        if not direct:
+            stores += [Move(s, part) for part, s in zip(_laid(landing, spans), spans, strict=True)]
+
+    def _reduce(
+        self,
+        opening: Phase,
+        reduces: list[tuple[RecvReduce, list[Cell]]],
+        arena: _Arena,
+        budget: int,
+    ) -> list[Phase]:
+        """Complete a round's opening phase by what it receives and reduces.
+
+        Everything at once if space allows or the round leaves no choice, else row by row.
+        """
+        if not reduces:
+            return [opening]
+        cells = reduces[0][1]
+        lengths = [sum(self._target(cell).length for cell in c) for _, c in reduces]
+        alike = len({step.peer for step, _ in reduces}) == len(reduces) and all(
+            c == cells for _, c in reduces
+        )
+        kept = any(_overlap(self._target(cell), opening.sends) for cell in cells)
+        if sum(lengths) <= budget or kept or not alike:
+            return [self._at_once(opening, reduces, lengths, arena)]
+        return self._by_rows(opening, [step.peer for step, _ in reduces], cells, arena, budget)
+
+    def _at_once(
+        self,
+        opening: Phase,
+        reduces: list[tuple[RecvReduce, list[Cell]]],
+        lengths: list[int],
+        arena: _Arena,
+    ) -> Phase:
+        receives = list(opening.receives)
+        values: dict[Cell, list[tuple[int, Span]]] = {}
+        for (step, cells), length in zip(reduces, lengths, strict=True):
+            landing = arena.take(length)
+            receives += self._cut(step.peer, landing)
+            parts = _laid(landing, [self._target(cell) for cell in cells])
+            for cell, part in zip(cells, parts, strict=True):
+                values.setdefault(cell, []).append((step.peer, part))
+        folds = [
+            Fold(self._target(cell), self._in_rank_order(received, self._source(cell)))
+            for cell, received in values.items()
+        ]
+        return opening._replace(receives=tuple(receives), folds=_merged(folds))
+
+    def _in_rank_order(self, received: list[tuple[int, Span]], own: Span) -> tuple[Span, ...]:
+        pairs = sorted([*received, (self.shape.rank, own)], key=lambda pair: pair[0])
+        return tuple(span for _, span in pairs)
+
+    def _by_rows(
+        self, opening: Phase, peers: list[int], cells: list[Cell], arena: _Arena, budget: int
+    ) -> list[Phase]:
+        """Piece p of every sender, then piece p + 1, ..."""
+        targets = [self._target(cell) for cell in cells]
+        owns = [self._source(cell) for cell in cells]
+        total = sum(target.length for target in targets)
+        order = sorted([*peers, self.shape.rank])
+        phases = [opening._replace(stores=(), last=False)]
+        mark = arena.next
+        for lo in range(0, total, self.piece):
+            length = min(self.piece, total - lo)
+            arena.next = mark
+            phases += self._row(
+                order, _slice(targets, lo, length), _slice(owns, lo, length), length, arena, budget
+            )
+        # What was received aside may have to wait for the sends, so it is stored last.
+        return [*phases[:-1], phases[-1]._replace(stores=opening.stores, last=True)]
+
+    def _row(
+        self,
+        order: list[int],
+        targets: list[Span],
+        owns: list[Span],
+        length: int,
+        arena: _Arena,
+        budget: int,
+    ) -> list[Phase]:
+        """One piece of every sender, as many senders at a time as there is space for."""
+        rank, ratio = self.shape.rank, self.shape.wide // self.shape.itemsize
+        together = max((budget - ratio * length) // length, 1)
+        groups = [order[i : i + together] for i in range(0, len(order), together)]
+        accumulator = arena.take(ratio * length) if len(groups) > 1 else None
+        mark = arena.next
+        phases = []
+        for number, group in enumerate(groups):
+            arena.next = mark
+            landings = {peer: arena.take(length) for peer in group if peer != rank}
+            folds = []
+            for index, target in enumerate(targets):
+                start = sum(t.length for t in targets[:index])
+                operands = [
+                    owns[index] if peer == rank else _sub(landings[peer], start, target.length)
+                    for peer in group
+                ]
+                first, final = number == 0, number == len(groups) - 1
+                if accumulator is not None:
+                    partial = _sub(accumulator, ratio * start, ratio * target.length)
+                    operands = operands if first else [partial, *operands]
+                    target = target if final else partial
+                folds.append(Fold(target, tuple(operands), not first, not final))
+            receives = tuple(Message(peer, landing) for peer, landing in landings.items())
+            phases.append(Phase((), receives, (), (), _merged(folds), False))
+        return phases
+
+
+def _sub(span: Span, offset: int, length: int) -> Span:
+    return Span(span.buffer, span.offset + offset, length)
+
+
+def _laid(whole: Span, spans: Sequence[Span]) -> list[Span]:
+    """Parts of ``whole`` as long as ``spans``, one behind the other."""
+    parts, offset = [], 0
+    for span in spans:
+        parts.append(_sub(whole, offset, span.length))
+        offset += span.length
+    return parts
+
+
+def _slice(spans: Sequence[Span], start: int, length: int) -> list[Span]:
+    """Bytes ``start`` to ``start + length`` of the content of several spans."""
+    found, offset = [], 0
+    for span in spans:
+        lo, hi = max(start - offset, 0), min(start + length - offset, span.length)
+        if lo < hi:
+            found.append(_sub(span, lo, hi - lo))
+        offset += span.length
+    return found
+
+
+def _adjacent(a: Span, b: Span) -> bool:
+    return a.buffer == b.buffer and a.offset + a.length == b.offset
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """The same bytes in as few spans as possible, without empty ones."""
+    joined: list[Span] = []
+    for span in spans:
+        if not span.length:
+            continue
+        if joined and _adjacent(joined[-1], span):
+            joined[-1] = joined[-1]._replace(length=joined[-1].length + span.length)
+        else:
+            joined.append(span)
+    return joined
+
+
+def _merged(folds: Iterable[Fold]) -> tuple[Fold, ...]:
+    """Folds of adjacent blocks as one, without empty ones."""
+    merged: list[Fold] = []
+    for fold in folds:
+        if not fold.target.length:
+            continue
+        if merged and _mergeable(merged[-1], fold):
+            last = merged[-1]
+            grown = [
+                a._replace(length=a.length + b.length)
+                for a, b in zip(
+                    (last.target, *last.operands), (fold.target, *fold.operands), strict=True
+                )
+            ]
+            merged[-1] = last._replace(target=grown[0], operands=tuple(grown[1:]))
+        else:
+            merged.append(fold)
+    return tuple(merged)
+
+
+def _mergeable(a: Fold, b: Fold) -> bool:
+    return len(a.operands) == len(b.operands) and all(
+        _adjacent(x, y)
+        for x, y in zip((a.target, *a.operands), (b.target, *b.operands), strict=True)
+    )
+
+
+def _filled(moves: Iterable[Move]) -> tuple[Move, ...]:
+    return tuple(m for m in moves if m.target.length and m.target != m.source)
+
+
+def _overlap(span: Span, messages: Iterable[Message]) -> bool:
+    """Does any message use bytes of ``span``?"""
+    return any(
+        span.buffer == m.span.buffer
+        and span.offset < m.span.offset + m.span.length
+        and m.span.offset < span.offset + span.length
+        for m in messages
+    )
