@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from mpicoll.collectives import COLLECTIVES
+
 Array = npt.NDArray[Any]
 Call = Callable[[], Any]
 
@@ -299,7 +301,7 @@ def elements(collective: str, size: int, itemsize: int, ranks: int) -> int:
     """
     if collective == "barrier":
         return 0
-    blocks = 1 if collective in ("allreduce", "reduce", "bcast") else ranks
+    blocks = ranks if COLLECTIVES[collective].block_per_rank else 1
     return max(1, size // (itemsize * blocks)) * blocks
 
 
