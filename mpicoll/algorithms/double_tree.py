@@ -1,0 +1,93 @@
+"""Double binary trees: two trees share the work so that no rank is interior in both."""
+
+from __future__ import annotations
+
+from mpicoll.registry import COMMUTATIVE, SAME_BITS, register
+from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, channels, pipelined, then
+from mpicoll.topology import Node, ceil_log2, double_binary_tree
+
+
+def reduce_tree(node: Node, block: int) -> Rounds:
+    """Reduce one block towards the top of a tree."""
+    yield tuple(RecvReduce(child, block) for child in node.children)
+    if node.parent is not None:
+        yield Send(node.parent, block)
+
+
+def bcast_tree(node: Node, block: int) -> Rounds:
+    """Broadcast one block from the top of a tree."""
+    if node.parent is not None:
+        yield Recv(node.parent, block)
+    yield tuple(Send(child, block) for child in node.children)
+
+
+def allreduce_double_binary_tree(
+    rank: int, size: int, segments: int = 1, window: int = 8
+) -> Channels:
+    """Half of the vector is reduced and broadcast by each of two binary trees, in segments.
+
+    ::
+
+        block 0:   0           block 1:      7
+                   |                         |
+                   4                         3
+                 /   \\                     /   \\
+                2     6                   1     5
+               / \\   / \\                 / \\   / \\
+              1   3 5   7               0   2 4   6
+
+    A leaf of one tree is interior in the other, so with k segments a tree every rank sends and
+    receives about the same.  Rounds grow with log P.  With one port at least 4k rounds of n/2k
+    bytes plus O(log P); with a port per edge and tree, and a window of at least twice the depth,
+    2 depth + k - 1.
+    """
+    trees = [(double_binary_tree(rank, size, tree), tree) for tree in (0, 1)]
+    up = channels(*(reduce_tree(node, block) for node, block in trees))
+    down = channels(*(bcast_tree(node, block) for node, block in trees))
+    return pipelined(then(up, down), segments, window)
+
+
+def _nodes(P: int) -> list[tuple[Node, Node]]:
+    return [(double_binary_tree(r, P, 0), double_binary_tree(r, P, 1)) for r in range(P)]
+
+
+def _rounds(P: int, segments: int, window: int) -> int:
+    # Interior and leaf take part in 2 rounds per neighbour side: children, parent, both ways.
+    return segments * max(
+        sum(2 * (bool(n.children) + (n.parent is not None)) for n in pair) for pair in _nodes(P)
+    )
+
+
+def _blocks_sent_max(P: int, segments: int, window: int) -> int:
+    # Up: one to the parent.  Down: one to each child.
+    return segments * max(
+        sum(len(n.children) + (n.parent is not None) for n in pair) for pair in _nodes(P)
+    )
+
+
+def _depth_bound(P: int, segments: int, window: int) -> int:
+    # One segment goes up and down in at most 2 * 2 * depth steps a tree (two children share a
+    # port); no port carries more than 6 messages of a segment in one direction, and at worst
+    # windows of segments follow one another.
+    return 0 if P == 1 else segments * (4 * ceil_log2(P) + 6)
+
+
+register(
+    "allreduce",
+    "double_binary_tree",
+    allreduce_double_binary_tree,
+    rounds=_rounds,
+    depth=_depth_bound,
+    messages=lambda P, segments, window: 4 * segments * (P - 1),
+    blocks_sent=lambda P, segments, window: 4 * segments * (P - 1),
+    blocks_sent_max=_blocks_sent_max,
+    fan_in=lambda P, segments, window: min(2, P - 1) if P != 3 else 1,
+    lecture=lambda P, n, a, b, g: 4 * ceil_log2(P) * a + (2 * b + g) * n,
+    blocks=lambda P: 2,
+    needs=(COMMUTATIVE,),
+    order=(SAME_BITS,),
+    reference=(
+        "P. Sanders, J. Speck, J. L. Traff, Two-tree algorithms for full bandwidth broadcast, "
+        "reduction and scan, Parallel Computing 35 (2009)"
+    ),
+)

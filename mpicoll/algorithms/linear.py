@@ -1,0 +1,181 @@
+"""Linear algorithms: one master talks to every other rank directly.
+
+The simplest of all, and the yardstick: two rounds at most, but everything passes through the
+master's one port, P - 1 messages at a time.
+"""
+
+from __future__ import annotations
+
+from mpicoll.registry import RANK_ORDER, SAME_BITS, one_block, per_rank, register
+from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
+
+_REFERENCE = (
+    "E. Chan, M. Heimlich, A. Purkayastha, R. van de Geijn, Collective communication: theory, "
+    "practice, and experience, Concurrency and Computation 19 (2007)"
+)
+
+
+def _others(rank: int, size: int) -> list[int]:
+    """The other ranks, beginning behind ``rank``: not every rank begins with rank 0."""
+    return [(rank + k) % size for k in range(1, size)]
+
+
+def reduce_linear(rank: int, size: int, root: int) -> Rounds:
+    """Every rank sends its vector to the root, which adds them in rank order.
+
+    ::
+
+        1 ---> 0 <--- 3
+               ^
+               2
+
+    P - 1 messages of n bytes into one port: (P - 1)(alpha + n beta + n gamma).
+    """
+    if rank == root:
+        yield tuple(RecvReduce(peer, 0) for peer in _others(rank, size))
+    else:
+        yield Send(root, 0)
+
+
+def bcast_linear(rank: int, size: int, root: int) -> Rounds:
+    """The root sends its vector to every rank.
+
+    ::
+
+        1 <--- 0 ---> 3
+               |
+               v
+               2
+
+    P - 1 messages of n bytes out of one port: (P - 1)(alpha + n beta).
+    """
+    if rank == root:
+        yield tuple(Send(peer, 0) for peer in _others(rank, size))
+    else:
+        yield Recv(root, 0)
+
+
+def gather_linear(rank: int, size: int, root: int) -> Rounds:
+    """Every rank sends its block to the root.
+
+    ::
+
+        1 -[1]-> 0 <-[3]- 3
+                 ^
+                [2]
+                 2
+
+    P - 1 messages of n/P bytes into one port: (P - 1)(alpha + n/P beta).
+    """
+    if rank == root:
+        yield tuple(Recv(peer, peer) for peer in _others(rank, size))
+    else:
+        yield Send(root, rank)
+
+
+def scatter_linear(rank: int, size: int, root: int) -> Rounds:
+    """The root sends each rank its block.
+
+    ::
+
+        1 <-[1]- 0 -[3]-> 3
+                 |
+                [2]
+                 v
+                 2
+
+    P - 1 messages of n/P bytes out of one port: (P - 1)(alpha + n/P beta).
+    """
+    if rank == root:
+        yield tuple(Send(peer, peer) for peer in _others(rank, size))
+    else:
+        yield Recv(root, rank)
+
+
+def allreduce_linear(rank: int, size: int) -> Rounds:
+    """A single master: everything is reduced to rank 0, which sends the result to every rank.
+
+    ::
+
+        1 ---> 0 <--- 3        1 <--- 0 ---> 3
+               ^          ;           |
+               2                      v
+                                      2
+
+    Two rounds, but 2(P - 1) messages of n bytes through one port:
+    2(P - 1)(alpha + n beta) + (P - 1) n gamma.
+    """
+    yield from reduce_linear(rank, size, 0)
+    yield from bcast_linear(rank, size, 0)
+
+
+register(
+    "reduce",
+    "linear",
+    reduce_linear,
+    rounds=lambda P: int(P > 1),
+    depth=lambda P: P - 1,
+    messages=lambda P: P - 1,
+    blocks_sent=lambda P: P - 1,
+    blocks_sent_max=lambda P: int(P > 1),
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
+    order=(RANK_ORDER,),
+    reference=_REFERENCE,
+)
+register(
+    "bcast",
+    "linear",
+    bcast_linear,
+    rounds=lambda P: int(P > 1),
+    depth=lambda P: P - 1,
+    messages=lambda P: P - 1,
+    blocks_sent=lambda P: P - 1,
+    blocks_sent_max=lambda P: P - 1,
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b),
+    blocks=one_block,
+    reference=_REFERENCE,
+)
+register(
+    "gather",
+    "linear",
+    gather_linear,
+    rounds=lambda P: int(P > 1),
+    depth=lambda P: P - 1,
+    messages=lambda P: P - 1,
+    blocks_sent=lambda P: P - 1,
+    blocks_sent_max=lambda P: int(P > 1),
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
+    blocks=per_rank,
+    reference=_REFERENCE,
+)
+register(
+    "scatter",
+    "linear",
+    scatter_linear,
+    rounds=lambda P: int(P > 1),
+    depth=lambda P: P - 1,
+    messages=lambda P: P - 1,
+    blocks_sent=lambda P: P - 1,
+    blocks_sent_max=lambda P: P - 1,
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
+    blocks=per_rank,
+    reference=_REFERENCE,
+)
+register(
+    "allreduce",
+    "linear",
+    allreduce_linear,
+    rounds=lambda P: 2 * int(P > 1),
+    depth=lambda P: 2 * (P - 1),
+    messages=lambda P: 2 * (P - 1),
+    blocks_sent=lambda P: 2 * (P - 1),
+    blocks_sent_max=lambda P: P - 1,
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n * b) + (P - 1) * n * g,
+    order=(RANK_ORDER, SAME_BITS),
+    reference=_REFERENCE,
+)

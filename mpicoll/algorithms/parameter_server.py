@@ -1,0 +1,48 @@
+"""Parameter-server style: every rank is the server of one block."""
+
+from __future__ import annotations
+
+from mpicoll.registry import RANK_ORDER, SAME_BITS, per_rank, register
+from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
+
+
+def allreduce_parameter_server(rank: int, size: int) -> Rounds:
+    """Every rank serves one block: it reduces all contributions to it and sends out the result.
+
+    ::
+
+        push:  0 -[1]-> 1   0 -[2]-> 2      pull:  1 -[1]-> 0   2 -[2]-> 0
+               1 -[0]-> 0   1 -[2]-> 2             0 -[0]-> 1   2 -[2]-> 1
+               2 -[0]-> 0   2 -[1]-> 1             0 -[0]-> 2   1 -[1]-> 2
+
+    Two rounds, 2(P - 1)/P n bytes sent and received per rank, but P - 1 messages into every rank
+    at once.  Peers are visited from one's own rank on, so that no server meets all at once.
+    """
+    away = range(1, size)
+    yield tuple(Send((rank + k) % size, rank + k) for k in away) + tuple(
+        RecvReduce((rank - k) % size, rank) for k in away
+    )
+    yield tuple(Send((rank + k) % size, rank) for k in away) + tuple(
+        Recv((rank - k) % size, rank - k) for k in away
+    )
+
+
+register(
+    "allreduce",
+    "parameter_server",
+    allreduce_parameter_server,
+    rounds=lambda P: 2 * int(P > 1),
+    depth=lambda P: 2 * (P - 1),
+    messages=lambda P: 2 * P * (P - 1),
+    blocks_sent=lambda P: 2 * P * (P - 1),
+    blocks_sent_max=lambda P: 2 * (P - 1),
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n / P * b) + (P - 1) * n / P * g,
+    blocks=per_rank,
+    order=(RANK_ORDER, SAME_BITS),
+    symmetric=True,
+    reference=(
+        "M. Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014; "
+        "with every rank a server it is the direct-exchange reduce-scatter and all-gather"
+    ),
+)

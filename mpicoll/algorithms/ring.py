@@ -1,0 +1,113 @@
+"""Ring algorithms: every rank sends to its right neighbour and receives from its left one.
+
+Each link carries the least that is possible, (P - 1)/P n bytes a pass, in P - 1 rounds.
+"""
+
+from __future__ import annotations
+
+from mpicoll.registry import COMMUTATIVE, SAME_BITS, per_rank, register
+from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
+
+_REFERENCE = (
+    "P. Patarasuk, X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, "
+    "Journal of Parallel and Distributed Computing 69 (2009)"
+)
+
+
+def reduce_scatter_ring(rank: int, size: int) -> Rounds:
+    """Partial sums travel round the ring; after P - 1 rounds block r is complete at rank r.
+
+    ::
+
+        round 1   0 -[3]-> 1 -[0]-> 2 -[1]-> 3 -[2]-> 0
+        round 2   0 -[2]-> 1 -[3]-> 2 -[0]-> 3 -[1]-> 0
+        round 3   0 -[1]-> 1 -[2]-> 2 -[3]-> 3 -[0]-> 0
+
+    Each rank adds its own contribution to what passes: (P - 1)(alpha + n/P (beta + gamma)).
+    """
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for k in range(1, size):
+        yield Send(right, rank - k), RecvReduce(left, rank - k - 1)
+
+
+def allgather_ring(rank: int, size: int) -> Rounds:
+    """Every block travels round the ring, one neighbour a round.
+
+    ::
+
+        round 1   0 -[0]-> 1 -[1]-> 2 -[2]-> 3 -[3]-> 0
+        round 2   0 -[3]-> 1 -[0]-> 2 -[1]-> 3 -[2]-> 0
+        round 3   0 -[2]-> 1 -[3]-> 2 -[0]-> 3 -[1]-> 0
+
+    (P - 1)(alpha + n/P beta).
+    """
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for k in range(size - 1):
+        yield Send(right, rank - k), Recv(left, rank - k - 1)
+
+
+def allreduce_ring(rank: int, size: int) -> Rounds:
+    """Reduce-scatter round the ring, then all-gather round the ring.
+
+    ::
+
+        3 --> 0        block r is summed up while it travels to rank r,
+        ^     |        then its sum travels once more round the ring
+        |     v
+        2 <-- 1
+
+    2(P - 1) rounds, 2(P - 1)/P n bytes per rank, the least possible:
+    2(P - 1)(alpha + n/P beta) + (P - 1)/P n gamma.
+    """
+    yield from reduce_scatter_ring(rank, size)
+    yield from allgather_ring(rank, size)
+
+
+register(
+    "reduce_scatter",
+    "ring",
+    reduce_scatter_ring,
+    rounds=lambda P: P - 1,
+    depth=lambda P: P - 1,
+    messages=lambda P: P * (P - 1),
+    blocks_sent=lambda P: P * (P - 1),
+    blocks_sent_max=lambda P: P - 1,
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * (b + g)),
+    blocks=per_rank,
+    needs=(COMMUTATIVE,),
+    symmetric=True,
+    reference=_REFERENCE,
+)
+register(
+    "allgather",
+    "ring",
+    allgather_ring,
+    rounds=lambda P: P - 1,
+    depth=lambda P: P - 1,
+    messages=lambda P: P * (P - 1),
+    blocks_sent=lambda P: P * (P - 1),
+    blocks_sent_max=lambda P: P - 1,
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
+    blocks=per_rank,
+    symmetric=True,
+    reference=_REFERENCE,
+)
+register(
+    "allreduce",
+    "ring",
+    allreduce_ring,
+    rounds=lambda P: 2 * (P - 1),
+    depth=lambda P: 2 * (P - 1),
+    messages=lambda P: 2 * P * (P - 1),
+    blocks_sent=lambda P: 2 * P * (P - 1),
+    blocks_sent_max=lambda P: 2 * (P - 1),
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n / P * b) + (P - 1) / P * n * g,
+    blocks=per_rank,
+    needs=(COMMUTATIVE,),
+    order=(SAME_BITS,),
+    symmetric=True,
+    reference=_REFERENCE,
+)

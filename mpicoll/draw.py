@@ -1,0 +1,133 @@
+"""Pictures of a schedule: as text for the terminal, as a space-time diagram for papers.
+
+Time counts steps: one message a step through each port of a rank (see :mod:`mpicoll.simulate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpicoll.matching import Cell
+from mpicoll.registry import Algorithm
+from mpicoll.schedule import WORK
+from mpicoll.simulate import Transfer, trace
+
+__all__ = ["svg", "text"]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``0-2,5``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] + 1 == number:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def label(cells: tuple[Cell, ...], segments: int) -> str:
+    """Blocks of a message: ``3``, ``0-2,5``, with ``.s`` for segment s; input ``i3``, scratch ``s3``."""
+    if not cells:
+        return "."
+    names = []
+    for space in dict.fromkeys(cell.space for cell in cells):
+        prefix = "" if space == WORK else space[0].replace("g", "i")
+        names.append(prefix + _ranges([c.index for c in cells if c.space == space]))
+    return " ".join(names) + (f".{cells[0].segment}" if segments > 1 else "")
+
+
+def text(
+    algorithm: Algorithm,
+    size: int,
+    root: int = 0,
+    parameters: Mapping[str, int] | None = None,
+) -> str:
+    """The schedule as a table: a line a step, a column a rank.
+
+    ``[3]>1`` sends block 3 to rank 1; ``[2]<3`` receives block 2 from rank 3; ``+[2]<3`` adds what
+    it receives to block 2.
+
+    Raises:
+        ValueError: a size, root or parameter out of range.
+    """
+    transfers = trace(algorithm, size, root, parameters)
+    complete = algorithm.complete(parameters)
+    segments = algorithm.channels(0, size, root, parameters)[0].segments
+    steps = sorted({t.start for t in transfers})
+    rows = [["step", *(f"rank {rank}" for rank in range(size))]]
+    for step in steps:
+        cells: list[list[str]] = [[] for _ in range(size)]
+        for t in (t for t in transfers if t.start == step):
+            name = label(t.cells, segments)
+            cells[t.sender].append(f"[{name}]>{t.receiver}")
+            cells[t.receiver].append(f"{'+' if t.reduces else ' '}[{name}]<{t.sender}")
+        # Sends first, so that columns read alike.
+        rows.append([str(step + 1), *("  ".join(sorted(c, key=_sends_first)) for c in cells)])
+    widths = [max(len(row[column]) for row in rows) for column in range(size + 1)]
+    lines = [
+        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    with_root = f", root {root}" if algorithm.definition.rooted else ""
+    with_parameters = "".join(f", {key} {value}" for key, value in complete.items())
+    title = f"{algorithm.collective} {algorithm.name}, P = {size}{with_root}{with_parameters}"
+    totals = (
+        f"{len(steps)} steps, {len(transfers)} messages, {algorithm.blocks(size)} blocks; "
+        f"[b]>r: send block b to rank r, [b]<r: receive it, +[b]<r: receive and reduce"
+    )
+    return "\n".join([title, "", *lines, "", totals])
+
+
+def _sends_first(entry: str) -> bool:
+    return not entry.startswith("[")
+
+
+def svg(
+    path: str | Path,
+    algorithm: Algorithm,
+    size: int,
+    root: int = 0,
+    parameters: Mapping[str, int] | None = None,
+) -> None:
+    """Write a space-time diagram: time to the right, a line a rank, an arrow a message.
+
+    The ending of ``path`` chooses the format (svg, pdf, png).  Needs matplotlib.
+
+    Raises:
+        ValueError: a size, root or parameter out of range.
+        ImportError: matplotlib is missing.
+    """
+    from matplotlib.figure import Figure
+
+    transfers = trace(algorithm, size, root, parameters)
+    segments = algorithm.channels(0, size, root, parameters)[0].segments
+    end = max((t.end for t in transfers), default=1)
+    figure = Figure(figsize=(min(2 + 1.1 * end, 60), min(1 + 0.6 * size, 60)), layout="constrained")
+    axes = figure.add_subplot()
+    for rank in range(size):
+        axes.plot([0, end], [rank, rank], color="0.8", linewidth=1, zorder=0)
+    for transfer in transfers:
+        _arrow(axes, transfer, label(transfer.cells, segments))
+    axes.set_yticks(range(size), [f"rank {rank}" for rank in range(size)])
+    axes.set_ylim(size - 0.5, -0.5)
+    axes.set_xlabel("step")
+    axes.set_title(f"{algorithm.collective} {algorithm.name}, P = {size}")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.savefig(path)
+
+
+def _arrow(axes: object, transfer: Transfer, name: str) -> None:
+    color = "tab:red" if transfer.reduces else "tab:blue"
+    middle = (
+        transfer.start + 0.35 * (transfer.end - transfer.start),
+        transfer.sender + 0.35 * (transfer.receiver - transfer.sender),
+    )
+    axes.annotate(  # type: ignore[attr-defined]
+        "",
+        (transfer.end, transfer.receiver),
+        (transfer.start, transfer.sender),
+        arrowprops={"arrowstyle": "->", "color": color, "shrinkA": 0, "shrinkB": 2},
+    )
+    axes.text(*middle, name, color=color, fontsize=8, ha="center", va="center")  # type: ignore[attr-defined]

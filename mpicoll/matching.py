@@ -1,0 +1,352 @@
+"""The one place where sends meet receives outside MPI.
+
+:class:`Matching` runs the schedules of all ranks together: it posts rounds, pairs each send with its
+receive in the order posted, stores and folds what arrived when a round is complete, and opens the
+next round.  *When* a paired message is delivered and a complete round is closed is the caller's
+choice, through :func:`run` (at once) or a clock (:mod:`mpicoll.simulate`).  What values are is the
+caller's choice too, through :class:`Memory`: symbols for :mod:`mpicoll.verify`, arrays for
+:mod:`mpicoll.local`, nothing for :mod:`mpicoll.simulate`.  So the three cannot drift apart.
+
+A message is delivered only when both sides have posted it (the rendezvous protocol).  That is the
+harder case: under the eager protocol a send completes at once, which only takes constraints away.
+All peers are named and messages match in order, so the values do not depend on the protocol nor on
+the order of delivery; a schedule that completes here completes under both.  ``eager=True`` runs the
+other protocol, to tell under which of the two a broken schedule fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
+
+from mpicoll.schedule import (
+    GIVEN,
+    WORK,
+    Channel,
+    Copy,
+    Location,
+    Recv,
+    RecvReduce,
+    Round,
+    Send,
+    blocks,
+)
+
+__all__ = ["Cell", "Matching", "Memory", "ScheduleError", "run"]
+
+Value = TypeVar("Value")
+
+
+class ScheduleError(ValueError):
+    """A schedule that breaks the rules of :mod:`mpicoll.schedule`."""
+
+
+class Cell(NamedTuple):
+    """A segment of a block: what a rank's memory is addressed by."""
+
+    space: str
+    index: int
+    segment: int
+
+
+class Memory(Generic[Value]):
+    """One rank's blocks, by cell.
+
+    Values are never changed in place, so what was sent stays what it was.
+
+    Args:
+        given: the input's cells, in space ``given``.
+        reads_through: an unwritten work block shows the input's.
+        fold: the values of one fold, in order, to their result.
+    """
+
+    def __init__(
+        self,
+        given: dict[Cell, Value],
+        reads_through: bool,
+        fold: Callable[[list[Value]], Value],
+    ) -> None:
+        self.cells = dict(given)
+        self.reads_through = reads_through
+        self.fold = fold
+
+    def load(self, cell: Cell) -> Value:
+        """The value of a cell.
+
+        Raises:
+            ScheduleError: nothing has been written there.
+        """
+        value = self.cells.get(cell)
+        if value is None and cell.space == WORK and self.reads_through:
+            value = self.cells.get(Cell(GIVEN, cell.index, cell.segment))
+        if value is None:
+            raise ScheduleError(f"{cell.space} block {cell.index} is read but was never written")
+        return value
+
+    def send(self, cells: Sequence[Cell]) -> list[Value]:
+        """What a message of these cells carries."""
+        return [self.load(cell) for cell in cells]
+
+    def receive(self, values: list[Value], cells: Sequence[Cell]) -> None:
+        """Store what a message carried."""
+        self.cells.update(zip(cells, values, strict=True))
+
+    def reduce(self, rank: int, cell: Cell, received: list[tuple[int, Value]]) -> None:
+        """Fold received (sender, value) pairs with the cell's own value, in rank order."""
+        received = [*received, (rank, self.load(cell))]
+        received.sort(key=_sender)
+        self.cells[cell] = self.fold([value for _, value in received])
+
+
+def _sender(pair: tuple[int, Value]) -> int:
+    return pair[0]
+
+
+class Blank(Memory[None]):
+    """Memory without content, for schedules whose values do not matter."""
+
+    def __init__(self) -> None:
+        super().__init__({}, False, lambda values: None)
+
+    def send(self, cells: Sequence[Cell]) -> list[None]:
+        return []
+
+    def receive(self, values: list[None], cells: Sequence[Cell]) -> None:
+        pass
+
+    def reduce(self, rank: int, cell: Cell, received: list[tuple[int, None]]) -> None:
+        pass
+
+    def load(self, cell: Cell) -> None:
+        return None
+
+
+class Open:
+    """A round under way on one channel of one rank."""
+
+    __slots__ = ("arrived", "channel", "outstanding", "rank", "steps")
+
+    def __init__(self, rank: int, channel: int, steps: Round) -> None:
+        self.rank = rank
+        self.channel = channel
+        self.steps = steps
+        self.outstanding = 0
+        self.arrived: list[tuple[Recv | RecvReduce, tuple[Cell, ...], Message]] = []
+
+    def __str__(self) -> str:
+        steps = ", ".join(str(step) for step in self.steps)
+        return f"rank {self.rank}, channel {self.channel}: ({steps})"
+
+
+class Message:
+    """One side, then both sides, of a message.  ``position``: of the send in its round."""
+
+    __slots__ = ("cells", "position", "receiver", "sender", "sent", "step", "values")
+
+    def __init__(self, sender: Open | None, receiver: Open | None) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.step: Recv | RecvReduce | None = None
+        self.position = 0
+        self.sent: tuple[Cell, ...] = ()
+        self.cells: tuple[Cell, ...] = ()
+        self.values: list = []
+
+
+class Matching(Generic[Value]):
+    """The schedules of all ranks, run together.
+
+    ``ready`` holds the messages whose two sides are posted, in the order paired; the caller takes
+    them out and calls :meth:`deliver`.  ``complete`` holds the rounds whose messages are all
+    delivered; the caller takes them out and calls :meth:`close`.
+
+    Args:
+        programs: each rank's channels.
+        nblocks, nscratch: number of blocks and of scratch blocks.
+        memories: each rank's memory.
+        eager: a send completes as soon as it is posted.
+
+    Raises:
+        ScheduleError: a step that no rank could run, or ranks with different numbers of channels.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Sequence[Channel]],
+        nblocks: int,
+        nscratch: int,
+        memories: Sequence[Memory[Value]],
+        eager: bool = False,
+    ) -> None:
+        shapes = [[(c.segment, c.segments, c.window) for c in program] for program in programs]
+        for rank, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                raise ScheduleError(
+                    f"rank {rank} has {len(shape)} channels that do not match the "
+                    f"{len(shapes[0])} of rank 0"
+                )
+        self.size = len(programs)
+        self.nblocks, self.nscratch = nblocks, nscratch
+        self.memories = memories
+        self.eager = eager
+        self.ready: deque[Message] = deque()
+        self.complete: deque[Open] = deque()
+        self.channels = programs[0] if programs else ()
+        self._rounds: list[list[Iterator[Round]]] = [
+            [iter(channel.rounds) for channel in program] for program in programs
+        ]
+        self._waiting: dict[tuple[int, int, int], deque[Message]] = {}
+        self._running = [self._channels_of_segments() for _ in programs]
+        self._open: dict[tuple[int, int], Open] = {}
+        for rank in range(self.size):
+            for number, channel in enumerate(self.channels):
+                if channel.segment < channel.window:
+                    self._next(rank, number)
+
+    def _channels_of_segments(self) -> list[int]:
+        segments = self.channels[0].segments if self.channels else 0
+        running = [0] * segments
+        for channel in self.channels:
+            running[channel.segment] += 1
+        return running
+
+    def deliver(self, message: Message) -> None:
+        """Both sides of a ready message are done with it."""
+        sender, receiver = message.sender, message.receiver
+        assert sender is not None and receiver is not None and message.step is not None
+        if len(message.sent) != len(message.cells):
+            raise ScheduleError(
+                f"rank {sender.rank} sends {len(message.sent)} blocks to rank {receiver.rank}, "
+                f"which expects {len(message.cells)}: {message.step}"
+            )
+        receiver.arrived.append((message.step, message.cells, message))
+        if not self.eager:
+            self._done(sender)
+        self._done(receiver)
+
+    def _done(self, current: Open) -> None:
+        current.outstanding -= 1
+        if not current.outstanding:
+            self.complete.append(current)
+
+    def close(self, current: Open) -> None:
+        """Store and fold what a complete round received, then post the channel's next round."""
+        memory = self.memories[current.rank]
+        folds: dict[Cell, list[tuple[int, Value]]] = {}
+        for step, cells, message in self._in_order_written(current):
+            if isinstance(step, Recv):
+                memory.receive(message.values, cells)
+            else:
+                for cell, value in zip(cells, message.values, strict=False):
+                    folds.setdefault(cell, []).append((step.peer, value))
+        for cell, received in folds.items():
+            memory.reduce(current.rank, cell, received)
+        del self._open[current.rank, current.channel]
+        self._next(current.rank, current.channel)
+
+    @staticmethod
+    def _in_order_written(
+        current: Open,
+    ) -> Iterable[tuple[Recv | RecvReduce, tuple[Cell, ...], Message]]:
+        if len(current.arrived) < 2:
+            return current.arrived
+        place = {id(step): index for index, step in enumerate(current.steps)}
+        return sorted(current.arrived, key=lambda arrival: place[id(arrival[0])])
+
+    def _next(self, rank: int, number: int) -> None:
+        steps = next(self._rounds[rank][number], None)
+        if steps is not None:
+            self._post(Open(rank, number, steps))
+            return
+        running, channel = self._running[rank], self.channels[number]
+        running[channel.segment] -= 1
+        opens = channel.segment + channel.window
+        if not running[channel.segment] and opens < channel.segments:
+            for other, candidate in enumerate(self.channels):
+                if candidate.segment == opens:
+                    self._next(rank, other)
+
+    def _post(self, current: Open) -> None:
+        rank, number = current.rank, current.channel
+        self._open[rank, number] = current
+        memory = self.memories[rank]
+        segment = self.channels[number].segment
+        for step in current.steps:
+            if isinstance(step, Copy):
+                source, target = self._cells(step.src, segment), self._cells(step.dst, segment)
+                if len(source) != len(target):
+                    raise ScheduleError(f"{step} of rank {rank} copies to another number of blocks")
+                memory.receive(memory.send(source), target)
+        for position, step in enumerate(current.steps):
+            if isinstance(step, Copy):
+                continue
+            if step.peer == rank or not 0 <= step.peer < self.size:
+                raise ScheduleError(f"{step} of rank {rank} has no such peer among {self.size}")
+            cells = self._cells(step.block, segment)
+            if isinstance(step, Send):
+                message = self._pair(rank, step.peer, number, current, None)
+                message.position, message.sent = position, cells
+                message.values = memory.send(cells)
+                if not self.eager:
+                    current.outstanding += 1
+            else:
+                message = self._pair(step.peer, rank, number, None, current)
+                message.step, message.cells = step, cells
+                current.outstanding += 1
+            if message.sender is not None and message.receiver is not None:
+                self.ready.append(message)
+        if not current.outstanding:
+            self.complete.append(current)
+
+    def _cells(self, argument: object, segment: int) -> tuple[Cell, ...]:
+        return _cells(argument, self.nblocks, self.nscratch, segment)
+
+    def _pair(
+        self, source: int, target: int, number: int, sender: Open | None, receiver: Open | None
+    ) -> Message:
+        """The message whose other side has been posted first, or a new one."""
+        queue = self._waiting.setdefault((source, target, number), deque())
+        if queue and (queue[0].sender is None) == (sender is not None):
+            message = queue.popleft()
+            message.sender = message.sender or sender
+            message.receiver = message.receiver or receiver
+            return message
+        message = Message(sender, receiver)
+        queue.append(message)
+        return message
+
+    def stuck(self) -> list[str]:
+        """What never finished: rounds under way, sends without receives and the reverse."""
+        lines = [f"never completes: {current}" for current in self._open.values()]
+        for (source, target, number), queue in self._waiting.items():
+            for message in queue:
+                kind = "receive" if message.sender is None else "send"
+                lines.append(f"unmatched {kind}: {source} -> {target} on channel {number}")
+        return lines
+
+
+@lru_cache(maxsize=1 << 16, typed=True)
+def _cells(argument: Hashable, nblocks: int, nscratch: int, segment: int) -> tuple[Cell, ...]:
+    try:
+        places: tuple[Location, ...] = blocks(argument, nblocks, nscratch)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ScheduleError(str(error)) from None
+    return tuple(Cell(place.space, place.index, segment) for place in places)
+
+
+def run(matching: Matching[Value]) -> None:
+    """Deliver and close everything at once, until nothing moves.
+
+    Raises:
+        ScheduleError: something is left over (deadlock, unmatched messages).
+    """
+    while matching.ready or matching.complete:
+        if matching.complete:
+            matching.close(matching.complete.popleft())
+        else:
+            matching.deliver(matching.ready.popleft())
+    leftover = matching.stuck()
+    if leftover:
+        raise ScheduleError("; ".join(leftover))

@@ -1,0 +1,304 @@
+"""The vocabulary in which every collective algorithm of mpicoll is written.  Read this file first.
+
+An *algorithm* is a generator ``schedule(rank, size, ...)`` that yields what one rank does.  It
+names peers and blocks, never bytes, arrays or datatypes, so it depends on the rank, the number of
+ranks and the algorithm's parameters alone.  Everything else (the verifier, the simulator, the
+drawing, the in-process runner, the plan that runs over MPI) reads the same schedule.
+
+**Step.**  One of four named tuples:
+
+* ``Send(peer, block)``        send the blocks to ``peer``, as one message;
+* ``Recv(peer, block)``        receive them from ``peer``, replacing what was there;
+* ``RecvReduce(peer, block)``  receive them from ``peer`` and reduce them into what is there;
+* ``Copy(src, dst)``           copy blocks on this rank.
+
+A block argument is an int, a ``range`` or a tuple of these, each taken modulo the number of
+blocks; ``()`` carries nothing (a barrier's message).  One step is one message: blocks that are not
+adjacent in memory are packed.  A peer is never the rank itself.
+
+**Buffers.**  Plain numbers name blocks of ``work``, which has the output's layout.  ``given(i)``
+is block i of the input; it is never overwritten.  Where input and output have the same layout, a
+work block that nothing has written yet *reads through* to the input.  A wanted block that no step
+writes is copied from the input.  ``scratch(i)`` is extra space as long as block i.  With
+``MPI.IN_PLACE`` input and work are the same memory, except where the output lies elsewhere
+(reduce-scatter): there work is scratch space and the wanted block is copied out last.
+
+**Round.**  A tuple of steps, or one bare step; an empty round is dropped.  First the copies run,
+in the order written.  Then all sends and receives are posted together.  When all of them are
+complete *on this rank*, the received blocks are stored and the folds are made, and the next round
+begins.  A block may be sent and received in the same round: what is sent is the old value.  No two
+steps of a round write the same block, except several ``RecvReduce``.
+
+**Fold.**  What a round reduces into a block is one expression, evaluated from left to right: the
+received values and the block's own value, in rank order of where they come from (the block's own
+value at this rank's place; same peer: the order written).  It never depends on the order of
+arrival.  So the bits of a result are a property of the schedule, and a non-commutative operator
+keeps its order where the ranks behind each partial value lie on its sender's side.
+
+**Channel.**  A sequence of rounds that makes progress by itself.  Messages between two ranks
+match in the order posted *within* a channel, and channels never wait for one another.  A block
+(and segment) that one channel writes is touched by no other.  All ranks have the same number of
+channels, some perhaps empty.  A plain generator is a schedule of one channel.
+
+**Combinators.**
+
+* ``yield from a``, ``yield from b``     one after the other in one channel;
+* ``channels(a, b, ...)``                side by side;
+* ``then(a, b)``                         channel i of b after channel i of a;
+* ``pipelined(schedule, k, window=W)``   the same schedule on each of k segments of every block,
+  each segment with channels of its own.  Segment s opens when segment s - W is complete on this
+  rank.  It is the outermost combinator, and the only segmentation there is;
+* ``within(schedule, ranks, blocks)``    the schedule of a group of ranks: group rank g is
+  ``ranks[g]``, group block b is ``blocks[b]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple, NoReturn, TypeAlias, Union
+
+__all__ = [
+    "MAX_OPEN_CHANNELS",
+    "Block",
+    "Channel",
+    "Channels",
+    "Copy",
+    "Location",
+    "Recv",
+    "RecvReduce",
+    "Round",
+    "Schedule",
+    "Send",
+    "Step",
+    "as_channels",
+    "blocks",
+    "channels",
+    "given",
+    "pipelined",
+    "scratch",
+    "then",
+    "within",
+]
+
+#: Channels of one rank that may be open at a time: message tags carry the channel modulo this.
+MAX_OPEN_CHANNELS = 256
+
+WORK, GIVEN, SCRATCH = "work", "given", "scratch"
+
+
+class Elsewhere(NamedTuple):
+    """Blocks outside ``work``: what :func:`given` and :func:`scratch` return."""
+
+    space: str
+    block: Block
+
+
+Block: TypeAlias = Union[int, range, Elsewhere, tuple["Block", ...]]
+
+
+def given(block: Block) -> Elsewhere:
+    """Name blocks of the input, in the input's layout."""
+    return Elsewhere(GIVEN, block)
+
+
+def scratch(block: Block) -> Elsewhere:
+    """Name blocks of the scratch space; scratch block i is as long as block i (modulo)."""
+    return Elsewhere(SCRATCH, block)
+
+
+class Send(NamedTuple):
+    """Send blocks to a peer, as one message."""
+
+    peer: int
+    block: Block
+
+
+class Recv(NamedTuple):
+    """Receive blocks from a peer, replacing what was there."""
+
+    peer: int
+    block: Block
+
+
+class RecvReduce(NamedTuple):
+    """Receive blocks from a peer and reduce them into what is there."""
+
+    peer: int
+    block: Block
+
+
+class Copy(NamedTuple):
+    """Copy blocks on this rank."""
+
+    src: Block
+    dst: Block
+
+
+Step: TypeAlias = Union[Send, Recv, RecvReduce, Copy]
+Round: TypeAlias = tuple[Step, ...]
+Rounds: TypeAlias = Iterable[Union[Step, Round]]
+
+STEPS = (Send, Recv, RecvReduce, Copy)
+
+
+class Channel(NamedTuple):
+    """Rounds that make progress by themselves, on one segment of every block.
+
+    ``segment`` of ``segments`` is open once every channel of segment ``segment - window`` of the
+    same rank is complete.
+    """
+
+    rounds: Iterable[Round]
+    segment: int = 0
+    segments: int = 1
+    window: int = 1
+
+
+class Channels:
+    """Channels side by side: what :func:`channels`, :func:`then` and :func:`pipelined` return."""
+
+    def __init__(self, items: Sequence[Channel], outermost: bool = False) -> None:
+        self.items = tuple(items)
+        self.outermost = outermost
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "a schedule of several channels cannot be iterated (no `yield from channels(...)`): "
+            "combine it by then(), channels() or pipelined(), and read it by as_channels()"
+        )
+
+
+Schedule: TypeAlias = Union[Rounds, Channels]
+
+
+def as_channels(schedule: Schedule) -> tuple[Channel, ...]:
+    """The channels of a schedule; a plain generator is one channel.
+
+    Rounds come out as non-empty tuples of steps, lazily.
+
+    Raises:
+        TypeError: (when the rounds are read) something yielded is no step and no tuple of steps.
+    """
+    if isinstance(schedule, Channels):
+        return schedule.items
+    return (Channel(_rounds(schedule)),)
+
+
+def _rounds(schedule: Rounds) -> Iterator[Round]:
+    for item in schedule:
+        if isinstance(item, STEPS):
+            yield (item,)
+        elif not isinstance(item, tuple) or not all(isinstance(step, STEPS) for step in item):
+            raise TypeError(f"a round is a step or a tuple of steps, not {item!r}")
+        elif item:
+            yield item
+
+
+def _inner_channels(schedule: Schedule, combinator: str) -> tuple[Channel, ...]:
+    if isinstance(schedule, Channels) and schedule.outermost:
+        raise TypeError(f"{combinator}() of a pipelined schedule: pipelined() must be outermost")
+    return as_channels(schedule)
+
+
+def channels(*schedules: Schedule) -> Channels:
+    """Schedules side by side, each in channels of its own."""
+    return Channels([c for s in schedules for c in _inner_channels(s, "channels")])
+
+
+def then(first: Schedule, second: Schedule) -> Channels:
+    """Channel i of ``second`` after channel i of ``first``.
+
+    Raises:
+        ValueError: the two have different numbers of channels.
+    """
+    a, b = _inner_channels(first, "then"), _inner_channels(second, "then")
+    if len(a) != len(b):
+        raise ValueError(f"then() joins equal numbers of channels, not {len(a)} and {len(b)}")
+    return Channels([Channel(chain(x.rounds, y.rounds)) for x, y in zip(a, b, strict=True)])
+
+
+def pipelined(schedule: Schedule, segments: int, window: int = 8) -> Channels:
+    """The same schedule on each of ``segments`` segments of every block.
+
+    At most ``window`` consecutive segments are under way on a rank at a time.
+
+    Raises:
+        ValueError: fewer than one segment or window, or more open channels than tags tell apart.
+    """
+    if segments < 1 or window < 1:
+        raise ValueError(f"segments={segments} and window={window} must both be at least 1")
+    inner = [tuple(channel.rounds) for channel in _inner_channels(schedule, "pipelined")]
+    if min(window, segments) * len(inner) > MAX_OPEN_CHANNELS:
+        raise ValueError(
+            f"window={window} x {len(inner)} channels exceeds {MAX_OPEN_CHANNELS} open channels: "
+            f"choose window <= {MAX_OPEN_CHANNELS // len(inner)}"
+        )
+    return Channels(
+        [Channel(rounds, s, segments, window) for s in range(segments) for rounds in inner],
+        outermost=True,
+    )
+
+
+def within(schedule: Schedule, ranks: Sequence[int], blocks: Sequence[Block]) -> Schedule:
+    """The schedule of a group: group rank g is ``ranks[g]``, group block b is ``blocks[b]``.
+
+    A plain generator stays one, for ``yield from within(...)``.
+    """
+
+    def block(b: Block) -> Block:
+        if isinstance(b, Elsewhere):
+            if b.space == SCRATCH:
+                raise ValueError("scratch blocks belong to the whole schedule, not to a group")
+            return Elsewhere(b.space, block(b.block))
+        if isinstance(b, int):
+            return blocks[b % len(blocks)]
+        return tuple(block(item) for item in b)
+
+    def step(s: Step) -> Step:
+        if isinstance(s, Copy):
+            return Copy(block(s.src), block(s.dst))
+        return type(s)(ranks[s.peer], block(s.block))
+
+    def rounds(inner: Iterable[Round]) -> Iterator[Round]:
+        return (tuple(step(s) for s in r) for r in inner)
+
+    inner = _inner_channels(schedule, "within")
+    if isinstance(schedule, Channels):
+        return Channels([Channel(rounds(channel.rounds)) for channel in inner])
+    return rounds(inner[0].rounds)
+
+
+class Location(NamedTuple):
+    """One block of one space (``work``, ``given`` or ``scratch``) of a rank."""
+
+    space: str
+    index: int
+
+
+def blocks(argument: Block, nblocks: int, nscratch: int = 0) -> tuple[Location, ...]:
+    """The locations that a block argument names, in its order.
+
+    Raises:
+        TypeError: not an int, a range or a tuple of these.
+        ValueError: it names a block of a space that has none.
+    """
+    found: list[Location] = []
+    _collect(argument, WORK, {WORK: nblocks, GIVEN: nblocks, SCRATCH: nscratch}, found)
+    return tuple(found)
+
+
+def _collect(
+    argument: Block, space: str, numbers: dict[str, int], found: list[Location]
+) -> None:
+    if isinstance(argument, Elsewhere):
+        _collect(argument.block, argument.space, numbers, found)
+    elif isinstance(argument, (range, tuple)):
+        for item in argument:
+            _collect(item, space, numbers, found)
+    elif not isinstance(argument, int):
+        raise TypeError(f"a block is an int, a range or a tuple of these, not {argument!r}")
+    elif not numbers[space]:
+        raise ValueError(f"block {argument} of {space}, which has no blocks here")
+    else:
+        found.append(Location(space, argument % numbers[space]))

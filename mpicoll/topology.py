@@ -1,0 +1,82 @@
+"""Trees and other shapes among ranks.  Pure integer functions: no blocks, no messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+__all__ = ["Node", "ceil_log2", "double_binary_tree", "doubling", "floor_log2"]
+
+
+class Node(NamedTuple):
+    """One rank's place in a tree."""
+
+    parent: int | None
+    children: tuple[int, ...]
+
+
+def floor_log2(n: int) -> int:
+    """The largest k with 2^k <= n."""
+    return n.bit_length() - 1
+
+
+def ceil_log2(n: int) -> int:
+    """The smallest k with 2^k >= n."""
+    return (n - 1).bit_length()
+
+
+def doubling(size: int) -> Iterator[int]:
+    """1, 2, 4, ... below ``size``."""
+    distance = 1
+    while distance < size:
+        yield distance
+        distance *= 2
+
+
+def double_binary_tree(rank: int, size: int, tree: int) -> Node:
+    """One rank's node in tree 0 or tree 1 of a double binary tree.
+
+    Tree 0 has rank 0 on top of an in-order binary tree of the others, in which a rank's lowest
+    set bit is its height; so every odd rank is a leaf.  Tree 1 is tree 0 mirrored (even ``size``)
+    or turned by one place (odd ``size``), so that its leaves are tree 0's interior ranks::
+
+        size 8, tree 0:     0                 tree 1:                7
+                            |                                        |
+                            4                                        3
+                          /   \\                                    /   \\
+                         2     6                                  1     5
+                        / \\   / \\                                / \\   / \\
+                       1   3 5   7                              0   2 4   6
+
+    Depth is at most ceil(log2(size)); no rank but rank 0 (odd sizes) has children in both trees.
+
+    Source: P. Sanders, J. Speck, J. L. Traff, "Two-tree algorithms for full bandwidth broadcast,
+    reduction and scan", Parallel Computing 35 (2009).
+    """
+    if tree == 0:
+        return _in_order_tree(rank, size)
+    if size % 2 == 0:
+        node, back = _in_order_tree(size - 1 - rank, size), lambda r: size - 1 - r
+    else:
+        node, back = _in_order_tree((rank - 1) % size, size), lambda r: (r + 1) % size
+    parent = None if node.parent is None else back(node.parent)
+    return Node(parent, tuple(back(child) for child in node.children))
+
+
+def _in_order_tree(rank: int, size: int) -> Node:
+    if rank == 0:
+        return Node(None, (1 << floor_log2(size - 1),) if size > 1 else ())
+    height = rank & -rank
+    above = (rank ^ height) | (height << 1)
+    parent = above if above < size else rank ^ height
+    children = []
+    if height > 1:
+        children.append(rank - height // 2)
+        # The right subtree holds the ranks between rank and rank + height that exist; its top is
+        # the tallest of them that fits.
+        step = height // 2
+        while step and rank + step >= size:
+            step //= 2
+        if step:
+            children.append(rank + step)
+    return Node(parent, tuple(children))

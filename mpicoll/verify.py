@@ -1,0 +1,344 @@
+"""Is a schedule right?  All ranks run on symbols instead of numbers.
+
+A value records which ranks have contributed to which item, and the expression by which it was made.
+So one run shows, for every number of elements, data type and operator: that every contribution
+arrives exactly once; that contributions stand in rank order where the algorithm promises it; that
+all ranks evaluate the same expression where it promises the same bits; that nothing deadlocks or is
+left unmatched; and that the registered counts are what the schedule does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from mpicoll.collectives import Collective, Content, Place
+from mpicoll.matching import Cell, Matching, Memory, ScheduleError
+from mpicoll.registry import RANK_ORDER, SAME_BITS, Algorithm
+from mpicoll.schedule import (
+    GIVEN,
+    WORK,
+    Channel,
+    Copy,
+    Location,
+    RecvReduce,
+    Round,
+    Send,
+    Step,
+    blocks,
+)
+from mpicoll.simulate import STEPS, check_call, clock
+
+__all__ = ["Case", "Counts", "count", "verify"]
+
+
+class Symbol(NamedTuple):
+    """A value: contributions of the ranks in the bit mask to an item.
+
+    ``first .. last`` is the interval of ranks if they were combined in rank order, else None.
+    ``expression`` is equal for equal expressions.
+    """
+
+    item: object
+    ranks: int
+    interval: tuple[int, int] | None
+    expression: object
+
+
+class Counts(NamedTuple):
+    """What a schedule does, counted; see :class:`mpicoll.registry.Algorithm`."""
+
+    rounds: int
+    messages: int
+    blocks_sent: int
+    blocks_sent_max: int
+    fan_in: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """The verdict on one algorithm at one number of ranks, root and set of parameters."""
+
+    collective: str
+    algorithm: str
+    size: int
+    root: int
+    parameters: dict[str, int]
+    counts: Counts
+    depth: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is wrong."""
+        return not self.problems
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain data, for JSON."""
+        return {**asdict(self), "counts": self.counts._asdict(), "ok": self.ok}
+
+
+def verify(
+    algorithm: Algorithm,
+    size: int,
+    root: int = 0,
+    parameters: Mapping[str, int] | None = None,
+) -> Case:
+    """Verify one algorithm for one number of ranks.
+
+    Raises:
+        ValueError: a size, root or parameter out of range (a broken schedule does not raise: it is
+            in ``problems``).
+    """
+    check_call(size, root)
+    complete = algorithm.complete(parameters)
+    problems: list[str] = []
+    counts, depth = Counts(0, 0, 0, 0, 0), 0
+    try:
+        programs = [
+            [c._replace(rounds=tuple(c.rounds)) for c in algorithm.channels(r, size, root, complete)]
+            for r in range(size)
+        ]
+        nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
+        for rank, program in enumerate(programs):
+            _check_structure(rank, program, nblocks, nscratch)
+        counts = count(programs, nblocks, nscratch)
+        depth = _run(algorithm, programs, root)
+        problems += _compare(algorithm, size, complete, counts, depth)
+    except (ScheduleError, TypeError, ValueError) as error:
+        problems.append(str(error))
+    return Case(
+        algorithm.collective,
+        algorithm.name,
+        size,
+        root,
+        complete,
+        counts,
+        depth,
+        tuple(problems),
+    )
+
+
+# --- structure -------------------------------------------------------------------------------
+
+
+def _reads(step: Step, nblocks: int, nscratch: int) -> tuple[Location, ...]:
+    if isinstance(step, Copy):
+        return blocks(step.src, nblocks, nscratch)
+    return blocks(step.block, nblocks, nscratch) if isinstance(step, Send) else ()
+
+
+def _writes(step: Step, nblocks: int, nscratch: int) -> tuple[Location, ...]:
+    if isinstance(step, Copy):
+        return blocks(step.dst, nblocks, nscratch)
+    return () if isinstance(step, Send) else blocks(step.block, nblocks, nscratch)
+
+
+def _check_structure(rank: int, program: Sequence[Channel], nblocks: int, nscratch: int) -> None:
+    """Rounds write each block once, and channels keep to blocks of their own."""
+    written: set[Cell] = set()
+    touched: dict[Cell, set[int]] = {}
+    for number, channel in enumerate(program):
+        for steps in channel.rounds:
+            _check_round(rank, steps, nblocks, nscratch)
+            for step in steps:
+                writes = [Cell(*w, channel.segment) for w in _writes(step, nblocks, nscratch)]
+                reads = [Cell(*r, channel.segment) for r in _reads(step, nblocks, nscratch)]
+                written.update(writes)
+                for cell in writes + reads:
+                    touched.setdefault(cell, set()).add(number)
+    for cell in written:
+        if len(touched[cell]) > 1:
+            raise ScheduleError(
+                f"rank {rank}: {cell.space} block {cell.index} is written by one channel and "
+                f"touched by another (channels {sorted(touched[cell])})"
+            )
+
+
+def _check_round(rank: int, steps: Round, nblocks: int, nscratch: int) -> None:
+    writers: dict[Location, list[type]] = {}
+    for step in steps:
+        for place in _writes(step, nblocks, nscratch):
+            writers.setdefault(place, []).append(type(step))
+    for place, kinds in writers.items():
+        if place.space == GIVEN:
+            raise ScheduleError(f"rank {rank} writes input block {place.index}")
+        if len(kinds) > 1 and set(kinds) != {RecvReduce}:
+            raise ScheduleError(
+                f"rank {rank}: two steps of a round write {place.space} block {place.index}: "
+                f"{steps}"
+            )
+
+
+def count(programs: Sequence[Sequence[Channel]], nblocks: int, nscratch: int) -> Counts:
+    """Count what the schedules of all ranks do (their rounds must be sequences)."""
+    rounds, messages, sent, fans = [], [], [], [0]
+    for program in programs:
+        lists = [
+            [step for step in steps if not isinstance(step, Copy)]
+            for channel in program
+            for steps in channel.rounds
+        ]
+        sends = [step for steps in lists for step in steps if isinstance(step, Send)]
+        rounds.append(sum(1 for steps in lists if steps))
+        messages.append(len(sends))
+        sent.append(sum(len(blocks(step.block, nblocks, nscratch)) for step in sends))
+        fans += [sum(1 for s in steps if not isinstance(s, Send)) for steps in lists]
+    return Counts(max(rounds), sum(messages), sum(sent), max(sent), max(fans))
+
+
+def _compare(
+    algorithm: Algorithm, size: int, parameters: dict[str, int], counts: Counts, depth: int
+) -> list[str]:
+    """Where the registered functions differ from what was counted."""
+    wrong = []
+    for name, found in counts._asdict().items():
+        registered = getattr(algorithm, name)(size, **parameters)
+        if registered != found:
+            wrong.append(f"{name}: {registered} registered, {found} counted")
+    registered = algorithm.depth(size, **parameters)
+    several = len(algorithm.channels(0, size, 0, parameters)) > 1
+    if depth > registered or (depth != registered and not several):
+        wrong.append(f"depth: {registered} registered, {depth} found")
+    return wrong
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+class _Symbols:
+    """Makes and folds symbols; equal expressions get equal numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def number(self, expression: object) -> int:
+        return self._numbers.setdefault(expression, len(self._numbers))
+
+    def contribution(self, content: Content) -> Symbol:
+        """What one rank gives."""
+        expression = self.number((content.item, content.first))
+        return Symbol(content.item, 1 << content.first, (content.first, content.first), expression)
+
+    def fold(self, values: list[Symbol]) -> Symbol:
+        result = values[0]
+        for value in values[1:]:
+            if value.item != result.item:
+                raise ScheduleError(f"blocks {result.item} and {value.item} are reduced together")
+            if value.ranks & result.ranks:
+                twice = [r for r in range(value.ranks.bit_length()) if value.ranks >> r & 1]
+                raise ScheduleError(
+                    f"block {result.item}: contributions of ranks {twice} are added to a sum "
+                    f"that has some of them already"
+                )
+            a, b = result.interval, value.interval
+            joined = (a[0], b[1]) if a and b and a[1] + 1 == b[0] else None
+            result = Symbol(result.item, result.ranks | value.ranks, joined, 0)
+        return result._replace(expression=self.number(tuple(v.expression for v in values)))
+
+
+class _SymbolMemory(Memory[Symbol]):
+    """Memory that also checks that a value lies in a place of its own length.
+
+    Blocks of a layout differ in length, so where input and output share a layout, what belongs to
+    block i may only be stored in block i (or in scratch block i, modulo the number of blocks).
+    """
+
+    nblocks = 0
+
+    def receive(self, values: list[Symbol], cells: Sequence[Cell]) -> None:
+        super().receive(values, cells)
+        for cell in cells:
+            self._check(cell)
+
+    def reduce(self, rank: int, cell: Cell, received: list[tuple[int, Symbol]]) -> None:
+        super().reduce(rank, cell, received)
+        self._check(cell)
+
+    def _check(self, cell: Cell) -> None:
+        item = self.cells[cell].item
+        if self.reads_through and item != cell.index % self.nblocks:
+            raise ScheduleError(
+                f"block {item} is stored in {cell.space} block {cell.index}: lengths may differ"
+            )
+
+
+class _Arrivals(Memory[int]):
+    """A barrier's memory: every message says which ranks its sender knows to have arrived."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__({}, False, lambda values: 0)
+        self.known = 1 << rank
+
+    def send(self, cells: Sequence[Cell]) -> list[int]:
+        return [self.known]
+
+    def receive(self, values: list[int], cells: Sequence[Cell]) -> None:
+        for value in values:
+            self.known |= value
+
+
+def _run(algorithm: Algorithm, programs: Sequence[Sequence[Channel]], root: int) -> int:
+    """Run all ranks on symbols under the step clock, check the outcome, return the depth."""
+    size, definition = len(programs), algorithm.definition
+    nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
+    places = [Place(rank, size, root, nblocks) for rank in range(size)]
+    if definition.block_per_rank and nblocks != size:
+        raise ScheduleError(f"{definition.name} needs one block a rank, not {nblocks}")
+    if not nblocks:
+        arrivals = [_Arrivals(rank) for rank in range(size)]
+        depth = clock(Matching(programs, nblocks, nscratch, arrivals), STEPS).makespan
+        for rank, memory in enumerate(arrivals):
+            missing = [r for r in range(size) if not memory.known >> r & 1]
+            if missing:
+                raise ScheduleError(f"rank {rank} leaves without hearing from ranks {missing}")
+        return depth
+    symbols = _Symbols()
+    segments = programs[0][0].segments if programs[0] else 1
+    memories = []
+    for place in places:
+        given = {
+            Cell(GIVEN, block, segment): symbols.contribution(definition.start(place, block))
+            for block in definition.held(place)
+            for segment in range(segments)
+        }
+        memory = _SymbolMemory(given, definition.reads_through, symbols.fold)
+        memory.nblocks = nblocks
+        memories.append(memory)
+    depth = clock(Matching(programs, nblocks, nscratch, memories), STEPS).makespan
+    _check_end(algorithm, places, memories, segments)
+    return depth
+
+
+def _check_end(
+    algorithm: Algorithm, places: list[Place], memories: Sequence[Memory[Symbol]], segments: int
+) -> None:
+    definition = algorithm.definition
+    expressions: dict[tuple[int, int], object] = {}
+    for place, memory in zip(places, memories, strict=True):
+        for block in definition.wanted(place):
+            want = definition.end(place, block)
+            for segment in range(segments):
+                found = _final(memory, Cell(WORK, block, segment), definition)
+                name = f"rank {place.rank}, block {block}"
+                if found.item != want.item:
+                    raise ScheduleError(f"{name} holds {found.item} instead of {want.item}")
+                ranks = (1 << want.last + 1) - (1 << want.first)
+                if found.ranks != ranks:
+                    raise ScheduleError(
+                        f"{name} has contributions {found.ranks:#b} of ranks, wanted {ranks:#b}"
+                    )
+                if RANK_ORDER in algorithm.order and found.interval != (want.first, want.last):
+                    raise ScheduleError(f"{name} was not combined in rank order, as promised")
+                first = expressions.setdefault((block, segment), found.expression)
+                if SAME_BITS in algorithm.order and first != found.expression:
+                    raise ScheduleError(f"{name} was computed otherwise than on other ranks")
+
+
+def _final(memory: Memory[Symbol], cell: Cell, definition: Collective) -> Symbol:
+    """A wanted block; one that no step wrote is copied from the input."""
+    given = memory.cells.get(Cell(GIVEN, cell.index, cell.segment))
+    if definition.reads_through or cell in memory.cells or given is None:
+        return memory.load(cell)
+    return given
