@@ -155,6 +155,7 @@ def test_differences_are_relative_to_the_largest_value():
         ({"dataset": "mnist"}, "unknown dataset 'mnist': known are mnist5k"),
         ({"model": "cnn"}, "unknown model 'cnn': known are softmax, mlp"),
         ({"dtype": "float16"}, "unknown dtype 'float16': known are float64, float32"),
+        ({"algorithm": "rng"}, "unknown all-reduce algorithm 'rng': known are .*ring.*native"),
         ({"model": "mlp", "hidden": ()}, "at least one hidden layer"),
         ({"hidden": (64, 0)}, "hidden layer size is 0: give a whole number of at least 1"),
         ({"epochs": 0}, "epochs is 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from mpicoll import algorithms
 from mpicoll.train.data import DATASETS
 from mpicoll.train.models import MODELS
 
@@ -46,6 +47,9 @@ class Config:
         _one_of("dataset", self.dataset, tuple(DATASETS))
         _one_of("model", self.model, tuple(MODELS))
         _one_of("dtype", self.dtype, DTYPES)
+        if self.algorithm is not None:
+            known = (*algorithms.names("allreduce"), "native")
+            _one_of("all-reduce algorithm", self.algorithm, known)
         for size in self.hidden:
             _at_least("hidden layer size", size, 1)
         if self.model == "mlp" and not self.hidden:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.layout import part
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -41,17 +43,7 @@ class Sampler:
             yield order[start : start + self.batch]
 
 
-def share(count: int, size: int, rank: int) -> slice:
-    """The part of `count` items that `rank` of `size` takes.
-
-    Parts are contiguous, in rank order, and differ by at most one item; they are empty for the
-    last ranks where there are fewer items than ranks.
-    """
-    quotient, remainder = divmod(count, size)
-    start = rank * quotient + min(rank, remainder)
-    return slice(start, start + quotient + (rank < remainder))
-
-
 def shared(items: NDArray[Any], size: int, rank: int) -> NDArray[Any]:
-    """The rows of `items` that `rank` of `size` takes, as a view."""
-    return items[share(len(items), size, rank)]
+    """The rows of `items` that `rank` of `size` takes, as a view: none where rows run out."""
+    start, length = part(len(items), size, rank)
+    return items[start : start + length]
