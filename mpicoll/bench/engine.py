@@ -25,8 +25,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.bench.records import Point
-from mpicoll.bench.start import Start
 from mpicoll.bench.sizes import format_size
+from mpicoll.bench.start import Start
 from mpicoll.bench.stats import summarise
 from mpicoll.bench.watchdog import Watchdog
 from mpicoll.bench.workload import SYMMETRIC, WORKLOADS, Call, Workload, elements

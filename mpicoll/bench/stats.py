@@ -49,7 +49,7 @@ def interval_ranks(n: int, z: float = Z_95) -> tuple[int, int] | None:
     """
     spread = z * math.sqrt(n)
     low, high = math.floor((n - spread) / 2), math.ceil(1 + (n + spread) / 2)
-    return (low, high) if 1 <= low and high <= n else None
+    return (low, high) if low >= 1 and high <= n else None
 
 
 def median(ordered: Sequence[float]) -> float:

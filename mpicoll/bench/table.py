@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from mpicoll.bench.records import Point
 from mpicoll.bench.sizes import format_size
@@ -105,14 +105,27 @@ def _native_last(algorithm: str) -> tuple[bool, str]:
     return algorithm == "native", algorithm
 
 
-def notes(points: Iterable[Point]) -> list[str]:
-    """What must be said beside the table for it to be read rightly."""
+def warnings(facts: Mapping[str, Any], points: Iterable[Point]) -> list[str]:
+    """What a reader must know before believing the numbers of a run."""
     points, said = list(points), []
-    if any(p.oversubscribed for p in points):
+    for host in facts.get("oversubscribed", ()):
+        entry = facts["hosts"][host]
         said.append(
-            "More ranks than cores: ranks waited for one another's core, so these times show how "
-            "this machine shares its cores, not how fast the algorithms are."
+            f"{len(entry['ranks'])} ranks ran on the {len(entry['cores'])} cores of {host}: "
+            "they waited for one another's core. These times show how this machine shares its "
+            "cores, not how fast the algorithms are."
         )
+    wrong = sum(p.wrong or 0 for p in points)
+    if wrong:
+        said.append(f"{wrong} elements of the results were wrong; see the column #wrong.")
+    if any(p.wrong is None for p in points):
+        said.append("Results were not checked for wrong elements.")
+    return said
+
+
+def notes(points: Iterable[Point]) -> list[str]:
+    """What must be said beside the table for its marks and numbers to be read rightly."""
+    points, said = list(points), []
     batches = sorted({p.batch for p in points if p.batch > 1})
     if batches:
         calls = f"{batches[0]}" if len(batches) == 1 else f"{batches[0]} to {batches[-1]}"
@@ -126,17 +139,35 @@ def notes(points: Iterable[Point]) -> list[str]:
 def as_csv(points: Iterable[Point]) -> str:
     """The table as comma-separated values with numbers in full: bytes, seconds and GB/s."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["collective", "size_bytes", "count", "type", "redop", "root", "algo", "P", "time_s"]
-        + ["algbw_GBps", "busbw_GBps", "wrong", "ci_lo_s", "ci_hi_s", "n", "batch", "stop"]
-    )
-    for point in points:
-        summary = point.summary
-        algbw, busbw = bandwidths(point)
-        writer.writerow(
-            [point.collective, point.size, point.count, point.type, point.redop, point.root]
-            + [point.algorithm, point.ranks, summary.median, algbw, busbw, point.wrong]
-            + [summary.low, summary.high, summary.n, point.batch, point.stop]
-        )
+    writer: csv.DictWriter[str] | None = None
+    for line in map(_csv_line, points):
+        if writer is None:
+            writer = csv.DictWriter(out, line, lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(line)
     return out.getvalue()
+
+
+def _csv_line(point: Point) -> dict[str, Any]:
+    summary = point.summary
+    algbw, busbw = bandwidths(point)
+    return {
+        "collective": point.collective,
+        "size_bytes": point.size,
+        "count": point.count,
+        "type": point.type,
+        "redop": point.redop,
+        "root": point.root,
+        "algo": point.algorithm,
+        "P": point.ranks,
+        "time_s": summary.median,
+        "algbw_GBps": algbw,
+        "busbw_GBps": busbw,
+        "wrong": point.wrong,
+        "ci_lo_s": summary.low,
+        "ci_hi_s": summary.high,
+        "n": summary.n,
+        "batch": point.batch,
+        "stop": point.stop,
+        "oversubscribed": int(point.oversubscribed),
+    }

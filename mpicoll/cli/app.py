@@ -12,7 +12,6 @@ from mpicoll.cli import bench, doctor, listing, show, simulate, train, verify
 app = typer.Typer(
     name="mpicoll",
     help="Choose, understand, predict and beat the collectives of an MPI library.",
-    no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

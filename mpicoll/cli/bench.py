@@ -29,7 +29,8 @@ def command(
         list[str], typer.Argument(metavar="COLLECTIVE...", help="Such as allreduce.")
     ],
     minbytes: Annotated[
-        str, typer.Option("-b", "--minbytes", metavar="SIZE", help="First size, or a list of sizes.")
+        str,
+        typer.Option("-b", "--minbytes", metavar="SIZE", help="First size, or a list of sizes."),
     ] = "8",
     maxbytes: Annotated[
         str | None,
@@ -145,9 +146,7 @@ def command(
     )
     report = recorder.take if recorder else _nobody
     try:
-        engine.sweep(
-            comm, settings, report, run=name, oversubscribed=bool(facts["oversubscribed"])
-        )
+        engine.sweep(comm, settings, report, run=name, oversubscribed=bool(facts["oversubscribed"]))
         status = recorder.finish(style, html) if recorder else 0
     finally:
         if recorder:
@@ -296,8 +295,6 @@ class _Recorder:
             output.facts({"run": self.run.name, **self.run.facts, "points": _dicts(points)})
         else:
             _print(self.run.facts, points)
-        for note in table.notes(points) if style == "nccl" else ():
-            output.text(note)
         if html is not None:
             from mpicoll.bench import page
 
@@ -338,3 +335,7 @@ def _print(facts: dict[str, Any], points: list[Point]) -> None:
         output.text(f"# {collective}: median of the slowest rank's time, 95 % interval")
         rows = [table.row(p) for p in points if p.collective == collective]
         output.table(heads, rows, right=numbers)
+    for note in table.notes(points):
+        output.text(f"# {note}")
+    for warning in table.warnings(facts, points):
+        output.text(f"# WARNING: {warning}")

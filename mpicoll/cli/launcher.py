@@ -45,7 +45,7 @@ def launch(environment: Mapping[str, str] | None = None) -> Launch:
         count = _integer(environment, size)
         if number is not None and (count is not None or not size):
             return Launch(name, number, count)
-    return Launch("none", 0, None)
+    return Launch("none", 0, 1)
 
 
 def _integer(environment: Mapping[str, str], name: str) -> int | None:

@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rank:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     try:
-        status = _run(words)
+        # Without a subcommand there is nothing to do but to say what there is.
+        status = _run(words) if words else max(MISUSED, _run(["--help"]))
         sys.stdout.flush()
         return status
     except UsageError as error:

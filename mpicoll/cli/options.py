@@ -15,5 +15,7 @@ Algorithm = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the algorithm, as segments=4."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A parameter of the algorithm, as segments=4."
+    ),
 ]

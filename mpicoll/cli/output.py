@@ -58,7 +58,11 @@ def table(
     if not console.is_terminal:
         wide = Console(width=10_000)
         console = Console(width=wide.measure(grid).maximum, highlight=False, color_system=None)
-    console.print(grid)
+    with console.capture() as capture:
+        console.print(grid)
+    for line in capture.get().strip("\n").split("\n"):
+        if line.strip():
+            text(line.rstrip())
 
 
 def progress() -> Progress:

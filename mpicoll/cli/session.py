@@ -78,5 +78,3 @@ def seconds_at_least(option: str, value: float | None, least: float) -> None:
     """
     if value is not None and not value >= least:
         raise UsageError(f"{option} {value:g} is out of range; give at least {least:g} seconds")
-
-

@@ -110,7 +110,9 @@ def _print(collective: str, found: list[dict[str, Any]]) -> None:
     from mpicoll.bench.sizes import format_size
     from mpicoll.bench.table import microseconds
 
-    output.text(f"{collective}: time of the slowest rank, in microseconds; size of the total vector")
+    output.text(
+        f"{collective}: time of the slowest rank, in microseconds; size of the total vector"
+    )
     numbers = ("P", "size [B]", "time [us]", "formula [us]", "bound [us]", "rounds", "messages")
     traffic = ("sent, all ranks [B]", "sent, most of a rank [B]")
     output.table(

@@ -35,9 +35,7 @@ def command(
     ranks: Annotated[
         str, typer.Option("-P", metavar="LIST", help="Numbers of ranks, as 4, 1-33 or 2,4,8.")
     ] = "1-33",
-    roots: Annotated[
-        str, typer.Option(metavar="LIST", help="Roots, as 0,last or all.")
-    ] = "0,last",
+    roots: Annotated[str, typer.Option(metavar="LIST", help="Roots, as 0,last or all.")] = "0,last",
     set_: Set = None,
     json: Json = False,
 ) -> int:
