@@ -30,7 +30,7 @@ def roots(algorithm, size):
 def settings(algorithm):
     if "segments" not in algorithm.parameters:
         return [{}]
-    return [{"segments": 1}, {"segments": 2}, {"segments": 5, "window": 2}]
+    return [{"segments": 1}, {"segments": 5, "window": 2}, {"segments": 16, "window": 16}]
 
 
 every_algorithm = pytest.mark.parametrize("algorithm", CATALOGUE, ids=name)

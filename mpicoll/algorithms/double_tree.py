@@ -66,10 +66,10 @@ def _blocks_sent_max(P: int, segments: int, window: int) -> int:
 
 
 def _steps(P: int, segments: int, window: int) -> int:
-    # One port: four messages of a segment pass it (each tree's up and down) and the two trees may
-    # get in each other's way once; every window of segments fills and empties the trees, up and
+    # One port: four messages of a segment pass it (each tree's up and down), and a message may be
+    # kept waiting by both its ports; every window of segments fills and empties the trees, up and
     # down, two children a level.  A bound found by trying, and tested.
-    return 0 if P == 1 else 5 * segments + 4 * ceil_log2(P) * -(-segments // window)
+    return 0 if P == 1 else 8 * segments + 4 * ceil_log2(P) * -(-segments // window)
 
 
 def _lecture(
