@@ -51,7 +51,8 @@ def dtype_of(name: str) -> np.dtype[Any] | None:
         import ml_dtypes
     except ImportError:
         return None
-    return np.dtype(ml_dtypes.bfloat16)
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 def seconds(call: Callable[[], object], repeat: int) -> float:

@@ -176,19 +176,20 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 
 /* The product by the textbook formula, each operation rounded once: no rescue of infinities as in
    annex G of the C standard (NumPy has none either). */
-#define COMPLEX_PROD(name, T) \
+#define COMPLEX_PROD(name, tag, T) \
     static void name##_loop(char *dst, char *const *x, int arity, ptrdiff_t n) \
     { \
-        for (ptrdiff_t i = 0; i < n; i++) { \
-            T a[2], b[2]; \
-            memcpy(a, x[0] + i * (ptrdiff_t)sizeof a, sizeof a); \
+        any_##tag *d = (any_##tag *)dst; \
+        for (ptrdiff_t i = 0; i < 2 * n; i += 2) { \
+            T real = ((const any_##tag *)x[0])[i], imaginary = ((const any_##tag *)x[0])[i + 1]; \
             for (int k = 1; k < arity; k++) { \
-                memcpy(b, x[k] + i * (ptrdiff_t)sizeof b, sizeof b); \
-                const T real = a[0] * b[0] - a[1] * b[1]; \
-                a[1] = a[0] * b[1] + a[1] * b[0]; \
-                a[0] = real; \
+                const any_##tag *b = (const any_##tag *)x[k] + i; \
+                const T difference = real * b[0] - imaginary * b[1]; \
+                imaginary = real * b[1] + imaginary * b[0]; \
+                real = difference; \
             } \
-            memcpy(dst + i * (ptrdiff_t)sizeof a, a, sizeof a); \
+            d[i] = real; \
+            d[i + 1] = imaginary; \
         } \
     } \
     KERNEL(name, 2 * sizeof(T))
@@ -222,6 +223,7 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 #define VECTORS(level, bytes) \
     typedef uint16_t level##_halves __attribute__((vector_size((bytes) / 2))); \
     typedef uint32_t level##_words __attribute__((vector_size(bytes))); \
+    typedef int32_t level##_signed __attribute__((vector_size(bytes))); \
     typedef uint64_t level##_longs __attribute__((vector_size(bytes))); \
     typedef float level##_floats __attribute__((vector_size(bytes))); \
     typedef double level##_doubles __attribute__((vector_size(bytes)));
@@ -315,48 +317,53 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 /* yes where the mask is all ones, no where it is zero */
 #define SELECT(W, mask, yes, no) (((W)(mask) & (yes)) | (~(W)(mask) & (no)))
 
-/* Normal numbers: rebias the exponent. Subnormals are integers times 2^-24 (no arithmetic on
+/* Magnitudes are compared, and made floats, as signed integers: SSE2 has no other instruction.
+
+   Normal numbers: rebias the exponent. Subnormals are integers times 2^-24 (no arithmetic on
    subnormals: that would depend on the processor's flush-to-zero mode). NaN is made quiet. */
-#define WIDEN_F16(F, W, h) \
+#define WIDEN_F16(F, W, S, h) \
     __extension__ ({ \
         const W all = __builtin_convertvector(h, W), sign = (all & 0x8000u) << 16; \
-        const W magnitude = all & 0x7fffu, shifted = magnitude << 13; \
+        const S magnitude = (S)(all & 0x7fffu); \
+        const W shifted = (W)magnitude << 13; \
         const W tiny = (W)(__builtin_convertvector(magnitude, F) * 0x1p-24f); \
-        const W special = shifted | 0x7f800000u | ((W)(magnitude > 0x7c00u) & 0x400000u); \
-        const W finite = SELECT(W, magnitude < 0x400u, tiny, shifted + 0x38000000u); \
-        (F)(sign | SELECT(W, magnitude >= 0x7c00u, special, finite)); \
+        const W special = shifted | 0x7f800000u | ((W)(magnitude > 0x7c00) & 0x400000u); \
+        const W finite = SELECT(W, magnitude < 0x400, tiny, shifted + 0x38000000u); \
+        (F)(sign | SELECT(W, magnitude >= 0x7c00, special, finite)); \
     })
 
 /* Round to nearest, ties to even. The unit in the last place of 0.5f is that of a subnormal
    float16, so adding 0.5f rounds there. */
-#define NARROW_F16(F, W, H, f) \
+#define NARROW_F16(F, W, S, H, f) \
     __extension__ ({ \
         const W bits = (W)(f), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu; \
-        const W half = (W)((F)(W){0} + 0.5f); \
-        const W tiny = (W)((F)magnitude + 0.5f) - half; \
+        const S order = (S)magnitude; \
+        const W tiny = (W)((F)magnitude + 0.5f) - 0x3f000000u; \
         const W even = (magnitude >> 13) & 1u; \
         const W normal = (magnitude - 0x38000000u + 0xfffu + even) >> 13; \
-        const W finite = SELECT(W, magnitude < 0x38800000u, tiny, normal); \
-        const W nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu); \
-        const W large = SELECT(W, magnitude > 0x7f800000u, nan, (W){0} + 0x7c00u); \
-        __builtin_convertvector(sign | SELECT(W, magnitude >= 0x477ff000u, large, finite), H); \
+        const W finite = SELECT(W, order < 0x38800000, tiny, normal); \
+        const W nan = (W)(order > 0x7f800000) & (0x200u | ((magnitude >> 13) & 0x3ffu)); \
+        const W large = nan | 0x7c00u; \
+        __builtin_convertvector(sign | SELECT(W, order >= 0x477ff000, large, finite), H); \
     })
 
 #define WIDEN_BF16(F, W, h) ((F)(__builtin_convertvector(h, W) << 16))
 
 /* AVX-512's own instruction flushes subnormals to zero; integers do not. */
-#define NARROW_BF16(F, W, H, f) \
+#define NARROW_BF16(F, W, S, H, f) \
     __extension__ ({ \
         const W bits = (W)(f), high = bits >> 16; \
         const W rounded = (bits + 0x7fffu + (high & 1u)) >> 16; \
-        const W nan = (W)((bits & 0x7fffffffu) > 0x7f800000u); \
+        const W nan = (W)((S)(bits & 0x7fffffffu) > 0x7f800000); \
         __builtin_convertvector(SELECT(W, nan, high | 0x40u, rounded), H); \
     })
 
-#define SOFTWARE_WIDEN_F16(level, h) WIDEN_F16(level##_floats, level##_words, h)
-#define SOFTWARE_NARROW_F16(level, f) NARROW_F16(level##_floats, level##_words, level##_halves, f)
+#define SOFTWARE_WIDEN_F16(level, h) WIDEN_F16(level##_floats, level##_words, level##_signed, h)
+#define SOFTWARE_NARROW_F16(level, f) \
+    NARROW_F16(level##_floats, level##_words, level##_signed, level##_halves, f)
 #define SOFTWARE_WIDEN_BF16(level, h) WIDEN_BF16(level##_floats, level##_words, h)
-#define SOFTWARE_NARROW_BF16(level, f) NARROW_BF16(level##_floats, level##_words, level##_halves, f)
+#define SOFTWARE_NARROW_BF16(level, f) \
+    NARROW_BF16(level##_floats, level##_words, level##_signed, level##_halves, f)
 #define F16C_WIDEN(level, h) ((level##_floats)_mm256_cvtph_ps((__m128i)(h)))
 #define F16C_NARROW(level, f) \
     ((level##_halves)_mm256_cvtps_ph((__m256)(f), _MM_FROUND_TO_NEAREST_INT))
@@ -371,7 +378,7 @@ ELEMENTWISE(, prod_ld, ld, long double, PROD)
 ELEMENTWISE(, max_ld, ld, long double, MAX_FLOAT)
 ELEMENTWISE(, min_ld, ld, long double, MIN_FLOAT)
 COMPLEX_SUM(sum_cld, sum_ld)
-COMPLEX_PROD(prod_cld, long double)
+COMPLEX_PROD(prod_cld, ld, long double)
 
 #define LOCATE_BOTH(tag, T) \
     PAIR(tag, T) LOCATE(maxloc_##tag, tag, BETTER_MAX) LOCATE(minloc_##tag, tag, BETTER_MIN)

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
 OPS: Final[dict[str, int]]
@@ -11,5 +12,9 @@ def level() -> str: ...
 def use_level(name: str) -> None: ...
 def has(op: str, type: str) -> bool: ...
 def fold(
-    op: str, type: str, itemsize: int, dst: npt.NDArray[Any], operands: Sequence[npt.NDArray[Any]]
+    op: str,
+    type: str,
+    dtype: np.dtype[Any],
+    dst: npt.NDArray[Any],
+    operands: Sequence[npt.NDArray[Any]],
 ) -> None: ...

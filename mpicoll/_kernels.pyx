@@ -60,17 +60,17 @@ def has(str op not None, str type not None):
     return op in OPS and type in TYPES and lookup(OPS[op], TYPES[type]) != NULL
 
 
-def fold(str op not None, str type not None, Py_ssize_t itemsize, dst, operands):
+def fold(str op not None, str type not None, dtype, dst, operands):
     """dst = operands[0] op operands[1] op ..., left to right.
 
     Args:
         op, type: Names of `OPS` and `TYPES`.
-        itemsize: Bytes of an element.
-        dst: Writable contiguous buffer; exactly the memory of an operand, or apart from all.
-        operands: At least one contiguous buffer, each as long as `dst`.
+        dtype: NumPy dtype of all the arrays, the one that `type` names.
+        dst: Writable contiguous array; exactly the memory of an operand, or apart from all.
+        operands: At least one contiguous array, each as long as `dst`.
 
     Raises:
-        TypeError: There is no such kernel.
+        TypeError: There is no such kernel, or an array has another dtype.
         ValueError: No operand, or one of another length than `dst`.
     """
     cdef fold_function kernel = NULL
@@ -81,22 +81,25 @@ def fold(str op not None, str type not None, Py_ssize_t itemsize, dst, operands)
     cdef int count = len(operands), taken = 0, i
     if count == 0:
         raise ValueError("nothing to fold: pass at least one operand")
+    cdef Py_ssize_t itemsize = dtype.itemsize
     cdef Py_buffer target
     cdef Py_buffer *views = <Py_buffer *> malloc(count * (sizeof(Py_buffer) + sizeof(char *)))
     if views == NULL:
         raise MemoryError
     cdef char **addresses = <char **> (views + count)
     try:
-        PyObject_GetBuffer(dst, &target, PyBUF_WRITABLE)
+        _take(dst, op, dtype, &target, PyBUF_WRITABLE)
         try:
             for operand in operands:
-                PyObject_GetBuffer(operand, &views[taken], PyBUF_SIMPLE)
+                if taken == count:
+                    raise ValueError("the sequence of operands grew while it was read")
+                _take(operand, op, dtype, &views[taken], PyBUF_SIMPLE)
                 addresses[taken] = <char *> views[taken].buf
                 taken += 1
                 if views[taken - 1].len != target.len:
                     raise ValueError(
-                        f"operand {taken - 1} has {views[taken - 1].len} bytes, "
-                        f"the result {target.len}: they must be equally long"
+                        f"operand {taken - 1} has {views[taken - 1].len // itemsize} elements, "
+                        f"the result {target.len // itemsize}: they must be equally long"
                     )
             with nogil:
                 kernel(<char *> target.buf, addresses, count, target.len // itemsize)
@@ -106,3 +109,10 @@ def fold(str op not None, str type not None, Py_ssize_t itemsize, dst, operands)
             PyBuffer_Release(&target)
     finally:
         free(views)
+
+
+cdef int _take(array, str op, dtype, Py_buffer *view, int flags) except -1:
+    cdef object own = array.dtype
+    if own is not dtype and own != dtype:
+        raise TypeError(f"{op} of {dtype} cannot fold an array of {own}")
+    return PyObject_GetBuffer(array, view, flags)

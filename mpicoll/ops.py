@@ -131,24 +131,29 @@ class Reduction:
             TypeError: An array has another dtype.
             ValueError: No operand, or one of another length than `dst`.
         """
-        if not operands:
-            raise ValueError("nothing to fold: pass at least one operand")
-        for array in (dst, *operands):
-            if array.dtype != self.dtype:
-                raise TypeError(
-                    f"{self.name} of {self.dtype} cannot fold an array of {array.dtype}"
-                )
-            if array.shape != dst.shape:
-                raise ValueError(
-                    f"an operand has shape {array.shape}, the result {dst.shape}: "
-                    "they must be equally long"
-                )
-        if self.function is not None:
-            _fold_user(self.function, dst, operands)
-        elif _kernels is not None and _level != "numpy":
-            _kernels.fold(self.name, self.type, self.dtype.itemsize, dst, operands)
-        else:
+        if self.function is None and _kernels is not None and _level != "numpy":
+            _kernels.fold(self.name, self.type, self.dtype, dst, operands)
+            return
+        _check(self, dst, operands)
+        if self.function is None:
             _fold_numpy(self, dst, operands)
+        else:
+            _fold_user(self.function, dst, operands)
+
+
+def _check(how: Reduction, dst: Array, operands: Sequence[Array]) -> None:
+    """The checks that the kernels make themselves, with the same words."""
+    if not operands:
+        raise ValueError("nothing to fold: pass at least one operand")
+    for array in (dst, *operands):
+        if array.dtype != how.dtype:
+            raise TypeError(f"{how.name} of {how.dtype} cannot fold an array of {array.dtype}")
+    for i, operand in enumerate(operands):
+        if operand.size != dst.size:
+            raise ValueError(
+                f"operand {i} has {operand.size} elements, the result {dst.size}: "
+                "they must be equally long"
+            )
 
 
 def reduction(op: str | UserFunction, dtype: npt.DTypeLike) -> Reduction:

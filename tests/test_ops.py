@@ -67,7 +67,9 @@ def reals(dtype, n, rng):
         any_bits = rng.integers(0, 256, n * dtype.itemsize, dtype="u1").view(dtype)
     corners = np.array(
         [0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, -np.nan, 1e-7, 65504, 65520, 3.4e38], np.float64
-    ).astype(dtype)
+    )
+    with np.errstate(over="ignore"):
+        corners = corners.astype(dtype)
     kind = rng.integers(0, 4, n)
     return np.select([kind == 0, kind == 1], [any_bits, rng.choice(corners, n)], ordinary)
 
@@ -354,18 +356,11 @@ def test_every_served_type_has_a_kernel():
         assert kernels.has(op, ops.reduction(op, dtype).type), (op, name)
 
 
-def test_kernels_check_their_arguments():
+def test_no_kernel_for_a_senseless_pair():
     kernels = pytest.importorskip("mpicoll._kernels")
-    three, four = np.ones(3, "f4"), np.ones(4, "f4")
+    three = np.ones(3, "f4")
     with pytest.raises(TypeError, match="no kernel for band of f32"):
-        kernels.fold("band", "f32", 4, three, [three])
-    with pytest.raises(ValueError, match="operand 1 has 16 bytes, the result 12"):
-        kernels.fold("sum", "f32", 4, three, [three, four])
-    with pytest.raises(ValueError, match="at least one operand"):
-        kernels.fold("sum", "f32", 4, three, [])
-    three.flags.writeable = False
-    with pytest.raises((ValueError, BufferError), match="read-only"):
-        kernels.fold("sum", "f32", 4, three, [three])
+        kernels.fold("band", "f32", three.dtype, three, [three])
 
 
 @pytest.mark.parametrize(
@@ -393,15 +388,20 @@ def test_unknown_operator_names_the_known_ones():
         ops.reduction("avg", "f4")
 
 
-def test_fold_checks_its_arguments():
+@each_level
+def test_fold_checks_its_arguments(level):
+    ops.use_simd_level(level)
     reduction = ops.reduction("sum", "f4")
     three = np.ones(3, "f4")
     with pytest.raises(ValueError, match="at least one operand"):
         reduction.fold(three, [])
     with pytest.raises(TypeError, match="sum of float32 cannot fold an array of float64"):
         reduction.fold(three, [three, np.ones(3)])
-    with pytest.raises(ValueError, match=r"shape \(4,\), the result \(3,\)"):
+    with pytest.raises(ValueError, match="operand 1 has 4 elements, the result 3: they must be"):
         reduction.fold(three, [three, np.ones(4, "f4")])
+    three.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        reduction.fold(three, [three, three])
 
 
 def test_facts_of_a_reduction():
