@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from mpi4py import MPI
 
 from mpicoll.collectives import COLLECTIVES
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 Array = npt.NDArray[Any]
 Call = Callable[[], Any]
@@ -182,7 +184,7 @@ def allreduce(
     """Every rank gives and gets the whole vector."""
     pattern = Pattern(dtype, op, comm.Get_size())
     send, recv = pattern.given(comm.Get_rank(), count), np.empty(count, dtype)
-    mpi_op = getattr(MPI, op.upper())
+    mpi_op = _mpi_op(op)
 
     def bind(**choice: Any) -> Call:
         return partial(comm.Allreduce, send, recv, op=mpi_op, **choice)
@@ -198,7 +200,7 @@ def reduce(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root:
     send = pattern.given(comm.Get_rank(), count)
     at_root = comm.Get_rank() == root
     recv = np.empty(count, dtype) if at_root else None
-    mpi_op = getattr(MPI, op.upper())
+    mpi_op = _mpi_op(op)
 
     def bind(**choice: Any) -> Call:
         return partial(comm.Reduce, send, recv, op=mpi_op, root=root, **choice)
@@ -243,7 +245,7 @@ def reduce_scatter(
     rank, ranks = comm.Get_rank(), comm.Get_size()
     pattern = Pattern(dtype, op, ranks)
     send, recv = pattern.given(rank, count), np.empty(count // ranks, dtype)
-    mpi_op = getattr(MPI, op.upper())
+    mpi_op = _mpi_op(op)
 
     def bind(**choice: Any) -> Call:
         return partial(comm.Reduce_scatter_block, send, recv, op=mpi_op, **choice)
@@ -291,6 +293,13 @@ def barrier(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root
         return partial(comm.Barrier, **choice)
 
     return Workload("barrier", 0, 0, "none", "none", -1, bind)
+
+
+def _mpi_op(name: str) -> MPI.Op:
+    from mpi4py import MPI
+
+    found: MPI.Op = getattr(MPI, name.upper())
+    return found
 
 
 def elements(collective: str, size: int, itemsize: int, ranks: int) -> int:
