@@ -1,7 +1,8 @@
 """Printing: facts on standard output, everything else on standard error.
 
-On a terminal tables fit its width. Where output is piped, as always under mpirun, a table is as
-wide as it needs to be, so that no line is broken.
+On a terminal tables fit its width. Where output goes elsewhere a table is as wide as it needs to
+be, so that no line is broken; so it is under a launcher, which puts pipes, or terminals of a width
+of its own, between the ranks and the user.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpicoll.cli.launcher import launch
+
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 
@@ -55,7 +59,7 @@ def table(
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
-    if not console.is_terminal:
+    if not _interactive(console):
         wide = Console(width=10_000)
         console = Console(width=wide.measure(grid).maximum, highlight=False, color_system=None)
     with console.capture() as capture:
@@ -79,5 +83,9 @@ def progress() -> Progress:
         Remaining(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not _interactive(console),
     )
+
+
+def _interactive(console: Console) -> bool:
+    return console.is_terminal and launch().name == "none"
