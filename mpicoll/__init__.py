@@ -1,3 +1,54 @@
-"""mpicoll: choose, understand, predict and beat the collectives of an MPI library."""
+"""mpicoll: choose, understand, predict and beat the collectives of an MPI library.
+
+Importing this package starts nothing; ``mpicoll.Intracomm`` imports mpi4py, and so initialises MPI,
+when it is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from mpicoll.schedule import (
+    Channel,
+    Copy,
+    Recv,
+    RecvReduce,
+    Send,
+    as_channels,
+    blocks,
+    channels,
+    given,
+    pipelined,
+    scratch,
+    then,
+    within,
+)
+
+if TYPE_CHECKING:
+    from mpicoll.comm import Intracomm
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Channel",
+    "Copy",
+    "Intracomm",
+    "Recv",
+    "RecvReduce",
+    "Send",
+    "__version__",
+    "as_channels",
+    "blocks",
+    "channels",
+    "given",
+    "pipelined",
+    "scratch",
+    "then",
+    "within",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Intracomm":
+        from mpicoll.comm import Intracomm
+
+        return Intracomm
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,8 +10,9 @@ caller's choice too, through :class:`Memory`: symbols for :mod:`mpicoll.verify`,
 A message is delivered only when both sides have posted it (the rendezvous protocol).  That is the
 harder case: under the eager protocol a send completes at once, which only takes constraints away.
 All peers are named and messages match in order, so the values do not depend on the protocol nor on
-the order of delivery; a schedule that completes here completes under both.  ``eager=True`` runs the
-other protocol, to tell under which of the two a broken schedule fails.
+the order of delivery, and a schedule that completes here completes under both.  Two more ways to run
+show what else a runner may do: ``eager=True`` is the other protocol, and ``joint=True`` delivers no
+receive of a round before all of them are matched, as a runner short of receive space may.
 """
 
 from __future__ import annotations
@@ -126,13 +127,14 @@ class Blank(Memory[None]):
 class Open:
     """A round under way on one channel of one rank."""
 
-    __slots__ = ("arrived", "channel", "outstanding", "rank", "steps")
+    __slots__ = ("arrived", "channel", "held", "outstanding", "rank", "steps", "unmatched")
 
     def __init__(self, rank: int, channel: int, steps: Round) -> None:
         self.rank = rank
         self.channel = channel
         self.steps = steps
-        self.outstanding = 0
+        self.outstanding = self.unmatched = 0
+        self.held: list[Message] = []  # matched receives that wait for the others (joint)
         self.arrived: list[tuple[Recv | RecvReduce, tuple[Cell, ...], Message]] = []
 
     def __str__(self) -> str:
@@ -167,6 +169,7 @@ class Matching(Generic[Value]):
         nblocks, nscratch: number of blocks and of scratch blocks.
         memories: each rank's memory.
         eager: a send completes as soon as it is posted.
+        joint: a round's receives are delivered only when all of them are matched.
 
     Raises:
         ScheduleError: a step that no rank could run, or ranks with different numbers of channels.
@@ -179,6 +182,7 @@ class Matching(Generic[Value]):
         nscratch: int,
         memories: Sequence[Memory[Value]],
         eager: bool = False,
+        joint: bool = False,
     ) -> None:
         shapes = [[(c.segment, c.segments, c.window) for c in program] for program in programs]
         for rank, shape in enumerate(shapes):
@@ -190,7 +194,7 @@ class Matching(Generic[Value]):
         self.size = len(programs)
         self.nblocks, self.nscratch = nblocks, nscratch
         self.memories = memories
-        self.eager = eager
+        self.eager, self.joint = eager, joint
         self.ready: deque[Message] = deque()
         self.complete: deque[Open] = deque()
         self.channels = programs[0] if programs else ()
@@ -273,6 +277,8 @@ class Matching(Generic[Value]):
         self._open[rank, number] = current
         memory = self.memories[rank]
         segment = self.channels[number].segment
+        if self.joint:
+            current.unmatched = sum(isinstance(s, (Recv, RecvReduce)) for s in current.steps)
         for step in current.steps:
             if isinstance(step, Copy):
                 source, target = self._cells(step.src, segment), self._cells(step.dst, segment)
@@ -296,9 +302,18 @@ class Matching(Generic[Value]):
                 message.step, message.cells = step, cells
                 current.outstanding += 1
             if message.sender is not None and message.receiver is not None:
-                self.ready.append(message)
+                self._matched(message, message.receiver)
         if not current.outstanding:
             self.complete.append(current)
+
+    def _matched(self, message: Message, receiver: Open) -> None:
+        if not self.joint:
+            self.ready.append(message)
+            return
+        receiver.held.append(message)
+        receiver.unmatched -= 1
+        if not receiver.unmatched:
+            self.ready.extend(receiver.held)
 
     def _cells(self, argument: object, segment: int) -> tuple[Cell, ...]:
         return _cells(argument, self.nblocks, self.nscratch, segment)

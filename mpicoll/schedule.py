@@ -27,7 +27,9 @@ writes is copied from the input.  ``scratch(i)`` is extra space as long as block
 in the order written.  Then all sends and receives are posted together.  When all of them are
 complete *on this rank*, the received blocks are stored and the folds are made, and the next round
 begins.  A block may be sent and received in the same round: what is sent is the old value.  No two
-steps of a round write the same block, except several ``RecvReduce``.
+steps of a round write the same block, except several ``RecvReduce``.  A runner short of space may
+receive the messages of a round jointly, so no peer may need one of them to be received before it
+(or a rank it waits for) sends another.
 
 **Fold.**  What a round reduces into a block is one expression, evaluated from left to right: the
 received values and the block's own value, in rank order of where they come from (the block's own
@@ -55,6 +57,7 @@ channels, some perhaps empty.  A plain generator is a schedule of one channel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple, NoReturn, TypeAlias, Union
 
@@ -276,6 +279,7 @@ class Location(NamedTuple):
     index: int
 
 
+@lru_cache(maxsize=1 << 16, typed=True)
 def blocks(argument: Block, nblocks: int, nscratch: int = 0) -> tuple[Location, ...]:
     """The locations that a block argument names, in its order.
 

@@ -118,36 +118,35 @@ def clock(
     finish = [0] * matching.size
     sent = [0] * matching.size
     messages = now = number = 0
-    pending: list[tuple[int, int, int, int, Message]] = []  # posted, position, sender, tie-break
+    # Posted, position in its round, sender, tie-break, receiver, message: in the order to go.
+    pending: list[tuple[int, int, int, int, int, Message]] = []
     events: list[tuple[int, int, Message | Open]] = []
 
     def size(cells: tuple[Cell, ...]) -> int:
         return sizes.of(cells) if sizes else 0
 
     while True:
-        # A closed round may post others that are complete at once, so drain both queues.
         while matching.complete:
             current = matching.complete.popleft()
-            reduced = sum(
+            reduced = model.gamma * sum(
                 size(cells) for step, cells, _ in current.arrived if isinstance(step, RecvReduce)
             )
-            finish[current.rank] = max(finish[current.rank], now + model.gamma * reduced)
-            if model.gamma * reduced:
+            finish[current.rank] = max(finish[current.rank], now + reduced)
+            if reduced:
                 number += 1
-                heapq.heappush(events, (now + model.gamma * reduced, number, current))
+                heapq.heappush(events, (now + reduced, number, current))
             else:
                 matching.close(current)
-        while matching.ready:
-            message = matching.ready.popleft()
-            assert message.sender is not None
-            number += 1
-            heapq.heappush(pending, (now, message.position, message.sender.rank, number, message))
-        blocked = []
-        while pending:
-            entry = heapq.heappop(pending)
-            message = entry[-1]
+        for message in matching.ready:
             assert message.sender is not None and message.receiver is not None
+            number += 1
             source, target = message.sender.rank, message.receiver.rank
+            pending.append((now, message.position, source, number, target, message))
+        matching.ready.clear()
+        pending.sort()
+        blocked = []
+        for entry in pending:
+            source, target, message = entry[2], entry[4], entry[5]
             if not output[source] or not arrival[target]:
                 blocked.append(entry)
                 continue
@@ -160,12 +159,13 @@ def clock(
             end = now + model.alpha + model.beta * length
             heapq.heappush(events, (end, number, message))
             if transfers is not None:
+                assert message.sender is not None
                 reduces = isinstance(message.step, RecvReduce)
                 channel = message.sender.channel
                 transfers.append(
                     Transfer(now, end, source, target, channel, message.sent, reduces)
                 )
-        pending = blocked  # popped in order, so still a heap
+        pending = blocked
         if not events:
             break
         now = events[0][0]

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from mpicoll.collectives import Collective, Content, Place
-from mpicoll.matching import Cell, Matching, Memory, ScheduleError
+from mpicoll.matching import Blank, Cell, Matching, Memory, ScheduleError, run
 from mpicoll.registry import RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import (
     GIVEN,
@@ -105,6 +105,7 @@ def verify(
             _check_structure(rank, program, nblocks, nscratch)
         counts = count(programs, nblocks, nscratch)
         depth = _run(algorithm, programs, root)
+        _run_otherwise(programs, nblocks, nscratch, counts.fan_in)
         problems += _compare(algorithm, size, complete, counts, depth)
     except (ScheduleError, TypeError, ValueError) as error:
         problems.append(str(error))
@@ -309,6 +310,21 @@ def _run(algorithm: Algorithm, programs: Sequence[Sequence[Channel]], root: int)
     depth = clock(Matching(programs, nblocks, nscratch, memories), STEPS).makespan
     _check_end(algorithm, places, memories, segments)
     return depth
+
+
+def _run_otherwise(
+    programs: Sequence[Sequence[Channel]], nblocks: int, nscratch: int, fan_in: int
+) -> None:
+    """The step clock ran the rendezvous protocol; see that nothing hangs in the other ways to run.
+
+    Values cannot differ, so none are moved.
+    """
+    ways = [{"eager": True}, {"joint": True}] if fan_in > 1 else [{"eager": True}]
+    for way in ways:
+        try:
+            run(Matching(programs, nblocks, nscratch, [Blank() for _ in programs], **way))
+        except ScheduleError as error:
+            raise ScheduleError(f"with {' '.join(way)} messages: {error}") from None
 
 
 def _check_end(

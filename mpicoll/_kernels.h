@@ -1,0 +1,464 @@
+/* Reductions of k operands, element by element, left to right, in one pass.
+
+   Every kernel computes dst = x[0] op x[1] op ... op x[count - 1] on n elements. Addresses may have
+   any alignment; dst may be exactly one of the operands. No kernel allocates memory, touches a
+   Python object or reads another element than the one it writes, so results depend neither on
+   alignment nor on where a vector body ends.
+
+   The body of this library (_kernels_body.h) is compiled once per instruction set, by function
+   attributes, so that one build without machine flags serves every processor; the caller
+   chooses the set at run time. Contraction to fused multiply-add would change results from one set
+   to the next: build with -ffp-contract=off. */
+
+#ifndef MPICOLL_KERNELS_H
+#define MPICOLL_KERNELS_H
+
+#include <stdint.h>
+#include <string.h>
+#include <stddef.h>
+
+#if !defined(__GNUC__) || (!defined(__clang__) && __GNUC__ < 9)
+#error "mpicoll's kernels need GCC 9 or newer, or clang"
+#endif
+#ifdef __FAST_MATH__
+#error "mpicoll's kernels must not be compiled with -ffast-math: NaN would not propagate"
+#endif
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+typedef void (*kernels_fold)(char *dst, char **x, int count, ptrdiff_t n);
+
+/* One pass over two or three operands (the arity). */
+typedef void (*kernels_loop)(char *dst, char *const *x, int arity, ptrdiff_t n);
+
+#define KERNELS_OPS(X) \
+    X(sum) X(prod) X(max) X(min) X(land) X(lor) X(lxor) X(band) X(bor) X(bxor) X(maxloc) X(minloc)
+#define KERNELS_TYPES(X) \
+    X(i8) X(i16) X(i32) X(i64) X(u8) X(u16) X(u32) X(u64) X(bool) X(f16) X(bf16) X(f32) X(f64) \
+    X(ld) X(c64) X(c128) X(cld) X(f32_int) X(f64_int) X(ld_int) X(i16_int) X(i32_int) X(i64_int)
+
+#define X(name) KERNELS_OP_##name,
+enum { KERNELS_OPS(X) KERNELS_OP_COUNT };
+#undef X
+#define X(name) KERNELS_TYPE_##name,
+enum { KERNELS_TYPES(X) KERNELS_TYPE_COUNT };
+#undef X
+#define X(name) #name,
+static const char *const kernels_op_names[] = {KERNELS_OPS(X)};
+static const char *const kernels_type_names[] = {KERNELS_TYPES(X)};
+#undef X
+
+/* Elements at any address, of memory that has been written as another type. */
+#define ANYWHERE __attribute__((aligned(1), may_alias))
+typedef uint8_t ANYWHERE any_u8;
+typedef uint16_t ANYWHERE any_u16;
+typedef uint32_t ANYWHERE any_u32;
+typedef uint64_t ANYWHERE any_u64;
+typedef int8_t ANYWHERE any_i8;
+typedef int16_t ANYWHERE any_i16;
+typedef int32_t ANYWHERE any_i32;
+typedef int64_t ANYWHERE any_i64;
+typedef float ANYWHERE any_f32;
+typedef double ANYWHERE any_f64;
+typedef long double ANYWHERE any_ld;
+
+/* dst is an operand or apart from it, never shifted against it: iterations are independent. */
+#ifdef __clang__
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+/* ---- Expressions: a is what has been folded so far, b the next operand, T the element type
+   (_ where it does not matter) ---- */
+
+/* The 1u keeps small types from being promoted to int, whose overflow is undefined. */
+#define SUM_WRAP(T, a, b) ((T)(1u * (a) + (b)))
+#define PROD_WRAP(T, a, b) ((T)(1u * (a) * (b)))
+#define SUM(_, a, b) ((a) + (b))
+#define PROD(_, a, b) ((a) * (b))
+#define MAX_INT(T, a, b) ((a) < (b) ? (b) : (a))
+#define MIN_INT(T, a, b) ((b) < (a) ? (b) : (a))
+/* The first NaN stays, and so does the first of equal values (+0 and -0 are equal). */
+#define MAX_FLOAT(T, a, b) ((((a) >= (b)) | ((a) != (a))) ? (a) : (b))
+#define MIN_FLOAT(T, a, b) ((((a) <= (b)) | ((a) != (a))) ? (a) : (b))
+#define LAND(T, a, b) ((T)(((a) != 0) & ((b) != 0)))
+#define LOR(T, a, b) ((T)(((a) != 0) | ((b) != 0)))
+#define LXOR(T, a, b) ((T)(((a) != 0) ^ ((b) != 0)))
+#define BAND(T, a, b) ((T)((a) & (b)))
+#define BOR(T, a, b) ((T)((a) | (b)))
+#define BXOR(T, a, b) ((T)((a) ^ (b)))
+
+/* float16 and bfloat16 are compared as integers: sign and magnitude made a two's complement key,
+   in which both zeros are 0; a magnitude above that of infinity is NaN. */
+#define MAGNITUDE16(x) ((int16_t)((x) & 0x7fff))
+#define KEY16(x) ((int16_t)((MAGNITUDE16(x) ^ (int16_t)((x) >> 15)) - (int16_t)((x) >> 15)))
+#define EXTREME16(a, b, INFINITY16, BEATS) \
+    (((MAGNITUDE16(a) <= INFINITY16) \
+      & ((MAGNITUDE16(b) > INFINITY16) | (KEY16(b) BEATS KEY16(a)))) ? (b) : (a))
+#define MAX_F16(T, a, b) EXTREME16(a, b, 0x7c00, >)
+#define MIN_F16(T, a, b) EXTREME16(a, b, 0x7c00, <)
+#define MAX_BF16(T, a, b) EXTREME16(a, b, 0x7f80, >)
+#define MIN_BF16(T, a, b) EXTREME16(a, b, 0x7f80, <)
+
+/* ---- From passes over two or three operands to k ---- */
+
+/* The running value of more than three operands is kept in this many bytes of the first cache. */
+enum { SEGMENT = 4096 };
+
+static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, int count,
+                          ptrdiff_t n)
+{
+    if (count <= 3) {
+        if (count > 1)
+            loop(dst, x, count, n);
+        else if (dst != x[0])
+            memcpy(dst, x[0], size * (size_t)n);
+        return;
+    }
+    char running[SEGMENT] __attribute__((aligned(64)));
+    const ptrdiff_t most = (ptrdiff_t)(SEGMENT / size);
+    for (ptrdiff_t first = 0; first < n; first += most) {
+        const ptrdiff_t m = n - first < most ? n - first : most;
+        const size_t at = size * (size_t)first;
+        char *now[3] = {x[0] + at, x[1] + at, x[2] + at};
+        loop(running, now, 3, m);
+        now[0] = running;
+        int next = 3;
+        for (; count - next > 2; next += 2) {
+            now[1] = x[next] + at;
+            now[2] = x[next + 1] + at;
+            loop(running, now, 3, m);
+        }
+        for (int i = 1; next < count; i++, next++)
+            now[i] = x[next] + at;
+        loop(dst + at, now, count % 2 ? 3 : 2, m);
+    }
+}
+
+/* ---- Generators: a pass NAME_loop and the kernel NAME made of it ---- */
+
+#define KERNEL(name, size) \
+    static void name(char *dst, char **x, int count, ptrdiff_t n) \
+    { \
+        kernels_drive(name##_loop, size, dst, x, count, n); \
+    }
+
+#define ELEMENTWISE(TARGET, name, tag, T, OP) \
+    static TARGET void name##_loop(char *dst, char *const *x, int arity, ptrdiff_t n) \
+    { \
+        any_##tag *d = (any_##tag *)dst; \
+        const any_##tag *p = (const any_##tag *)x[0], *q = (const any_##tag *)x[1]; \
+        if (arity == 2) { \
+            INDEPENDENT \
+            for (ptrdiff_t i = 0; i < n; i++) { \
+                const T a = p[i], b = q[i]; \
+                d[i] = OP(T, a, b); \
+            } \
+        } else { \
+            const any_##tag *r = (const any_##tag *)x[2]; \
+            INDEPENDENT \
+            for (ptrdiff_t i = 0; i < n; i++) { \
+                const T a = p[i], b = q[i], c = r[i]; \
+                const T ab = OP(T, a, b); \
+                d[i] = OP(T, ab, c); \
+            } \
+        } \
+    } \
+    KERNEL(name, sizeof(T))
+
+/* Complex numbers are pairs of reals; their sum is a sum of twice as many reals. */
+#define COMPLEX_SUM(name, real) \
+    static void name(char *dst, char **x, int count, ptrdiff_t n) { real(dst, x, count, 2 * n); }
+
+/* The product by the textbook formula, each operation rounded once: no rescue of infinities as in
+   annex G of the C standard (NumPy has none either). */
+#define COMPLEX_PROD(name, tag, T) \
+    static void name##_loop(char *dst, char *const *x, int arity, ptrdiff_t n) \
+    { \
+        any_##tag *d = (any_##tag *)dst; \
+        for (ptrdiff_t i = 0; i < 2 * n; i += 2) { \
+            T real = ((const any_##tag *)x[0])[i], imaginary = ((const any_##tag *)x[0])[i + 1]; \
+            for (int k = 1; k < arity; k++) { \
+                const any_##tag *b = (const any_##tag *)x[k] + i; \
+                const T difference = real * b[0] - imaginary * b[1]; \
+                imaginary = real * b[1] + imaginary * b[0]; \
+                real = difference; \
+            } \
+            d[i] = real; \
+            d[i + 1] = imaginary; \
+        } \
+    } \
+    KERNEL(name, 2 * sizeof(T))
+
+/* MINLOC and MAXLOC on MPI's pair types, laid out as C structs. NaN beats every number; of equal
+   values (all NaNs are equal here) the lower index wins, and takes its own value along. */
+#define PAIR(tag, T) typedef struct { T value; int32_t index; } tag;
+#define BETTER_MAX(a, b) ((b) > (a))
+#define BETTER_MIN(a, b) ((b) < (a))
+#define LOCATE(name, T, BETTER) \
+    static void name##_loop(char *dst, char *const *x, int arity, ptrdiff_t n) \
+    { \
+        for (ptrdiff_t i = 0; i < n; i++) { \
+            T a, b; \
+            memcpy(&a, x[0] + i * (ptrdiff_t)sizeof(T), sizeof(T)); \
+            for (int k = 1; k < arity; k++) { \
+                memcpy(&b, x[k] + i * (ptrdiff_t)sizeof(T), sizeof(T)); \
+                const int a_nan = a.value != a.value, b_nan = b.value != b.value; \
+                const int tie = (a.value == b.value) | (a_nan & b_nan); \
+                const int better = BETTER(a.value, b.value) | (b_nan & !a_nan); \
+                if (better | (tie & (b.index < a.index))) \
+                    a = b; \
+            } \
+            memcpy(dst + i * (ptrdiff_t)sizeof(T), &a, sizeof(T)); \
+        } \
+    } \
+    KERNEL(name, sizeof(T))
+
+/* ---- Kernels on explicit vectors, for what compilers do not vectorise as it should be ---- */
+
+#define VECTORS(level, bytes) \
+    typedef uint16_t level##_halves __attribute__((vector_size((bytes) / 2))); \
+    typedef uint32_t level##_words __attribute__((vector_size(bytes))); \
+    typedef int32_t level##_signed __attribute__((vector_size(bytes))); \
+    typedef uint64_t level##_longs __attribute__((vector_size(bytes))); \
+    typedef float level##_floats __attribute__((vector_size(bytes))); \
+    typedef double level##_doubles __attribute__((vector_size(bytes)));
+
+/* All operands in one pass; the running value, a vector of type WIDE, stays in registers. STORED
+   is a vector of as many elements in memory. UNROLL vectors at a time hide the latency; then one
+   at a time, the last from and to a padded vector, so that every element meets the same code. */
+#define VECTOR_KERNEL(TARGET, name, itemsize, level, STORED, WIDE, LOAD, STORE, OP) \
+    static TARGET void name(char *dst, char **x, int count, ptrdiff_t n) \
+    { \
+        enum { UNROLL = 4, BYTES = sizeof(STORED) }; \
+        const ptrdiff_t length = (itemsize) * n; \
+        ptrdiff_t at = 0; \
+        if (count == 1) { \
+            if (dst != x[0]) \
+                memcpy(dst, x[0], (size_t)length); \
+            return; \
+        } \
+        for (; at + UNROLL * BYTES <= length; at += UNROLL * BYTES) { \
+            WIDE running[UNROLL]; \
+            STORED part; \
+            for (int u = 0; u < UNROLL; u++) { \
+                memcpy(&part, x[0] + at + u * BYTES, BYTES); \
+                running[u] = LOAD(level, part); \
+            } \
+            for (int k = 1; k < count; k++) \
+                for (int u = 0; u < UNROLL; u++) { \
+                    memcpy(&part, x[k] + at + u * BYTES, BYTES); \
+                    running[u] = OP(level, running[u], LOAD(level, part)); \
+                } \
+            for (int u = 0; u < UNROLL; u++) { \
+                part = STORE(level, running[u]); \
+                memcpy(dst + at + u * BYTES, &part, BYTES); \
+            } \
+        } \
+        for (; at < length; at += BYTES) { \
+            const size_t bytes = (size_t)(length - at < BYTES ? length - at : BYTES); \
+            STORED part = {0}; \
+            memcpy(&part, x[0] + at, bytes); \
+            WIDE running = LOAD(level, part); \
+            for (int k = 1; k < count; k++) { \
+                memcpy(&part, x[k] + at, bytes); \
+                running = OP(level, running, LOAD(level, part)); \
+            } \
+            part = STORE(level, running); \
+            memcpy(dst + at, &part, bytes); \
+        } \
+    }
+
+#define AS_IT_IS(level, vector) (vector)
+
+/* Shuffles within a vector of pairs (real, imaginary), by number of lanes. */
+#ifdef __clang__
+#define SHUFFLE(W, v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+#else
+#define SHUFFLE(W, v, ...) __builtin_shuffle(v, (W){__VA_ARGS__})
+#endif
+#define REALS_2 0, 0
+#define REALS_4 REALS_2, 2, 2
+#define REALS_8 REALS_4, 4, 4, 6, 6
+#define REALS_16 REALS_8, 8, 8, 10, 10, 12, 12, 14, 14
+#define IMAGINARIES_2 1, 1
+#define IMAGINARIES_4 IMAGINARIES_2, 3, 3
+#define IMAGINARIES_8 IMAGINARIES_4, 5, 5, 7, 7
+#define IMAGINARIES_16 IMAGINARIES_8, 9, 9, 11, 11, 13, 13, 15, 15
+#define SWAPPED_2 1, 0
+#define SWAPPED_4 SWAPPED_2, 3, 2
+#define SWAPPED_8 SWAPPED_4, 5, 4, 7, 6
+#define SWAPPED_16 SWAPPED_8, 9, 8, 11, 10, 13, 12, 15, 14
+#define SIGNS_2(sign) sign, 0
+#define SIGNS_4(sign) SIGNS_2(sign), SIGNS_2(sign)
+#define SIGNS_8(sign) SIGNS_4(sign), SIGNS_4(sign)
+#define SIGNS_16(sign) SIGNS_8(sign), SIGNS_8(sign)
+
+/* The difference is the sum with a flipped sign: GCC 12 contracts scalar code that adds and
+   subtracts in turn to vfmaddsub in spite of -ffp-contract=off. */
+#define COMPLEX_TIMES_(V, W, lanes, sign, a, b) \
+    __extension__ ({ \
+        const V left = (a), right = (b); \
+        const V cross = SHUFFLE(W, left, IMAGINARIES_##lanes) * SHUFFLE(W, right, SWAPPED_##lanes); \
+        SHUFFLE(W, left, REALS_##lanes) * right + (V)((W)cross ^ (W){SIGNS_##lanes(sign)}); \
+    })
+#define COMPLEX_TIMES(...) COMPLEX_TIMES_(__VA_ARGS__)
+#define COMPLEX_TIMES_32(level, a, b) \
+    COMPLEX_TIMES(level##_floats, level##_words, LANES32_##level, 0x80000000, a, b)
+#define COMPLEX_TIMES_64(level, a, b) \
+    COMPLEX_TIMES(level##_doubles, level##_longs, LANES64_##level, 0x8000000000000000, a, b)
+
+/* ---- float16 and bfloat16 <-> float32, on vectors; the same bits as the processors' own ---- */
+
+/* yes where the mask is all ones, no where it is zero */
+#define SELECT(W, mask, yes, no) (((W)(mask) & (yes)) | (~(W)(mask) & (no)))
+
+/* Magnitudes are compared, and made floats, as signed integers: SSE2 has no other instruction.
+
+   Normal numbers: rebias the exponent. Subnormals are integers times 2^-24 (no arithmetic on
+   subnormals: that would depend on the processor's flush-to-zero mode). NaN is made quiet. */
+#define WIDEN_F16(F, W, S, h) \
+    __extension__ ({ \
+        const W all = __builtin_convertvector(h, W), sign = (all & 0x8000u) << 16; \
+        const S magnitude = (S)(all & 0x7fffu); \
+        const W shifted = (W)magnitude << 13; \
+        const W tiny = (W)(__builtin_convertvector(magnitude, F) * 0x1p-24f); \
+        const W special = shifted | 0x7f800000u | ((W)(magnitude > 0x7c00) & 0x400000u); \
+        const W finite = SELECT(W, magnitude < 0x400, tiny, shifted + 0x38000000u); \
+        (F)(sign | SELECT(W, magnitude >= 0x7c00, special, finite)); \
+    })
+
+/* Round to nearest, ties to even. The unit in the last place of 0.5f is that of a subnormal
+   float16, so adding 0.5f rounds there. */
+#define NARROW_F16(F, W, S, H, f) \
+    __extension__ ({ \
+        const W bits = (W)(f), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu; \
+        const S order = (S)magnitude; \
+        const W tiny = (W)((F)magnitude + 0.5f) - 0x3f000000u; \
+        const W even = (magnitude >> 13) & 1u; \
+        const W normal = (magnitude - 0x38000000u + 0xfffu + even) >> 13; \
+        const W finite = SELECT(W, order < 0x38800000, tiny, normal); \
+        const W nan = (W)(order > 0x7f800000) & (0x200u | ((magnitude >> 13) & 0x3ffu)); \
+        const W large = nan | 0x7c00u; \
+        __builtin_convertvector(sign | SELECT(W, order >= 0x477ff000, large, finite), H); \
+    })
+
+#define WIDEN_BF16(F, W, h) ((F)(__builtin_convertvector(h, W) << 16))
+
+/* AVX-512's own instruction flushes subnormals to zero; integers do not. */
+#define NARROW_BF16(F, W, S, H, f) \
+    __extension__ ({ \
+        const W bits = (W)(f), high = bits >> 16; \
+        const W rounded = (bits + 0x7fffu + (high & 1u)) >> 16; \
+        const W nan = (W)((S)(bits & 0x7fffffffu) > 0x7f800000); \
+        __builtin_convertvector(SELECT(W, nan, high | 0x40u, rounded), H); \
+    })
+
+#define SOFTWARE_WIDEN_F16(level, h) WIDEN_F16(level##_floats, level##_words, level##_signed, h)
+#define SOFTWARE_NARROW_F16(level, f) \
+    NARROW_F16(level##_floats, level##_words, level##_signed, level##_halves, f)
+#define SOFTWARE_WIDEN_BF16(level, h) WIDEN_BF16(level##_floats, level##_words, h)
+#define SOFTWARE_NARROW_BF16(level, f) \
+    NARROW_BF16(level##_floats, level##_words, level##_signed, level##_halves, f)
+#define F16C_WIDEN(level, h) ((level##_floats)_mm256_cvtph_ps((__m128i)(h)))
+#define F16C_NARROW(level, f) \
+    ((level##_halves)_mm256_cvtps_ph((__m256)(f), _MM_FROUND_TO_NEAREST_INT))
+#define AVX512_WIDEN(level, h) ((level##_floats)_mm512_cvtph_ps((__m256i)(h)))
+#define AVX512_NARROW(level, f) \
+    ((level##_halves)_mm512_cvtps_ph((__m512)(f), _MM_FROUND_TO_NEAREST_INT))
+
+/* ---- Kernels that no instruction set helps: compiled once ---- */
+
+ELEMENTWISE(, sum_ld, ld, long double, SUM)
+ELEMENTWISE(, prod_ld, ld, long double, PROD)
+ELEMENTWISE(, max_ld, ld, long double, MAX_FLOAT)
+ELEMENTWISE(, min_ld, ld, long double, MIN_FLOAT)
+COMPLEX_SUM(sum_cld, sum_ld)
+COMPLEX_PROD(prod_cld, ld, long double)
+
+#define LOCATE_BOTH(tag, T) \
+    PAIR(tag, T) LOCATE(maxloc_##tag, tag, BETTER_MAX) LOCATE(minloc_##tag, tag, BETTER_MIN)
+LOCATE_BOTH(f32_int, float)
+LOCATE_BOTH(f64_int, double)
+LOCATE_BOTH(ld_int, long double)
+LOCATE_BOTH(i16_int, int16_t)
+LOCATE_BOTH(i32_int, int32_t)
+LOCATE_BOTH(i64_int, int64_t)
+
+/* ---- The rest, once per instruction set ---- */
+
+typedef const kernels_fold kernels_table[KERNELS_OP_COUNT][KERNELS_TYPE_COUNT];
+
+VECTORS(baseline, 16)
+#define LANES32_baseline 4
+#define LANES64_baseline 2
+#define LEVEL baseline
+#define TARGET
+#define LOAD_F16 SOFTWARE_WIDEN_F16
+#define STORE_F16 SOFTWARE_NARROW_F16
+#include "_kernels_body.h"
+
+#if defined(__x86_64__)
+VECTORS(avx2, 32)
+#define LANES32_avx2 8
+#define LANES64_avx2 4
+#define LEVEL avx2
+#define TARGET __attribute__((target("avx2,f16c")))
+#define LOAD_F16 F16C_WIDEN
+#define STORE_F16 F16C_NARROW
+#include "_kernels_body.h"
+
+VECTORS(avx512, 64)
+#define LANES32_avx512 16
+#define LANES64_avx512 8
+#define LEVEL avx512
+#define TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define LOAD_F16 AVX512_WIDEN
+#define STORE_F16 AVX512_NARROW
+#include "_kernels_body.h"
+
+static int has_baseline(void) { return 1; }
+static int has_avx2(void)
+{
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) && __builtin_cpu_supports("avx2");
+}
+static int has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#define KERNELS_LEVELS(X) X(baseline) X(avx2) X(avx512)
+#else
+static int has_baseline(void) { return 1; }
+#define KERNELS_LEVELS(X) X(baseline)
+#endif
+
+/* From the plainest to the widest. */
+static const struct {
+    const char *name;
+    int (*available)(void);
+    kernels_table *table;
+} kernels_levels[] = {
+#define X(level) {#level, has_##level, &table_##level},
+    KERNELS_LEVELS(X)
+#undef X
+};
+enum { KERNELS_LEVEL_COUNT = sizeof kernels_levels / sizeof kernels_levels[0] };
+
+static int kernels_available(int level) { return kernels_levels[level].available(); }
+static const char *kernels_level_name(int level) { return kernels_levels[level].name; }
+
+/* The kernel, or NULL where the operator has no meaning for the type. */
+static kernels_fold kernels_at(int level, int op, int type)
+{
+    if (op < 0 || op >= KERNELS_OP_COUNT || type < 0 || type >= KERNELS_TYPE_COUNT)
+        return NULL;
+    return (*kernels_levels[level].table)[op][type];
+}
+
+#endif

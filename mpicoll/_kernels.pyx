@@ -1,0 +1,118 @@
+"""Compiled reductions: k operands, one pass, no temporaries, without the GIL.
+
+What the kernels promise is said in `_kernels.h`; `ops` is the door for Python callers.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdlib cimport free, malloc
+
+
+cdef extern from "_kernels.h" nogil:
+    const char *kernels_op_names[]
+    const char *kernels_type_names[]
+    int KERNELS_OP_COUNT
+    int KERNELS_TYPE_COUNT
+    int KERNELS_LEVEL_COUNT
+    bint kernels_available(int level)
+    const char *kernels_level_name(int level)
+    fold_function kernels_at(int level, int op, int type)
+
+
+OPS = {kernels_op_names[i].decode(): i for i in range(KERNELS_OP_COUNT)}
+TYPES = {kernels_type_names[i].decode(): i for i in range(KERNELS_TYPE_COUNT)}
+
+cdef dict _available = {
+    kernels_level_name(i).decode(): i for i in range(KERNELS_LEVEL_COUNT) if kernels_available(i)
+}
+cdef int _level = max(_available.values())
+
+
+cdef fold_function lookup(int op, int type) noexcept nogil:
+    return kernels_at(_level, op, type)
+
+
+def levels():
+    """The instruction sets that this processor has, from the plainest to the widest."""
+    return tuple(_available)
+
+
+def level():
+    """The instruction set in use."""
+    return kernels_level_name(_level).decode()
+
+
+def use_level(str name not None):
+    """Use this instruction set from now on, in all threads.
+
+    Raises:
+        ValueError: this processor does not have it.
+    """
+    global _level
+    if name not in _available:
+        raise ValueError(
+            f"instruction set {name!r} is not available here: choose one of {', '.join(_available)}"
+        )
+    _level = _available[name]
+
+
+def has(str op not None, str type not None):
+    """Whether there is a kernel for an operator and a type (names of `OPS` and `TYPES`)."""
+    return op in OPS and type in TYPES and lookup(OPS[op], TYPES[type]) != NULL
+
+
+def fold(str op not None, str type not None, dtype, dst, operands):
+    """dst = operands[0] op operands[1] op ..., left to right.
+
+    Args:
+        op, type: Names of `OPS` and `TYPES`.
+        dtype: NumPy dtype of all the arrays, the one that `type` names.
+        dst: Writable contiguous array; exactly the memory of an operand, or apart from all.
+        operands: At least one contiguous array, each as long as `dst`.
+
+    Raises:
+        TypeError: There is no such kernel, or an array has another dtype.
+        ValueError: No operand, or one of another length than `dst`.
+    """
+    cdef fold_function kernel = NULL
+    if op in OPS and type in TYPES:
+        kernel = lookup(OPS[op], TYPES[type])
+    if kernel == NULL:
+        raise TypeError(f"no kernel for {op} of {type}")
+    cdef int count = len(operands), taken = 0, i
+    if count == 0:
+        raise ValueError("nothing to fold: pass at least one operand")
+    cdef Py_ssize_t itemsize = dtype.itemsize
+    cdef Py_buffer target
+    cdef Py_buffer *views = <Py_buffer *> malloc(count * (sizeof(Py_buffer) + sizeof(char *)))
+    if views == NULL:
+        raise MemoryError
+    cdef char **addresses = <char **> (views + count)
+    try:
+        _take(dst, op, dtype, &target, PyBUF_WRITABLE)
+        try:
+            for operand in operands:
+                if taken == count:
+                    raise ValueError("the sequence of operands grew while it was read")
+                _take(operand, op, dtype, &views[taken], PyBUF_SIMPLE)
+                addresses[taken] = <char *> views[taken].buf
+                taken += 1
+                if views[taken - 1].len != target.len:
+                    raise ValueError(
+                        f"operand {taken - 1} has {views[taken - 1].len // itemsize} elements, "
+                        f"the result {target.len // itemsize}: they must be equally long"
+                    )
+            with nogil:
+                kernel(<char *> target.buf, addresses, count, target.len // itemsize)
+        finally:
+            for i in range(taken):
+                PyBuffer_Release(&views[i])
+            PyBuffer_Release(&target)
+    finally:
+        free(views)
+
+
+cdef int _take(array, str op, dtype, Py_buffer *view, int flags) except -1:
+    cdef object own = array.dtype
+    if own is not dtype and own != dtype:
+        raise TypeError(f"{op} of {dtype} cannot fold an array of {own}")
+    return PyObject_GetBuffer(array, view, flags)

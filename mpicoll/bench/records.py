@@ -1,0 +1,202 @@
+"""Results on disk: JSON lines, appended one finished point at a time.
+
+A file holds any number of runs. Each run begins with a line ``{"record": "run", ...}`` that says
+where and how it was made; each point is a line ``{"record": "point", "run": ..., ...}``. A line is
+flushed and synchronised before the next point starts, so that a run that is killed leaves every
+finished point behind and at most one torn line, which the reader drops with a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mpicoll.bench.stats import Summary, summarise
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Point:
+    """One algorithm at one size on one communicator, with every repetition.
+
+    Attributes:
+        run: Name of the run that the point belongs to.
+        collective, algorithm, parameters: What was measured.
+        size: Bytes of the total vector.
+        count: Elements of the total vector.
+        type: NumPy name of the element type; ``none`` for a barrier.
+        redop: Name of the operator; ``none`` where nothing is reduced.
+        root: Root rank; -1 where there is none.
+        ranks: Ranks of the communicator.
+        batch: Back-to-back calls in one repetition; the times are those of one call.
+        times: Seconds of each repetition: the maximum over ranks.
+        slowest: The rank that was the maximum, for each repetition.
+        first: Seconds of the very first call, which also prepares it.
+        wrong: Wrong elements over all ranks, None if they were not checked.
+        problem: Where the first wrong element is, what it should be and what it was.
+        stop: Why it ended: ``interval``, ``time`` or ``iterations``.
+        cache: ``warm``: the same buffers are used again in each repetition.
+        oversubscribed: Whether some host had more ranks than cores.
+    """
+
+    run: str
+    collective: str
+    algorithm: str
+    size: int
+    count: int
+    type: str
+    redop: str
+    root: int
+    ranks: int
+    batch: int
+    times: tuple[float, ...]
+    slowest: tuple[int, ...]
+    first: float
+    wrong: int | None
+    problem: str | None
+    stop: str
+    oversubscribed: bool
+    parameters: dict[str, int] = field(default_factory=dict)
+    cache: str = "warm"
+
+    @property
+    def summary(self) -> Summary:
+        """Median, interval and tail of the times, in seconds."""
+        return summarise(self.times)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The line of the file: the fields, and the summary for readers that only want that."""
+        summary = self.summary
+        return {
+            "record": "point",
+            **asdict(self),
+            "time": summary.median,
+            "ci_lo": summary.low,
+            "ci_hi": summary.high,
+            "p95": summary.p95,
+            "p99": summary.p99,
+            "n": summary.n,
+        }
+
+    @classmethod
+    def from_dict(cls, line: dict[str, Any]) -> Point:
+        """The point of a line; the summary is made again from the repetitions.
+
+        Raises:
+            KeyError, TypeError, ValueError: if the line is no point.
+        """
+        known = {f.name: line[f.name] for f in fields(cls)}
+        known["times"] = tuple(float(t) for t in known["times"])
+        known["slowest"] = tuple(int(r) for r in known["slowest"])
+        if not known["times"]:
+            raise ValueError("the point has no repetition")
+        return cls(**known)
+
+
+@dataclass
+class Run:
+    """The points of one launch and the facts of where and how they were measured."""
+
+    name: str
+    facts: dict[str, Any]
+    points: list[Point] = field(default_factory=list)
+
+
+class Writer:
+    """Appends runs and points to a file, each safe on disk when the call returns.
+
+    Args:
+        path: The file; it is created if need be and never shortened.
+
+    Raises:
+        OSError: if the file cannot be opened or, later, written.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._file = open(path, "ab+")  # noqa: SIM115 - closed by close()
+        self._end_torn_line()
+
+    def _end_torn_line(self) -> None:
+        """Keep what a killed run left of a line from swallowing the first line of this one."""
+        end = self._file.seek(0, os.SEEK_END)
+        if end:
+            self._file.seek(end - 1)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
+
+    def run(self, name: str, facts: dict[str, Any]) -> None:
+        """Append the line that opens a run."""
+        self._append({"record": "run", "format": FORMAT, "run": name, **facts})
+
+    def point(self, point: Point) -> None:
+        """Append a finished point."""
+        self._append(point.as_dict())
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; closing twice does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read(path: Path | str) -> list[Run]:
+    """Read all runs of a file, in the order written.
+
+    A line that cannot be read, such as the torn last line of a run that was killed, is dropped
+    with a warning that names it.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it holds no point at all.
+    """
+    runs: dict[str, Run] = {}
+    for number, line in _lines(path):
+        try:
+            name = line["run"]
+            if line["record"] == "run":
+                facts = {k: v for k, v in line.items() if k not in ("record", "run")}
+                runs.setdefault(name, Run(name, facts)).facts = facts
+            elif line["record"] == "point":
+                runs.setdefault(name, Run(name, {})).points.append(Point.from_dict(line))
+            else:
+                raise ValueError(f"unknown record {line['record']!r}")
+        except (KeyError, TypeError, ValueError) as error:
+            _drop(path, number, repr(error))
+    if not any(run.points for run in runs.values()):
+        raise ValueError(f"{path} holds no measured point; give a file that `mpicoll bench` wrote")
+    return list(runs.values())
+
+
+def _lines(path: Path | str) -> Iterator[tuple[int, Any]]:
+    for number, text in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            yield number, json.loads(text)
+        except ValueError:
+            _drop(path, number, "it is not complete JSON")
+
+
+def _drop(path: Path | str, number: int, reason: str) -> None:
+    warnings.warn(f"{path}, line {number} dropped: {reason}", stacklevel=3)

@@ -1,0 +1,43 @@
+"""The subcommands, collected."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mpicoll import __version__
+from mpicoll.cli import bench, doctor, listing, show, simulate, train, verify
+
+app = typer.Typer(
+    name="mpicoll",
+    help="Choose, understand, predict and beat the collectives of an MPI library.",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for name, command in (
+    ("list", listing.command),
+    ("show", show.command),
+    ("verify", verify.command),
+    ("simulate", simulate.command),
+    ("bench", bench.command),
+    ("train", train.command),
+    ("doctor", doctor.command),
+):
+    app.command(name)(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mpicoll {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Choose, understand, predict and beat the collectives of an MPI library."""

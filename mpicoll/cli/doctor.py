@@ -1,0 +1,203 @@
+"""``mpicoll doctor``: what this installation and this launch are, and what is wrong with them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import TYPE_CHECKING, Any
+
+from mpicoll.cli import launcher, libraries, output
+from mpicoll.cli.errors import UsageError
+from mpicoll.cli.options import Json
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: The least tag limit that a library may have, and all that is ever used here.
+_TAGS = 32767
+_PACKAGES = ("numpy", "mpi4py", "Cython", "typer", "rich", "plotly", "matplotlib", "scipy")
+
+
+def command(json: Json = False) -> int:
+    """Check MPI, the launch and the installation; alone or under mpirun.
+
+    The exit status is 1 if something is wrong.
+    """
+    facts = examine()
+    if json:
+        output.facts(facts)
+    else:
+        _print(facts)
+    return 0 if facts["ok"] else 1
+
+
+def examine() -> dict[str, Any]:
+    """The facts, as plain values, the same on every rank. Collective.
+
+    ``problems`` holds what is wrong, ``warnings`` what is worth knowing; ``ok`` is whether there
+    is no problem.
+    """
+    from mpicoll.cli.session import world
+
+    started = launcher.launch()
+    facts: dict[str, Any] = {
+        "mpicoll": _installation(),
+        "launcher": {
+            "name": started.name,
+            "processes": started.size,
+        },
+    }
+    problems: list[str] = []
+    warnings: list[str] = []
+    try:
+        comm = world()
+    except UsageError as error:
+        facts["mpi"] = None
+        problems.append(str(error))
+    else:
+        facts["mpi"] = _mpi(comm)
+        facts["hosts"] = _hosts(comm)
+        problems += _mpi_problems(facts["mpi"], started)
+        warnings += _host_warnings(facts["hosts"])
+    if facts["mpicoll"]["kernels"] is None:
+        warnings.append(
+            "the compiled reductions are not built, NumPy does their work more slowly; build them "
+            "with `python setup.py build_ext --inplace` or install the package"
+        )
+    return {"ok": not problems, "problems": problems, "warnings": warnings, **facts}
+
+
+def _installation() -> dict[str, Any]:
+    import mpicoll
+    from mpicoll import ops
+
+    kernels = getattr(ops, "_kernels", None)
+    return {
+        "version": mpicoll.__version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "simd": ops.simd_level(),
+        "kernels": kernels and {"compiler": libraries.compiler_of(kernels.__file__)},
+        "blas_threads": libraries.blas_threads(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _mpi(comm: MPI.Intracomm) -> dict[str, Any]:
+    from mpi4py import MPI
+
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    names = {getattr(MPI, f"THREAD_{level}"): level.lower() for level in levels}
+    return {
+        "library": MPI.Get_library_version().rstrip("\0").strip().replace("\n", ", "),
+        "standard": ".".join(map(str, MPI.Get_version())),
+        "files": [str(path) for path in libraries.loaded(r"libmpi\w*\.so")],
+        "ranks": comm.Get_size(),
+        "thread_level": names[MPI.Query_thread()],
+        "tag_limit": MPI.COMM_WORLD.Get_attr(MPI.TAG_UB),
+        "cuda_aware": libraries.cuda_aware(),
+    }
+
+
+def _hosts(comm: MPI.Intracomm) -> list[dict[str, Any]]:
+    from mpi4py import MPI
+
+    from mpicoll.bench.environment import Place, cores
+
+    places = comm.allgather(Place(MPI.Get_processor_name(), cores()))
+    return [
+        {
+            "host": host,
+            "ranks": sum(place.host == host for place in places),
+            "cores": len({core for place in places if place.host == host for core in place.cores}),
+        }
+        for host in dict.fromkeys(place.host for place in places)
+    ]
+
+
+def _mpi_problems(mpi: dict[str, Any], started: launcher.Launch) -> list[str]:
+    found = []
+    lone = launcher.mismatch(started, mpi["ranks"])
+    if lone is not None:
+        found.append(lone)
+    if mpi["tag_limit"] is not None and mpi["tag_limit"] < _TAGS:
+        found.append(
+            f"the MPI library takes tags up to {mpi['tag_limit']}, less than the {_TAGS} that the "
+            "standard demands; use another transport or library"
+        )
+    return found
+
+
+def _host_warnings(hosts: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{host['host']} has {host['ranks']} ranks on {host['cores']} cores: it works, but times "
+        "are not performance; start fewer ranks, or bind them to more cores"
+        for host in hosts
+        if host["ranks"] > host["cores"]
+    ]
+
+
+def _print(facts: dict[str, Any]) -> None:
+    output.table(("what", "found"), list(_lines(facts)))
+    for warning in facts["warnings"]:
+        output.text(f"warning: {warning}")
+    for problem in facts["problems"]:
+        output.text(f"problem: {problem}")
+    output.text("all is well" if facts["ok"] else "see the problems above")
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    own, started, mpi = facts["mpicoll"], facts["launcher"], facts["mpi"]
+    lines = [("mpicoll", own["version"]), ("Python", own["python"])]
+    lines += [(name, version or "not installed") for name, version in own["packages"].items()]
+    if mpi is not None:
+        lines += [
+            ("MPI library", mpi["library"]),
+            ("MPI standard", mpi["standard"]),
+            ("MPI library files", ", ".join(mpi["files"]) or "unknown"),
+            ("launcher", started["name"]),
+            ("processes launched", _or_unknown(started["processes"])),
+            ("ranks seen", str(mpi["ranks"])),
+            ("thread level", mpi["thread_level"]),
+            ("tag limit", _or_unknown(mpi["tag_limit"])),
+            (
+                "CUDA-aware",
+                {None: "unknown: the library does not say"}.get(mpi["cuda_aware"])
+                or ("yes" if mpi["cuda_aware"] else "no"),
+            ),
+        ]
+        lines += [
+            (
+                f"host {host['host']}",
+                _counted(host["ranks"], "rank") + ", " + _counted(host["cores"], "core"),
+            )
+            for host in facts["hosts"]
+        ]
+    kernels = own["kernels"]
+    built = f"compiled by {kernels['compiler'] or 'an unknown compiler'}" if kernels else "NumPy"
+    limits = [
+        f"{n}={os.environ[n]}"
+        for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        if n in os.environ
+    ]
+    lines += [
+        ("reductions", built),
+        ("SIMD level", own["simd"]),
+        ("BLAS threads", ", ".join([_or_unknown(own["blas_threads"]), *limits])),
+    ]
+    return lines
+
+
+def _or_unknown(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

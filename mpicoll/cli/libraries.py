@@ -1,0 +1,74 @@
+"""What the shared libraries loaded into this process say about themselves.
+
+Nothing is guessed from names or versions: a library is asked through its own functions, and where
+it has none the answer is None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from pathlib import Path
+
+_COMPILERS = re.compile(rb"GCC: \([^)\0]*\) [0-9.]+|clang version [0-9.]+|icx [0-9.]+")
+_BLAS_THREADS = (
+    "scipy_openblas_get_num_threads64_",
+    "scipy_openblas_get_num_threads",
+    "openblas_get_num_threads64_",
+    "openblas_get_num_threads",
+    "MKL_Get_Max_Threads",
+    "bli_thread_get_num_threads",
+)
+
+
+def loaded(pattern: str) -> list[Path]:
+    """Paths of the loaded libraries whose file name matches a pattern, each once.
+
+    Empty where the system does not tell.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = dict.fromkeys(Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line)
+    return [path for path in paths if re.match(pattern, path.name)]
+
+
+def _function(path: Path, name: str) -> ctypes._NamedFuncPointer | None:
+    """A function of a library that is loaded already; it is not loaded anew."""
+    try:
+        library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        return getattr(library, name)
+    except (OSError, AttributeError):
+        return None
+
+
+def cuda_aware() -> bool | None:
+    """Whether the loaded MPI library takes pointers to CUDA memory; None if it does not say.
+
+    It is asked by MPIX_Query_cuda_support, which Open MPI and MPICH have.
+    """
+    for path in loaded(r"lib(mpi|mpich|mpi_\w+)\.so"):
+        query = _function(path, "MPIX_Query_cuda_support")
+        if query is not None:
+            query.restype, query.argtypes = ctypes.c_int, []
+            return bool(query())
+    return None
+
+
+def blas_threads() -> int | None:
+    """Threads that the loaded BLAS library would use; None if it does not say."""
+    for path in loaded(r"lib\w*(openblas|mkl_rt|blis)"):
+        for name in _BLAS_THREADS:
+            count = _function(path, name)
+            if count is not None:
+                count.restype, count.argtypes = ctypes.c_int, []
+                return int(count())
+    return None
+
+
+def compiler_of(extension: str) -> str | None:
+    """The compiler that wrote itself into a compiled file; None if none did."""
+    match = _COMPILERS.search(Path(extension).read_bytes())
+    return match[0].decode("ascii", "replace") if match else None

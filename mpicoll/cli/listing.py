@@ -1,0 +1,62 @@
+"""``mpicoll list``: the catalogue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpicoll.cli import output
+from mpicoll.cli.errors import usage
+from mpicoll.cli.options import Json
+
+if TYPE_CHECKING:
+    from mpicoll.registry import Algorithm
+
+
+def command(
+    collective: Annotated[
+        str | None, typer.Argument(metavar="[COLLECTIVE]", help="Of this collective only.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """List the collectives and their algorithms."""
+    from mpicoll import algorithms
+
+    wanted = algorithms.catalogue()
+    if collective is not None:
+        with usage():
+            names = algorithms.names(collective)
+        wanted = tuple(algorithms.find(collective, name) for name in names)
+    if json:
+        output.facts([entry(algorithm) for algorithm in wanted])
+        return 0
+    output.table(
+        ("collective", "algorithm", "parameters", "needs", "what it does"),
+        (
+            (
+                a.collective,
+                a.name,
+                " ".join(f"{name}={value}" for name, value in a.parameters.items()),
+                ", ".join(a.needs),
+                a.summary,
+            )
+            for a in wanted
+        ),
+    )
+    return 0
+
+
+def entry(algorithm: Algorithm) -> dict[str, Any]:
+    """What the catalogue says about an algorithm, as plain values."""
+    return {
+        "collective": algorithm.collective,
+        "algorithm": algorithm.name,
+        "family": algorithm.family,
+        "summary": algorithm.summary,
+        "parameters": dict(algorithm.parameters),
+        "needs": list(algorithm.needs),
+        "order": list(algorithm.order),
+        "symmetric": algorithm.symmetric,
+        "reference": algorithm.reference,
+    }

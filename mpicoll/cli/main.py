@@ -1,0 +1,132 @@
+"""The command's frame: which rank speaks, what an error looks like, how the job ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from mpicoll.cli.errors import RankError, UsageError
+from mpicoll.cli.launcher import launch
+
+#: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
+COLLECTIVE_COMMANDS = ("bench", "train", "doctor")
+
+FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: Words of the command line after the command's name; those of this process by
+            default.
+
+    Returns:
+        The exit status: 0 done, 1 a fact that is not as it should be or a failure, 2 wrong usage,
+        130 interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    together = bool(words) and words[0] in COLLECTIVE_COMMANDS
+    rank = launch().rank
+    if rank and not together:
+        return 0
+    if rank:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+    try:
+        # Without a subcommand there is nothing to do but to say what there is.
+        status = _run(words) if words else max(MISUSED, _run(["--help"]))
+        sys.stdout.flush()
+        return status
+    except UsageError as error:
+        if rank == 0:
+            _complain(str(error))
+        return MISUSED
+    except BrokenPipeError:
+        # Nobody reads any more. Python would complain about what is still buffered at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        _end_job(INTERRUPTED)
+        return INTERRUPTED
+    except (RankError, OSError) as error:
+        _complain(_with_rank(_describe(error)))
+        _end_job(FAILED)
+        return FAILED
+    except Exception:
+        sys.stderr.write(_with_rank(traceback.format_exc()))
+        _end_job(FAILED)
+        return FAILED
+
+
+def _run(words: list[str]) -> int:
+    """Parse the words and run the subcommand; its exit status."""
+    import typer
+    from typer.main import get_command
+
+    from mpicoll.cli.app import app
+
+    command = get_command(app)
+    try:
+        with command.make_context("mpicoll", words) as context:
+            return command.invoke(context) or 0
+    except typer.Exit as leave:
+        return leave.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        # Usage errors of the parser; their class has moved between releases of typer.
+        if getattr(error, "exit_code", None) == MISUSED and hasattr(error, "format_message"):
+            raise UsageError(_of_parser(error)) from None
+        raise
+
+
+def _of_parser(error: Exception) -> str:
+    """A usage error of the parser as one line that names the remedy."""
+    message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "mpicoll"
+    return f"{message[:1].lower()}{message[1:]}; see `{path} --help`"
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    return str(error)
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"mpicoll: error: {message}\n")
+    sys.stderr.flush()
+
+
+def _with_rank(message: str) -> str:
+    """The message with this rank before each line, if there are others."""
+    ranks = _ranks()
+    if ranks is None:
+        return message
+    lines = message.splitlines(keepends=True)
+    return "".join(f"[rank {ranks[0]}] {line}" for line in lines)
+
+
+def _end_job(status: int) -> None:
+    """Under mpirun, end all ranks: the others may wait for this one for ever."""
+    ranks = _ranks()
+    if ranks is not None:
+        sys.stderr.flush()
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort(status)
+
+
+def _ranks() -> tuple[int, int] | None:
+    """Rank and size of a running MPI job of several ranks; MPI is not initialised for this."""
+    if "mpi4py.MPI" not in sys.modules:
+        return None
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.Get_size() == 1:
+        return None
+    return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()

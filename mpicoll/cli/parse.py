@@ -1,0 +1,112 @@
+"""Reading what is written on the command line: numbers of ranks, roots, parameters, times."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from mpicoll.cli.errors import UsageError
+
+_MOST_RANKS = 1 << 24
+_TIME = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(s|ms|us|ns|ps|fs)?", re.IGNORECASE | re.ASCII)
+_EXPONENTS = {"s": 0, "ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15}
+
+#: Attoseconds in a second: the unit in which times of the model are exact whole numbers.
+ATTOSECONDS = 10**18
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Numbers of ranks, ascending and each once, from ``4``, ``1-33``, ``2,4,8`` or a mixture.
+
+    Raises:
+        UsageError: if the text is none of these, or a number is out of range.
+    """
+    return _numbers("-P", text, 1, _MOST_RANKS, "1-33 or 2,4,8")
+
+
+def roots(text: str) -> tuple[int | str, ...]:
+    """Roots, from numbers, ranges, ``last`` and ``all``, separated by commas.
+
+    Raises:
+        UsageError: if the text is none of these.
+    """
+    found: dict[int | str, None] = {}
+    for part in text.split(","):
+        if part.strip() in ("last", "all"):
+            found[part.strip()] = None
+        else:
+            numbers = _numbers("--roots", part, 0, _MOST_RANKS, "0,last, 0-3 or all")
+            found.update(dict.fromkeys(numbers))
+    return tuple(found)
+
+
+def roots_of(written: tuple[int | str, ...], size: int) -> tuple[int, ...]:
+    """The roots meant among ``size`` ranks; those that are no rank there are left out."""
+    found: set[int] = set()
+    for root in written:
+        if root == "all":
+            found.update(range(size))
+        else:
+            found.add(size - 1 if root == "last" else int(root))
+    return tuple(sorted(root for root in found if root < size))
+
+
+def parameters(texts: list[str]) -> dict[str, int]:
+    """Parameters of an algorithm, from ``name=value`` each.
+
+    Raises:
+        UsageError: if one has another form, or is given twice.
+    """
+    found: dict[str, int] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier() or not value.strip().isdecimal():
+            raise UsageError(
+                f"--set {text!r} is no parameter; write a name and a whole number, as segments=4"
+            )
+        if name in found:
+            raise UsageError(f"--set {name} is given twice; give it once")
+        found[name] = int(value)
+    return found
+
+
+def attoseconds(option: str, text: str) -> int:
+    """A time such as ``1e-6``, ``1.5us`` or ``80ps`` (seconds if no unit), in attoseconds.
+
+    Raises:
+        UsageError: if the text is no time.
+    """
+    match = _TIME.fullmatch(text.strip())
+    try:
+        if match is None:
+            raise InvalidOperation
+        unit = (match[2] or "s").lower()
+        return int(Decimal(match[1]).scaleb(18 - _EXPONENTS[unit]).to_integral_value())
+    except (InvalidOperation, OverflowError):
+        raise UsageError(
+            f"{option} {text!r} is not a time; write seconds or a number with a unit, such as "
+            "1e-6, 1.5us or 80ps"
+        ) from None
+
+
+def _numbers(option: str, text: str, least: int, most: int, example: str) -> tuple[int, ...]:
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part, re.ASCII)
+        if match is None:
+            raise UsageError(
+                f"{option} {text!r}: {part!r} is neither a number nor a range; write {example}"
+            )
+        first = int(match[1])
+        last = int(match[2]) if match[2] else first
+        if first > last:
+            raise UsageError(
+                f"{option} {text!r}: the range {first}-{last} is empty; write {last}-{first}"
+            )
+        for number in (first, last):
+            if not least <= number <= most:
+                raise UsageError(
+                    f"{option} {text!r}: {number} is out of range; give {least} to {most}"
+                )
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))

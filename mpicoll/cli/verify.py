@@ -1,0 +1,132 @@
+"""``mpicoll verify``: prove schedules right, one number of ranks at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from mpicoll.cli import output, parse
+from mpicoll.cli.errors import UsageError, usage
+from mpicoll.cli.options import Json, Set
+
+if TYPE_CHECKING:
+    from mpicoll.registry import Algorithm
+    from mpicoll.verify import Case
+
+
+class _Call(NamedTuple):
+    algorithm: Algorithm
+    size: int
+    root: int
+
+
+def command(
+    collective: Annotated[
+        str | None, typer.Argument(metavar="[COLLECTIVE]", help="All of them, if none is named.")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Argument(metavar="[ALGORITHM]", help="All of them, if none is named.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every algorithm of every collective.")
+    ] = False,
+    ranks: Annotated[
+        str, typer.Option("-P", metavar="LIST", help="Numbers of ranks, as 4, 1-33 or 2,4,8.")
+    ] = "1-33",
+    roots: Annotated[str, typer.Option(metavar="LIST", help="Roots, as 0,last or all.")] = "0,last",
+    set_: Set = None,
+    json: Json = False,
+) -> int:
+    """Verify schedules: every contribution exactly once, no deadlock, and the promised counts.
+
+    The exit status is 1 if any is wrong.
+    """
+    sizes, written = parse.ranks(ranks), parse.roots(roots)
+    parameters = parse.parameters(set_ or [])
+    if everything and collective is not None:
+        raise UsageError(f"--all and the collective {collective!r} exclude each other; drop one")
+    if parameters and algorithm is None:
+        raise UsageError("--set needs one algorithm; name a collective and an algorithm")
+    with usage():
+        chosen = _chosen(collective, algorithm)
+        for entry in chosen:
+            entry.complete(parameters)
+    calls = list(_calls(chosen, sizes, written))
+    if not calls:
+        raise UsageError(f"--roots {roots!r} names no rank for -P {ranks!r}; try --roots 0,last")
+    cases = _verify(calls, parameters)
+    ok = all(case.ok for case in cases)
+    if json:
+        output.facts({"ok": ok, "cases": [case.as_dict() for case in cases]})
+    else:
+        _print(cases)
+    return 0 if ok else 1
+
+
+def _chosen(collective: str | None, algorithm: str | None) -> tuple[Algorithm, ...]:
+    from mpicoll import algorithms
+
+    if collective is None:
+        return algorithms.catalogue()
+    if algorithm is None:
+        return tuple(algorithms.find(collective, name) for name in algorithms.names(collective))
+    return (algorithms.find(collective, algorithm),)
+
+
+def _calls(
+    chosen: tuple[Algorithm, ...], sizes: tuple[int, ...], written: tuple[int | str, ...]
+) -> Iterator[_Call]:
+    for algorithm in chosen:
+        for size in sizes:
+            roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
+            for root in roots:
+                yield _Call(algorithm, size, root)
+
+
+def _verify(calls: list[_Call], parameters: dict[str, int]) -> list[Case]:
+    from mpicoll.verify import verify
+
+    with output.progress() as progress:
+        return [
+            verify(call.algorithm, call.size, call.root, parameters)
+            for call in progress.track(calls, description="verifying")
+        ]
+
+
+def _print(cases: list[Case]) -> None:
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        groups.setdefault((case.collective, case.algorithm), []).append(case)
+    output.table(
+        ("collective", "algorithm", "P", "cases", "verdict"),
+        (
+            (*names, _span([c.size for c in group]), str(len(group)), _verdict(group))
+            for names, group in groups.items()
+        ),
+        right=("cases",),
+    )
+    wrong = [case for case in cases if not case.ok]
+    for case in wrong:
+        root = f", root {case.root}" if case.root else ""
+        output.text(f"{case.collective} {case.algorithm}, P = {case.size}{root}:")
+        for problem in case.problems:
+            output.text(f"  {problem}")
+    output.text(f"{len(cases) - len(wrong)} of {len(cases)} cases are right")
+
+
+def _verdict(group: list[Case]) -> str:
+    wrong = sum(not case.ok for case in group)
+    return f"{wrong} wrong" if wrong else "right"
+
+
+def _span(sizes: list[int]) -> str:
+    """Numbers as the shortest list of numbers and ranges, as -P takes it."""
+    parts: list[list[int]] = []
+    for size in sorted(set(sizes)):
+        if parts and parts[-1][-1] + 1 == size:
+            parts[-1] = [parts[-1][0], size]
+        else:
+            parts.append([size])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,63 @@
+"""Data-parallel SGD in lockstep: one model, one global batch a step, gradients all-reduced.
+
+    from mpicoll.train import threads
+    threads.limit_blas_threads()                    # before anything loads NumPy
+
+    from mpicoll.train import Config, main, run
+    status = main(Config(model="mlp", hidden=(64,)), comm)      # trains, prints, compares
+    result = run(Config(epochs=5), comm)                        # Result: parameters, history
+
+`comm` is an `mpicoll.Intracomm`; `run(config)` without one trains in this process alone, without
+MPI. `main(config, comm, *, as_json=False, progress=None)` returns the exit status, the same on all
+ranks. Bring your own data and model with `run(config, comm, dataset=..., model=...)`.
+
+Names are loaded when first used, so that importing this package (and `threads`) loads no NumPy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpicoll.train.config import Config
+    from mpicoll.train.data import Dataset
+    from mpicoll.train.loop import Epoch, Result, run
+    from mpicoll.train.models import MLP, Batch, Model
+    from mpicoll.train.report import main
+    from mpicoll.train.sampler import Sampler
+    from mpicoll.train.workers import TrainingError
+
+__all__ = [
+    "MLP",
+    "Batch",
+    "Config",
+    "Dataset",
+    "Epoch",
+    "Model",
+    "Result",
+    "Sampler",
+    "TrainingError",
+    "main",
+    "run",
+]
+
+_HOMES = {
+    "MLP": "models",
+    "Batch": "models",
+    "Config": "config",
+    "Dataset": "data",
+    "Epoch": "loop",
+    "Model": "models",
+    "Result": "loop",
+    "Sampler": "sampler",
+    "TrainingError": "workers",
+    "main": "report",
+    "run": "loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

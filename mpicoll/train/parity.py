@@ -1,0 +1,36 @@
+"""How far the parameters of P ranks are from those of one process with the same global batches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpicoll.train.config import Config
+from mpicoll.train.models import Parameters
+
+
+def differences(parameters: Parameters, reference: Parameters) -> dict[str, float]:
+    """Largest difference of each array, relative to the largest value of the reference's array.
+
+    Relative to the array, not to each element: elements near zero carry rounding errors of the
+    size of the others. NaN if a value is NaN.
+    """
+    return {
+        name: _relative(np.abs(array - reference[name]).max(), np.abs(reference[name]).max())
+        for name, array in parameters.items()
+    }
+
+
+def _relative(difference: float, largest: float) -> float:
+    if difference == 0:
+        return 0.0
+    return float(difference / largest) if largest else float("inf")
+
+
+def limit(config: Config) -> float | None:
+    """Largest difference that rounding explains, or None in float32, where none is promised.
+
+    A hidden layer's ReLU turns rounding near zero into larger steps, so an MLP has more room.
+    """
+    if config.dtype != "float64":
+        return None
+    return 1e-12 if config.model == "softmax" else 1e-9

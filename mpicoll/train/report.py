@@ -1,0 +1,189 @@
+"""`mpicoll train`: train, print what happens, compare with one process.
+
+Rank 0 alone prints: results to standard output, the progress bar to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpicoll.train import parity, threads
+from mpicoll.train.config import Config
+from mpicoll.train.data import DATASETS, Dataset
+from mpicoll.train.loop import Epoch, Result, run
+from mpicoll.train.workers import AllReduceWorkers, TrainingError, together
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_REFRESH_SECONDS = 0.1
+_POLL_SECONDS = 0.01
+
+
+def main(
+    config: Config, comm: MPI.Intracomm, *, as_json: bool = False, progress: bool | None = None
+) -> int:
+    """Train on all ranks of `comm`, then compare with one process; collective.
+
+    Args:
+        config: What to do, equal on all ranks.
+        comm: An `mpicoll.Intracomm`.
+        as_json: Print one JSON object at the end instead of text.
+        progress: Draw a progress bar; None draws one if standard error is a terminal. Launchers
+            connect the ranks through pipes, so ask for it where that pipe ends on a terminal.
+
+    Returns:
+        Exit status, the same on all ranks: 0, or 1 if training failed or the weights differ from
+        those of one process by more than rounding explains.
+    """
+    first = comm.Get_rank() == 0
+    workers = AllReduceWorkers(comm, config.algorithm)
+    try:
+        with together(workers, f"reading {config.dataset}"):
+            dataset = DATASETS[config.dataset]()
+        say = print if first and not as_json else _silent
+        say(_header(config, comm.Get_size(), dataset))
+        say(_COLUMNS)
+        with _progress_bar(first and _wanted(progress)) as on_step:
+            result = run(
+                config,
+                comm,
+                dataset=dataset,
+                on_step=on_step,
+                on_epoch=lambda epoch: say(_line(epoch), flush=True),
+            )
+    except TrainingError as error:
+        if first:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    verdict = _compare(config, dataset, result) if first else {}
+    _wait_without_spinning(comm)
+    status: int = comm.bcast(int(not verdict.get("ok")) if first else None, root=0)
+    if first:
+        facts = _facts(config, comm.Get_size(), result, verdict)
+        print(json.dumps(facts, indent=2) if as_json else _conclusion(facts), flush=True)
+    return status
+
+
+def _silent(*_: object, **__: object) -> None:
+    pass
+
+
+def _compare(config: Config, dataset: Dataset, result: Result) -> dict[str, Any]:
+    """Train again in this process alone and compare the weights."""
+    reference = run(config, dataset=dataset)
+    differences = parity.differences(result.parameters, reference.parameters)
+    worst = max(differences, key=lambda name: np.nan_to_num(differences[name], nan=np.inf))
+    limit = parity.limit(config)
+    return {
+        "largest": differences[worst],
+        "array": worst,
+        "limit": limit,
+        "ok": limit is None or differences[worst] <= limit,
+    }
+
+
+def _wait_without_spinning(comm: MPI.Intracomm) -> None:
+    """A barrier that leaves the cores to the rank that is still computing."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(_POLL_SECONDS)
+
+
+def _facts(config: Config, ranks: int, result: Result, verdict: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "config": asdict(config),
+        "ranks": ranks,
+        "blas_threads": threads.describe_blas_threads(),
+        "epochs": [asdict(epoch) for epoch in result.history],
+        "test_accuracy": result.history[-1].test_accuracy,
+        "seconds": sum(epoch.seconds for epoch in result.history),
+        "difference_from_one_process": verdict,
+    }
+
+
+_COLUMNS = (
+    f"{'epoch':>5}  {'loss':>8}  {'train acc.':>10}  {'test acc.':>9}  {'seconds':>7}  all-reduce"
+)
+
+
+def _line(epoch: Epoch) -> str:
+    return (
+        f"{epoch.number:>5}  {epoch.loss:>8.4f}  {epoch.train_accuracy:>10.4f}  "
+        f"{epoch.test_accuracy:>9.4f}  {epoch.seconds:>7.2f}  {epoch.communication:>9.0%}"
+    )
+
+
+def _header(config: Config, ranks: int, dataset: Dataset) -> str:
+    train, test = len(dataset.train_labels), len(dataset.test_labels)
+    layers = (dataset.features, *(config.hidden if config.model == "mlp" else ()), dataset.classes)
+    return (
+        f"train {dataset.name}: {config.model} {'-'.join(map(str, layers))} in {config.dtype}, "
+        f"{ranks} {'rank' if ranks == 1 else 'ranks'}, "
+        f"all-reduce {config.algorithm or 'chosen by the communicator'}\n"
+        f"{train:,} training and {test:,} test samples, batch {min(config.batch, train)}, "
+        f"lr {config.lr:g}, momentum {config.momentum:g}, seed {config.seed}, "
+        f"BLAS threads a rank: {threads.describe_blas_threads()}"
+    )
+
+
+def _conclusion(facts: dict[str, Any]) -> str:
+    verdict = facts["difference_from_one_process"]
+    if verdict["limit"] is None:
+        bound = "no limit is set in float32"
+    else:
+        bound = f"limit {verdict['limit']:g}: {'ok' if verdict['ok'] else 'EXCEEDED'}"
+    return (
+        f"test accuracy {facts['test_accuracy']:.4f} after {facts['seconds']:.1f} s of steps\n"
+        f"largest difference of the weights from one process: {verdict['largest']:.1e} of the "
+        f"largest value of {verdict['array']} ({bound})"
+    )
+
+
+def _wanted(progress: bool | None) -> bool:
+    return sys.stderr.isatty() if progress is None else progress
+
+
+@contextmanager
+def _progress_bar(wanted: bool) -> Iterator[Callable[[int, int, int], None] | None]:
+    """A bar for each epoch, erased at its end; yields the function to call after a step."""
+    if not wanted:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(
+        console=Console(stderr=True, force_terminal=True),
+        transient=True,
+        auto_refresh=False,  # no thread of its own beside the training
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    task = bar.add_task("epoch")
+    last = 0.0
+
+    def on_step(epoch: int, step: int, steps: int) -> None:
+        nonlocal last
+        if step == 1:
+            bar.reset(task, total=steps, description=f"epoch {epoch}")
+            bar.start()
+        bar.update(task, completed=step)
+        if time.monotonic() - last > _REFRESH_SECONDS:
+            bar.refresh()
+            last = time.monotonic()
+        if step == steps:
+            bar.stop()
+
+    try:
+        yield on_step
+    finally:
+        bar.stop()

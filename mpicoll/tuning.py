@@ -1,0 +1,166 @@
+"""Which algorithm serves a call: pure functions of what is equal on all ranks.
+
+A table maps a collective to rules; a rule holds from a number of bytes on and lists candidates,
+best first.  The first candidate that can serve the call is taken.  ``native`` stands for the MPI
+library's own collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from mpicoll import algorithms
+from mpicoll.collectives import COLLECTIVES
+
+__all__ = [
+    "BUILTIN",
+    "BUILTIN_SOURCE",
+    "NATIVE",
+    "Choice",
+    "Rule",
+    "Table",
+    "check",
+    "choose",
+    "from_environment",
+]
+
+#: The MPI library's own collective.
+NATIVE = "native"
+#: Where the choices of :data:`BUILTIN` come from.
+BUILTIN_SOURCE = "built-in table"
+
+Parameters: TypeAlias = tuple[tuple[str, int], ...]
+
+
+class Choice(NamedTuple):
+    """An algorithm with its parameters, all of them, in order of their names."""
+
+    algorithm: str
+    parameters: Parameters = ()
+    #: Why: where the rule comes from.
+    source: str = ""
+
+
+class Rule(NamedTuple):
+    """Candidates, best first, for at least ``nbytes`` bytes on at least ``ranks`` ranks."""
+
+    nbytes: int
+    candidates: tuple[Choice, ...]
+    ranks: int = 1
+
+
+Table: TypeAlias = Mapping[str, tuple[Rule, ...]]
+
+
+def check(collective: str, algorithm: str, parameters: Mapping[str, int]) -> Parameters:
+    """The parameters of an algorithm asked for by name, with the defaults filled in.
+
+    Raises:
+        ValueError: unknown algorithm or parameter (the message names the known ones), or a
+            parameter that is no positive integer.
+    """
+    if algorithm == NATIVE:
+        if parameters:
+            raise ValueError(
+                f"{collective} {NATIVE} has no parameter {next(iter(parameters))!r}: known are none"
+            )
+        return ()
+    known = (*algorithms.names(collective), NATIVE)
+    if algorithm not in known:
+        raise ValueError(
+            f"unknown algorithm {algorithm!r} for {collective}: known are {', '.join(known)}"
+        )
+    complete = algorithms.find(collective, algorithm).complete(parameters)
+    return tuple(sorted(complete.items()))
+
+
+#: Names by number of bytes: the library's own collectives are good at small vectors.
+_NAMES: dict[str, dict[int, tuple[str, ...]]] = {
+    "allreduce": {
+        0: (NATIVE, "recursive_doubling"),
+        1 << 20: ("ring", NATIVE, "parameter_server"),
+    },
+    "reduce_scatter": {0: (NATIVE, "ring"), 1 << 20: ("ring", NATIVE)},
+    "allgather": {0: (NATIVE, "ring"), 1 << 20: ("ring", NATIVE)},
+    "reduce": {0: (NATIVE, "linear")},
+    "bcast": {0: (NATIVE, "linear")},
+    "gather": {0: (NATIVE, "linear")},
+    "scatter": {0: (NATIVE, "linear")},
+    "barrier": {0: (NATIVE, "dissemination")},
+}
+
+#: Used where nothing else is said.
+BUILTIN: Table = {
+    collective: tuple(
+        Rule(
+            nbytes,
+            tuple(Choice(name, check(collective, name, {}), BUILTIN_SOURCE) for name in names),
+        )
+        for nbytes, names in rules.items()
+    )
+    for collective, rules in _NAMES.items()
+}
+
+
+def choose(
+    collective: str,
+    size: int,
+    nbytes: int,
+    table: Table,
+    serves: Callable[[str], bool] = lambda algorithm: True,
+) -> Choice:
+    """The algorithm for a call.
+
+    Args:
+        collective: its name.
+        size: number of ranks.
+        nbytes: bytes of the whole vector (all-gather, reduce-scatter, ...: of all blocks).
+        table: the rules; a collective without any is the library's.
+        serves: whether an algorithm, by name, can serve the call at all.
+
+    Returns:
+        The first candidate that serves, of the rule for the most ranks and bytes that holds; if
+        none of its candidates serves, of the next such rule.
+
+    Raises:
+        LookupError: no candidate of a rule that holds serves the call.
+    """
+    rules = table.get(collective, (Rule(0, (Choice(NATIVE, (), BUILTIN_SOURCE),)),))
+    for rule in sorted(rules, key=lambda rule: (rule.ranks, rule.nbytes), reverse=True):
+        if size >= rule.ranks and nbytes >= rule.nbytes:
+            for candidate in rule.candidates:
+                if serves(candidate.algorithm):
+                    return candidate
+    raise LookupError(f"no algorithm of the table serves this {collective}")
+
+
+def from_environment(environment: Mapping[str, str], table: Table = BUILTIN) -> Table:
+    """The table with what the environment asks for put first.
+
+    ``MPICOLL_<COLLECTIVE>`` names an algorithm, and its parameters if wanted:
+    ``MPICOLL_ALLREDUCE="double_binary_tree segments=16"``.
+
+    Raises:
+        ValueError: an unknown algorithm or parameter; the message names variable and value.
+    """
+    merged = dict(table)
+    for collective in COLLECTIVES:
+        variable = f"MPICOLL_{collective.upper()}"
+        value = environment.get(variable, "").split()
+        if not value:
+            continue
+        try:
+            words = (word.split("=") for word in value[1:])
+            parameters = {key: int(number) for key, number in words}
+            chosen = Choice(value[0], check(collective, value[0], parameters), variable)
+        except ValueError as error:
+            raise ValueError(
+                f"{variable}={environment[variable]!r}: {error}; write an algorithm's name, "
+                "followed by name=number for each parameter"
+            ) from None
+        rules = merged.get(collective, (Rule(0, ()),))
+        merged[collective] = tuple(
+            rule._replace(candidates=(chosen, *rule.candidates)) for rule in rules
+        )
+    return merged

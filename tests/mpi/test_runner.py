@@ -1,0 +1,166 @@
+"""The runner over MPI gives the bits of the in-process runner, for every algorithm."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import algorithms, layout, local, ops
+from mpicoll.plan import PIECE, SPACE, Shape, build
+from mpicoll.runner import Execution, run
+
+pytestmark = pytest.mark.mpi
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
+
+#: Pieces and receive space: as they are, and so small that every path is taken.
+LIMITS = [(PIECE, SPACE), (64, 128), (8, 8)]
+COUNTS = sorted({0, 1, SIZE - 1, SIZE, SIZE + 1, 17, 1009})
+
+
+@pytest.fixture(scope="module")
+def private():
+    comm = WORLD.Dup()
+    yield comm
+    comm.Free()
+
+
+def settings(algorithm):
+    if "segments" not in algorithm.parameters:
+        return [{}]
+    return [{"segments": 1}, {"segments": 5, "window": 2}]
+
+
+def whole(algorithm, count, dtype):
+    """The vectors of all ranks, equal on all ranks."""
+    random = np.random.default_rng(count)
+    length = count * SIZE if algorithm.definition.block_per_rank else count
+    return [(random.standard_normal(length) * 100).astype(dtype) for _ in range(SIZE)]
+
+
+def inputs(algorithm, vectors, count, root):
+    if algorithm.collective in ("allgather", "gather"):
+        return [vector[:count].copy() for vector in vectors]
+    if algorithm.collective in ("bcast", "scatter"):
+        return [vector if rank == root else None for rank, vector in enumerate(vectors)]
+    return vectors
+
+
+def bytes_of(array):
+    return None if array is None else array.view(np.uint8)
+
+
+def execute(algorithm, count, dtype, root, parameters, limits, in_place, private):
+    """One call over MPI; returns what this rank got and what it should have got."""
+    nblocks = algorithm.blocks(SIZE)
+    vectors = whole(algorithm, count, dtype)
+    given = inputs(algorithm, vectors, count, root)
+    reduction = ops.reduction("sum", np.dtype(dtype))
+    want = local.execute(algorithm, given, reduction, root, parameters)[RANK]
+    send = None if given[RANK] is None else given[RANK].copy()
+    recv = None if want is None else np.full(want.size, 7, dtype)
+    in_place = in_place and (not algorithm.definition.rooted or RANK == root)
+    if algorithm.collective == "bcast":
+        in_place = True
+        send = recv = recv if send is None else send
+    elif in_place and algorithm.definition.input_alone:
+        recv[RANK * count : (RANK + 1) * count] = send
+        send = recv
+    elif in_place and algorithm.collective != "scatter":
+        recv = send
+    size = 1 if not algorithm.definition.reduces else np.dtype(dtype).itemsize
+    length = vectors[0].size * (np.dtype(dtype).itemsize // size)
+    cut = layout.even(length, nblocks)
+    shape = Shape(
+        algorithm.collective,
+        algorithm.name,
+        tuple(sorted(parameters.items())),
+        RANK,
+        SIZE,
+        root,
+        in_place,
+        size,
+        reduction.wide.itemsize if size > 1 else 1,
+        cut,
+        cut,
+    )
+    run(build(shape, *limits), private, bytes_of(send), bytes_of(recv), reduction)
+    if want is None:
+        return None, None
+    if in_place and algorithm.collective == "scatter":
+        return send[RANK * count : (RANK + 1) * count], want
+    return recv[: want.size], want
+
+
+MOVING = [a for a in algorithms.catalogue() if a.collective != "barrier"]
+
+
+@pytest.mark.parametrize("algorithm", MOVING, ids=lambda a: f"{a.collective}-{a.name}")
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in-place"])
+def test_same_bits_as_in_process(algorithm, in_place, private):
+    roots = sorted({0, SIZE // 2, SIZE - 1}) if algorithm.definition.rooted else [0]
+    dtypes = ["f4", "f2"] if algorithm.definition.reduces else ["f4"]
+    for count, dtype, root, parameters, limits in product(
+        COUNTS, dtypes, roots, settings(algorithm), LIMITS
+    ):
+        found, want = execute(
+            algorithm, count, dtype, root, parameters, limits, in_place, private
+        )
+        case = (count, dtype, root, parameters, limits)
+        assert (found is None) == (want is None), case
+        if want is not None:
+            assert found.tobytes() == want.tobytes(), case
+
+
+def test_nobody_leaves_a_barrier_before_everybody_has_entered(private):
+    folder = WORLD.bcast(tempfile.mkdtemp() if RANK == 0 else None)
+    cut = layout.even(0, 0)
+    for algorithm in (a for a in algorithms.catalogue() if a.collective == "barrier"):
+        shape = Shape("barrier", algorithm.name, (), RANK, SIZE, 0, False, 1, 1, cut, cut)
+        plan = build(shape)
+        for late in range(SIZE):
+            if RANK == late:
+                time.sleep(0.02)
+            Path(folder, f"{algorithm.name}-{late}-{RANK}").touch()
+            run(plan, private, None, None)
+            entered = {path.name for path in Path(folder).glob(f"{algorithm.name}-{late}-*")}
+            assert entered == {f"{algorithm.name}-{late}-{rank}" for rank in range(SIZE)}
+    WORLD.Barrier()
+    if RANK == 0:
+        shutil.rmtree(folder)
+
+
+def test_an_execution_is_driven_by_test_too(private):
+    algorithm = algorithms.find("allreduce", "ring")
+    cut = layout.even(1000, algorithm.blocks(SIZE))
+    shape = Shape("allreduce", "ring", (), RANK, SIZE, 0, True, 8, 8, cut, cut)
+    array = np.full(1000, RANK + 1.0)
+    reduction = ops.reduction("sum", np.dtype("f8"))
+    running = Execution(
+        build(shape), private, array.view(np.uint8), array.view(np.uint8), reduction
+    )
+    while not running.test():
+        pass
+    assert running.test()
+    np.testing.assert_array_equal(array, np.full(1000, SIZE * (SIZE + 1) / 2))
+
+
+def test_a_plan_keeps_its_temporary_space_for_the_next_call(private):
+    algorithm = algorithms.find("allreduce", "parameter_server")
+    cut = layout.even(64, algorithm.blocks(SIZE))
+    shape = Shape("allreduce", "parameter_server", (), RANK, SIZE, 0, True, 4, 4, cut, cut)
+    plan = build(shape)
+    reduction = ops.reduction("sum", np.dtype("i4"))
+    for _ in range(3):
+        array = np.ones(64, np.int32)
+        run(plan, private, array.view(np.uint8), array.view(np.uint8), reduction)
+        assert len(plan.spare) == 1
+        np.testing.assert_array_equal(array, np.full(64, SIZE, np.int32))

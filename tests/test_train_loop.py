@@ -1,0 +1,209 @@
+"""Training in one process, without MPI: it learns, it is SGD to the letter, it fails clearly."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpicoll.train import Config, Dataset, TrainingError, parity, run, threads
+from mpicoll.train.data import load_mnist5k
+from mpicoll.train.loop import Flat
+from mpicoll.train.models import MLP, Batch
+from mpicoll.train.sampler import Sampler
+
+
+def blobs(samples=120, classes=3, features=4, seed=0):
+    """Classes that overlap little: a cloud of points around a centre for each."""
+    generator = np.random.default_rng(seed)
+    centres = 4 * generator.standard_normal((classes, features))
+    labels = np.arange(samples) % classes
+    inputs = centres[labels] + generator.standard_normal((samples, features))
+    half = samples // 2
+    return Dataset("blobs", classes, inputs[:half], labels[:half], inputs[half:], labels[half:])
+
+
+@pytest.mark.parametrize("model", ["softmax", "mlp"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_it_learns(model, dtype):
+    history = run(Config(model=model, dtype=dtype, batch=16), dataset=blobs()).history
+    assert history[-1].loss < 0.5 * history[0].loss
+    assert history[-1].test_accuracy > 0.9
+
+
+def test_softmax_regression_reads_digits():
+    history = run(Config(epochs=5), dataset=load_mnist5k()).history
+    assert history[-1].test_accuracy > 0.88
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_are_those_of_sgd(momentum):
+    """The method written out plainly: v = m v + g, w = w - lr v."""
+    config = Config(batch=16, epochs=2, lr=0.1, momentum=momentum)
+    data, model = blobs(), MLP((4, 3))
+    weights = model.initial_parameters(config.seed)
+    velocity = {name: np.zeros_like(array) for name, array in weights.items()}
+    for epoch in (1, 2):
+        for samples in Sampler(60, 16, config.seed).batches(epoch):
+            batch = Batch(data.train_inputs[samples], data.train_labels[samples], len(samples))
+            for name, gradient in model.loss_and_gradients(weights, batch)[1].items():
+                velocity[name] = momentum * velocity[name] + gradient
+                weights[name] = weights[name] - 0.1 * velocity[name]
+    result = run(config, dataset=data)
+    assert max(parity.differences(result.parameters, weights).values()) < 1e-14
+
+
+def test_a_run_repeats_to_the_bit_and_another_seed_does_not():
+    runs = [run(Config(seed=seed, epochs=2), dataset=blobs()) for seed in (5, 5, 6)]
+    name = "layer1.weight"
+    assert np.array_equal(runs[0].parameters[name], runs[1].parameters[name])
+    assert not np.array_equal(runs[0].parameters[name], runs[2].parameters[name])
+
+
+def test_accuracy_and_loss_are_exact_over_the_sets():
+    data = blobs()
+    result = run(Config(epochs=1), dataset=data)
+    model = MLP((4, 3))
+    losses, scores = model.losses_and_scores(
+        result.parameters, data.train_inputs, data.train_labels
+    )
+    epoch = result.history[0]
+    assert epoch.loss == pytest.approx(losses.mean(), rel=1e-14)
+    assert epoch.train_accuracy == np.mean(scores.argmax(axis=1) == data.train_labels)
+
+
+def test_a_batch_larger_than_the_set_is_the_full_batch():
+    steps = []
+    run(
+        Config(batch=1000, epochs=2),
+        dataset=blobs(),
+        on_step=lambda epoch, step, of: steps.append((epoch, step, of)),
+    )
+    assert steps == [(1, 1, 1), (2, 1, 1)]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    with pytest.raises(TrainingError, match=r"of epoch 1 failed on rank 0: .*lower the learning"):
+        run(Config(lr=1e308, momentum=0, batch=1), dataset=blobs())
+
+
+def test_weights_ruined_by_the_last_step_stop_the_run():
+    with pytest.raises(TrainingError, match="measuring after epoch 1 failed on rank 0"):
+        run(Config(lr=1e308, batch=1000, epochs=1), dataset=blobs(features=40))
+
+
+class Broken(MLP):
+    """A model whose gradients are changed before they are returned."""
+
+    def __init__(self, change):
+        super().__init__((4, 3))
+        self._change = change
+
+    def loss_and_gradients(self, parameters, batch):
+        loss, gradients = super().loss_and_gradients(parameters, batch)
+        self._change(gradients)
+        return loss, gradients
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda g: g.pop("layer1.bias"), "arrays are layer1.weight, parameters are"),
+        (lambda g: g.update(extra=np.zeros(3)), "one gradient for each parameter"),
+        (lambda g: g.update({"layer1.weight": np.zeros(3)}), r"has shape \(3,\), its parameter"),
+        (lambda g: g["layer1.bias"].fill(np.inf), "not finite"),
+    ],
+)
+def test_wrong_gradients_are_refused(change, message):
+    with pytest.raises(TrainingError, match=message):
+        run(Config(), dataset=blobs(), model=Broken(change))
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused():
+    with pytest.raises(TrainingError, match="step 1 of epoch 1 failed on rank 0: ValueError"):
+        run(Config(), dataset=blobs(features=4), model=MLP((5, 3)))
+
+
+def test_flat_views_share_the_vector():
+    flat = Flat({"a": np.ones((2, 2)), "b": np.full(3, 2.0)}, spare=1)
+    assert flat.vector.tolist() == [1, 1, 1, 1, 2, 2, 2, 0]
+    flat.vector += 1
+    assert flat.views["b"].tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "arrays", [{"a": np.ones(1), "b": np.ones(1, "float32")}, {"a": np.ones(1, int)}]
+)
+def test_flat_wants_one_floating_type(arrays):
+    with pytest.raises(TypeError, match="the same floating type"):
+        Flat(arrays)
+
+
+def test_differences_are_relative_to_the_largest_value():
+    reference = {"a": np.array([1e-9, 4.0]), "zero": np.zeros(2)}
+    assert parity.differences(
+        {"a": np.array([2e-9, 4.0]), "zero": np.zeros(2)}, reference
+    ) == pytest.approx({"a": 2.5e-10, "zero": 0})
+    away = parity.differences({"a": np.array([np.nan, 4]), "zero": np.ones(2)}, reference)
+    assert np.isnan(away["a"])
+    assert away["zero"] == np.inf
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "mnist"}, "unknown dataset 'mnist': known are mnist5k"),
+        ({"model": "cnn"}, "unknown model 'cnn': known are softmax, mlp"),
+        ({"dtype": "float16"}, "unknown dtype 'float16': known are float64, float32"),
+        ({"algorithm": "rng"}, "unknown all-reduce algorithm 'rng': known are .*ring.*native"),
+        ({"model": "mlp", "hidden": ()}, "at least one hidden layer"),
+        ({"hidden": (64, 0)}, "hidden layer size is 0: give a whole number of at least 1"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch": 2.5}, r"batch is 2\.5: give a whole number"),
+        ({"batch": True}, "batch is True"),
+        ({"seed": -1}, "seed is -1"),
+        ({"lr": 0.0}, r"lr is 0\.0: give a finite"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"momentum": 1.0}, r"momentum is 1\.0"),
+    ],
+)
+def test_a_bad_configuration_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**changes)
+
+
+def test_threads_are_limited_unless_the_user_chose(monkeypatch):
+    monkeypatch.delitem(sys.modules, "numpy")
+    fresh = {}
+    assert threads.limit_blas_threads(fresh)
+    assert fresh == dict.fromkeys(threads.VARIABLES, "1")
+    assert threads.describe_blas_threads(fresh) == "1"
+
+    chosen = {"OMP_NUM_THREADS": "2"}
+    assert not threads.limit_blas_threads(chosen)
+    assert chosen == {"OMP_NUM_THREADS": "2"}
+    assert threads.describe_blas_threads(chosen) == "OMP_NUM_THREADS=2"
+
+
+def test_threads_cannot_be_limited_once_numpy_is_loaded():
+    environ = {}
+    assert not threads.limit_blas_threads(environ)
+    assert threads.describe_blas_threads(environ) == "not limited"
+
+
+def test_importing_threads_loads_neither_numpy_nor_mpi():
+    program = (
+        "import sys; from mpicoll.train import threads; "
+        "sys.exit(bool({'numpy', 'mpi4py.MPI'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_training_in_one_process_does_not_load_mpi():
+    program = (
+        "import sys; from mpicoll.train import Config, run; "
+        "run(Config(epochs=1)); sys.exit('mpi4py.MPI' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
