@@ -1,5 +1,7 @@
 """Sizes: the written and the read form, and sweeps."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +58,7 @@ def test_too_large():
 def test_sweep_by_a_factor(begin, more, factor):
     sizes = sweep(begin, begin + more, factor)
     assert sizes[0] == begin
-    assert all(b == a * factor for a, b in zip(sizes, sizes[1:], strict=False))
+    assert all(b == a * factor for a, b in pairwise(sizes))
     assert sizes[-1] <= begin + more < sizes[-1] * factor
 
 

@@ -102,9 +102,7 @@ class Forgetful(MPI.Intracomm):
 
 
 def test_wrong_elements_are_counted_and_named():
-    points = sweep(
-        Faulty(MPI.COMM_WORLD), algorithms={"allreduce": ("good", "bad")}, sizes=(64,)
-    )
+    points = sweep(Faulty(MPI.COMM_WORLD), algorithms={"allreduce": ("good", "bad")}, sizes=(64,))
     good, bad = sorted(points, key=lambda p: p.wrong)
     assert (good.algorithm, good.wrong) == ("good", 0)
     # Before and after the repetitions, on one rank.
