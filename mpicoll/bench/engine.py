@@ -261,7 +261,7 @@ class _Bench:
         for _ in range(self.settings.warmup):
             trial.call()
         seconds = self.control.reduce(_clock() - begin, op=MPI.MAX)
-        if self.rank == 0:
+        if seconds is not None:
             estimate = seconds / self.settings.warmup if self.settings.warmup else trial.first
             trial.batch = _batch_calls(work, estimate, share)
             trial.visit = _visit_samples(estimate * trial.batch, self.settings.iterations)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,8 @@ def element_type(name: str) -> np.dtype[Any]:
         ) from None
 
 
-class Wrong(NamedTuple):
+@dataclass(frozen=True)
+class Wrong:
     """An element that is not what it should be."""
 
     rank: int

@@ -332,7 +332,9 @@ def _print(facts: dict[str, Any], points: list[Point]) -> None:
     heads = [f"{c.name} [{c.unit}]" if c.unit else c.name for c in table.COLUMNS]
     numbers = [head for head, c in zip(heads, table.COLUMNS, strict=True) if c.number]
     for collective in dict.fromkeys(p.collective for p in points):
-        output.text(f"# {collective}: median of the slowest rank's time, 95 % interval")
+        output.text(
+            f"# {collective}: median of the slowest rank's time, 95 % interval; warm buffers"
+        )
         rows = [table.row(p) for p in points if p.collective == collective]
         output.table(heads, rows, right=numbers)
     for note in table.notes(points):
