@@ -152,11 +152,34 @@ def test_an_algorithm_that_refuses_on_one_rank_is_an_error_on_all(monkeypatch):
         sweep(Picky(MPI.COMM_WORLD), algorithms={"allreduce": ("picky",)}, sizes=(64,))
 
 
-def test_small_calls_are_batched_and_large_ones_are_not(comm):
-    points = sweep(comm, algorithms={"allreduce": ("native",), "bcast": ("native",)})
-    batches = {(p.collective, p.size): p.batch for p in points}
-    assert batches["allreduce", 8] > 1
-    assert batches["allreduce", 8192] == batches["bcast", 8] == batches["bcast", 8192] == 1
+@pytest.mark.parametrize(
+    ("collective", "size", "estimate", "batch"),
+    [
+        ("allreduce", 8, 1e-6, 1000),
+        ("allgather", 4096, 1e-6, 1000),
+        # Nine repetitions must fit into the time of a point.
+        ("allreduce", 8, 1e-3, 111),
+        ("allreduce", 8, 10.0, 1),
+        ("allreduce", 4100, 1e-6, 1),
+        ("bcast", 8, 1e-6, 1),
+        ("reduce", 8, 1e-6, 1),
+    ],
+)
+def test_only_short_symmetric_calls_are_batched(collective, size, estimate, batch):
+    work = workload.Workload(collective, size, 1, "float32", "sum", -1, lambda: None)
+    assert engine._batch_calls(work, estimate, share=1.0) == batch
+
+
+def test_a_batch_is_divided_by_its_calls():
+    calls = []
+
+    def call():
+        calls.append(time.sleep(0.002))
+
+    own = engine.repetitions(call, lambda: None, batch=5, count=2)
+    assert len(calls) == 10
+    assert all(seconds >= 0.002 for seconds in own)
+    assert sum(own) * 5 >= 0.02
 
 
 def test_it_stops_by_precision_or_by_time(comm):
