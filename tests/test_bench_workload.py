@@ -87,7 +87,9 @@ def test_vectors_have_whole_elements_and_equal_blocks(collective, size, count):
 @pytest.mark.parametrize("dtype", ["f2", "f8", "i1", "u8"])
 def test_every_element_not_written_is_noticed(dtype):
     expected = np.arange(20).astype(dtype)
-    work = Workload("allreduce", 0, 20, dtype, "sum", -1, lambda: None, expected.copy(), expected)
+    work = Workload(
+        "allreduce", 0, 20, dtype, "sum", -1, lambda comm: None, expected.copy(), expected
+    )
     assert work.check(3) == (0, None)
     work.output[7] = 99
     number, first = work.check(3)
