@@ -92,7 +92,7 @@ def test_bench_from_end_to_end(mpirun, tmp_path):
         ("8", "ring"), ("8", "native"), ("8K", "ring"), ("8K", "native"),
     ]  # fmt: skip
     assert {row[10] for row in rows} == {"0"}
-    assert "time [us]" in done.out
+    assert re.search(r"time .*\n.* \[us\] ", done.out)
     assert "seed 7" in done.out
     assert done.err.count("left]") == 4
     (run,) = records.read(tmp_path / "a.jsonl")
