@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import launch
@@ -24,7 +25,7 @@ def mpirun(tmp_path):
     command = launch._mpirun()
     temporary = tmp_path / "t"
     temporary.mkdir()
-    processes = []
+    processes, shared = [], set()
 
     def start(ranks, *words, environment=None):
         process = subprocess.Popen(
@@ -44,12 +45,25 @@ def mpirun(tmp_path):
         processes.append(process)
         return process
 
-    def run(ranks, *words, environment=None, limit=50):
-        process = start(ranks, *words, environment=environment)
-        out, err = process.communicate(timeout=limit)
-        return SimpleNamespace(status=process.returncode, out=out.replace("\r", ""), err=err)
+    def finish(process, limit=50):
+        deadline = time.monotonic() + limit
+        while True:
+            # Ranks that are killed cannot remove what they share; see it while they live.
+            for pid in launch._processes(temporary):
+                shared.update(launch._shared_memory(pid))
+            try:
+                out, err = process.communicate(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                assert time.monotonic() < deadline, f"still there after {limit} s"
+            else:
+                return SimpleNamespace(
+                    status=process.returncode, out=out.replace("\r", ""), err=err
+                )
 
-    run.start = start
+    def run(ranks, *words, environment=None, limit=50):
+        return finish(start(ranks, *words, environment=environment), limit)
+
+    run.start, run.finish = start, finish
     try:
         yield run
         # Some launchers return a moment before the ranks that they have killed are gone.
@@ -60,6 +74,9 @@ def mpirun(tmp_path):
     finally:
         for process in processes:
             launch._clean(process, temporary)
+        for path in shared:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def own(err):
@@ -192,9 +209,9 @@ def test_ctrl_c_leaves_nobody_behind(mpirun, tmp_path):
         time.sleep(0.05)
     time.sleep(0.5)
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode != 0
-    assert "Traceback" not in err
+    done = mpirun.finish(process, limit=20)
+    assert done.status != 0
+    assert "Traceback" not in done.err
 
 
 def test_doctor(mpirun):
