@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -67,10 +67,12 @@ class Call:
         """The algorithm if the caller names none; why it is not the one the environment names."""
         facts = self.definition.name, self.place.size, self.nbytes, table
         wanted = tuning.choose(*facts)
-        choice = tuning.choose(*facts, serves=lambda algorithm: not self.obstacle(algorithm))
-        if choice == wanted or wanted.source == tuning.BUILTIN_SOURCE:
-            return choice, ""
         obstacle = self.obstacle(wanted.algorithm)
+        if not obstacle:
+            return wanted, ""
+        choice = tuning.choose(*facts, serves=lambda algorithm: not self.obstacle(algorithm))
+        if wanted.source == tuning.BUILTIN_SOURCE:
+            return choice, ""
         return choice, f"{wanted.source}: {obstacle}, so {choice.algorithm} serves"
 
     def messages(self) -> tuple[Any, Any]:
@@ -124,10 +126,10 @@ def parse(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, op: 
             TypeError for an operator that has no meaning for the elements.
     """
     found = buffers.operands(definition, place, sendbuf, recvbuf)
-    call = Call(definition, place, found.send, found.recv, found.in_place, None)
-    if definition.reduces and call.buffer is not None:
-        return replace(call, reduction=_reduction(op, call.buffer))
-    return call
+    reduction = None
+    if definition.reduces and found.send is not None:
+        reduction = _reduction(op, found.send)
+    return Call(definition, place, found.send, found.recv, found.in_place, reduction)
 
 
 def _reduction(op: Any, buffer: Buffer) -> ops.Reduction:

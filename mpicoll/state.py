@@ -21,8 +21,8 @@ __all__ = ["Settings", "State", "attach", "find"]
 
 #: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
 POLICIES = ("error", "warn", "silent")
-#: Plans kept for each communicator.
-PLANS = 256
+#: Plans kept for each communicator, and the bytes of temporary space that they may hold together.
+PLANS, SPACE = 256, 256 << 20
 
 
 class Settings(NamedTuple):
@@ -38,7 +38,7 @@ class State:
     Attributes:
         private: carries the collectives' messages.
         settings: equal on all ranks.
-        calls, fallbacks: see :class:`Stats`.
+        calls, fallbacks: see :class:`mpicoll.comm.Stats`.
         failure: the first error that left messages behind.
         closed: the handle was freed.
     """
@@ -51,7 +51,8 @@ class State:
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         self.failure: BaseException | None = None
         self.closed = False
-        self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()
+        self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
+        self._space = 0
         _OPEN[self] = None
 
     def check(self) -> None:
@@ -75,7 +76,7 @@ class State:
 
         While it runs, the plan is not in the cache, so that nobody else can start it.
         """
-        planned = self._plans.pop(shape, None) or plan.build(shape)
+        planned = self._take(shape) or plan.build(shape)
         try:
             runner.run(planned, self.private, send, recv, reduction)
         except BaseException as error:
@@ -83,8 +84,16 @@ class State:
             self.failure = error
             raise
         self._plans[shape] = planned
-        if len(self._plans) > PLANS:
-            self._plans.popitem(last=False)
+        self._space += sum(planned.temporary)
+        while len(self._plans) > PLANS or (self._space > SPACE and len(self._plans) > 1):
+            self._take(next(iter(self._plans)))
+
+    def _take(self, shape: plan.Shape) -> plan.Plan | None:
+        """Take a plan out of the cache, if it is there."""
+        planned = self._plans.pop(shape, None)
+        if planned is not None:
+            self._space -= sum(planned.temporary)
+        return planned
 
     def close(self) -> None:
         """Free everything, unless messages may still be under way."""

@@ -287,6 +287,25 @@ def test_plans_are_kept_up_to_a_limit(monkeypatch):
     ours.Free()
 
 
+def test_plans_are_kept_up_to_a_limit_of_space(monkeypatch):
+    ours = Intracomm(WORLD.Dup())
+    state = ours._state
+
+    def call(count):
+        ours.Allreduce(np.ones(count), np.zeros(count), algorithm="parameter_server")
+
+    for count in (1, 1000, 2000):
+        call(count)
+    space = [sum(planned.temporary) for planned in state._plans.values()]
+    assert state._space == sum(space)
+    monkeypatch.setattr(module, "SPACE", space[-1])
+    call(1000)
+    assert len(state._plans) == (3 if P == 1 else 1)
+    call(100_000)  # the last one is kept, however large
+    assert len(state._plans) == (4 if P == 1 else 1)
+    ours.Free()
+
+
 def test_a_plan_that_runs_is_not_started_again(monkeypatch):
     ours = Intracomm(WORLD.Dup())
     shared = ours._state
