@@ -19,7 +19,7 @@ LAYERS = [
     {"algorithms"},
     {"matching", "verify", "simulate", "draw"},
     {"ops", "_kernels", "plan", "runner", "local", "buffers"},
-    {"comm", "tuning"},
+    {"call", "comm", "state", "tuning"},
     {"cli", "bench", "train", "__main__", "__init__"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
