@@ -1,7 +1,7 @@
 """From a schedule to bytes: where every message of one collective call begins and ends.
 
-A :class:`Plan` holds offsets into buffers, never addresses: the user's input, the user's output, and
-temporary space of the plan's own.  It is built without communication, so one rank may
+A :class:`Plan` holds offsets into buffers, never addresses: the user's input, the user's output,
+and temporary space of the plan's own.  It is built without communication, so one rank may
 find a plan in its cache where another builds it.  A runner (:mod:`mpicoll.runner`) executes it.
 
 What the schedule leaves open is settled here, the same way on both sides of a message:
@@ -307,20 +307,20 @@ class _Builder:
 
     def _target(self, cell: Cell) -> Span:
         """Where a cell is written."""
-        return self._segment(self._home(cell.space, cell.index), cell.segment)
+        return self._segment(self._home(cell.space, cell.block), cell.segment)
 
     def _source(self, cell: Cell) -> Span:
         """Where a cell is read."""
         if cell.space == GIVEN:
-            return self._segment(self._kept(cell.index), cell.segment)
-        unwritten = cell.space == WORK and cell not in self.written and cell.index in self.held
+            return self._segment(self._kept(cell.block), cell.segment)
+        unwritten = cell.space == WORK and cell not in self.written and cell.block in self.held
         if unwritten and self.definition.reads_through:
-            return self._segment(self._input(cell.index), cell.segment)
+            return self._segment(self._input(cell.block), cell.segment)
         return self._target(cell)
 
     def _cells(self, argument: Block, segment: int) -> list[Cell]:
         places = blocks(argument, self.nblocks, self.nscratch)
-        return [Cell(place.space, place.index, segment) for place in places]
+        return [Cell(place.space, place.block, segment) for place in places]
 
     def _after(self) -> Iterator[Move]:
         """Bring wanted blocks to the output where they are not there yet."""

@@ -190,12 +190,12 @@ def as_channels(schedule: Schedule) -> tuple[Channel, ...]:
 
 def _rounds(schedule: Rounds) -> Iterator[Round]:
     for item in schedule:
-        if isinstance(item, STEPS):
-            yield (item,)
-        elif not isinstance(item, tuple) or not all(isinstance(step, STEPS) for step in item):
+        # A step is a tuple too, so it must be asked for first.
+        steps = (item,) if isinstance(item, STEPS) else item
+        if not isinstance(steps, tuple) or not all(isinstance(step, STEPS) for step in steps):
             raise TypeError(f"a round is a step or a tuple of steps, not {item!r}")
-        elif item:
-            yield item
+        if steps:
+            yield steps
 
 
 def _inner_channels(schedule: Schedule, combinator: str) -> tuple[Channel, ...]:
@@ -276,7 +276,7 @@ class Location(NamedTuple):
     """One block of one space (``work``, ``given`` or ``scratch``) of a rank."""
 
     space: str
-    index: int
+    block: int
 
 
 @lru_cache(maxsize=1 << 16, typed=True)

@@ -95,7 +95,7 @@ class _Sizes:
         ]
 
     def of(self, cells: tuple[Cell, ...]) -> int:
-        return sum(self.lengths[cell.index % len(self.lengths)][cell.segment] for cell in cells)
+        return sum(self.lengths[cell.block % len(self.lengths)][cell.segment] for cell in cells)
 
 
 def clock(
