@@ -33,7 +33,6 @@ from mpicoll.matching import Cell
 from mpicoll.registry import Algorithm
 from mpicoll.schedule import (
     GIVEN,
-    SCRATCH,
     WORK,
     Block,
     Copy,

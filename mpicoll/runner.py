@@ -228,5 +228,3 @@ def run(
 ) -> None:
     """Execute a plan and wait for it; see :class:`Execution`."""
     Execution(plan, comm, send, recv, reduction, lane).wait()
-
-

@@ -97,8 +97,11 @@ def verify(
     counts, depth = Counts(0, 0, 0, 0, 0), 0
     try:
         programs = [
-            [c._replace(rounds=tuple(c.rounds)) for c in algorithm.channels(r, size, root, complete)]
-            for r in range(size)
+            [
+                channel._replace(rounds=tuple(channel.rounds))
+                for channel in algorithm.channels(rank, size, root, complete)
+            ]
+            for rank in range(size)
         ]
         nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
         for rank, program in enumerate(programs):

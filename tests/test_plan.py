@@ -34,7 +34,8 @@ def receive_space(plan):
 
 
 def messages(plan, kind):
-    return [m for channel in plan.channels for phase in channel.phases for m in getattr(phase, kind)]
+    phases = [phase for channel in plan.channels for phase in channel.phases]
+    return [message for phase in phases for message in getattr(phase, kind)]
 
 
 def test_building_is_repeatable_and_hashable():
