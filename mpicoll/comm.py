@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,10 @@ from mpicoll.state import State, attach, find
 from mpicoll.tuning import NATIVE
 
 __all__ = ["FallbackWarning", "Intracomm", "Stats", "abort_on_exception"]
+
+#: Seconds between an error's message and the end of the job: a launcher that is told to end it may
+#: drop what it has not yet read from its processes.
+GRACE = 0.3
 
 _C = TypeVar("_C", bound="Intracomm")
 
@@ -82,6 +87,7 @@ def abort_on_exception() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.write("".join(f"{rank}{line}\n" for line in text.splitlines()))
         sys.stderr.flush()
+        time.sleep(GRACE)
         MPI.COMM_WORLD.Abort(status)
         os._exit(status)  # MPICH's MPI_Abort may return before the launcher ends this process
 
