@@ -17,6 +17,7 @@ class Span(NamedTuple):
 
 
 def sub(span: Span, offset: int, length: int) -> Span:
+    """``length`` bytes of a span from ``offset`` on."""
     return Span(span.buffer, span.offset + offset, length)
 
 
@@ -41,6 +42,7 @@ def cut_out(spans: Sequence[Span], start: int, length: int) -> list[Span]:
 
 
 def adjacent(a: Span, b: Span) -> bool:
+    """Whether ``b`` begins where ``a`` ends."""
     return a.buffer == b.buffer and a.offset + a.length == b.offset
 
 
