@@ -20,7 +20,7 @@ What the schedule leaves open is settled here, the same way on both sides of a m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ from mpicoll.schedule import (
     Send,
     blocks,
 )
+from mpicoll.spans import Span, adjacent, cut_out, joined, laid, sub
 
 __all__ = [
     "BLOCKS",
@@ -57,7 +58,6 @@ __all__ = [
     "Plan",
     "PlannedChannel",
     "Shape",
-    "Span",
     "build",
 ]
 
@@ -70,14 +70,6 @@ PIECE = 4 << 20
 SPACE = 64 << 20
 
 _ALIGNMENT = 64
-
-
-class Span(NamedTuple):
-    """Bytes of one buffer."""
-
-    buffer: int
-    offset: int
-    length: int
 
 
 class Move(NamedTuple):
@@ -349,7 +341,7 @@ class _Builder:
         for step in steps:
             if isinstance(step, Send):
                 cells = self._cells(step.block, segment)
-                spans = _joined(self._source(cell) for cell in cells)
+                spans = joined(self._source(cell) for cell in cells)
                 if spans or not cells:
                     sends += self._cut(step.peer, self._packed(spans, arena, moves))
         receives: list[Message] = []
@@ -374,7 +366,7 @@ class _Builder:
         if len(spans) == 1:
             return spans[0]
         packed = arena.take(sum(span.length for span in spans))
-        moves += [Move(part, span) for part, span in zip(_laid(packed, spans), spans, strict=True)]
+        moves += [Move(part, span) for part, span in zip(laid(packed, spans), spans, strict=True)]
         return packed
 
     def _cut(self, peer: int, span: Span) -> list[Message]:
@@ -394,14 +386,14 @@ class _Builder:
         stores: list[Move],
     ) -> None:
         cells = self._cells(step.block, segment)
-        spans = _joined(self._target(cell) for cell in cells)
+        spans = joined(self._target(cell) for cell in cells)
         if not spans and cells:
             return
         direct = len(spans) == 1 and not _overlap(spans[0], sends)
         landing = spans[0] if direct else arena.take(sum(span.length for span in spans))
         receives += self._cut(step.peer, landing)
         if not direct:
-            stores += [Move(s, part) for part, s in zip(_laid(landing, spans), spans, strict=True)]
+            stores += [Move(s, part) for part, s in zip(laid(landing, spans), spans, strict=True)]
 
     def _reduce(
         self,
@@ -438,7 +430,7 @@ class _Builder:
         for (step, cells), length in zip(reduces, lengths, strict=True):
             landing = arena.take(length)
             receives += self._cut(step.peer, landing)
-            parts = _laid(landing, [self._target(cell) for cell in cells])
+            parts = laid(landing, [self._target(cell) for cell in cells])
             for cell, part in zip(cells, parts, strict=True):
                 values.setdefault(cell, []).append((step.peer, part))
         folds = [
@@ -465,7 +457,12 @@ class _Builder:
             length = min(self.piece, total - lo)
             arena.next = mark
             phases += self._row(
-                order, _slice(targets, lo, length), _slice(owns, lo, length), length, arena, budget
+                order,
+                cut_out(targets, lo, length),
+                cut_out(owns, lo, length),
+                length,
+                arena,
+                budget,
             )
         # What was received aside may have to wait for the sends, so it is stored last.
         return [*phases[:-1], phases[-1]._replace(stores=opening.stores, last=True)]
@@ -493,59 +490,18 @@ class _Builder:
             for index, target in enumerate(targets):
                 start = sum(t.length for t in targets[:index])
                 operands = [
-                    owns[index] if peer == rank else _sub(landings[peer], start, target.length)
+                    owns[index] if peer == rank else sub(landings[peer], start, target.length)
                     for peer in group
                 ]
                 first, final = number == 0, number == len(groups) - 1
                 if accumulator is not None:
-                    partial = _sub(accumulator, ratio * start, ratio * target.length)
+                    partial = sub(accumulator, ratio * start, ratio * target.length)
                     operands = operands if first else [partial, *operands]
                     target = target if final else partial
                 folds.append(Fold(target, tuple(operands), not first, not final))
             receives = tuple(Message(peer, landing) for peer, landing in landings.items())
             phases.append(Phase((), receives, (), (), _merged(folds), False))
         return phases
-
-
-def _sub(span: Span, offset: int, length: int) -> Span:
-    return Span(span.buffer, span.offset + offset, length)
-
-
-def _laid(whole: Span, spans: Sequence[Span]) -> list[Span]:
-    """Parts of ``whole`` as long as ``spans``, one behind the other."""
-    parts, offset = [], 0
-    for span in spans:
-        parts.append(_sub(whole, offset, span.length))
-        offset += span.length
-    return parts
-
-
-def _slice(spans: Sequence[Span], start: int, length: int) -> list[Span]:
-    """Bytes ``start`` to ``start + length`` of the content of several spans."""
-    found, offset = [], 0
-    for span in spans:
-        lo, hi = max(start - offset, 0), min(start + length - offset, span.length)
-        if lo < hi:
-            found.append(_sub(span, lo, hi - lo))
-        offset += span.length
-    return found
-
-
-def _adjacent(a: Span, b: Span) -> bool:
-    return a.buffer == b.buffer and a.offset + a.length == b.offset
-
-
-def _joined(spans: Iterable[Span]) -> list[Span]:
-    """The same bytes in as few spans as possible, without empty ones."""
-    joined: list[Span] = []
-    for span in spans:
-        if not span.length:
-            continue
-        if joined and _adjacent(joined[-1], span):
-            joined[-1] = joined[-1]._replace(length=joined[-1].length + span.length)
-        else:
-            joined.append(span)
-    return joined
 
 
 def _merged(folds: Iterable[Fold]) -> tuple[Fold, ...]:
@@ -570,7 +526,7 @@ def _merged(folds: Iterable[Fold]) -> tuple[Fold, ...]:
 
 def _mergeable(a: Fold, b: Fold) -> bool:
     return len(a.operands) == len(b.operands) and all(
-        _adjacent(x, y)
+        adjacent(x, y)
         for x, y in zip((a.target, *a.operands), (b.target, *b.operands), strict=True)
     )
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mpicoll import algorithms, layout
-from mpicoll.plan import BLOCKS, INPUT, MESSAGES, OUTPUT, PIECE, SPACE, Move, Shape, Span, build
+from mpicoll.plan import BLOCKS, INPUT, MESSAGES, OUTPUT, PIECE, SPACE, Move, Shape, build
+from mpicoll.spans import Span
 
 
 def shape(collective, algorithm, rank, size, count, **changes):
