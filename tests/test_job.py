@@ -1,15 +1,13 @@
 """How jobs end: quietly when all is well, at once and with the rank when one of them fails."""
 
-import contextlib
 import os
-import shlex
-import shutil
-import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
+import launch
 import pytest
 
 SETTINGS = {
@@ -30,13 +28,6 @@ comm = Intracomm(world)
 """
 
 
-def mpirun():
-    if "MPIRUN" in os.environ:
-        return shlex.split(os.environ["MPIRUN"])
-    beside = Path(sys.executable).with_name("mpirun")
-    return [str(beside) if beside.exists() else shutil.which("mpirun") or "mpiexec"]
-
-
 @pytest.fixture
 def job(tmp_path_factory):
     """Run a script on some ranks: exit status, standard output, standard error."""
@@ -52,21 +43,28 @@ def job(tmp_path_factory):
             "TMPDIR": str(directory),
             "PYTHONPATH": os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")]),
         }
-        start = [*mpirun(), "-n", str(ranks)] if ranks else []
         process = subprocess.Popen(
-            [*start, sys.executable, *python, str(path)],
+            [*launch._mpirun(), "-n", str(ranks), sys.executable, *python, str(path)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
+        started = launch.Launch("job", LIMIT, directory)
+        end = time.monotonic() + LIMIT
         try:
-            out, err = process.communicate(timeout=LIMIT)
+            while True:
+                # Ranks that are killed cannot remove what they share; see it while they live.
+                started.note_shared_memory()
+                try:
+                    out, err = process.communicate(timeout=0.05)
+                except subprocess.TimeoutExpired:
+                    assert time.monotonic() < end, f"still there after {LIMIT} s"
+                else:
+                    return process.returncode, out, err
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        return process.returncode, out, err
+            launch._clean(process, started)
 
     return run
 
