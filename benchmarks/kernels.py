@@ -3,9 +3,9 @@
     python benchmarks/kernels.py [--ops sum max] [--types float16] [--json results.jsonl]
 
 For each operator, dtype and size (bytes of one array) two operands are folded into a third array.
-The two ways alternate, sample by sample, in random order; CPU time of the thread is counted, so that
-other work on the machine disturbs less. GB/s counts what is read and written (three arrays), by the
-median over the samples. The ratio is that of our speed to NumPy's, the median over pairs of
+The two ways alternate, sample by sample, in random order; CPU time of the thread is counted, so
+that other work on the machine disturbs less. GB/s counts what is read and written (three arrays),
+by the median over the samples. The ratio is that of our speed to NumPy's, the median over pairs of
 neighbouring samples with its 95 % interval (order statistics); above 1 the kernels are faster.
 """
 

@@ -75,8 +75,8 @@ class Algorithm:
         blocks_sent_max: blocks sent by the rank that sends most.
         fan_in: the most messages that a rank receives in one round.
         lecture: the alpha-beta-gamma formula of the textbooks, for (P, n bytes, alpha, beta,
-            gamma) and, if it has any, the parameters; it assumes that P is a power of two and divides
-            n, and is an upper estimate where there are several channels.
+            gamma) and, if it has any, the parameters; it assumes that P is a power of two and
+            divides n, and is an upper estimate where there are several channels.
         blocks: number of blocks for P ranks.
         scratch: number of scratch blocks for P ranks.
         needs: what it needs of the call (:data:`COMMUTATIVE`, :data:`EVEN_SIZE`).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 __all__ = ["Node", "binomial_tree", "ceil_log2", "double_binary_tree", "double_binary_tree_top", "doubling", "floor_log2"]
@@ -70,11 +70,13 @@ def double_binary_tree(rank: int, size: int, tree: int) -> Node:
     if tree == 0:
         return _in_order_tree(rank, size)
     if size % 2 == 0:
-        node, back = _in_order_tree(size - 1 - rank, size), lambda r: size - 1 - r
-    else:
-        node, back = _in_order_tree((rank - 1) % size, size), lambda r: (r + 1) % size
-    parent = None if node.parent is None else back(node.parent)
-    return Node(parent, tuple(back(child) for child in node.children))
+        return _renamed(_in_order_tree(size - 1 - rank, size), range(size - 1, -1, -1))
+    return _renamed(_in_order_tree((rank - 1) % size, size), [*range(1, size), 0])
+
+
+def _renamed(node: Node, names: Sequence[int]) -> Node:
+    parent = None if node.parent is None else names[node.parent]
+    return Node(parent, tuple(names[child] for child in node.children))
 
 
 def double_binary_tree_top(size: int, tree: int) -> int:

@@ -52,11 +52,19 @@ class Launch:
     problem: str = ""
     seconds: float = 0.0
     closed: float | None = None  # when the closing line came, by time.monotonic
+    shared_memory: set[str] = field(default_factory=set)  # files that its processes have mapped
 
     @property
     def passed(self) -> bool:
         """Whether nothing failed; a problem with the launch itself is counted as an error."""
         return not (self.counts["failed"] or self.counts["error"])
+
+    def note_shared_memory(self) -> None:
+        """Add the files in shared memory that are mapped now."""
+        for pid in _processes(self.directory):
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                self.shared_memory.update(re.findall(r" (/dev/shm/\S+)$", maps, re.MULTILINE))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -159,7 +167,8 @@ def run(title: str, command: list[str], limit: float) -> Launch:
             print(f"!!!!! {title}: {launch.problem}")
             for line in _last_words(launch.directory):
                 print(line)
-        _clean(process, launch.directory)
+        launch.note_shared_memory()
+        _clean(process, launch)
         echo.join()
         launch.seconds = time.monotonic() - start
     return launch
@@ -186,9 +195,13 @@ def _echo(process: subprocess.Popen[str], launch: Launch) -> None:
 
 
 def _wait(process: subprocess.Popen[str], launch: Launch, end: float) -> None:
-    """Wait for the end of the process; past a limit, note where the ranks are."""
+    """Wait for the end of the process; past a limit, have the ranks say where they are."""
+    look = 0.0
     while process.poll() is None:
         now = time.monotonic()
+        if now > look:  # a rank that is killed leaves its shared memory and no trace of its name
+            launch.note_shared_memory()
+            look = now + 0.25
         if now > end:
             launch.problem = f"killed at the limit of {launch.limit:g} s"
         elif launch.closed is not None and now > launch.closed + LINGER:
@@ -243,9 +256,8 @@ def _last_words(directory: Path) -> Iterator[str]:
         yield from (f"{who} {line}" for line in stacks.splitlines())
 
 
-def _clean(process: subprocess.Popen[str], directory: Path) -> None:
+def _clean(process: subprocess.Popen[str], launch: Launch) -> None:
     """End every process of the launch; remove its shared-memory files and its directory."""
-    shared = {file for pid in _processes(directory) for file in _shared_memory(pid)}
     # mpirun first: it ends the ranks and removes what they registered with it.
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -253,17 +265,17 @@ def _clean(process: subprocess.Popen[str], directory: Path) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for _ in range(20):  # a process may have started another while we looked
-        left = _processes(directory)
+        left = _processes(launch.directory)
         if not left:
             break
         for pid in left:
             _signal(pid, signal.SIGKILL)
         time.sleep(0.05)
     process.wait()
-    for file in shared:
+    for file in launch.shared_memory:
         with contextlib.suppress(OSError):
             os.unlink(file)
-    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(launch.directory, ignore_errors=True)
 
 
 def _processes(directory: Path) -> list[int]:
@@ -279,12 +291,6 @@ def _processes(directory: Path) -> list[int]:
             if mark.search((entry / "environ").read_bytes()):
                 found.append(int(entry.name))
     return found
-
-
-def _shared_memory(pid: int) -> set[str]:
-    with contextlib.suppress(OSError):
-        return set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()))
-    return set()
 
 
 def _signal(pid: int, number: int) -> None:

@@ -223,7 +223,7 @@ class Environment:
         (self.venv / "lib" / "libmpi.so").symlink_to(os.path.realpath(path))
         code = (
             "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-            "print(MPI.Get_library_version())"
+            "print(MPI.Get_library_version().rstrip(chr(0)))"  # Open MPI counts the final NUL in
         )
         try:
             seen = output([self.python, "-c", code])

@@ -160,7 +160,7 @@ class Reporter(Member):
         self.deadline = None  # of the current wait, in seconds of time.monotonic
         self.failed_since = None
         self.told = False  # the failure is in a report of ours
-        self.over = False
+        self.closing = self.over = False
         self._lock = threading.RLock()
         self._limit = float(config.getoption("--timeout") or config.getini("timeout") or 60)
         threading.Thread(target=self._watch, daemon=True).start()
@@ -206,6 +206,8 @@ class Reporter(Member):
             self._blame(self._outside(), self._tell())
             session.exitstatus = 1
         self.failed = session.exitstatus != 0
+        self.closing = True
+        self.deadline = time.monotonic() + self._limit  # for what other plugins do at the end
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config):
@@ -279,7 +281,7 @@ class Reporter(Member):
             time.sleep(0.05)
             self._read()
             deadline = self.deadline
-            if self._failing_for() > 2 * GRACE:
+            if self._failing_for() > 2 * GRACE and not self.closing:
                 # Rank 0 is stuck in the test, or in its teardown, because another rank has left it.
                 self._end("rank 0 was still in this test" if self.told else self._tell())
             elif deadline is not None and time.monotonic() > deadline:
@@ -292,7 +294,9 @@ class Reporter(Member):
         elif self.index < 0:
             stuck = [r for r, diary in diaries.items() if diary.collected is None]
         else:
-            stuck = [r for r, diary in self.peers.items() if not diary.finished]
+            stuck = [r for r, diary in diaries.items() if not diary.finished]
+            if not self.closing:
+                stuck.remove(0)  # it waits for the others
         for rank in stuck:
             if pid := diaries[rank].pid:
                 with contextlib.suppress(ProcessLookupError):

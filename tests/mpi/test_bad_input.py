@@ -52,7 +52,7 @@ def read_only(count=4):
 
 def test_unknown_algorithm_names_the_known_ones(ours):
     known = "double_binary_tree, linear, parameter_server, .*ring, native"
-    with pytest.raises(ValueError, match=f"unknown algorithm 'rign' for allreduce: known are {known}"):
+    with pytest.raises(ValueError, match=f"algorithm 'rign' for allreduce: known are {known}"):
         ours.Allreduce(np.zeros(4), np.zeros(4), algorithm="rign")
     with pytest.raises(ValueError, match=r"unknown algorithm 'ring' for bcast: known are .*linear"):
         ours.Bcast(np.zeros(4), algorithm="ring")
@@ -69,7 +69,7 @@ def test_unknown_parameter_names_the_known_ones(ours):
     with pytest.raises(ValueError, match="native has no parameter 'segments'"):
         ours.Allreduce(a, b, algorithm="native", segments=2)
     for value in (0, -1, 1.5, "2", True):
-        with pytest.raises(ValueError, match=f"segments={value!r} must be an integer of at least 1"):
+        with pytest.raises(ValueError, match=f"segments={value!r} must be an integer"):
             ours.Allreduce(a, b, algorithm="double_binary_tree", segments=value)
     with pytest.raises(TypeError, match=r"segments= is a parameter of an algorithm.*algorithm="):
         ours.Allreduce(a, b, segments=2)
@@ -174,7 +174,7 @@ def test_overlapping_buffers(ours, how):
 def test_block_counts(ours, how):
     with pytest.raises(ValueError, match="2 elements a block but receive buffer of 3"):
         ours.Allgather(np.zeros(2), np.zeros(3 * P), **ring(how))
-    with pytest.raises(ValueError, match="receive buffer: too small: .*2 elements"):
+    with pytest.raises(ValueError, match=r"receive buffer: too small: .*2 elements"):
         ours.Allgather(np.zeros(2), [np.zeros(2 * P - 1), 2], **ring(how))
     with pytest.raises(ValueError, match="2 elements a block but receive buffer of 1"):
         ours.Reduce_scatter_block(np.zeros(2 * P), np.zeros(1), **ring(how))

@@ -20,9 +20,7 @@ WORLD = MPI.COMM_WORLD
 P, RANK = WORLD.size, WORLD.rank
 SERVED = [c for c in collectives.COLLECTIVES.values() if c.method in vars(Intracomm)]
 CASES = [
-    (entry.collective, entry.name)
-    for entry in algorithms.catalogue()
-    if entry.definition in SERVED
+    (entry.collective, entry.name) for entry in algorithms.catalogue() if entry.definition in SERVED
 ]
 REDUCTIONS = [(c, a) for c, a in CASES if collectives.collective(c).reduces]
 COUNTS = sorted({0, 1, max(P - 1, 0), P, P + 1, 97})
@@ -57,7 +55,7 @@ def made(name, count, dtype, root, in_place):
     if name == "bcast":
         return None, send if sent else recv
     if in_place and name == "scatter":
-        return send, MPI.IN_PLACE if RANK == root else recv
+        return send, MPI.IN_PLACE if root == RANK else recv
     if in_place and got:
         whole = fill(dtype, count * max(sent, got), RANK)
         return MPI.IN_PLACE, whole

@@ -111,9 +111,7 @@ def test_same_bits_as_in_process(algorithm, in_place, private):
     for count, dtype, root, parameters, limits in product(
         COUNTS, dtypes, roots, settings(algorithm), LIMITS
     ):
-        found, want = execute(
-            algorithm, count, dtype, root, parameters, limits, in_place, private
-        )
+        found, want = execute(algorithm, count, dtype, root, parameters, limits, in_place, private)
         case = (count, dtype, root, parameters, limits)
         assert (found is None) == (want is None), case
         if want is not None:
