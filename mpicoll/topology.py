@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["Node", "binomial_tree", "ceil_log2", "double_binary_tree", "double_binary_tree_top", "doubling", "floor_log2"]
+__all__ = [
+    "Node",
+    "binomial_tree",
+    "ceil_log2",
+    "double_binary_tree",
+    "double_binary_tree_top",
+    "doubling",
+    "floor_log2",
+]
 
 
 class Node(NamedTuple):
@@ -41,9 +49,7 @@ def binomial_tree(rank: int, size: int, root: int) -> Node:
     """
     place = (rank - root) % size
     height = place & -place if place else 1 << ceil_log2(size)
-    children = tuple(
-        (root + place + bit) % size for bit in doubling(height) if place + bit < size
-    )
+    children = tuple((root + place + bit) % size for bit in doubling(height) if place + bit < size)
     return Node((root + place - height) % size if place else None, children)
 
 

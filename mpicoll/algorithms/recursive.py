@@ -207,9 +207,7 @@ def _gathered_max(P: int) -> int:
     if sitting_out(P) > 0:
         # The last of the pairs' places has most pairs about it; it also sends everything on.
         return max(
-            sum(
-                len(_blocks_of(place & -d, (place & -d) + d, P)) for d in doubling(power_of_two(P))
-            )
+            sum(len(_blocks_of(place & -d, (place & -d) + d, P)) for d in doubling(power_of_two(P)))
             + P * (place < sitting_out(P))
             for place in range(power_of_two(P))
         )
