@@ -109,7 +109,7 @@ def verify(
         counts = count(programs, nblocks, nscratch)
         depth = _run(algorithm, programs, root)
         _run_otherwise(programs, nblocks, nscratch, counts.fan_in)
-        problems += _compare(algorithm, size, complete, counts, depth)
+        problems += _compare(algorithm, size, root, complete, counts, depth)
     except (ScheduleError, TypeError, ValueError) as error:
         problems.append(str(error))
     return Case(
@@ -193,15 +193,20 @@ def count(programs: Sequence[Sequence[Channel]], nblocks: int, nscratch: int) ->
 
 
 def _compare(
-    algorithm: Algorithm, size: int, parameters: dict[str, int], counts: Counts, depth: int
+    algorithm: Algorithm,
+    size: int,
+    root: int,
+    parameters: dict[str, int],
+    counts: Counts,
+    depth: int,
 ) -> list[str]:
     """Where the registered functions differ from what was counted."""
     wrong = []
     for name, found in counts._asdict().items():
-        registered = getattr(algorithm, name)(size, **parameters)
+        registered = algorithm.count(name, size, root, parameters)
         if registered != found:
             wrong.append(f"{name}: {registered} registered, {found} counted")
-    registered = algorithm.depth(size, **parameters)
+    registered = algorithm.count("depth", size, root, parameters)
     several = len(algorithm.channels(0, size, 0, parameters)) > 1
     if depth > registered or (depth != registered and not several):
         wrong.append(f"depth: {registered} registered, {depth} found")
