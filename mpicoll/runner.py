@@ -72,8 +72,12 @@ class Execution:
             self._progress(MPI.Request.Testsome(self._requests))
         return self.done
 
-    def wait(self) -> None:
-        """Progress until everything is done; lets signals in, and others use the processor."""
+    def wait(self, pause: Callable[[], object] = os.sched_yield) -> None:
+        """Progress until everything is done; lets signals in.
+
+        Args:
+            pause: called while nothing moves.  It lets others use the processor, and may raise.
+        """
         idle = 0
         while not self.done:
             completed = MPI.Request.Testsome(self._requests)
@@ -83,7 +87,7 @@ class Execution:
             else:
                 idle += 1
                 if idle > _PATIENCE:
-                    os.sched_yield()
+                    pause()
 
     def _progress(self, completed: Sequence[int] | None) -> None:
         if not completed:

@@ -6,9 +6,10 @@ handle, by whichever object, frees it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import ops, plan, runner, tuning
+from mpicoll.watch import Watch
 
 __all__ = ["Settings", "State", "attach", "find"]
 
@@ -30,6 +32,8 @@ class Settings(NamedTuple):
 
     table: tuning.Table
     policy: str
+    #: Seconds that a call may wait; 0: for ever.
+    timeout: float = 0.0
 
 
 class State:
@@ -41,6 +45,7 @@ class State:
         calls, fallbacks: see :class:`mpicoll.comm.Stats`.
         failure: the first error that left messages behind.
         closed: the handle was freed.
+        watch: the time limit of its calls, if there is one.
     """
 
     def __init__(self, private: MPI.Intracomm, settings: Settings) -> None:
@@ -51,6 +56,10 @@ class State:
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         self.failure: BaseException | None = None
         self.closed = False
+        self.watch = Watch(private, settings.timeout) if settings.timeout else None
+        #: Called while a call waits: offers the processor to others, and keeps the time limit.
+        self.pause: Callable[[], object] = self.watch.pause if self.watch else os.sched_yield
+        self._abandoned: list[object] = []
         self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
         self._space = 0
         _OPEN[self] = None
@@ -65,6 +74,21 @@ class State:
                 f"{type(self.failure).__name__}: {self.failure}; build Intracomm on another one"
             ) from self.failure
 
+    def enter(self, what: str) -> None:
+        """This rank enters its next call; all ranks make the same calls in the same order."""
+        if self.watch is not None:
+            self.watch.enter(what)
+
+    def wait(self, request: MPI.Request, *buffers: object) -> None:
+        """Wait for a request within the time limit; its buffers are kept if it does not end."""
+        try:
+            while not request.Test():
+                self.pause()
+        except BaseException as error:
+            self.failure = error
+            self._abandoned += [request, *buffers]
+            raise
+
     def run(
         self,
         shape: plan.Shape,
@@ -78,7 +102,12 @@ class State:
         """
         planned = self._take(shape) or plan.build(shape)
         try:
-            runner.run(planned, self.private, send, recv, reduction)
+            execution = runner.Execution(planned, self.private, send, recv, reduction)
+            try:
+                execution.wait(self.pause)
+            except BaseException:
+                self._abandoned.append(execution)
+                raise
         except BaseException as error:
             # Messages may be under way that no later call must receive.
             self.failure = error
@@ -104,10 +133,14 @@ class State:
         self._plans.clear()
         if self.failure is None:
             self.private.Free()
+        else:
+            _UNFINISHED.append(self)
 
 
 #: All that is not closed, oldest first.
 _OPEN: dict[State, None] = {}
+#: Closed with messages under way, whose buffers must stay.
+_UNFINISHED: list[State] = []
 
 
 def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:
@@ -178,4 +211,17 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
     policy = environment.get("MPICOLL_FALLBACK", "warn")
     if policy not in POLICIES:
         raise ValueError(f"MPICOLL_FALLBACK={policy!r} must be one of {', '.join(POLICIES)}")
-    return Settings(tuning.from_environment(environment), policy)
+    return Settings(tuning.from_environment(environment), policy, _timeout_from(environment))
+
+
+def _timeout_from(environment: Mapping[str, str]) -> float:
+    value = environment.get("MPICOLL_TIMEOUT") or "0"
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise ValueError(
+            f"MPICOLL_TIMEOUT={value!r} must be a number of seconds, or 0 for no limit"
+        )
+    return seconds

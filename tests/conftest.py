@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import hypothesis
+import jobs
+import pytest
 
 # The same examples in every run and on every rank: ranks that draw different examples would call
 # different collectives. No deadline: no test depends on how busy the machine is.
@@ -16,3 +18,13 @@ def pytest_ignore_collect(collection_path, config):
     if not config.getoption("--with-mpi") and collection_path == mpi:
         return True
     return None
+
+
+@pytest.fixture
+def job(tmp_path_factory):
+    """Run a script on some ranks; see `jobs.run`."""
+
+    def run(*arguments, **variables):
+        return jobs.run(tmp_path_factory.mktemp("job"), *arguments, **variables)
+
+    return run

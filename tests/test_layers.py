@@ -18,7 +18,7 @@ LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
     {"matching", "verify", "simulate", "draw"},
-    {"ops", "_kernels", "spans", "plan", "runner", "local", "buffers"},
+    {"ops", "_kernels", "spans", "plan", "runner", "local", "buffers", "watch"},
     {"call", "comm", "state", "tuning"},
     {"cli", "bench", "train", "__main__", "__init__"},
 ]

@@ -1,0 +1,120 @@
+"""MPICOLL_TIMEOUT: calls that do not end raise, and say who has not come."""
+
+import pytest
+
+from mpicoll import watch
+
+LATE = """
+import time
+{before}
+def late(call):
+    try:
+        call()
+    except TimeoutError as error:
+        return str(error)
+    return ""
+
+out = np.zeros(8)
+comm.Allreduce(np.ones(8), out, algorithm="ring")
+if comm.rank in {absent}:
+    time.sleep({nap})
+else:
+    text = late(lambda: comm.{call})
+    assert "call 2 on this communicator" in text, text
+    assert "{words}" in text, text
+    try:
+        comm.Barrier()
+    except RuntimeError as error:
+        assert "cannot be used any more" in str(error)
+        print("raised")
+sys.stdout.flush()
+world.Abort(0) if comm.rank == {absent}[0] else time.sleep(9)
+"""
+MESSAGES = """
+from mpicoll import state, watch
+state.Watch = lambda private, seconds: watch.Watch(private, seconds, share=False)
+comm = Intracomm(world.Dup())
+"""
+
+
+@pytest.mark.parametrize(
+    ("absent", "call", "words"),
+    [
+        ((1,), "Allreduce(np.ones(8), out, algorithm='ring')", "rank 1 has not entered it"),
+        ((2,), "Allreduce(np.ones(8), out, algorithm='native')", "rank 2 has not entered it"),
+        ((0, 1), "Barrier(algorithm='dissemination')", "ranks 0-1 have not entered it"),
+    ],
+)
+def test_ranks_that_have_not_entered_are_named(job, absent, call, words):
+    script = LATE.format(absent=absent, call=call, words=words, before="", nap=1)
+    _, out, err = job(3, script, MPICOLL_TIMEOUT="0.3")
+    assert out.count("raised") == 3 - len(absent), out + err
+
+
+def test_ranks_of_other_nodes_are_asked(job):
+    script = LATE.format(
+        absent=(1,),
+        call="Allreduce(np.ones(8), out, algorithm='ring')",
+        words="rank 1 has not answered, and has not entered it or left it early",
+        before=MESSAGES,
+        nap=2,
+    )
+    _, out, err = job(3, script, MPICOLL_TIMEOUT="0.3")
+    assert out.count("raised") == 2, out + err
+
+
+@pytest.mark.parametrize("before", ["", MESSAGES])
+def test_a_rank_that_left_early_or_waits_elsewhere_is_not_confused(job, before):
+    """Rank 0 is done with a broadcast in which rank 1 waits for rank 2, which never comes."""
+    script = f"""
+import time
+{before}
+comm.Barrier(algorithm="dissemination")
+if comm.rank == 2:
+    time.sleep(2.2)
+    world.Abort(0)
+try:
+    comm.Bcast(np.zeros(1 << 20), algorithm="chain", segments=1)
+    comm.Barrier(algorithm="dissemination")
+except TimeoutError as error:
+    print(f"<{{comm.rank}}: {{error}}>", flush=True)
+time.sleep(9)
+"""
+    _, out, err = job(3, script, MPICOLL_TIMEOUT="0.5")
+    lines = {text.split(":")[0]: text for text in out.split("<")}
+    who = "rank 2 has not answered" if before else "rank 2 has not entered it"
+    assert "Bcast by chain, call 2" in lines["1"] and who in lines["1"], out + err
+    assert "Barrier by dissemination, call 3" in lines["0"], out + err
+    assert ("rank 1 has" if before else "ranks 1-2 have") + " not entered it" in lines["0"]
+
+
+def test_ended_in_time_nothing_is_different(job):
+    script = """
+    import time
+    for late in range(comm.size):
+        if comm.rank == late:
+            time.sleep(0.05)
+        for algorithm in ("ring", "native", "parameter_server"):
+            out = np.zeros(8)
+            comm.Allreduce(np.ones(8), out, algorithm=algorithm)
+            assert out.tolist() == [comm.size] * 8
+    comm.Bcast(np.zeros(4), 1)
+    comm.Barrier()
+    comm.Dup().Free()
+    """
+    assert job(3, script, MPICOLL_TIMEOUT="20") == (0, "", "")
+
+
+def test_a_limit_that_is_no_number_is_refused_everywhere(job):
+    script = """
+    """
+    status, _, err = job(2, script, MPICOLL_TIMEOUT="soon")
+    assert status != 0
+    assert "MPICOLL_TIMEOUT='soon' must be a number of seconds" in err
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"), [([3], "rank 3"), ([4, 0, 1], "ranks 0-1, 4"), ([2, 5], "ranks 2, 5")]
+)
+def test_ranks_in_words(ranks, words):
+    assert watch.ranges(ranks) == words
