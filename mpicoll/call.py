@@ -6,18 +6,18 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import algorithms, buffers, layout, ops, plan, tuning
+from mpicoll import agree, algorithms, buffers, layout, ops, plan, tuning
 from mpicoll.buffers import Buffer, Unsupported
 from mpicoll.collectives import Collective, Place
 from mpicoll.registry import COMMUTATIVE
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["Call", "asked_for", "parse", "place_of"]
+__all__ = ["Call", "Prepared", "asked_for", "parse", "place_of"]
 
 #: MPI's operators by handle.
 _OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
@@ -75,6 +75,26 @@ class Call:
             return choice, ""
         return choice, f"{wanted.source}: {obstacle}, so {choice.algorithm} serves"
 
+    def facts(self) -> agree.Facts:
+        """What must be equal on all ranks, of buffers and operator.
+
+        What is only moved may be of different types, bytes on one rank, as long as its length is
+        the same.
+        """
+        if self.buffer is None:
+            return {}
+        if self.reduction is None:
+            return {"bytes of a block": self.buffer.block_bytes}
+        operator = self.reduction.name
+        if self.reduction.function is not None:
+            kind = "commutative" if self.reduction.commutative else "not commutative"
+            operator = f"user-defined, {kind}"
+        return {
+            "operator": operator,
+            "datatype": str(self.reduction.dtype),
+            "count": self.buffer.count,
+        }
+
     def messages(self) -> tuple[Any, Any]:
         """Send and receive buffer as mpi4py wants them."""
         reduces = self.definition.reduces
@@ -116,6 +136,46 @@ class Call:
 
 
 _even = lru_cache(layout.even)
+
+
+class Prepared(NamedTuple):
+    """A call that can run.
+
+    Attributes:
+        definition: the collective.
+        place: see :class:`Call`.
+        choice: the algorithm.
+        call: the call; None where the MPI library alone understands the arguments.
+        arguments: send and receive buffer, as the caller passed them.
+        op: the operator, as the caller passed it.
+    """
+
+    definition: Collective
+    place: Place
+    choice: Choice
+    call: Call | None
+    arguments: tuple[Any, Any]
+    op: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole vector; 0 where that is not known."""
+        return self.call.nbytes if self.call is not None else 0
+
+    def facts(self) -> agree.Facts:
+        """What must be equal on all ranks."""
+        choice, root = self.choice, self.place.root
+        known: dict[str, Any] = {"collective": self.definition.method}
+        if self.definition.rooted:
+            known["root"] = root
+        known["algorithm"] = " ".join(
+            [choice.algorithm, *(f"{name}={value}" for name, value in choice.parameters)]
+        )
+        if choice.algorithm != NATIVE:
+            known["schedule"] = agree.schedule_hash(
+                self.definition.name, choice.algorithm, choice.parameters, self.place.size, root
+            )
+        return {**known, **(self.call.facts() if self.call is not None else {})}
 
 
 def parse(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, op: Any) -> Call:

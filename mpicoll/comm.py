@@ -28,12 +28,12 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll import algorithms, collectives, tuning
+from mpicoll import algorithms, collectives, hooks, trace, tuning
 from mpicoll.buffers import Unsupported
-from mpicoll.call import asked_for, parse, place_of
+from mpicoll.call import Prepared, asked_for, parse, place_of
 from mpicoll.collectives import Collective
 from mpicoll.state import State, attach, find
-from mpicoll.tuning import NATIVE
+from mpicoll.tuning import NATIVE, Choice
 
 __all__ = ["FallbackWarning", "Intracomm", "Stats", "abort_on_exception"]
 
@@ -348,12 +348,36 @@ class Intracomm(MPI.Intracomm):
         """Parse, check, choose, plan, run."""
         state = self._ready()
         definition = collectives.collective(name)
+        try:
+            prepared = self._prepare(
+                state, definition, sendbuf, recvbuf, op, root, algorithm, parameters
+            )
+        except Exception as error:
+            state.refuse(definition, error)
+            raise
+        state.enter(prepared)
+        if hooks.installed or state.tracer is not None:
+            self._observe(state, prepared)
+        else:
+            self._run(state, prepared)
+
+    def _prepare(
+        self,
+        state: State,
+        definition: Collective,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: Any,
+        root: Any,
+        algorithm: str | None,
+        parameters: Mapping[str, int],
+    ) -> Prepared:
+        """Everything that this rank can do before it meets the others."""
         asked = asked_for(definition, algorithm, parameters)
         place = place_of(definition, state.rank, state.size, root)
         try:
             call = parse(definition, place, sendbuf, recvbuf, op)
         except Unsupported as reason:
-            state.enter(definition.method)
             if asked is None:
                 self._fall_back(definition, f"{reason}, so {NATIVE} serves")
             elif asked.algorithm != NATIVE:
@@ -361,8 +385,7 @@ class Intracomm(MPI.Intracomm):
                     f"{definition.method} by algorithm={algorithm!r}: {reason}; pass a contiguous "
                     f"array of a predefined datatype, or algorithm={NATIVE!r}"
                 ) from None
-            self._native(definition, sendbuf, recvbuf, op, place.root)
-            return
+            return Prepared(definition, place, Choice(NATIVE), None, (sendbuf, recvbuf), op)
         if asked is None:
             choice, refused = call.choose(state.settings.table)
             if refused:
@@ -372,16 +395,42 @@ class Intracomm(MPI.Intracomm):
             obstacle = call.obstacle(choice.algorithm)
             if obstacle:
                 raise TypeError(f"{definition.method} by algorithm={algorithm!r}: {obstacle}")
-        state.enter(f"{definition.method} by {choice.algorithm}")
-        if choice.algorithm == NATIVE:
-            self._native(definition, *call.messages(), op, place.root)
+        return Prepared(definition, place, choice, call, (sendbuf, recvbuf), op)
+
+    def _observe(self, state: State, prepared: Prepared) -> None:
+        """Run, and tell the trace and the hooks."""
+        name, algorithm = prepared.definition.name, prepared.choice.algorithm
+        tracer = state.tracer.call(name, algorithm) if state.tracer is not None else None
+        failure: BaseException | None = None
+        start = time.perf_counter()
+        try:
+            self._run(state, prepared, tracer.step if tracer is not None else None)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            seconds = time.perf_counter() - start
+            if tracer is not None:
+                tracer.end(prepared.nbytes, failure)
+            hooks.report(
+                hooks.Event(
+                    name, algorithm, state.size, state.rank, prepared.nbytes, seconds, failure
+                )
+            )
+
+    def _run(self, state: State, prepared: Prepared, step: trace.Step | None = None) -> None:
+        """Run what is prepared."""
+        call, choice = prepared.call, prepared.choice
+        if call is None or choice.algorithm == NATIVE:
+            arguments = prepared.arguments if call is None else call.messages()
+            self._native(prepared.definition, *arguments, prepared.op, prepared.place.root)
             return
         try:
-            state.run(call.shape(choice), *call.memory(), call.reduction)
+            state.run(call.shape(choice), *call.memory(), call.reduction, step)
         except MPI.Exception as error:
             self.Call_errhandler(error.Get_error_code())
             raise
-        state.calls[name, choice.algorithm] += 1
+        state.calls[prepared.definition.name, choice.algorithm] += 1
 
     def _native(
         self, definition: Collective, sendbuf: Any, recvbuf: Any, op: Any, root: int
@@ -409,9 +458,9 @@ class Intracomm(MPI.Intracomm):
         state.fallbacks[definition.name, reason] += 1
         if state.settings.policy == "warn" and state.rank == 0 and message not in _WARNED:
             _WARNED.add(message)
-            # The frames between: this one, _collective, the collective's own method.
+            # The frames between: this one, _prepare, _collective, the collective's own method.
             warnings.warn(
                 f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
                 FallbackWarning,
-                stacklevel=4,
+                stacklevel=5,
             )

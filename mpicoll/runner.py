@@ -7,12 +7,14 @@ soon as its own messages are complete.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import ops
+from mpicoll import ops, trace
 from mpicoll.ops import Reduction
 from mpicoll.plan import Fold, Message, Move, Phase, Plan
 from mpicoll.schedule import MAX_OPEN_CHANNELS
@@ -33,6 +35,7 @@ class Execution:
         send, recv: the user's buffers as 1-D ``uint8`` arrays, or None where the rank has none.
         reduction: the operator, for collectives that reduce.
         lane: which part of the tags to use (see :func:`tag`).
+        step: told of every step that ends.
     """
 
     def __init__(
@@ -43,7 +46,9 @@ class Execution:
         recv: np.ndarray | None,
         reduction: Reduction | None = None,
         lane: int = 0,
+        step: trace.Step | None = None,
     ) -> None:
+        self._step = step
         self._plan, self._comm, self._lane = plan, comm, lane
         self._reduction = reduction
         self._temporary = plan.spare.pop() if plan.spare else _temporary(plan)
@@ -56,6 +61,7 @@ class Execution:
         self._running: list[_Running] = []
         self._requests: list[MPI.Request] = []
         self._owners: list[tuple[_Running, bool]] = []
+        self._posted: list[_Posted] = []  # beside the requests, for the trace alone
         self._left = [0] * (plan.channels[0].segments if plan.channels else 0)
         self.done = False
         self._move(plan.before)
@@ -100,7 +106,11 @@ class Execution:
             else:
                 running.sends -= 1
             touched[running.number] = running
+            if self._step is not None:
+                self._step(*self._posted[index])
         gone = set(completed)
+        if self._step is not None:
+            self._posted = [p for i, p in enumerate(self._posted) if i not in gone]
         self._requests = [r for i, r in enumerate(self._requests) if i not in gone]
         self._owners = [o for i, o in enumerate(self._owners) if i not in gone]
         for running in touched.values():
@@ -124,9 +134,13 @@ class Execution:
         """Close every phase that is complete and post the next one."""
         while running.is_complete():
             phase = running.phases[running.current]
-            self._move(phase.stores)
+            place = (running.number, running.current)
+            self._move(phase.stores, *place)
             for fold in phase.folds:
+                start = 0.0 if self._step is None else time.time()
                 self._fold(fold)
+                if self._step is not None:
+                    self._step("fold", None, fold.target.length, *place, start)
             running.current += 1
             self._post(running)
         if running.current == len(running.phases) and not running.closed:
@@ -146,7 +160,7 @@ class Execution:
         if running.current == len(running.phases):
             return
         phase = running.phases[running.current]
-        self._move(phase.moves)
+        self._move(phase.moves, running.number, running.current)
         label = tag(self._lane, running.number)
         self._start(self._comm.Irecv, phase.receives, label, running, True)
         self._start(self._comm.Isend, phase.sends, label, running, False)
@@ -165,13 +179,20 @@ class Execution:
             buffer = self._bytes(message.span)
             self._requests.append(call([buffer, MPI.BYTE], message.peer, label))
             self._owners.append((running, receive))
+            if self._step is not None:
+                kind = "recv" if receive else "send"
+                place = (running.number, running.current)
+                self._posted.append((kind, message.peer, message.span.length, *place, time.time()))
 
     def _bytes(self, span: Span) -> np.ndarray:
         return self._buffers[span.buffer][span.offset : span.offset + span.length]
 
-    def _move(self, moves: Sequence[Move]) -> None:
+    def _move(self, moves: Sequence[Move], channel: int = 0, phase: int = 0) -> None:
         for move in moves:
+            start = 0.0 if self._step is None else time.time()
             self._bytes(move.target)[:] = self._bytes(move.source)
+            if self._step is not None:
+                self._step("copy", None, move.target.length, channel, phase, start)
 
     def _fold(self, fold: Fold) -> None:
         reduction = self._reduction
@@ -195,6 +216,10 @@ class Execution:
             result = np.empty(target.size, wide)
             widened.fold(result, operands)
             target[:] = result
+
+
+#: Kind, peer, bytes, channel, phase, time.
+_Posted: TypeAlias = tuple[str, int, int, int, int, float]
 
 
 class _Running:

@@ -6,6 +6,7 @@ handle, by whichever object, frees it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import Counter, OrderedDict
@@ -16,7 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import ops, plan, runner, tuning
+from mpicoll import agree, ops, plan, runner, trace, tuning
+from mpicoll.call import Prepared
+from mpicoll.collectives import Collective
 from mpicoll.watch import Watch
 
 __all__ = ["Settings", "State", "attach", "find"]
@@ -34,6 +37,10 @@ class Settings(NamedTuple):
     policy: str
     #: Seconds that a call may wait; 0: for ever.
     timeout: float = 0.0
+    #: Whether ranks compare their calls before they run.
+    check: bool = False
+    #: Common name of the trace's files, "" for none.
+    trace: str = ""
 
 
 class State:
@@ -46,6 +53,7 @@ class State:
         failure: the first error that left messages behind.
         closed: the handle was freed.
         watch: the time limit of its calls, if there is one.
+        tracer: writes down what its calls do, if that is wanted.
     """
 
     def __init__(self, private: MPI.Intracomm, settings: Settings) -> None:
@@ -59,6 +67,7 @@ class State:
         self.watch = Watch(private, settings.timeout) if settings.timeout else None
         #: Called while a call waits: offers the processor to others, and keeps the time limit.
         self.pause: Callable[[], object] = self.watch.pause if self.watch else os.sched_yield
+        self.tracer = _tracer(private, settings.trace) if settings.trace else None
         self._abandoned: list[object] = []
         self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
         self._space = 0
@@ -74,10 +83,25 @@ class State:
                 f"{type(self.failure).__name__}: {self.failure}; build Intracomm on another one"
             ) from self.failure
 
-    def enter(self, what: str) -> None:
-        """This rank enters its next call; all ranks make the same calls in the same order."""
+    def enter(self, prepared: Prepared) -> None:
+        """This rank enters its next call; all ranks make the same calls in the same order.
+
+        Raises:
+            Disagreement: on all ranks, where they are asked to compare and do not agree.
+        """
         if self.watch is not None:
-            self.watch.enter(what)
+            name = prepared.definition.method
+            self.watch.enter(f"{name} by {prepared.choice.algorithm}")
+        if self.settings.check:
+            agree.compare(agree.share(self.private, prepared.facts(), self.wait))
+
+    def refuse(self, definition: Collective, error: Exception) -> None:
+        """This rank cannot make its next call; the others hear of it if they are to compare."""
+        if self.settings.check:
+            if self.watch is not None:
+                self.watch.enter(definition.method)
+            words = f"{type(error).__name__}: {error}"
+            agree.share(self.private, {"collective": definition.method, "error": words}, self.wait)
 
     def wait(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for a request within the time limit; its buffers are kept if it does not end."""
@@ -95,14 +119,15 @@ class State:
         send: np.ndarray | None,
         recv: np.ndarray | None,
         reduction: ops.Reduction | None,
+        step: trace.Step | None = None,
     ) -> None:
-        """Run a plan of this shape.
+        """Run a plan of this shape; ``step`` is told of every step that ends.
 
         While it runs, the plan is not in the cache, so that nobody else can start it.
         """
         planned = self._take(shape) or plan.build(shape)
         try:
-            execution = runner.Execution(planned, self.private, send, recv, reduction)
+            execution = runner.Execution(planned, self.private, send, recv, reduction, step=step)
             try:
                 execution.wait(self.pause)
             except BaseException:
@@ -139,6 +164,8 @@ class State:
 
 #: All that is not closed, oldest first.
 _OPEN: dict[State, None] = {}
+#: Numbers of the communicators whose rank 0 is this process.
+_NAMES = itertools.count()
 #: Closed with messages under way, whose buffers must stay.
 _UNFINISHED: list[State] = []
 
@@ -211,7 +238,16 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
     policy = environment.get("MPICOLL_FALLBACK", "warn")
     if policy not in POLICIES:
         raise ValueError(f"MPICOLL_FALLBACK={policy!r} must be one of {', '.join(POLICIES)}")
-    return Settings(tuning.from_environment(environment), policy, _timeout_from(environment))
+    check = environment.get("MPICOLL_CHECK") or "0"
+    if check not in ("0", "1"):
+        raise ValueError(f"MPICOLL_CHECK={check!r} must be 1 or 0")
+    return Settings(
+        tuning.from_environment(environment),
+        policy,
+        timeout=_timeout_from(environment),
+        check=check == "1",
+        trace=environment.get("MPICOLL_TRACE", ""),
+    )
 
 
 def _timeout_from(environment: Mapping[str, str]) -> float:
@@ -225,3 +261,11 @@ def _timeout_from(environment: Mapping[str, str]) -> float:
             f"MPICOLL_TIMEOUT={value!r} must be a number of seconds, or 0 for no limit"
         )
     return seconds
+
+
+def _tracer(private: MPI.Intracomm, path: str) -> trace.Tracer:
+    """The trace of a communicator, under a name that its rank 0 gives it.  Collective."""
+    world = MPI.COMM_WORLD
+    place = world.Get_rank(), world.Get_size()
+    name = private.bcast(f"{place[0]}.{next(_NAMES)}")
+    return trace.Tracer(path, place, name, private.Get_rank())

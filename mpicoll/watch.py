@@ -39,6 +39,7 @@ class Watch:
         self.seconds = seconds
         self._private = private
         self._rank = private.Get_rank()
+        near: dict[int, int]
         self._numbers, near = (
             _shared(private) if share else (np.zeros(1, np.int64), {self._rank: 0})
         )

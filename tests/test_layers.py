@@ -18,8 +18,8 @@ LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
     {"matching", "verify", "simulate", "draw"},
-    {"ops", "_kernels", "spans", "plan", "runner", "local", "buffers", "watch"},
-    {"call", "comm", "state", "tuning"},
+    {"ops", "_kernels", "spans", "plan", "runner", "local", "buffers", "watch", "trace", "agree"},
+    {"call", "comm", "hooks", "state", "tuning"},
     {"cli", "bench", "train", "__main__", "__init__"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}

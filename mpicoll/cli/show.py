@@ -1,4 +1,4 @@
-"""``mpicoll show``: a schedule as a drawing, or as its steps."""
+"""``mpicoll show``: a schedule as a drawing, or as its steps; or the steps of a trace."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpicoll.cli import output, parse
-from mpicoll.cli.errors import UsageError, usage
-from mpicoll.cli.options import Algorithm, Collective, Json, Set
+from mpicoll.cli.errors import UsageError, describe, usage
+from mpicoll.cli.options import Json, Set
 
 if TYPE_CHECKING:
     from mpicoll import registry, schedule
 
 
 def command(
-    collective: Collective,
-    algorithm: Algorithm,
+    collective: Annotated[
+        str,
+        typer.Argument(
+            metavar="COLLECTIVE|FILE",
+            help="Such as allreduce; see `mpicoll list`. Or a trace: MPICOLL_TRACE=FILE makes one.",
+        ),
+    ],
+    algorithm: Annotated[
+        str, typer.Argument(metavar="[ALGORITHM]", help="Such as ring; see `mpicoll list`.")
+    ] = "",
     ranks: Annotated[str, typer.Option("-P", metavar="N", help="Number of ranks.")] = "4",
     root: Annotated[int, typer.Option(help="Root rank.")] = 0,
     set_: Set = None,
@@ -27,7 +35,12 @@ def command(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Draw the schedule of an algorithm: which rank sends which block to whom, step by step."""
+    """Draw the schedule of an algorithm: which rank sends which block to whom, step by step.
+
+    With a FILE alone: what a program's collectives did, step by step.
+    """
+    if not algorithm:
+        return _show_trace(collective, json)
     from mpicoll import algorithms, draw
     from mpicoll.simulate import check_call
 
@@ -46,6 +59,24 @@ def command(
         output.facts(steps(entry, sizes[0], root, parameters))
     else:
         output.text(drawing)
+    return 0
+
+
+def _show_trace(path: str, json: bool) -> int:
+    from mpicoll import collectives, trace
+
+    if path in collectives.COLLECTIVES:
+        raise UsageError(f"name an algorithm of {path} too; `mpicoll list {path}` shows them")
+    try:
+        with usage():
+            records = trace.read(path)
+    except OSError as error:
+        raise UsageError(f"no trace can be read: {describe(error)}") from error
+    if json:
+        output.facts(records)
+    else:
+        for line in trace.lines(records):
+            output.text(line)
     return 0
 
 

@@ -1,0 +1,66 @@
+"""Hooks for profilers: functions that are called after every collective call of this process.
+
+::
+
+    from mpicoll import hooks
+
+    hooks.add(lambda event: print(event.collective, event.algorithm, event.nbytes, event.seconds))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+__all__ = ["Event", "Hook", "add", "installed", "remove", "report"]
+
+
+class Event(NamedTuple):
+    """A collective call of this rank that has ended.
+
+    Attributes:
+        collective, algorithm: names as in ``mpicoll list``; ``native``: the MPI library's own.
+        size, rank: of the communicator.
+        nbytes: bytes of the whole vector; 0 where this rank cannot tell.
+        seconds: from the call to its end on this rank.
+        error: what it raised, if it failed.
+    """
+
+    collective: str
+    algorithm: str
+    size: int
+    rank: int
+    nbytes: int
+    seconds: float
+    error: BaseException | None = None
+
+
+Hook: TypeAlias = Callable[[Event], object]
+
+#: The hooks, in the order in which they are called.
+installed: list[Hook] = []
+
+
+def add(hook: Hook) -> None:
+    """Call ``hook(event)`` after every collective call from now on.
+
+    What it raises comes out of that call.
+    """
+    installed.append(hook)
+
+
+def remove(hook: Hook) -> None:
+    """Do not call it any more.
+
+    Raises:
+        ValueError: it has not been added.
+    """
+    if hook not in installed:
+        raise ValueError(f"{hook!r} is no hook: it has not been added, or is removed already")
+    installed.remove(hook)
+
+
+def report(event: Event) -> None:
+    """Call all hooks."""
+    for hook in [*installed]:
+        hook(event)
