@@ -39,12 +39,10 @@ class Watch:
         self.seconds = seconds
         self._private = private
         self._rank = private.Get_rank()
-        near: dict[int, int]
-        self._numbers, near = (
-            _shared(private) if share else (np.zeros(1, np.int64), {self._rank: 0})
-        )
-        self._near = near
-        self._far = [rank for rank in range(private.Get_size()) if rank not in near]
+        self._numbers: np.ndarray
+        self._near: dict[int, int]
+        self._numbers, self._near = _shared(private) if share else _alone(self._rank)
+        self._far = [rank for rank in range(private.Get_size()) if rank not in self._near]
         self._heard = dict.fromkeys(self._far, 0)
         self._sent: list[tuple[MPI.Request, np.ndarray]] = []
         self._number = 0
@@ -150,8 +148,13 @@ def _shared(private: MPI.Intracomm) -> tuple[np.ndarray, dict[int, int]]:
     finally:
         node.Free()
     if numbers is None or not everywhere:
-        return np.zeros(1, np.int64), {private.Get_rank(): 0}
+        return _alone(private.Get_rank())
     return numbers, {rank: index for index, rank in enumerate(ranks)}
+
+
+def _alone(rank: int) -> tuple[np.ndarray, dict[int, int]]:
+    """The number of this rank, which no other can read."""
+    return np.zeros(1, np.int64), {rank: 0}
 
 
 def _new_file(length: int) -> str | None:

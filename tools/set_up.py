@@ -211,22 +211,36 @@ class Environment:
     def _use_library(self, site: dict[str, str]) -> None:
         """Make mpi4py load the library that the site's mpicc links.
 
-        mpi4py's wheel works with Open MPI and with MPICH, and looks for libmpi.so in the
-        environment's lib first: a link there is enough. Where not, mpi4py is built from source.
+        mpi4py's wheel has a module for Open MPI and one for MPICH. They look for libmpi.so in the
+        environment's lib first, and by the name inside it that both projects use (not all
+        distributions do). So an empty library of that name which needs the site's is put there.
+        Where that is not enough, mpi4py is built from source, which takes minutes.
         """
         with tempfile.TemporaryDirectory() as directory:
             source, program = Path(directory, "probe.c"), Path(directory, "probe")
             source.write_text(PROBE)
             run([site["mpicc"], source, "-o", program, "-ldl"])
             path, _, version = output([program]).partition("\n")
-        (self.venv / "lib" / "libmpi.so").unlink(missing_ok=True)
-        (self.venv / "lib" / "libmpi.so").symlink_to(os.path.realpath(path))
+            name = "libmpi.so.40" if version.startswith("Open MPI") else "libmpi.so.12"
+            linker = f"-Wl,--no-as-needed,-soname,{name},-rpath,{os.path.dirname(path)}"
+            source.write_text("")
+            run(
+                [
+                    site["mpicc"],
+                    "-shared",
+                    "-fPIC",
+                    linker,
+                    source,
+                    "-o",
+                    self.venv / "lib/libmpi.so",
+                ]
+            )
         code = (
             "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
             "print(MPI.Get_library_version().rstrip(chr(0)))"  # Open MPI counts the final NUL in
         )
         try:
-            seen = output([self.python, "-c", code])
+            seen = output([self.python, "-W", "ignore", "-c", code])
         except subprocess.CalledProcessError:
             seen = ""
         if seen.split() != version.split():

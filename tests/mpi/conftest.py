@@ -111,7 +111,7 @@ class Member:
 
     def hears_failure(self, report):
         self.failed = True
-        self.note(failed=report.nodeid or "collection", text=_text(report))
+        self.note(failed=report.nodeid or "collection", index=self.index, text=_text(report))
 
 
 class Peer(Member):
@@ -251,7 +251,13 @@ class Reporter(Member):
         return _Diary(self.directory / "rank0.jsonl").read()
 
     def _failures(self):
-        return [(r, text) for r, diary in self.peers.items() for text in diary.failures]
+        """(rank, text) of failures up to this test; a peer may have failed in one still to come."""
+        return [
+            (rank, text)
+            for rank, diary in self.peers.items()
+            for index, text in diary.failures
+            if index <= self.index
+        ]
 
     def _failing_for(self):
         """Seconds since a failure was first seen; 0 if there is none."""
@@ -371,7 +377,7 @@ class _Diary:
         if "collected" in event:
             self.collected = event["collected"], event["digest"]
         if "failed" in event:
-            self.failures.append(f"{event['failed']}\n{event['text']}")
+            self.failures.append((event["index"], f"{event['failed']}\n{event['text']}"))
 
 
 def _text(report):
