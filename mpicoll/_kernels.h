@@ -35,7 +35,8 @@ typedef void (*kernels_fold)(char *dst, char **x, int count, ptrdiff_t n);
 typedef void (*kernels_loop)(char *dst, char *const *x, int arity, ptrdiff_t n);
 
 #define KERNELS_OPS(X) \
-    X(sum) X(prod) X(max) X(min) X(land) X(lor) X(lxor) X(band) X(bor) X(bxor) X(maxloc) X(minloc)
+    X(sum) X(prod) X(max) X(min) X(land) X(lor) X(lxor) X(band) X(bor) X(bxor) X(maxloc) X(minloc) \
+    X(exactsum)
 #define KERNELS_TYPES(X) \
     X(i8) X(i16) X(i32) X(i64) X(u8) X(u16) X(u32) X(u64) X(bool) X(f16) X(bf16) X(f32) X(f64) \
     X(ld) X(c64) X(c128) X(cld) X(f32_int) X(f64_int) X(ld_int) X(i16_int) X(i32_int) X(i64_int)
@@ -246,6 +247,7 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
     typedef int32_t level##_signed __attribute__((vector_size(bytes))); \
     typedef uint64_t level##_longs __attribute__((vector_size(bytes))); \
     typedef float level##_floats __attribute__((vector_size(bytes))); \
+    typedef float level##_singles __attribute__((vector_size((bytes) / 2))); \
     typedef double level##_doubles __attribute__((vector_size(bytes)));
 
 /* All operands in one pass; the running value, a vector of type WIDE, stays in registers. STORED
@@ -392,6 +394,8 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 #define AVX512_NARROW(level, f) \
     ((level##_halves)_mm512_cvtps_ph((__m512)(f), _MM_FROUND_TO_NEAREST_INT))
 
+#include "_exact.h"
+
 /* ---- Kernels that no instruction set helps: compiled once ---- */
 
 ELEMENTWISE(, sum_ld, ld, long double, SUM)
@@ -455,14 +459,16 @@ VECTORS(avx2, 32)
 /* Vectors of 64 bytes gain nothing where one instruction meets two loads and a store, and lose where
    loads cross cache lines (measured on Zen 4): only what computes more is here. */
 VECTORS(avx512, 64)
+#define TARGET_AVX512 __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
 #define NARROW_AVX512(name, LOAD, STORE, OP) \
-    VECTOR_KERNEL(__attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), name, \
-                  2, avx512, avx512_halves, avx512_floats, LOAD, STORE, OP)
+    VECTOR_KERNEL(TARGET_AVX512, name, 2, avx512, avx512_halves, avx512_floats, LOAD, STORE, OP)
 NARROW_AVX512(sum_f16_avx512, AVX512_WIDEN, AVX512_NARROW, SUM)
 NARROW_AVX512(prod_f16_avx512, AVX512_WIDEN, AVX512_NARROW, PROD)
 NARROW_AVX512(sum_bf16_avx512, SOFTWARE_WIDEN_BF16, SOFTWARE_NARROW_BF16, SUM)
 NARROW_AVX512(prod_bf16_avx512, SOFTWARE_WIDEN_BF16, SOFTWARE_NARROW_BF16, PROD)
+EXACT_F64(TARGET_AVX512, exactsum_f64_avx512, avx512)
 static kernels_table table_avx512 = {
+    AT(exactsum, f64, exactsum_f64_avx512),
     AT(sum, f16, sum_f16_avx512), AT(prod, f16, prod_f16_avx512),
     AT(sum, bf16, sum_bf16_avx512), AT(prod, bf16, prod_bf16_avx512),
 };

@@ -52,6 +52,9 @@ EXPAND(ELEMENTWISE, TARGET, NAME(min, f16), i16, int16_t, MIN_F16)
 EXPAND(ELEMENTWISE, TARGET, NAME(max, bf16), i16, int16_t, MAX_BF16)
 EXPAND(ELEMENTWISE, TARGET, NAME(min, bf16), i16, int16_t, MIN_BF16)
 
+EXPAND(EXACT_F32, TARGET, NAME(exactsum, f32), LEVEL)
+EXPAND(EXACT_F64, TARGET, NAME(exactsum, f64), LEVEL)
+
 #define EVERY_INTEGER(op) \
     AT(op, u8, NAME(op, u8)), AT(op, u16, NAME(op, u16)), AT(op, u32, NAME(op, u32)), \
     AT(op, u64, NAME(op, u64)), AT(op, i8, NAME(op, u8)), AT(op, i16, NAME(op, u16)), \
@@ -71,6 +74,7 @@ static kernels_table JOIN(table, LEVEL) = {
     ARITHMETIC(sum), ARITHMETIC(prod), ORDERED(max), ORDERED(min),
     LOGICAL(land), LOGICAL(lor), LOGICAL(lxor),
     EVERY_INTEGER(band), EVERY_INTEGER(bor), EVERY_INTEGER(bxor),
+    AT(exactsum, f32, NAME(exactsum, f32)), AT(exactsum, f64, NAME(exactsum, f64)),
 };
 
 #undef JOIN_
