@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import agree, algorithms, buffers, layout, ops, plan, tuning
+from mpicoll import agree, algorithms, buffers, exact, layout, ops, plan, tuning
 from mpicoll.buffers import Buffer, Unsupported
 from mpicoll.collectives import Collective, Place
+from mpicoll.exact import EXACT, SCHEDULES
 from mpicoll.registry import COMMUTATIVE
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["Call", "Prepared", "asked_for", "parse", "place_of"]
+__all__ = ["Call", "Prepared", "asked_for", "parse", "place_of", "reproducible"]
 
 #: MPI's operators by handle.
 _OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
@@ -117,12 +118,12 @@ class Call:
             wide = self.reduction.wide.itemsize
         elif self.buffer is not None:
             length = self.buffer.block_bytes
-        place = self.place
-        blocks = algorithms.find(self.definition.name, choice.algorithm).blocks(place.size)
+        place, algorithm = self.place, _schedule(self.definition, choice)
+        blocks = algorithms.find(self.definition.name, algorithm).blocks(place.size)
         cut = _even(length * place.nblocks, blocks)
         return plan.Shape(
             collective=self.definition.name,
-            algorithm=choice.algorithm,
+            algorithm=algorithm,
             parameters=choice.parameters,
             rank=place.rank,
             size=place.size,
@@ -132,10 +133,16 @@ class Call:
             wide=wide,
             input=cut,
             output=cut,
+            whole=choice.algorithm == EXACT,
         )
 
 
 _even = lru_cache(layout.even)
+
+
+def _schedule(definition: Collective, choice: Choice) -> str:
+    """The algorithm whose schedule a choice has."""
+    return SCHEDULES[definition.name] if choice.algorithm == EXACT else choice.algorithm
 
 
 class Prepared(NamedTuple):
@@ -172,10 +179,49 @@ class Prepared(NamedTuple):
             [choice.algorithm, *(f"{name}={value}" for name, value in choice.parameters)]
         )
         if choice.algorithm != NATIVE:
+            algorithm = _schedule(self.definition, choice)
             known["schedule"] = agree.schedule_hash(
-                self.definition.name, choice.algorithm, choice.parameters, self.place.size, root
+                self.definition.name, algorithm, choice.parameters, self.place.size, root
             )
         return {**known, **(self.call.facts() if self.call is not None else {})}
+
+
+def reproducible(
+    definition: Collective,
+    place: Place,
+    sendbuf: Any,
+    recvbuf: Any,
+    op: Any,
+    algorithm: str | None,
+) -> Prepared:
+    """A reduction by exact sums; see :mod:`mpicoll.exact`.
+
+    Raises:
+        TypeError, ValueError, BufferError: see :func:`parse`; and an algorithm, an operator other
+            than ``MPI.SUM``, elements that have no exact sum.
+        Unsupported: only the MPI library can serve the buffers, and it does not sum exactly.
+    """
+    method = definition.method
+    if algorithm is not None:
+        raise ValueError(
+            f"{method}: reproducible=True has an algorithm of its own; leave out either it or "
+            f"algorithm={algorithm!r}"
+        )
+    try:
+        call = parse(definition, place, sendbuf, recvbuf, op)
+    except Unsupported as reason:
+        raise Unsupported(
+            f"{method}: {reason}; reproducible=True needs a contiguous array of a predefined "
+            "datatype"
+        ) from None
+    assert call.reduction is not None
+    if call.reduction.name != "sum":
+        raise ValueError(
+            f"{method}: reproducible=True sums, so op must be MPI.SUM, not {call.reduction.name}"
+        )
+    call = replace(call, reduction=exact.reduction(call.reduction.dtype))
+    choice = Choice(EXACT, (), "reproducible=True")
+    return Prepared(definition, place, choice, call, (sendbuf, recvbuf), op)
 
 
 def parse(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, op: Any) -> Call:

@@ -31,6 +31,7 @@ from mpi4py import MPI
 from mpicoll import algorithms, collectives, hooks, trace, tuning
 from mpicoll.buffers import Unsupported
 from mpicoll.call import Prepared, asked_for, parse, place_of
+from mpicoll.call import reproducible as exactly
 from mpicoll.collectives import Collective
 from mpicoll.state import State, attach, find
 from mpicoll.tuning import NATIVE, Choice
@@ -230,11 +231,19 @@ class Intracomm(MPI.Intracomm):
         root: int = 0,
         *,
         algorithm: str | None = None,
+        reproducible: bool = False,
         **parameters: int,
     ) -> None:
-        """Reduce over all ranks, to the root."""
+        """Reduce over all ranks, to the root; ``reproducible`` as for :meth:`Allreduce`."""
         self._collective(
-            "reduce", sendbuf, recvbuf, op=op, root=root, algorithm=algorithm, parameters=parameters
+            "reduce",
+            sendbuf,
+            recvbuf,
+            op=op,
+            root=root,
+            algorithm=algorithm,
+            parameters=parameters,
+            reproducible=reproducible,
         )
 
     def Allreduce(
@@ -244,11 +253,22 @@ class Intracomm(MPI.Intracomm):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
+        reproducible: bool = False,
         **parameters: int,
     ) -> None:
-        """Reduce over all ranks, to all of them."""
+        """Reduce over all ranks, to all of them.
+
+        With ``reproducible=True`` each element is the exact sum of all contributions, rounded once
+        (see :mod:`mpicoll.exact`), for float32, float64, complex numbers of these, and integers.
+        """
         self._collective(
-            "allreduce", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
+            "allreduce",
+            sendbuf,
+            recvbuf,
+            op=op,
+            algorithm=algorithm,
+            parameters=parameters,
+            reproducible=reproducible,
         )
 
     def Reduce_scatter_block(
@@ -258,11 +278,21 @@ class Intracomm(MPI.Intracomm):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
+        reproducible: bool = False,
         **parameters: int,
     ) -> None:
-        """Reduce over all ranks; rank i gets block i of the result, all blocks equally long."""
+        """Reduce over all ranks; rank i gets block i of the result, all blocks equally long.
+
+        ``reproducible`` as for :meth:`Allreduce`.
+        """
         self._collective(
-            "reduce_scatter", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
+            "reduce_scatter",
+            sendbuf,
+            recvbuf,
+            op=op,
+            algorithm=algorithm,
+            parameters=parameters,
+            reproducible=reproducible,
         )
 
     def Allgather(
@@ -349,13 +379,14 @@ class Intracomm(MPI.Intracomm):
         root: Any = 0,
         algorithm: str | None,
         parameters: Mapping[str, int],
+        reproducible: bool = False,
     ) -> None:
         """Parse, check, choose, plan, run."""
         state = self._ready()
         definition = collectives.collective(name)
         try:
             prepared = self._prepare(
-                state, definition, sendbuf, recvbuf, op, root, algorithm, parameters
+                state, definition, sendbuf, recvbuf, op, root, algorithm, parameters, reproducible
             )
         except Exception as error:
             state.refuse(definition, error)
@@ -376,10 +407,13 @@ class Intracomm(MPI.Intracomm):
         root: Any,
         algorithm: str | None,
         parameters: Mapping[str, int],
+        reproducible: bool,
     ) -> Prepared:
         """Everything that this rank can do before it meets the others."""
         asked = asked_for(definition, algorithm, parameters)
         place = place_of(definition, state.rank, state.size, root)
+        if reproducible:
+            return exactly(definition, place, sendbuf, recvbuf, op, algorithm)
         try:
             call = parse(definition, place, sendbuf, recvbuf, op)
         except Unsupported as reason:

@@ -135,6 +135,7 @@ class Shape:
         wide: bytes per element of the accumulator.
         input, output: the blocks, in elements.  Where a rank hands in or gets its own block alone,
             that one stands at the beginning of the buffer whatever its offset here.
+        whole: no fold is parted, even where space is short: messages are cut shorter instead.
     """
 
     collective: str
@@ -148,6 +149,7 @@ class Shape:
     wide: int
     input: Layout
     output: Layout
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,8 @@ def build(shape: Shape, piece: int = PIECE, space: int = SPACE) -> Plan:
                 f"{shape.collective} {shape.algorithm} has {nblocks} blocks for {shape.size} ranks,"
                 f" not {len(cut.counts)}"
             )
+    if shape.whole:  # a piece of every rank, and one more
+        piece = min(piece, space // (shape.size + 1))
     return _Builder(shape, algorithm, nblocks, piece, space).plan()
 
 

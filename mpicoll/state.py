@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import agree, ops, plan, runner, trace, tuning
+from mpicoll import agree, caller, ops, plan, runner, trace, tuning
 from mpicoll.call import Prepared
 from mpicoll.collectives import Collective
 from mpicoll.watch import Watch
@@ -74,7 +74,8 @@ class State:
         _OPEN[self] = None
 
     def check(self) -> None:
-        """Raise if the communicator cannot be used any more."""
+        """Raise if the communicator cannot be used, any more or by this thread or process."""
+        caller.check()
         if self.closed:
             raise ValueError("this communicator has been freed; build Intracomm on another one")
         if self.failure is not None:
@@ -206,6 +207,7 @@ def attach(comm: MPI.Intracomm, settings: Settings | None = None) -> State:
     Raises:
         ValueError: on all ranks, if rank 0's environment has a setting that is not understood.
     """
+    caller.check()
     state = find(comm)
     if state is None:
         # Unlike MPI_Comm_dup this copies no attributes, hints or topology of the user's.

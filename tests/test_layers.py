@@ -18,7 +18,8 @@ LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
     {"matching", "verify", "simulate", "draw"},
-    {"ops", "_kernels", "spans", "plan", "runner", "local", "buffers", "watch", "trace", "agree"},
+    {"ops", "_kernels", "exact", "spans", "plan", "runner", "local", "buffers"}
+    | {"agree", "caller", "trace", "watch"},
     {"call", "comm", "hooks", "state", "tuning"},
     {"cli", "bench", "train", "__main__", "__init__"},
 ]

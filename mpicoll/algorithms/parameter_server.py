@@ -27,6 +27,45 @@ def allreduce_parameter_server(rank: int, size: int) -> Rounds:
     )
 
 
+def reduce_scatter_parameter_server(rank: int, size: int) -> Rounds:
+    """Every rank is sent all contributions to its block, at once, and reduces them.
+
+    ::
+
+        0 -[1]-> 1   0 -[2]-> 2   1 -[2]-> 2   1 -[0]-> 0   2 -[0]-> 0   2 -[1]-> 1
+
+    One round, (P - 1)/P n bytes sent and received per rank; all contributions to a block meet in
+    one fold, in rank order.
+    """
+    away = range(1, size)
+    yield tuple(Send((rank + k) % size, rank + k) for k in away) + tuple(
+        RecvReduce((rank - k) % size, rank) for k in away
+    )
+
+
+def reduce_parameter_server(rank: int, size: int, root: int) -> Rounds:
+    """Every rank serves one block: it reduces all contributions to it, and the root pulls it.
+
+    ::
+
+        push:  0 -[1]-> 1   0 -[2]-> 2      pull:  1 -[1]-> 0
+               1 -[0]-> 0   1 -[2]-> 2             2 -[2]-> 0
+               2 -[0]-> 0   2 -[1]-> 1
+
+    Two rounds, the work of reduction shared by all ranks: 2(P - 1)(alpha + n/P beta) at the root.
+    """
+    yield from reduce_scatter_parameter_server(rank, size)
+    if rank == root:
+        yield tuple(Recv((rank + k) % size, rank + k) for k in range(1, size))
+    else:
+        yield Send(root, rank)
+
+
+_REFERENCE = (
+    "M. Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014; "
+    "with every rank a server it is the direct-exchange reduce-scatter and all-gather"
+)
+
 register(
     "allreduce",
     "parameter_server",
@@ -41,8 +80,36 @@ register(
     blocks=per_rank,
     order=(RANK_ORDER, SAME_BITS),
     symmetric=True,
-    reference=(
-        "M. Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014; "
-        "with every rank a server it is the direct-exchange reduce-scatter and all-gather"
-    ),
+    reference=_REFERENCE,
+)
+register(
+    "reduce",
+    "parameter_server",
+    reduce_parameter_server,
+    rounds=lambda P: 2 * int(P > 1),
+    depth=lambda P: 2 * (P - 1),
+    messages=lambda P: (P + 1) * (P - 1),
+    blocks_sent=lambda P: (P + 1) * (P - 1),
+    blocks_sent_max=lambda P: P * int(P > 1),
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n / P * b) + (P - 1) * n / P * g,
+    blocks=per_rank,
+    order=(RANK_ORDER,),
+    reference=_REFERENCE,
+)
+register(
+    "reduce_scatter",
+    "parameter_server",
+    reduce_scatter_parameter_server,
+    rounds=lambda P: int(P > 1),
+    depth=lambda P: P - 1,
+    messages=lambda P: P * (P - 1),
+    blocks_sent=lambda P: P * (P - 1),
+    blocks_sent_max=lambda P: P - 1,
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * (b + g)),
+    blocks=per_rank,
+    order=(RANK_ORDER,),
+    symmetric=True,
+    reference=_REFERENCE,
 )

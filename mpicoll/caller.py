@@ -1,0 +1,52 @@
+"""Who may call MPI: the process that initialised it, from the threads it was initialised for."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from mpi4py import MPI
+
+__all__ = ["check"]
+
+_LEVELS = {
+    MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+    MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+    MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+}
+
+#: The process that a child was forked from; empty in a process of its own.
+_PARENT: list[int] = []
+
+
+def check() -> None:
+    """Raise if this process or thread must not call MPI.
+
+    Raises:
+        RuntimeError: a child forked after MPI was initialised; or, below MPI_THREAD_MULTIPLE,
+            another thread than the one that initialised MPI.
+    """
+    if _PARENT:
+        raise RuntimeError(
+            f"this process was forked from process {_PARENT[0]} after MPI was initialised, and "
+            "must not call MPI; fork before, or start a new process (multiprocessing's 'spawn')"
+        )
+    level = _level()
+    if level != MPI.THREAD_MULTIPLE and not MPI.Is_thread_main():
+        raise RuntimeError(
+            f"a call from another thread than the one that initialised MPI, which has "
+            f"{_LEVELS[level]} alone; set mpi4py.rc.thread_level = 'multiple' before MPI is "
+            "imported, or call from that thread"
+        )
+
+
+@cache
+def _level() -> int:
+    return MPI.Query_thread()
+
+
+def _in_child() -> None:
+    _PARENT[:] = [os.getppid()]
+
+
+os.register_at_fork(after_in_child=_in_child)
