@@ -22,16 +22,12 @@ print(len(found), *found, flush=True)
 
 @pytest.mark.parametrize("level", ["funneled", "serialized"])
 def test_another_thread_is_refused_below_multiple(job, level):
-    status, out, err = job(2, SCRIPT, MPI4PY_RC_THREAD_LEVEL=level)
+    status, out, err = job(1, SCRIPT, MPI4PY_RC_THREAD_LEVEL=level)
     assert (status, err) == (0, ""), err
-    lines = out.splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        # Some libraries give more than they are asked for.
-        refused = line.startswith("1 a call from another thread than the one that initialised MPI")
-        assert refused or line == "0", out
-    if level == "funneled":
-        assert "MPI_THREAD_" in out
+    # Some libraries give more than they are asked for.
+    refused = out.startswith("1 a call from another thread than the one that initialised MPI")
+    assert refused or out.strip() == "0", out
+    assert refused or level != "funneled", out
 
 
 def test_a_forked_child_is_refused_and_the_parent_goes_on(job):

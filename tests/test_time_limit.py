@@ -105,6 +105,31 @@ def test_ended_in_time_nothing_is_different(job):
     assert job(3, script, MPICOLL_TIMEOUT="20") == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "environment"),
+    [("ring", {}), ("ring", {"MPICOLL_TIMEOUT": "30"}), ("native", {"MPICOLL_TIMEOUT": "30"})],
+)
+def test_an_interrupt_gets_through(job, algorithm, environment):
+    script = """
+    import os, signal, time
+    if comm.rank == 0:
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            comm.Allreduce(np.ones(8), np.zeros(8), algorithm="ALGORITHM")
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        try:
+            comm.Barrier()
+        except RuntimeError as error:
+            assert "KeyboardInterrupt" in str(error)
+        world.Abort(0)
+    time.sleep(9)
+    """.replace("ALGORITHM", algorithm)
+    _, out, err = job(2, script, **environment)
+    assert "interrupted" in out, err
+
+
 def test_a_limit_that_is_no_number_is_refused_everywhere(job):
     script = """
     """
