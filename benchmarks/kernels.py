@@ -3,9 +3,10 @@
     python benchmarks/kernels.py [--ops sum max] [--types float16] [--json results.jsonl]
 
 For each operator, dtype and size (bytes of one array) two operands are folded into a third array.
-The two ways alternate, sample by sample; GB/s counts what is read and written (three arrays) and is
-the median over the samples; the ratio is ours over NumPy's, with a 95 % interval of the median of
-the ratios of neighbouring samples, from order statistics. Above 1 the kernels are faster.
+The two ways alternate, sample by sample, in random order; CPU time of the thread is counted, so
+that other work on the machine disturbs less. GB/s counts what is read and written (three arrays),
+by the median over the samples. The ratio is that of our speed to NumPy's, the median over pairs of
+neighbouring samples with its 95 % interval (order statistics); above 1 the kernels are faster.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def dtype_of(name: str) -> np.dtype[Any] | None:
 
 
 def seconds(call: Callable[[], object], repeat: int) -> float:
-    """Seconds of one call, averaged over `repeat` calls in a row."""
-    start = time.perf_counter()
+    """CPU seconds of one call, averaged over `repeat` calls in a row."""
+    start = time.thread_time()
     for _ in range(repeat):
         call()
-    return (time.perf_counter() - start) / repeat
+    return (time.thread_time() - start) / repeat
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -88,8 +89,12 @@ def measure(
 
     ways = (ours, theirs)
     repeats = [max(1, int(target / max(seconds(way, 2), 1e-7))) for way in ways]
-    rows = [[seconds(way, repeat) for way, repeat in zip(ways, repeats, strict=True)]
-            for _ in range(samples)]  # fmt: skip
+    rows = []
+    for _ in range(samples):
+        row = [0.0, 0.0]
+        for way in rng.permutation(2):
+            row[way] = seconds(ways[way], repeats[way])
+        rows.append(row)
     ratios = [numpy / mine for mine, numpy in rows]
     low, high = interval(ratios)
     return {

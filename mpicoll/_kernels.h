@@ -5,10 +5,10 @@
    Python object or reads another element than the one it writes, so results depend neither on
    alignment nor on where a vector body ends.
 
-   The body of this library (_kernels_body.h) is compiled once per instruction set, by function
-   attributes, so that one build without machine flags serves every processor; the caller
-   chooses the set at run time. Contraction to fused multiply-add would change results from one set
-   to the next: build with -ffp-contract=off. */
+   One body (_kernels_body.h) is compiled once per instruction set, by function attributes, so that
+   one build without machine flags serves every processor; the set is chosen at run time.
+   Contraction to fused multiply-add would change results from one set to the next: build with
+   -ffp-contract=off. */
 
 #ifndef MPICOLL_KERNELS_H
 #define MPICOLL_KERNELS_H
@@ -67,6 +67,7 @@ typedef long double ANYWHERE any_ld;
 
 /* dst is an operand or apart from it, never shifted against it: iterations are independent. */
 #ifdef __clang__
+#pragma clang diagnostic ignored "-Wpass-failed" /* long double has no vectors */
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define INDEPENDENT _Pragma("GCC ivdep")
@@ -106,6 +107,25 @@ typedef long double ANYWHERE any_ld;
 
 /* ---- From passes over two or three operands to k ---- */
 
+/* Vector stores that cross cache lines are slow: a long pass starts with the few elements before the
+   next multiple of this many bytes in dst, where that is a whole number of elements. */
+enum { ALIGNMENT = 64, LONG_PASS = 8192 };
+
+static void kernels_pass(kernels_loop loop, size_t size, char *dst, char *const *x, int arity,
+                         ptrdiff_t n)
+{
+    const size_t before = -(uintptr_t)dst % ALIGNMENT;
+    if (before && before % size == 0 && n >= (ptrdiff_t)(LONG_PASS / size)) {
+        loop(dst, x, arity, (ptrdiff_t)(before / size));
+        char *rest[3];
+        for (int k = 0; k < arity; k++)
+            rest[k] = x[k] + before;
+        loop(dst + before, rest, arity, n - (ptrdiff_t)(before / size));
+    } else {
+        loop(dst, x, arity, n);
+    }
+}
+
 /* The running value of more than three operands is kept in this many bytes of the first cache. */
 enum { SEGMENT = 4096 };
 
@@ -114,7 +134,7 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 {
     if (count <= 3) {
         if (count > 1)
-            loop(dst, x, count, n);
+            kernels_pass(loop, size, dst, x, count, n);
         else if (dst != x[0])
             memcpy(dst, x[0], size * (size_t)n);
         return;
@@ -174,22 +194,22 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 #define COMPLEX_SUM(name, real) \
     static void name(char *dst, char **x, int count, ptrdiff_t n) { real(dst, x, count, 2 * n); }
 
-/* The product by the textbook formula, each operation rounded once: no rescue of infinities as in
-   annex G of the C standard (NumPy has none either). */
-#define COMPLEX_PROD(name, tag, T) \
+/* Complex numbers one at a time; REAL and IMAGINARY are expressions in a[2] and b[2]. */
+#define COMPLEX(name, tag, T, REAL, IMAGINARY) \
     static void name##_loop(char *dst, char *const *x, int arity, ptrdiff_t n) \
     { \
         any_##tag *d = (any_##tag *)dst; \
         for (ptrdiff_t i = 0; i < 2 * n; i += 2) { \
-            T real = ((const any_##tag *)x[0])[i], imaginary = ((const any_##tag *)x[0])[i + 1]; \
+            const any_##tag *first = (const any_##tag *)x[0] + i; \
+            T a[2] = {first[0], first[1]}; \
             for (int k = 1; k < arity; k++) { \
                 const any_##tag *b = (const any_##tag *)x[k] + i; \
-                const T difference = real * b[0] - imaginary * b[1]; \
-                imaginary = real * b[1] + imaginary * b[0]; \
-                real = difference; \
+                const T real = REAL, imaginary = IMAGINARY; \
+                a[0] = real; \
+                a[1] = imaginary; \
             } \
-            d[i] = real; \
-            d[i + 1] = imaginary; \
+            d[i] = a[0]; \
+            d[i + 1] = a[1]; \
         } \
     } \
     KERNEL(name, 2 * sizeof(T))
@@ -298,7 +318,8 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 #define SIGNS_8(sign) SIGNS_4(sign), SIGNS_4(sign)
 #define SIGNS_16(sign) SIGNS_8(sign), SIGNS_8(sign)
 
-/* The difference is the sum with a flipped sign: GCC 12 contracts scalar code that adds and
+/* The product by the textbook formula, each operation rounded once: no rescue of infinities as in
+   annex G of the C standard (NumPy has none either). The difference is the sum with a flipped sign: GCC 12 contracts scalar code that adds and
    subtracts in turn to vfmaddsub in spite of -ffp-contract=off. */
 #define COMPLEX_TIMES_(V, W, lanes, sign, a, b) \
     __extension__ ({ \
@@ -377,8 +398,8 @@ ELEMENTWISE(, sum_ld, ld, long double, SUM)
 ELEMENTWISE(, prod_ld, ld, long double, PROD)
 ELEMENTWISE(, max_ld, ld, long double, MAX_FLOAT)
 ELEMENTWISE(, min_ld, ld, long double, MIN_FLOAT)
-COMPLEX_SUM(sum_cld, sum_ld)
-COMPLEX_PROD(prod_cld, ld, long double)
+COMPLEX(sum_cld, ld, long double, a[0] + b[0], a[1] + b[1])
+COMPLEX(prod_cld, ld, long double, a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0])
 
 #define LOCATE_BOTH(tag, T) \
     PAIR(tag, T) LOCATE(maxloc_##tag, tag, BETTER_MAX) LOCATE(minloc_##tag, tag, BETTER_MIN)
@@ -391,6 +412,9 @@ LOCATE_BOTH(i64_int, int64_t)
 
 /* ---- The rest, once per instruction set ---- */
 
+#define AT(op, type, kernel) [KERNELS_OP_##op][KERNELS_TYPE_##type] = kernel
+
+/* The kernels that a level adds; for the others the level below it serves. */
 typedef const kernels_fold kernels_table[KERNELS_OP_COUNT][KERNELS_TYPE_COUNT];
 
 VECTORS(baseline, 16)
@@ -401,6 +425,18 @@ VECTORS(baseline, 16)
 #define LOAD_F16 SOFTWARE_WIDEN_F16
 #define STORE_F16 SOFTWARE_NARROW_F16
 #include "_kernels_body.h"
+#undef LEVEL
+#undef TARGET
+#undef LOAD_F16
+#undef STORE_F16
+
+#define PAIRS(op) \
+    AT(op, f32_int, op##_f32_int), AT(op, f64_int, op##_f64_int), AT(op, ld_int, op##_ld_int), \
+    AT(op, i16_int, op##_i16_int), AT(op, i32_int, op##_i32_int), AT(op, i64_int, op##_i64_int)
+static kernels_table table_plain = {
+    AT(sum, ld, sum_ld), AT(prod, ld, prod_ld), AT(max, ld, max_ld), AT(min, ld, min_ld),
+    AT(sum, cld, sum_cld), AT(prod, cld, prod_cld), PAIRS(maxloc), PAIRS(minloc),
+};
 
 #if defined(__x86_64__)
 VECTORS(avx2, 32)
@@ -411,20 +447,30 @@ VECTORS(avx2, 32)
 #define LOAD_F16 F16C_WIDEN
 #define STORE_F16 F16C_NARROW
 #include "_kernels_body.h"
+#undef LEVEL
+#undef TARGET
+#undef LOAD_F16
+#undef STORE_F16
 
+/* Vectors of 64 bytes gain nothing where one instruction meets two loads and a store, and lose where
+   loads cross cache lines (measured on Zen 4): only what computes more is here. */
 VECTORS(avx512, 64)
-#define LANES32_avx512 16
-#define LANES64_avx512 8
-#define LEVEL avx512
-#define TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
-#define LOAD_F16 AVX512_WIDEN
-#define STORE_F16 AVX512_NARROW
-#include "_kernels_body.h"
+#define NARROW_AVX512(name, LOAD, STORE, OP) \
+    VECTOR_KERNEL(__attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), name, \
+                  2, avx512, avx512_halves, avx512_floats, LOAD, STORE, OP)
+NARROW_AVX512(sum_f16_avx512, AVX512_WIDEN, AVX512_NARROW, SUM)
+NARROW_AVX512(prod_f16_avx512, AVX512_WIDEN, AVX512_NARROW, PROD)
+NARROW_AVX512(sum_bf16_avx512, SOFTWARE_WIDEN_BF16, SOFTWARE_NARROW_BF16, SUM)
+NARROW_AVX512(prod_bf16_avx512, SOFTWARE_WIDEN_BF16, SOFTWARE_NARROW_BF16, PROD)
+static kernels_table table_avx512 = {
+    AT(sum, f16, sum_f16_avx512), AT(prod, f16, prod_f16_avx512),
+    AT(sum, bf16, sum_bf16_avx512), AT(prod, bf16, prod_bf16_avx512),
+};
 
-static int has_baseline(void) { return 1; }
 static int has_avx2(void)
 {
     unsigned a, b, c = 0, d;
+    __builtin_cpu_init();
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) && __builtin_cpu_supports("avx2");
 }
 static int has_avx512(void)
@@ -432,11 +478,9 @@ static int has_avx512(void)
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-#define KERNELS_LEVELS(X) X(baseline) X(avx2) X(avx512)
-#else
-static int has_baseline(void) { return 1; }
-#define KERNELS_LEVELS(X) X(baseline)
 #endif
+
+static int always(void) { return 1; }
 
 /* From the plainest to the widest. */
 static const struct {
@@ -444,9 +488,11 @@ static const struct {
     int (*available)(void);
     kernels_table *table;
 } kernels_levels[] = {
-#define X(level) {#level, has_##level, &table_##level},
-    KERNELS_LEVELS(X)
-#undef X
+    {"baseline", always, &table_baseline},
+#if defined(__x86_64__)
+    {"avx2", has_avx2, &table_avx2},
+    {"avx512", has_avx512, &table_avx512},
+#endif
 };
 enum { KERNELS_LEVEL_COUNT = sizeof kernels_levels / sizeof kernels_levels[0] };
 
@@ -458,7 +504,10 @@ static kernels_fold kernels_at(int level, int op, int type)
 {
     if (op < 0 || op >= KERNELS_OP_COUNT || type < 0 || type >= KERNELS_TYPE_COUNT)
         return NULL;
-    return (*kernels_levels[level].table)[op][type];
+    for (; level >= 0; level--)
+        if ((*kernels_levels[level].table)[op][type])
+            return (*kernels_levels[level].table)[op][type];
+    return table_plain[op][type];
 }
 
 #endif

@@ -52,33 +52,25 @@ EXPAND(ELEMENTWISE, TARGET, NAME(min, f16), i16, int16_t, MIN_F16)
 EXPAND(ELEMENTWISE, TARGET, NAME(max, bf16), i16, int16_t, MAX_BF16)
 EXPAND(ELEMENTWISE, TARGET, NAME(min, bf16), i16, int16_t, MIN_BF16)
 
-#define AT(op, type, kernel) [KERNELS_OP_##op][KERNELS_TYPE_##type] = kernel
-#define UNSIGNED_AND_SIGNED(op) \
+#define EVERY_INTEGER(op) \
     AT(op, u8, NAME(op, u8)), AT(op, u16, NAME(op, u16)), AT(op, u32, NAME(op, u32)), \
     AT(op, u64, NAME(op, u64)), AT(op, i8, NAME(op, u8)), AT(op, i16, NAME(op, u16)), \
     AT(op, i32, NAME(op, u32)), AT(op, i64, NAME(op, u64))
-#define REAL(op) \
+#define EVERY_FLOAT(op) \
     AT(op, f16, NAME(op, f16)), AT(op, bf16, NAME(op, bf16)), AT(op, f32, NAME(op, f32)), \
-    AT(op, f64, NAME(op, f64)), AT(op, ld, op##_ld)
-#define COMPLEX(op) \
-    AT(op, c64, NAME(op, c64)), AT(op, c128, NAME(op, c128)), AT(op, cld, op##_cld)
+    AT(op, f64, NAME(op, f64))
+#define ARITHMETIC(op) \
+    EVERY_INTEGER(op), EVERY_FLOAT(op), AT(op, c64, NAME(op, c64)), AT(op, c128, NAME(op, c128))
 #define ORDERED(op) \
     AT(op, u8, NAME(op, u8)), AT(op, u16, NAME(op, u16)), AT(op, u32, NAME(op, u32)), \
     AT(op, u64, NAME(op, u64)), AT(op, i8, NAME(op, i8)), AT(op, i16, NAME(op, i16)), \
-    AT(op, i32, NAME(op, i32)), AT(op, i64, NAME(op, i64))
-#define LOGICAL(op) UNSIGNED_AND_SIGNED(op), AT(op, bool, NAME(op, u8))
-#define PAIRS(op) \
-    AT(op, f32_int, op##_f32_int), AT(op, f64_int, op##_f64_int), AT(op, ld_int, op##_ld_int), \
-    AT(op, i16_int, op##_i16_int), AT(op, i32_int, op##_i32_int), AT(op, i64_int, op##_i64_int)
+    AT(op, i32, NAME(op, i32)), AT(op, i64, NAME(op, i64)), EVERY_FLOAT(op)
+#define LOGICAL(op) EVERY_INTEGER(op), AT(op, bool, NAME(op, u8))
 
 static kernels_table JOIN(table, LEVEL) = {
-    UNSIGNED_AND_SIGNED(sum), REAL(sum), COMPLEX(sum),
-    UNSIGNED_AND_SIGNED(prod), REAL(prod), COMPLEX(prod),
-    ORDERED(max), REAL(max),
-    ORDERED(min), REAL(min),
+    ARITHMETIC(sum), ARITHMETIC(prod), ORDERED(max), ORDERED(min),
     LOGICAL(land), LOGICAL(lor), LOGICAL(lxor),
-    UNSIGNED_AND_SIGNED(band), UNSIGNED_AND_SIGNED(bor), UNSIGNED_AND_SIGNED(bxor),
-    PAIRS(maxloc), PAIRS(minloc),
+    EVERY_INTEGER(band), EVERY_INTEGER(bor), EVERY_INTEGER(bxor),
 };
 
 #undef JOIN_
@@ -90,14 +82,8 @@ static kernels_table JOIN(table, LEVEL) = {
 #undef UNSIGNED
 #undef SIGNED
 #undef FLOATING
-#undef AT
-#undef UNSIGNED_AND_SIGNED
-#undef REAL
-#undef COMPLEX
+#undef EVERY_INTEGER
+#undef EVERY_FLOAT
+#undef ARITHMETIC
 #undef ORDERED
 #undef LOGICAL
-#undef PAIRS
-#undef LEVEL
-#undef TARGET
-#undef LOAD_F16
-#undef STORE_F16

@@ -1,4 +1,4 @@
-"""What mpi4py takes as a buffer, as one flat view of the memory used: parsed, checked, never copied.
+"""What mpi4py takes as a buffer, as a flat view of the memory used: parsed, checked, never copied.
 
 A message is an array (or bytes, array.array, memoryview, DLPack object, ...), or a list or tuple of
 it: ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, count, datatype]``,
@@ -225,7 +225,8 @@ def _array(owner: Any, writable: bool, what: str) -> tuple[npt.NDArray[Any], Byt
     try:
         array = np.from_dlpack(owner)
         # NumPy takes what comes without a read-only flag for read-only, mpi4py for writable.
-        memory = np.frombuffer(MPI.buffer.frombuffer(owner, readonly=not writable), np.uint8)
+        held = MPI.buffer.frombuffer(owner, readonly=not writable).cast("B")
+        memory = np.frombuffer(held, np.uint8)
     except (BufferError, RuntimeError, TypeError) as error:
         raise BufferError(f"{what}: {error}; pass a contiguous array in host memory") from None
     return array, memory

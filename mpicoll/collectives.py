@@ -289,4 +289,6 @@ def collective(name: str) -> Collective:
     try:
         return COLLECTIVES[name]
     except KeyError:
-        raise ValueError(f"unknown collective {name!r}: known are {', '.join(COLLECTIVES)}") from None
+        raise ValueError(
+            f"unknown collective {name!r}: known are {', '.join(COLLECTIVES)}"
+        ) from None

@@ -1,12 +1,12 @@
 """The communicator: mpi4py's, with collectives whose algorithm can be chosen.
 
-``Intracomm(c)`` is collective over ``c`` and keeps its handle, so that point-to-point messages still
-meet those of ``c``.  Messages of the collectives travel on a private communicator, made once for
-each handle and kept there as an MPI attribute: two objects on one handle share it, and freeing the
+``Intracomm(c)`` is collective over ``c`` and keeps its handle, so that point-to-point messages
+still meet those of ``c``.  Messages of the collectives travel on a private communicator, made once
+for each handle (see :mod:`mpicoll.state`): two objects on one handle share it, and freeing the
 handle frees it.  ``Dup, Dup_with_info, Clone, Split, Split_type, Create, Create_group,
-Create_from_group`` and ``Shrink`` return this class, ready for use.  ``Idup, Idup_with_info``, copies
-and unpickled objects get their private communicator in their first collective call.  ``Ishrink``,
-topologies (``Create_cart``, ...) and intercommunicators stay mpi4py's classes.
+Create_from_group`` and ``Shrink`` return this class, ready for use.  What ``Idup`` and
+``Idup_with_info`` return is made ready by its first collective call, as are copies and unpickled
+objects.  ``Ishrink``, topologies (``Create_cart``, ...) and intercommunicators stay mpi4py's.
 
 A call goes one way: parse the buffers, check, choose the algorithm, plan, run.  Checks use this
 rank's arguments alone.  A mistake that all ranks make raises on all of them; one that a single rank
@@ -16,43 +16,35 @@ scripts by ``python -m mpi4py script.py``, or run their main part within :func:`
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
+import time
 import traceback
 import warnings
-from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import numpy as np
 from mpi4py import MPI
 
-from mpicoll import algorithms, buffers, collectives, layout, ops, plan, runner, tuning
-from mpicoll.buffers import Buffer, Unsupported
-from mpicoll.collectives import Collective, Place
-from mpicoll.registry import COMMUTATIVE
-from mpicoll.tuning import NATIVE, Choice
+from mpicoll import algorithms, collectives, tuning
+from mpicoll.buffers import Unsupported
+from mpicoll.call import asked_for, parse, place_of
+from mpicoll.collectives import Collective
+from mpicoll.state import State, attach, find
+from mpicoll.tuning import NATIVE
 
 __all__ = ["FallbackWarning", "Intracomm", "Stats", "abort_on_exception"]
 
-#: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
-POLICIES = ("error", "warn", "silent")
-#: Plans kept for each communicator.
-PLANS = 256
-
-#: MPI's operators by handle.
-_OPERATORS = {
-    getattr(MPI, name.upper()).handle: name
-    for name in (
-        "sum prod max min land lor lxor band bor bxor maxloc minloc".split()
-    )
-}
+#: Seconds between an error's message and the end of the job: a launcher that is told to end it may
+#: drop what it has not yet read from its processes.
+GRACE = 0.3
 
 _C = TypeVar("_C", bound="Intracomm")
+
+#: Fallbacks that this process has warned of.
+_WARNED: set[str] = set()
 
 
 class FallbackWarning(RuntimeWarning):
@@ -95,179 +87,15 @@ def abort_on_exception() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.write("".join(f"{rank}{line}\n" for line in text.splitlines()))
         sys.stderr.flush()
+        time.sleep(GRACE)
         MPI.COMM_WORLD.Abort(status)
+        os._exit(status)  # MPICH's MPI_Abort may return before the launcher ends this process
 
 
 def _exit_status(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
-
-
-# --- what belongs to a handle ----------------------------------------------------------------
-
-
-class _Settings(NamedTuple):
-    """What rank 0 read from its environment; the same on all ranks."""
-
-    table: tuning.Table
-    policy: str
-
-
-class _Shared:
-    """What mpicoll keeps for one communicator handle.
-
-    Attributes:
-        private: carries the collectives' messages.
-        settings: equal on all ranks.
-        calls, fallbacks: see :class:`Stats`.
-        failure: the first error that left messages behind.
-        closed: the handle was freed.
-    """
-
-    def __init__(self, private: MPI.Intracomm, settings: _Settings) -> None:
-        self.private = private
-        self.settings = settings
-        self.size, self.rank = private.Get_size(), private.Get_rank()
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.fallbacks: Counter[tuple[str, str]] = Counter()
-        self.failure: BaseException | None = None
-        self.closed = False
-        self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()
-        _OPEN[self] = None
-
-    def check(self) -> None:
-        """Raise if the communicator cannot be used any more."""
-        if self.closed:
-            raise ValueError("this communicator has been freed; build Intracomm on another one")
-        if self.failure is not None:
-            raise RuntimeError(
-                f"this communicator cannot be used any more, because a collective on it failed: "
-                f"{type(self.failure).__name__}: {self.failure}; build Intracomm on another one"
-            ) from self.failure
-
-    def run(
-        self,
-        shape: plan.Shape,
-        send: np.ndarray | None,
-        recv: np.ndarray | None,
-        reduction: ops.Reduction | None,
-    ) -> None:
-        """Run a plan of this shape.
-
-        While it runs, the plan is not in the cache, so that nobody else can start it.
-        """
-        planned = self._plans.pop(shape, None) or plan.build(shape)
-        try:
-            runner.run(planned, self.private, send, recv, reduction)
-        except BaseException as error:
-            # Messages may be under way that no later call must receive.
-            self.failure = error
-            raise
-        self._plans[shape] = planned
-        if len(self._plans) > PLANS:
-            self._plans.popitem(last=False)
-
-    def close(self) -> None:
-        """Free everything, unless messages may still be under way."""
-        if self.closed:
-            return
-        self.closed = True
-        _OPEN.pop(self, None)
-        self._plans.clear()
-        if self.failure is None:
-            self.private.Free()
-
-
-#: All that is not closed, oldest first.
-_OPEN: dict[_Shared, None] = {}
-
-
-def _freed(comm: MPI.Comm, keyval: int, shared: _Shared) -> None:
-    shared.close()
-
-
-def _finalizing(comm: MPI.Comm, keyval: int, value: object) -> None:
-    for shared in reversed([*_OPEN]):
-        shared.close()
-
-
-@cache
-def _keyval() -> int:
-    """The attribute that carries :class:`_Shared`.
-
-    MPI_Finalize deletes the attributes of COMM_SELF first, while everything can still be freed.
-    """
-    MPI.COMM_SELF.Set_attr(MPI.Intracomm.Create_keyval(delete_fn=_finalizing), _OPEN)
-    return MPI.Intracomm.Create_keyval(delete_fn=_freed)
-
-
-def _attach(comm: MPI.Intracomm, settings: _Settings | None = None) -> _Shared:
-    """What belongs to the communicator's handle, made now if it is not there yet (collective)."""
-    shared: _Shared | None = comm.Get_attr(_keyval())
-    if shared is None:
-        # Unlike MPI_Comm_dup this copies no attributes, hints or topology of the user's.
-        private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
-        private.Set_errhandler(MPI.ERRORS_RETURN)
-        try:
-            shared = _Shared(private, settings or _read_settings(private))
-        except BaseException:
-            private.Free()
-            raise
-        comm.Set_attr(_keyval(), shared)
-    return shared
-
-
-def _read_settings(private: MPI.Intracomm) -> _Settings:
-    """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
-    found: _Settings | str = ""
-    if private.Get_rank() == 0:
-        try:
-            found = _settings_from(os.environ)
-        except ValueError as error:
-            found = str(error)
-    found = private.bcast(found)
-    if isinstance(found, str):
-        raise ValueError(found)
-    return found
-
-
-def _settings_from(environment: Mapping[str, str]) -> _Settings:
-    policy = environment.get("MPICOLL_FALLBACK", "warn")
-    if policy not in POLICIES:
-        raise ValueError(f"MPICOLL_FALLBACK={policy!r} must be one of {', '.join(POLICIES)}")
-    return _Settings(tuning.from_environment(environment), policy)
-
-
-# --- operators -------------------------------------------------------------------------------
-
-
-def _reduction(op: Any, buffer: Buffer) -> ops.Reduction:
-    """The reduction that an MPI operator is on a buffer's elements."""
-    if not isinstance(op, MPI.Op):
-        raise TypeError(f"op must be an MPI operator such as MPI.SUM, not {type(op).__name__}")
-    if op.is_predefined:
-        if op.handle not in _OPERATORS:
-            known = ", ".join(f"MPI.{name.upper()}" for name in _OPERATORS.values())
-            raise ValueError(f"op=MPI.{op.__reduce__()} does not reduce: choose one of {known}")
-        if buffer.dtype is None:
-            raise Unsupported(f"reduces {buffer.name}, which NumPy has no dtype for")
-        return ops.reduction(_OPERATORS[op.handle], buffer.dtype)
-    datatype = buffer.datatype
-    if datatype is None:
-        raise TypeError(
-            f"user-defined operators get MPI datatypes, and {buffer.name} has none in this "
-            "library; convert the array"
-        )
-
-    def function(invec: np.ndarray, inoutvec: np.ndarray) -> None:
-        op.Reduce_local([invec, invec.size, datatype], [inoutvec, inoutvec.size, datatype])
-
-    dtype = buffer.dtype if buffer.dtype is not None else np.dtype(f"V{buffer.itemsize}")
-    return ops.user(function, dtype, op.Is_commutative())
-
-
-# --- the communicator ------------------------------------------------------------------------
 
 
 class Intracomm(MPI.Intracomm):
@@ -294,7 +122,7 @@ class Intracomm(MPI.Intracomm):
     RuntimeError.
     """
 
-    _state: _Shared | None = None
+    _state: State | None = None
 
     def __new__(cls: type[_C], comm: MPI.Comm | None = None) -> _C:
         if isinstance(comm, MPI.Intercomm):
@@ -311,7 +139,7 @@ class Intracomm(MPI.Intracomm):
             raise TypeError("expected an mpi4py communicator, not None")
         if not comm:
             raise ValueError("the communicator is MPI.COMM_NULL; pass one that has this rank in it")
-        self._state = _attach(self)
+        self._state = attach(self)
 
     # --- communicators ---
 
@@ -362,7 +190,7 @@ class Intracomm(MPI.Intracomm):
 
     def _adopt(self, comm: _C) -> _C:
         """Set up an object of this class that mpi4py has made."""
-        comm._state = _attach(comm, self._state and self._state.settings)
+        comm._state = attach(comm, self._state.settings if self._state is not None else None)
         return comm
 
     def _child(self, comm: MPI.Comm) -> Intracomm:
@@ -370,10 +198,10 @@ class Intracomm(MPI.Intracomm):
         child = Intracomm.__new__(Intracomm, comm)
         return self._adopt(child) if child else child
 
-    def _shared(self) -> _Shared:
+    def _ready(self) -> State:
         """What belongs to the handle; collective where the handle is used for the first time."""
         if self._state is None:
-            self._state = _attach(self)
+            self._state = attach(self)
         self._state.check()
         return self._state
 
@@ -387,9 +215,7 @@ class Intracomm(MPI.Intracomm):
         self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: int
     ) -> None:
         """Copy the root's buffer to all ranks."""
-        self._collective(
-            "bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        self._collective("bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters)
 
     def Reduce(
         self,
@@ -438,9 +264,7 @@ class Intracomm(MPI.Intracomm):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
     ) -> None:
         """Collect a block of every rank, on all of them."""
-        self._collective(
-            "allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters
-        )
+        self._collective("allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Gather(
         self,
@@ -474,8 +298,8 @@ class Intracomm(MPI.Intracomm):
 
     def stats(self) -> Stats:
         """What ran on this rank: this communicator's collectives by algorithm, and fallbacks."""
-        shared = self._local()
-        return Stats(dict(shared.calls), dict(shared.fallbacks))
+        state = self._local()
+        return Stats(dict(state.calls), dict(state.fallbacks))
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
         """Which algorithm a call without ``algorithm=`` would run, and why.
@@ -487,26 +311,26 @@ class Intracomm(MPI.Intracomm):
         Raises:
             ValueError: unknown collective, or a negative number of bytes.
         """
-        shared = self._local()
+        state = self._local()
         collectives.collective(collective)
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes} must not be negative")
-        choice = tuning.choose(collective, shared.size, nbytes, shared.settings.table)
+        choice = tuning.choose(collective, state.size, nbytes, state.settings.table)
         parameters = "".join(f" {name}={value}" for name, value in choice.parameters)
         known = ", ".join((*algorithms.names(collective), NATIVE))
         return (
-            f"{collective} of {nbytes} bytes on {shared.size} ranks: {choice.algorithm}{parameters} "
+            f"{collective} of {nbytes} bytes on {state.size} ranks: {choice.algorithm}{parameters} "
             f"({choice.source}); known are {known}"
         )
 
-    def _local(self) -> _Shared:
+    def _local(self) -> State:
         """What belongs to the handle, without setting it up (which is collective)."""
-        shared = self._state or self.Get_attr(_keyval())
-        if shared is None:
+        state = self._state or find(self)
+        if state is None:
             raise ValueError("no collective has been called on this communicator yet")
-        self._state = shared
-        shared.check()
-        return shared
+        self._state = state
+        state.check()
+        return state
 
     # --- one way for all ---
 
@@ -522,62 +346,61 @@ class Intracomm(MPI.Intracomm):
         parameters: Mapping[str, int],
     ) -> None:
         """Parse, check, choose, plan, run."""
-        shared = self._shared()
+        state = self._ready()
         definition = collectives.collective(name)
-        forced = _forced(definition, algorithm, parameters)
-        nblocks = shared.size if definition.block_per_rank else 1
-        place = Place(shared.rank, shared.size, _root(root, shared.size), nblocks)
+        asked = asked_for(definition, algorithm, parameters)
+        place = place_of(definition, state.rank, state.size, root)
         try:
-            call = _call(definition, place, sendbuf, recvbuf, op)
+            call = parse(definition, place, sendbuf, recvbuf, op)
         except Unsupported as reason:
-            if forced is None:
+            if asked is None:
                 self._fall_back(definition, f"{reason}, so {NATIVE} serves")
-            elif forced.algorithm != NATIVE:
+            elif asked.algorithm != NATIVE:
                 raise Unsupported(
-                    f"{definition.method} by algorithm={forced.algorithm!r}: {reason}; pass a "
-                    f"contiguous array of a predefined datatype, or algorithm={NATIVE!r}"
+                    f"{definition.method} by algorithm={algorithm!r}: {reason}; pass a contiguous "
+                    f"array of a predefined datatype, or algorithm={NATIVE!r}"
                 ) from None
             self._native(definition, sendbuf, recvbuf, op, place.root)
             return
-        if forced is None:
-            choice, refused = _choose(call, shared.settings.table)
+        if asked is None:
+            choice, refused = call.choose(state.settings.table)
             if refused:
                 self._fall_back(definition, refused)
         else:
-            choice = forced
-            obstacle = _obstacle(call, choice.algorithm)
+            choice = asked
+            obstacle = call.obstacle(choice.algorithm)
             if obstacle:
                 raise TypeError(f"{definition.method} by algorithm={algorithm!r}: {obstacle}")
         if choice.algorithm == NATIVE:
-            self._native(definition, *_messages(call), op, place.root)
+            self._native(definition, *call.messages(), op, place.root)
             return
         try:
-            shared.run(
-                _shape(call, choice), _memory(call.send), _memory(call.recv), call.reduction
-            )
+            state.run(call.shape(choice), *call.memory(), call.reduction)
         except MPI.Exception as error:
             self.Call_errhandler(error.Get_error_code())
             raise
-        shared.calls[name, choice.algorithm] += 1
+        state.calls[name, choice.algorithm] += 1
 
     def _native(
         self, definition: Collective, sendbuf: Any, recvbuf: Any, op: Any, root: int
     ) -> None:
         """The MPI library's own collective."""
-        arguments = {"barrier": (), "bcast": (recvbuf,)}.get(definition.name, (sendbuf, recvbuf))
+        arguments: tuple[Any, ...] = (sendbuf, recvbuf)
+        if definition.name in ("barrier", "bcast"):
+            arguments = (recvbuf,) if definition.name == "bcast" else ()
         arguments += (op,) if definition.reduces else ()
         arguments += (root,) if definition.rooted else ()
         getattr(MPI.Intracomm, definition.method)(self, *arguments)
-        self._shared().calls[definition.name, NATIVE] += 1
+        self._ready().calls[definition.name, NATIVE] += 1
 
     def _fall_back(self, definition: Collective, reason: str) -> None:
         """Count, and report as the policy says, that what was asked for cannot serve."""
-        shared = self._shared()
+        state = self._ready()
         message = f"{definition.method}: {reason}"
-        if shared.settings.policy == "error":
+        if state.settings.policy == "error":
             raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
-        shared.fallbacks[definition.name, reason] += 1
-        if shared.settings.policy == "warn" and shared.rank == 0 and message not in _WARNED:
+        state.fallbacks[definition.name, reason] += 1
+        if state.settings.policy == "warn" and state.rank == 0 and message not in _WARNED:
             _WARNED.add(message)
             # The frames between: this one, _collective, the collective's own method.
             warnings.warn(
@@ -585,132 +408,3 @@ class Intracomm(MPI.Intracomm):
                 FallbackWarning,
                 stacklevel=4,
             )
-
-
-#: Fallbacks that this process has warned of.
-_WARNED: set[str] = set()
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One rank's call, parsed and checked."""
-
-    definition: Collective
-    place: Place
-    send: Buffer | None
-    recv: Buffer | None
-    in_place: bool
-    reduction: ops.Reduction | None
-
-    @property
-    def buffer(self) -> Buffer | None:
-        """A buffer that tells type and count; None for a barrier."""
-        return self.send if self.send is not None else self.recv
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole vector; equal on all ranks."""
-        return self.buffer.block_bytes * self.place.nblocks if self.buffer is not None else 0
-
-
-def _call(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, op: Any) -> _Call:
-    """Parse and check the arguments of a collective.  Raises as :func:`mpicoll.buffers.operands`."""
-    found = buffers.operands(definition, place, sendbuf, recvbuf)
-    call = _Call(definition, place, found.send, found.recv, found.in_place, None)
-    if definition.reduces and call.buffer is not None:
-        return replace(call, reduction=_reduction(op, call.buffer))
-    return call
-
-
-def _root(root: Any, size: int) -> int:
-    try:
-        number = operator.index(root)
-    except TypeError:
-        raise TypeError(f"root={root!r} must be an integer") from None
-    if not 0 <= number < size:
-        raise ValueError(f"root={number} must be a rank of the communicator, 0 to {size - 1}")
-    return number
-
-
-def _forced(
-    definition: Collective, algorithm: str | None, parameters: Mapping[str, int]
-) -> Choice | None:
-    """The algorithm that the caller names, with all its parameters."""
-    if algorithm is None:
-        if parameters:
-            raise TypeError(
-                f"{definition.method}: {next(iter(parameters))}= is a parameter of an algorithm; "
-                f"name it too by algorithm="
-            )
-        return None
-    if not isinstance(algorithm, str):
-        raise TypeError(f"{definition.method}: algorithm={algorithm!r} must be a name")
-    return Choice(algorithm, tuning.check(definition.name, algorithm, parameters), "argument")
-
-
-def _obstacle(call: _Call, algorithm: str) -> str:
-    """Why an algorithm cannot serve a call, "" if it can."""
-    reduction, buffer = call.reduction, call.buffer
-    if reduction is None or buffer is None:
-        return ""
-    if algorithm == NATIVE:
-        missing = buffer.datatype is None
-        return f"this MPI library has no datatype for {buffer.name}" if missing else ""
-    needs = algorithms.find(call.definition.name, algorithm).needs
-    if COMMUTATIVE in needs and not reduction.commutative:
-        return f"{algorithm} needs a commutative operator, and this one is not"
-    return ""
-
-
-def _choose(call: _Call, table: tuning.Table) -> tuple[Choice, str]:
-    """The algorithm of a call that names none, and why it is not the one the environment names."""
-    facts = call.definition.name, call.place.size, call.nbytes, table
-    wanted = tuning.choose(*facts)
-    choice = tuning.choose(*facts, serves=lambda algorithm: not _obstacle(call, algorithm))
-    refused = ""
-    if choice != wanted and wanted.source != tuning.BUILTIN_SOURCE:
-        obstacle = _obstacle(call, wanted.algorithm)
-        refused = f"{wanted.source}: {obstacle}, so {choice.algorithm} serves"
-    return choice, refused
-
-
-def _messages(call: _Call) -> tuple[Any, Any]:
-    """Send and receive buffer as mpi4py wants them."""
-    reduces = call.definition.reduces
-    send = None if call.send is None else call.send.message(reduces)
-    recv = None if call.recv is None else call.recv.message(reduces)
-    if not call.in_place or call.definition.name == "bcast":
-        return send, recv
-    return (send, MPI.IN_PLACE) if call.definition.name == "scatter" else (MPI.IN_PLACE, recv)
-
-
-def _memory(buffer: Buffer | None) -> buffers.Bytes | None:
-    return None if buffer is None else buffer.memory
-
-
-def _shape(call: _Call, choice: Choice) -> plan.Shape:
-    """What to plan.  Reductions are cut in elements, data movement in bytes."""
-    buffer, place, reduction = call.buffer, call.place, call.reduction
-    length, itemsize, wide = 0, 1, 1
-    if buffer is not None and reduction is not None:
-        length, itemsize, wide = buffer.count, buffer.itemsize, reduction.wide.itemsize
-    elif buffer is not None:
-        length = buffer.block_bytes
-    blocks = algorithms.find(call.definition.name, choice.algorithm).blocks(place.size)
-    cut = _even(length * place.nblocks, blocks)
-    return plan.Shape(
-        collective=call.definition.name,
-        algorithm=choice.algorithm,
-        parameters=choice.parameters,
-        rank=place.rank,
-        size=place.size,
-        root=place.root,
-        in_place=call.in_place,
-        itemsize=itemsize,
-        wide=wide,
-        input=cut,
-        output=cut,
-    )
-
-
-_even = lru_cache(layout.even)

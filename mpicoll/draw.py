@@ -28,13 +28,13 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def label(cells: tuple[Cell, ...], segments: int) -> str:
-    """Blocks of a message: ``3``, ``0-2,5``, with ``.s`` for segment s; input ``i3``, scratch ``s3``."""
+    """Blocks of a message: ``3``, ``0-2,5``; input ``i3``, scratch ``s3``; ``.s`` for segment s."""
     if not cells:
         return "."
     names = []
     for space in dict.fromkeys(cell.space for cell in cells):
         prefix = "" if space == WORK else space[0].replace("g", "i")
-        names.append(prefix + _ranges([c.index for c in cells if c.space == space]))
+        names.append(prefix + _ranges([c.block for c in cells if c.space == space]))
     return " ".join(names) + (f".{cells[0].segment}" if segments > 1 else "")
 
 

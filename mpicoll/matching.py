@@ -1,8 +1,8 @@
 """The one place where sends meet receives outside MPI.
 
-:class:`Matching` runs the schedules of all ranks together: it posts rounds, pairs each send with its
-receive in the order posted, stores and folds what arrived when a round is complete, and opens the
-next round.  *When* a paired message is delivered and a complete round is closed is the caller's
+:class:`Matching` runs the schedules of all ranks together: it posts rounds, pairs each send with
+its receive in the order posted, stores and folds what arrived when a round is complete, and opens
+the next round.  *When* a paired message is delivered and a complete round is closed is the caller's
 choice, through :func:`run` (at once) or a clock (:mod:`mpicoll.simulate`).  What values are is the
 caller's choice too, through :class:`Memory`: symbols for :mod:`mpicoll.verify`, arrays for
 :mod:`mpicoll.local`, nothing for :mod:`mpicoll.simulate`.  So the three cannot drift apart.
@@ -10,9 +10,9 @@ caller's choice too, through :class:`Memory`: symbols for :mod:`mpicoll.verify`,
 A message is delivered only when both sides have posted it (the rendezvous protocol).  That is the
 harder case: under the eager protocol a send completes at once, which only takes constraints away.
 All peers are named and messages match in order, so the values do not depend on the protocol nor on
-the order of delivery, and a schedule that completes here completes under both.  Two more ways to run
-show what else a runner may do: ``eager=True`` is the other protocol, and ``joint=True`` delivers no
-receive of a round before all of them are matched, as a runner short of receive space may.
+the order of delivery, and a schedule that completes here completes under both.  Two more ways to
+run show what else a runner may do: ``eager=True`` is the other protocol, ``joint=True`` delivers
+no receive of a round before all of them are matched, as a runner short of receive space may.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cell(NamedTuple):
     """A segment of a block: what a rank's memory is addressed by."""
 
     space: str
-    index: int
+    block: int
     segment: int
 
 
@@ -81,9 +81,9 @@ class Memory(Generic[Value]):
         """
         value = self.cells.get(cell)
         if value is None and cell.space == WORK and self.reads_through:
-            value = self.cells.get(Cell(GIVEN, cell.index, cell.segment))
+            value = self.cells.get(Cell(GIVEN, cell.block, cell.segment))
         if value is None:
-            raise ScheduleError(f"{cell.space} block {cell.index} is read but was never written")
+            raise ScheduleError(f"{cell.space} block {cell.block} is read but was never written")
         return value
 
     def send(self, cells: Sequence[Cell]) -> list[Value]:
@@ -345,10 +345,10 @@ class Matching(Generic[Value]):
 @lru_cache(maxsize=1 << 16, typed=True)
 def _cells(argument: Hashable, nblocks: int, nscratch: int, segment: int) -> tuple[Cell, ...]:
     try:
-        places: tuple[Location, ...] = blocks(argument, nblocks, nscratch)  # type: ignore[arg-type]
+        places: tuple[Location, ...] = blocks(argument, nblocks, nscratch)
     except ValueError as error:
         raise ScheduleError(str(error)) from None
-    return tuple(Cell(place.space, place.index, segment) for place in places)
+    return tuple(Cell(place.space, place.block, segment) for place in places)
 
 
 def run(matching: Matching[Value]) -> None:

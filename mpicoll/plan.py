@@ -1,7 +1,7 @@
 """From a schedule to bytes: where every message of one collective call begins and ends.
 
-A :class:`Plan` holds offsets into buffers, never addresses: the user's input, the user's output, and
-temporary space of the plan's own.  It is built without communication, so one rank may
+A :class:`Plan` holds offsets into buffers, never addresses: the user's input, the user's output,
+and temporary space of the plan's own.  It is built without communication, so one rank may
 find a plan in its cache where another builds it.  A runner (:mod:`mpicoll.runner`) executes it.
 
 What the schedule leaves open is settled here, the same way on both sides of a message:
@@ -20,7 +20,7 @@ What the schedule leaves open is settled here, the same way on both sides of a m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,7 +33,6 @@ from mpicoll.matching import Cell
 from mpicoll.registry import Algorithm
 from mpicoll.schedule import (
     GIVEN,
-    SCRATCH,
     WORK,
     Block,
     Copy,
@@ -43,6 +42,7 @@ from mpicoll.schedule import (
     Send,
     blocks,
 )
+from mpicoll.spans import Span, adjacent, cut_out, joined, laid, sub
 
 __all__ = [
     "BLOCKS",
@@ -58,7 +58,6 @@ __all__ = [
     "Plan",
     "PlannedChannel",
     "Shape",
-    "Span",
     "build",
 ]
 
@@ -71,14 +70,6 @@ PIECE = 4 << 20
 SPACE = 64 << 20
 
 _ALIGNMENT = 64
-
-
-class Span(NamedTuple):
-    """Bytes of one buffer."""
-
-    buffer: int
-    offset: int
-    length: int
 
 
 class Move(NamedTuple):
@@ -308,20 +299,20 @@ class _Builder:
 
     def _target(self, cell: Cell) -> Span:
         """Where a cell is written."""
-        return self._segment(self._home(cell.space, cell.index), cell.segment)
+        return self._segment(self._home(cell.space, cell.block), cell.segment)
 
     def _source(self, cell: Cell) -> Span:
         """Where a cell is read."""
         if cell.space == GIVEN:
-            return self._segment(self._kept(cell.index), cell.segment)
-        unwritten = cell.space == WORK and cell not in self.written and cell.index in self.held
+            return self._segment(self._kept(cell.block), cell.segment)
+        unwritten = cell.space == WORK and cell not in self.written and cell.block in self.held
         if unwritten and self.definition.reads_through:
-            return self._segment(self._input(cell.index), cell.segment)
+            return self._segment(self._input(cell.block), cell.segment)
         return self._target(cell)
 
     def _cells(self, argument: Block, segment: int) -> list[Cell]:
         places = blocks(argument, self.nblocks, self.nscratch)
-        return [Cell(place.space, place.index, segment) for place in places]
+        return [Cell(place.space, place.block, segment) for place in places]
 
     def _after(self) -> Iterator[Move]:
         """Bring wanted blocks to the output where they are not there yet."""
@@ -350,7 +341,7 @@ class _Builder:
         for step in steps:
             if isinstance(step, Send):
                 cells = self._cells(step.block, segment)
-                spans = _joined(self._source(cell) for cell in cells)
+                spans = joined(self._source(cell) for cell in cells)
                 if spans or not cells:
                     sends += self._cut(step.peer, self._packed(spans, arena, moves))
         receives: list[Message] = []
@@ -375,7 +366,7 @@ class _Builder:
         if len(spans) == 1:
             return spans[0]
         packed = arena.take(sum(span.length for span in spans))
-        moves += [Move(part, span) for part, span in zip(_laid(packed, spans), spans, strict=True)]
+        moves += [Move(part, span) for part, span in zip(laid(packed, spans), spans, strict=True)]
         return packed
 
     def _cut(self, peer: int, span: Span) -> list[Message]:
@@ -395,14 +386,14 @@ class _Builder:
         stores: list[Move],
     ) -> None:
         cells = self._cells(step.block, segment)
-        spans = _joined(self._target(cell) for cell in cells)
+        spans = joined(self._target(cell) for cell in cells)
         if not spans and cells:
             return
         direct = len(spans) == 1 and not _overlap(spans[0], sends)
         landing = spans[0] if direct else arena.take(sum(span.length for span in spans))
         receives += self._cut(step.peer, landing)
         if not direct:
-            stores += [Move(s, part) for part, s in zip(_laid(landing, spans), spans, strict=True)]
+            stores += [Move(s, part) for part, s in zip(laid(landing, spans), spans, strict=True)]
 
     def _reduce(
         self,
@@ -439,7 +430,7 @@ class _Builder:
         for (step, cells), length in zip(reduces, lengths, strict=True):
             landing = arena.take(length)
             receives += self._cut(step.peer, landing)
-            parts = _laid(landing, [self._target(cell) for cell in cells])
+            parts = laid(landing, [self._target(cell) for cell in cells])
             for cell, part in zip(cells, parts, strict=True):
                 values.setdefault(cell, []).append((step.peer, part))
         folds = [
@@ -466,7 +457,12 @@ class _Builder:
             length = min(self.piece, total - lo)
             arena.next = mark
             phases += self._row(
-                order, _slice(targets, lo, length), _slice(owns, lo, length), length, arena, budget
+                order,
+                cut_out(targets, lo, length),
+                cut_out(owns, lo, length),
+                length,
+                arena,
+                budget,
             )
         # What was received aside may have to wait for the sends, so it is stored last.
         return [*phases[:-1], phases[-1]._replace(stores=opening.stores, last=True)]
@@ -494,59 +490,18 @@ class _Builder:
             for index, target in enumerate(targets):
                 start = sum(t.length for t in targets[:index])
                 operands = [
-                    owns[index] if peer == rank else _sub(landings[peer], start, target.length)
+                    owns[index] if peer == rank else sub(landings[peer], start, target.length)
                     for peer in group
                 ]
                 first, final = number == 0, number == len(groups) - 1
                 if accumulator is not None:
-                    partial = _sub(accumulator, ratio * start, ratio * target.length)
+                    partial = sub(accumulator, ratio * start, ratio * target.length)
                     operands = operands if first else [partial, *operands]
                     target = target if final else partial
                 folds.append(Fold(target, tuple(operands), not first, not final))
             receives = tuple(Message(peer, landing) for peer, landing in landings.items())
             phases.append(Phase((), receives, (), (), _merged(folds), False))
         return phases
-
-
-def _sub(span: Span, offset: int, length: int) -> Span:
-    return Span(span.buffer, span.offset + offset, length)
-
-
-def _laid(whole: Span, spans: Sequence[Span]) -> list[Span]:
-    """Parts of ``whole`` as long as ``spans``, one behind the other."""
-    parts, offset = [], 0
-    for span in spans:
-        parts.append(_sub(whole, offset, span.length))
-        offset += span.length
-    return parts
-
-
-def _slice(spans: Sequence[Span], start: int, length: int) -> list[Span]:
-    """Bytes ``start`` to ``start + length`` of the content of several spans."""
-    found, offset = [], 0
-    for span in spans:
-        lo, hi = max(start - offset, 0), min(start + length - offset, span.length)
-        if lo < hi:
-            found.append(_sub(span, lo, hi - lo))
-        offset += span.length
-    return found
-
-
-def _adjacent(a: Span, b: Span) -> bool:
-    return a.buffer == b.buffer and a.offset + a.length == b.offset
-
-
-def _joined(spans: Iterable[Span]) -> list[Span]:
-    """The same bytes in as few spans as possible, without empty ones."""
-    joined: list[Span] = []
-    for span in spans:
-        if not span.length:
-            continue
-        if joined and _adjacent(joined[-1], span):
-            joined[-1] = joined[-1]._replace(length=joined[-1].length + span.length)
-        else:
-            joined.append(span)
-    return joined
 
 
 def _merged(folds: Iterable[Fold]) -> tuple[Fold, ...]:
@@ -571,7 +526,7 @@ def _merged(folds: Iterable[Fold]) -> tuple[Fold, ...]:
 
 def _mergeable(a: Fold, b: Fold) -> bool:
     return len(a.operands) == len(b.operands) and all(
-        _adjacent(x, y)
+        adjacent(x, y)
         for x, y in zip((a.target, *a.operands), (b.target, *b.operands), strict=True)
     )
 

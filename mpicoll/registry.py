@@ -17,6 +17,7 @@ from mpicoll.schedule import Channel, Schedule, as_channels
 
 __all__ = [
     "COMMUTATIVE",
+    "EVEN_SIZE",
     "RANK_ORDER",
     "SAME_BITS",
     "Algorithm",
@@ -30,6 +31,9 @@ __all__ = [
 
 #: Need: the operator must be commutative (every algorithm needs it to be associative).
 COMMUTATIVE = "commutative"
+
+#: Need: the number of ranks must be even (or 1).
+EVEN_SIZE = "even size"
 
 #: Order class: every rank evaluates the same expression, so all get the same bits.
 SAME_BITS = "same bits on all ranks"
@@ -71,11 +75,11 @@ class Algorithm:
         blocks_sent_max: blocks sent by the rank that sends most.
         fan_in: the most messages that a rank receives in one round.
         lecture: the alpha-beta-gamma formula of the textbooks, for (P, n bytes, alpha, beta,
-            gamma) and, if it has any, the parameters; it assumes that P is a power of two and divides
-            n, and is an upper estimate where there are several channels.
+            gamma) and, if it has any, the parameters; it assumes that P is a power of two and
+            divides n, and is an upper estimate where there are several channels.
         blocks: number of blocks for P ranks.
         scratch: number of scratch blocks for P ranks.
-        needs: what it needs of the call (:data:`COMMUTATIVE`).
+        needs: what it needs of the call (:data:`COMMUTATIVE`, :data:`EVEN_SIZE`).
         order: order classes (:data:`SAME_BITS`, :data:`RANK_ORDER`).
         symmetric: every rank does the same, turned by its rank.
         reference: where it comes from.
@@ -115,6 +119,20 @@ class Algorithm:
         """The schedule's docstring after its first line."""
         return (inspect.getdoc(self.schedule) or "").partition("\n")[2].strip("\n")
 
+    def runs_on(self, size: int) -> bool:
+        """Whether it serves this number of ranks."""
+        return EVEN_SIZE not in self.needs or size == 1 or size % 2 == 0
+
+    def count(
+        self, name: str, size: int, root: int = 0, parameters: Mapping[str, int] | None = None
+    ) -> int:
+        """One of the registered counts, such as ``rounds``; few depend on the root."""
+        function = getattr(self, name)
+        arguments = self.complete(parameters)
+        if "root" in inspect.signature(function).parameters:
+            arguments["root"] = root
+        return int(function(size, **arguments))
+
     def complete(self, parameters: Mapping[str, int] | None = None) -> dict[str, int]:
         """Parameters with the defaults filled in.
 
@@ -135,7 +153,15 @@ class Algorithm:
     def channels(
         self, rank: int, size: int, root: int = 0, parameters: Mapping[str, int] | None = None
     ) -> tuple[Channel, ...]:
-        """One rank's schedule, as channels."""
+        """One rank's schedule, as channels.
+
+        Raises:
+            ValueError: it does not serve this number of ranks, or a parameter is not its own.
+        """
+        if not self.runs_on(size):
+            raise ValueError(
+                f"{self.collective} {self.name} needs an even number of ranks, not {size}"
+            )
         roots = {"root": root} if self.definition.rooted else {}
         return as_channels(self.schedule(rank, size, **roots, **self.complete(parameters)))
 

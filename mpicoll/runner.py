@@ -14,8 +14,9 @@ from mpi4py import MPI
 
 from mpicoll import ops
 from mpicoll.ops import Reduction
-from mpicoll.plan import Fold, Message, Move, Phase, Plan, Span
+from mpicoll.plan import Fold, Message, Move, Phase, Plan
 from mpicoll.schedule import MAX_OPEN_CHANNELS
+from mpicoll.spans import Span
 
 __all__ = ["Execution", "run"]
 
@@ -228,5 +229,3 @@ def run(
 ) -> None:
     """Execute a plan and wait for it; see :class:`Execution`."""
     Execution(plan, comm, send, recv, reduction, lane).wait()
-
-

@@ -59,7 +59,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple, NoReturn, TypeAlias, Union
+from typing import NamedTuple, NoReturn, TypeAlias
 
 __all__ = [
     "MAX_OPEN_CHANNELS",
@@ -97,7 +97,7 @@ class Elsewhere(NamedTuple):
     block: Block
 
 
-Block: TypeAlias = Union[int, range, Elsewhere, tuple["Block", ...]]
+Block: TypeAlias = int | range | Elsewhere | tuple["Block", ...]
 
 
 def given(block: Block) -> Elsewhere:
@@ -138,9 +138,9 @@ class Copy(NamedTuple):
     dst: Block
 
 
-Step: TypeAlias = Union[Send, Recv, RecvReduce, Copy]
+Step: TypeAlias = Send | Recv | RecvReduce | Copy
 Round: TypeAlias = tuple[Step, ...]
-Rounds: TypeAlias = Iterable[Union[Step, Round]]
+Rounds: TypeAlias = Iterable[Step | Round]
 
 STEPS = (Send, Recv, RecvReduce, Copy)
 
@@ -172,7 +172,7 @@ class Channels:
         )
 
 
-Schedule: TypeAlias = Union[Rounds, Channels]
+Schedule: TypeAlias = Rounds | Channels
 
 
 def as_channels(schedule: Schedule) -> tuple[Channel, ...]:
@@ -190,12 +190,12 @@ def as_channels(schedule: Schedule) -> tuple[Channel, ...]:
 
 def _rounds(schedule: Rounds) -> Iterator[Round]:
     for item in schedule:
-        if isinstance(item, STEPS):
-            yield (item,)
-        elif not isinstance(item, tuple) or not all(isinstance(step, STEPS) for step in item):
+        # A step is a tuple too, so it must be asked for first.
+        steps = (item,) if isinstance(item, STEPS) else item
+        if not isinstance(steps, tuple) or not all(isinstance(step, STEPS) for step in steps):
             raise TypeError(f"a round is a step or a tuple of steps, not {item!r}")
-        elif item:
-            yield item
+        if steps:
+            yield steps
 
 
 def _inner_channels(schedule: Schedule, combinator: str) -> tuple[Channel, ...]:
@@ -276,7 +276,7 @@ class Location(NamedTuple):
     """One block of one space (``work``, ``given`` or ``scratch``) of a rank."""
 
     space: str
-    index: int
+    block: int
 
 
 @lru_cache(maxsize=1 << 16, typed=True)
@@ -292,9 +292,7 @@ def blocks(argument: Block, nblocks: int, nscratch: int = 0) -> tuple[Location, 
     return tuple(found)
 
 
-def _collect(
-    argument: Block, space: str, numbers: dict[str, int], found: list[Location]
-) -> None:
+def _collect(argument: Block, space: str, numbers: dict[str, int], found: list[Location]) -> None:
     if isinstance(argument, Elsewhere):
         _collect(argument.block, argument.space, numbers, found)
     elif isinstance(argument, (range, tuple)):

@@ -2,9 +2,9 @@
 
 A message of m bytes occupies the sender's output port and the receiver's input port for
 ``alpha + beta m``; a rank that has received everything of a round adds ``gamma`` for each byte it
-reduces before the next round begins.  Of the messages whose two ports are free, the one posted first
-goes first (both sides must have posted it), then by position in its round, then by sender.  Times
-are integers, so results are exact and repeatable; :class:`Model` counts picoseconds.
+reduces before the next round begins.  Of the messages whose two ports are free, the one posted
+first goes first (both sides must have posted it), then by position in its round, then by sender.
+Times are integers, so results are exact and repeatable; :class:`Model` counts picoseconds.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class _Sizes:
         ]
 
     def of(self, cells: tuple[Cell, ...]) -> int:
-        return sum(
-            self.lengths[cell.index % len(self.lengths)][cell.segment] for cell in cells
-        )
+        return sum(self.lengths[cell.block % len(self.lengths)][cell.segment] for cell in cells)
 
 
 def clock(
@@ -162,9 +160,7 @@ def clock(
                 assert message.sender is not None
                 reduces = isinstance(message.step, RecvReduce)
                 channel = message.sender.channel
-                transfers.append(
-                    Transfer(now, end, source, target, channel, message.sent, reduces)
-                )
+                transfers.append(Transfer(now, end, source, target, channel, message.sent, reduces))
         pending = blocked
         if not events:
             break
@@ -183,9 +179,7 @@ def clock(
     leftover = matching.stuck()
     if leftover:
         raise ScheduleError("; ".join(leftover))
-    return Result(
-        max(finish, default=0), tuple(finish), messages, sum(sent), max(sent, default=0)
-    )
+    return Result(max(finish, default=0), tuple(finish), messages, sum(sent), max(sent, default=0))
 
 
 def simulate(

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["Node", "ceil_log2", "double_binary_tree", "doubling", "floor_log2"]
+__all__ = [
+    "Node",
+    "binomial_tree",
+    "ceil_log2",
+    "double_binary_tree",
+    "double_binary_tree_top",
+    "doubling",
+    "floor_log2",
+]
 
 
 class Node(NamedTuple):
@@ -33,6 +41,18 @@ def doubling(size: int) -> Iterator[int]:
         distance *= 2
 
 
+def binomial_tree(rank: int, size: int, root: int) -> Node:
+    """One rank's node in the binomial tree on top of which ``root`` stands, nearest child first.
+
+    Counted from the root, a rank's parent lacks its lowest set bit, and its children add each lower
+    bit.  Depth is at most ceil(log2(size)).
+    """
+    place = (rank - root) % size
+    height = place & -place if place else 1 << ceil_log2(size)
+    children = tuple((root + place + bit) % size for bit in doubling(height) if place + bit < size)
+    return Node((root + place - height) % size if place else None, children)
+
+
 def double_binary_tree(rank: int, size: int, tree: int) -> Node:
     """One rank's node in tree 0 or tree 1 of a double binary tree.
 
@@ -56,11 +76,20 @@ def double_binary_tree(rank: int, size: int, tree: int) -> Node:
     if tree == 0:
         return _in_order_tree(rank, size)
     if size % 2 == 0:
-        node, back = _in_order_tree(size - 1 - rank, size), lambda r: size - 1 - r
-    else:
-        node, back = _in_order_tree((rank - 1) % size, size), lambda r: (r + 1) % size
-    parent = None if node.parent is None else back(node.parent)
-    return Node(parent, tuple(back(child) for child in node.children))
+        return _renamed(_in_order_tree(size - 1 - rank, size), range(size - 1, -1, -1))
+    return _renamed(_in_order_tree((rank - 1) % size, size), [*range(1, size), 0])
+
+
+def _renamed(node: Node, names: Sequence[int]) -> Node:
+    parent = None if node.parent is None else names[node.parent]
+    return Node(parent, tuple(names[child] for child in node.children))
+
+
+def double_binary_tree_top(size: int, tree: int) -> int:
+    """The rank on top of tree 0 or tree 1 of a double binary tree."""
+    if tree == 0:
+        return 0
+    return size - 1 if size % 2 == 0 else 1 % size
 
 
 def _in_order_tree(rank: int, size: int) -> Node:

@@ -97,8 +97,11 @@ def verify(
     counts, depth = Counts(0, 0, 0, 0, 0), 0
     try:
         programs = [
-            [c._replace(rounds=tuple(c.rounds)) for c in algorithm.channels(r, size, root, complete)]
-            for r in range(size)
+            [
+                channel._replace(rounds=tuple(channel.rounds))
+                for channel in algorithm.channels(rank, size, root, complete)
+            ]
+            for rank in range(size)
         ]
         nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
         for rank, program in enumerate(programs):
@@ -106,7 +109,7 @@ def verify(
         counts = count(programs, nblocks, nscratch)
         depth = _run(algorithm, programs, root)
         _run_otherwise(programs, nblocks, nscratch, counts.fan_in)
-        problems += _compare(algorithm, size, complete, counts, depth)
+        problems += _compare(algorithm, size, root, complete, counts, depth)
     except (ScheduleError, TypeError, ValueError) as error:
         problems.append(str(error))
     return Case(
@@ -152,7 +155,7 @@ def _check_structure(rank: int, program: Sequence[Channel], nblocks: int, nscrat
     for cell in written:
         if len(touched[cell]) > 1:
             raise ScheduleError(
-                f"rank {rank}: {cell.space} block {cell.index} is written by one channel and "
+                f"rank {rank}: {cell.space} block {cell.block} is written by one channel and "
                 f"touched by another (channels {sorted(touched[cell])})"
             )
 
@@ -164,10 +167,10 @@ def _check_round(rank: int, steps: Round, nblocks: int, nscratch: int) -> None:
             writers.setdefault(place, []).append(type(step))
     for place, kinds in writers.items():
         if place.space == GIVEN:
-            raise ScheduleError(f"rank {rank} writes input block {place.index}")
+            raise ScheduleError(f"rank {rank} writes input block {place.block}")
         if len(kinds) > 1 and set(kinds) != {RecvReduce}:
             raise ScheduleError(
-                f"rank {rank}: two steps of a round write {place.space} block {place.index}: "
+                f"rank {rank}: two steps of a round write {place.space} block {place.block}: "
                 f"{steps}"
             )
 
@@ -190,15 +193,20 @@ def count(programs: Sequence[Sequence[Channel]], nblocks: int, nscratch: int) ->
 
 
 def _compare(
-    algorithm: Algorithm, size: int, parameters: dict[str, int], counts: Counts, depth: int
+    algorithm: Algorithm,
+    size: int,
+    root: int,
+    parameters: dict[str, int],
+    counts: Counts,
+    depth: int,
 ) -> list[str]:
     """Where the registered functions differ from what was counted."""
     wrong = []
     for name, found in counts._asdict().items():
-        registered = getattr(algorithm, name)(size, **parameters)
+        registered = algorithm.count(name, size, root, parameters)
         if registered != found:
             wrong.append(f"{name}: {registered} registered, {found} counted")
-    registered = algorithm.depth(size, **parameters)
+    registered = algorithm.count("depth", size, root, parameters)
     several = len(algorithm.channels(0, size, 0, parameters)) > 1
     if depth > registered or (depth != registered and not several):
         wrong.append(f"depth: {registered} registered, {depth} found")
@@ -259,9 +267,9 @@ class _SymbolMemory(Memory[Symbol]):
 
     def _check(self, cell: Cell) -> None:
         item = self.cells[cell].item
-        if self.reads_through and item != cell.index % self.nblocks:
+        if self.reads_through and item != cell.block % self.nblocks:
             raise ScheduleError(
-                f"block {item} is stored in {cell.space} block {cell.index}: lengths may differ"
+                f"block {item} is stored in {cell.space} block {cell.block}: lengths may differ"
             )
 
 
@@ -288,13 +296,7 @@ def _run(algorithm: Algorithm, programs: Sequence[Sequence[Channel]], root: int)
     if definition.block_per_rank and nblocks != size:
         raise ScheduleError(f"{definition.name} needs one block a rank, not {nblocks}")
     if not nblocks:
-        arrivals = [_Arrivals(rank) for rank in range(size)]
-        depth = clock(Matching(programs, nblocks, nscratch, arrivals), STEPS).makespan
-        for rank, memory in enumerate(arrivals):
-            missing = [r for r in range(size) if not memory.known >> r & 1]
-            if missing:
-                raise ScheduleError(f"rank {rank} leaves without hearing from ranks {missing}")
-        return depth
+        return _run_barrier(programs)
     symbols = _Symbols()
     segments = programs[0][0].segments if programs[0] else 1
     memories = []
@@ -309,6 +311,17 @@ def _run(algorithm: Algorithm, programs: Sequence[Sequence[Channel]], root: int)
         memories.append(memory)
     depth = clock(Matching(programs, nblocks, nscratch, memories), STEPS).makespan
     _check_end(algorithm, places, memories, segments)
+    return depth
+
+
+def _run_barrier(programs: Sequence[Sequence[Channel]]) -> int:
+    size = len(programs)
+    arrivals = [_Arrivals(rank) for rank in range(size)]
+    depth = clock(Matching(programs, 0, 0, arrivals), STEPS).makespan
+    for rank, memory in enumerate(arrivals):
+        missing = [other for other in range(size) if not memory.known >> other & 1]
+        if missing:
+            raise ScheduleError(f"rank {rank} leaves without hearing from ranks {missing}")
     return depth
 
 
@@ -354,7 +367,7 @@ def _check_end(
 
 def _final(memory: Memory[Symbol], cell: Cell, definition: Collective) -> Symbol:
     """A wanted block; one that no step wrote is copied from the input."""
-    given = memory.cells.get(Cell(GIVEN, cell.index, cell.segment))
+    given = memory.cells.get(Cell(GIVEN, cell.block, cell.segment))
     if definition.reads_through or cell in memory.cells or given is None:
         return memory.load(cell)
     return given

@@ -18,8 +18,8 @@ LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
     {"matching", "verify", "simulate", "draw"},
-    {"ops", "_kernels", "plan", "runner", "local", "buffers"},
-    {"comm", "tuning"},
+    {"ops", "_kernels", "spans", "plan", "runner", "local", "buffers"},
+    {"call", "comm", "state", "tuning"},
     {"cli", "bench", "train", "__main__", "__init__"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mpicoll import algorithms, layout
-from mpicoll.plan import BLOCKS, INPUT, MESSAGES, OUTPUT, PIECE, SPACE, Move, Shape, Span, build
+from mpicoll.plan import BLOCKS, INPUT, MESSAGES, OUTPUT, PIECE, SPACE, Move, Shape, build
+from mpicoll.spans import Span
 
 
 def shape(collective, algorithm, rank, size, count, **changes):
@@ -34,7 +35,8 @@ def receive_space(plan):
 
 
 def messages(plan, kind):
-    return [m for channel in plan.channels for phase in channel.phases for m in getattr(phase, kind)]
+    phases = [phase for channel in plan.channels for phase in channel.phases]
+    return [message for phase in phases for message in getattr(phase, kind)]
 
 
 def test_building_is_repeatable_and_hashable():

@@ -51,7 +51,7 @@ def test_blocks_are_taken_modulo_their_number_in_the_order_named():
 def test_a_range_names_what_its_numbers_name(start, length, nblocks):
     numbers = range(start, start + length)
     assert blocks(numbers, nblocks) == blocks(tuple(numbers), nblocks)
-    assert all(0 <= place.index < nblocks for place in blocks(numbers, nblocks))
+    assert all(0 <= place.block < nblocks for place in blocks(numbers, nblocks))
 
 
 @pytest.mark.parametrize("wrong", [1.0, "1", None, [1]])

@@ -74,7 +74,9 @@ def test_the_environment_comes_first_for_every_size():
     assert from_environment({"MPICOLL_ALLREDUCE": ""}) == dict(BUILTIN)
 
 
-@pytest.mark.parametrize("value", ["rign", "ring segments=2", "double_binary_tree segments=a", "a b"])
+@pytest.mark.parametrize(
+    "value", ["rign", "ring segments=2", "double_binary_tree segments=a", "a b"]
+)
 def test_environment_errors_name_the_variable(value):
     with pytest.raises(ValueError, match=f"MPICOLL_ALLREDUCE='{value}'"):
         from_environment({"MPICOLL_ALLREDUCE": value})

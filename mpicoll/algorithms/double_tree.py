@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from mpicoll.registry import COMMUTATIVE, SAME_BITS, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, channels, pipelined, then
-from mpicoll.topology import Node, ceil_log2, double_binary_tree
+from mpicoll.topology import Node, ceil_log2, double_binary_tree, double_binary_tree_top
+
+_REFERENCE = (
+    "P. Sanders, J. Speck, J. L. Traff, Two-tree algorithms for full bandwidth broadcast, "
+    "reduction and scan, Parallel Computing 35 (2009)"
+)
 
 
 def reduce_tree(node: Node, block: int) -> Rounds:
@@ -45,6 +50,33 @@ def allreduce_double_binary_tree(
     up = channels(*(reduce_tree(node, block) for node, block in trees))
     down = channels(*(bcast_tree(node, block) for node, block in trees))
     return pipelined(then(up, down), segments, window)
+
+
+def bcast_double_binary_tree(
+    rank: int, size: int, root: int, segments: int = 1, window: int = 8
+) -> Channels:
+    """The root gives half of the vector to each of two binary trees of the other ranks.
+
+    ::
+
+        root 0, P = 8   block 0:   0            block 1:   0
+                                   |                       |
+                                   1                       2
+                                  ...                     ...
+
+    A leaf of one tree is interior in the other.  With k segments a tree about (2k + 2 log2 P) steps
+    of n/2k bytes on one port.
+    """
+    others = [(root + place) % size for place in range(1, size)]
+
+    def node(tree: int) -> Node:
+        if rank == root:
+            return Node(None, (others[double_binary_tree_top(size - 1, tree)],) if others else ())
+        place = double_binary_tree((rank - root) % size - 1, size - 1, tree)
+        parent = root if place.parent is None else others[place.parent]
+        return Node(parent, tuple(others[child] for child in place.children))
+
+    return pipelined(channels(*(bcast_tree(node(t), t) for t in (0, 1))), segments, window)
 
 
 def _nodes(P: int) -> list[tuple[Node, Node]]:
@@ -93,8 +125,48 @@ register(
     blocks=lambda P: 2,
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),
-    reference=(
-        "P. Sanders, J. Speck, J. L. Traff, Two-tree algorithms for full bandwidth broadcast, "
-        "reduction and scan, Parallel Computing 35 (2009)"
-    ),
+    reference=_REFERENCE,
+)
+
+
+def _bcast_nodes(P: int) -> list[tuple[Node, Node]]:
+    return _nodes(P - 1) if P > 1 else []
+
+
+def _bcast_rounds(P: int, segments: int, window: int) -> int:
+    # Everybody but the root receives in both trees, and sends where it is interior.
+    inner = max((sum(2 if n.children else 1 for n in pair) for pair in _bcast_nodes(P)), default=0)
+    return segments * max(inner, 2 * int(P > 1))
+
+
+def _bcast_sent_max(P: int, segments: int, window: int) -> int:
+    inner = max((sum(len(n.children) for n in pair) for pair in _bcast_nodes(P)), default=0)
+    return segments * max(inner, 2 * int(P > 1))
+
+
+def _bcast_steps(P: int, segments: int, window: int) -> int:
+    # Two messages of a segment leave and two enter a port; windows fill the trees one by one.
+    windows = -(-segments // window)
+    return 0 if P == 1 else 4 * segments + (2 * ceil_log2(P) + 1) * windows
+
+
+def _bcast_lecture(
+    P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
+) -> float:
+    return _bcast_steps(P, segments, window) * (a + n / (2 * segments) * b)
+
+
+register(
+    "bcast",
+    "double_binary_tree",
+    bcast_double_binary_tree,
+    rounds=_bcast_rounds,
+    depth=_bcast_steps,
+    messages=lambda P, segments, window: 2 * segments * (P - 1),
+    blocks_sent=lambda P, segments, window: 2 * segments * (P - 1),
+    blocks_sent_max=_bcast_sent_max,
+    fan_in=lambda P, segments, window: int(P > 1),
+    lecture=_bcast_lecture,
+    blocks=lambda P: 2,
+    reference=_REFERENCE,
 )

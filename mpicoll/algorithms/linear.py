@@ -109,6 +109,43 @@ def allreduce_linear(rank: int, size: int) -> Rounds:
     yield from bcast_linear(rank, size, 0)
 
 
+def reduce_scatter_linear(rank: int, size: int) -> Rounds:
+    """A single master: rank 0 reduces everything and hands out the blocks.
+
+    ::
+
+        1 ---> 0 <--- 3        1 <-[1]- 0 -[3]-> 3
+               ^          ;            [2]
+               2                        2
+
+    (P - 1)(2 alpha + (1 + 1/P) n beta + n gamma).
+    """
+    if rank == 0:
+        yield tuple(RecvReduce(peer, range(size)) for peer in _others(rank, size))
+    else:
+        yield Send(0, range(size))
+    yield from scatter_linear(rank, size, 0)
+
+
+def allgather_linear(rank: int, size: int) -> Rounds:
+    """A single master: rank 0 gathers the blocks and sends all of them to every rank.
+
+    ::
+
+        1 -[1]-> 0 <-[3]- 3        1 <--- 0 ---> 3
+                [2]           ;           |
+                 2                        v
+                                          2
+
+    (P - 1)(2 alpha + (1 + 1/P) n beta).
+    """
+    yield from gather_linear(rank, size, 0)
+    if rank == 0:
+        yield tuple(Send(peer, range(size)) for peer in _others(rank, size))
+    else:
+        yield Recv(0, range(size))
+
+
 register(
     "reduce",
     "linear",
@@ -177,5 +214,34 @@ register(
     fan_in=lambda P: P - 1,
     lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n * b) + (P - 1) * n * g,
     order=(RANK_ORDER, SAME_BITS),
+    reference=_REFERENCE,
+)
+register(
+    "reduce_scatter",
+    "linear",
+    reduce_scatter_linear,
+    rounds=lambda P: 2 * int(P > 1),
+    depth=lambda P: 2 * (P - 1),
+    messages=lambda P: 2 * (P - 1),
+    blocks_sent=lambda P: (P + 1) * (P - 1),
+    blocks_sent_max=lambda P: P if P > 1 else 0,
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b + n * g),
+    blocks=per_rank,
+    order=(RANK_ORDER,),
+    reference=_REFERENCE,
+)
+register(
+    "allgather",
+    "linear",
+    allgather_linear,
+    rounds=lambda P: 2 * int(P > 1),
+    depth=lambda P: 2 * (P - 1),
+    messages=lambda P: 2 * (P - 1),
+    blocks_sent=lambda P: (P + 1) * (P - 1),
+    blocks_sent_max=lambda P: P * (P - 1),
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b),
+    blocks=per_rank,
     reference=_REFERENCE,
 )

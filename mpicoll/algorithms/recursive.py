@@ -1,10 +1,58 @@
-"""Recursive algorithms: partners at distance 1, 2, 4, ..."""
+"""Recursive algorithms: partners at distance 1, 2, 4, ... or the other way round.
+
+They are at home on 2^k ranks.  On others the first 2e ranks pair up (e is what exceeds 2^k): the even
+one of a pair hands what it has to the odd one and sits out, and gets its result at the end.  The
+2^k ranks that take part are numbered by *places*.
+"""
 
 from __future__ import annotations
 
-from mpicoll.registry import RANK_ORDER, SAME_BITS, register
+from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, per_rank, register
 from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
-from mpicoll.topology import doubling, floor_log2
+from mpicoll.topology import ceil_log2, doubling, floor_log2
+
+_REFERENCE = (
+    "R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations "
+    "in MPICH, International Journal of High Performance Computing Applications 19 (2005)"
+)
+
+
+def power_of_two(size: int) -> int:
+    """The number of ranks that take part."""
+    return 1 << floor_log2(size)
+
+
+def sitting_out(size: int) -> int:
+    """The number of ranks that sit out, each handing its part to the next rank."""
+    return size - power_of_two(size)
+
+
+def sits_out(rank: int, size: int) -> bool:
+    """Whether a rank hands its part to the next one."""
+    return rank < 2 * sitting_out(size) and rank % 2 == 0
+
+
+def stands_in(rank: int, size: int) -> bool:
+    """Whether a rank takes part for the previous one as well."""
+    return rank < 2 * sitting_out(size) and rank % 2 == 1
+
+
+def place_of(rank: int, size: int) -> int:
+    """The place of a rank that takes part."""
+    pairs = sitting_out(size)
+    return rank // 2 if rank < 2 * pairs else rank - pairs
+
+
+def rank_of(place: int, size: int) -> int:
+    """The rank at a place."""
+    pairs = sitting_out(size)
+    return 2 * place + 1 if place < pairs else place + pairs
+
+
+def _blocks_of(lo: int, hi: int, size: int) -> range:
+    """The blocks, one a rank, of the places ``lo .. hi - 1``: a pair's two belong to one place."""
+    pairs = sitting_out(size)
+    return range(lo + min(lo, pairs), hi + min(hi, pairs))
 
 
 def allreduce_recursive_doubling(rank: int, size: int) -> Rounds:
@@ -20,42 +68,223 @@ def allreduce_recursive_doubling(rank: int, size: int) -> Rounds:
     of two, the first ranks pair up: the even one of a pair hands its vector to the odd one, sits
     out, and gets the result at the end; two more rounds.
     """
-    power = 1 << floor_log2(size)
-    pairs = size - power  # ranks 0 .. 2 * pairs - 1 pair up, so that 2^k take part
-    if rank < 2 * pairs and rank % 2 == 0:
+    if sits_out(rank, size):
         yield Send(rank + 1, 0)
         yield Recv(rank + 1, 0)
         return
-    if rank < 2 * pairs:
+    if stands_in(rank, size):
         yield RecvReduce(rank - 1, 0)
-    place = rank // 2 if rank < 2 * pairs else rank - pairs
-    for distance in doubling(power):
-        partner = place ^ distance
-        peer = 2 * partner + 1 if partner < pairs else partner + pairs
+    for distance in doubling(power_of_two(size)):
+        peer = rank_of(place_of(rank, size) ^ distance, size)
         yield Send(peer, 0), RecvReduce(peer, 0)
-    if rank < 2 * pairs:
+    if stands_in(rank, size):
         yield Send(rank - 1, 0)
 
 
-def _extra(P: int) -> int:
-    """Ranks that sit out."""
-    return P - (1 << floor_log2(P))
+def allreduce_recursive_halving_doubling(rank: int, size: int) -> Rounds:
+    """Halves are exchanged and reduced, then quarters, ...; then all of it is gathered back.
+
+    ::
+
+        round 1   0 <-> 1   2 <-> 3      exchange halves     0: [0-1]  1: [2-3]  2: [0-1]  3: [2-3]
+        round 2   0 <-> 2   1 <-> 3      exchange quarters   0: [0]    1: [2]    2: [1]    3: [3]
+        round 3   0 <-> 2   1 <-> 3      give quarters back
+        round 4   0 <-> 1   2 <-> 3      give halves back
+
+    2 log2(P) alpha + 2(P - 1)/P n beta + (P - 1)/P n gamma: the fewest bytes in few rounds.  Partners
+    double their distance while the vector halves, so that sums keep rank order.
+    """
+    power = power_of_two(size)
+    everything = range(power)
+    if sits_out(rank, size):
+        yield Send(rank + 1, everything)
+        yield Recv(rank + 1, everything)
+        return
+    if stands_in(rank, size):
+        yield RecvReduce(rank - 1, everything)
+    place, mine, done = place_of(rank, size), everything, []
+    for distance in doubling(power):
+        peer = rank_of(place ^ distance, size)
+        middle = mine.start + len(mine) // 2
+        halves = range(mine.start, middle), range(middle, mine.stop)
+        mine, theirs = halves if not place & distance else halves[::-1]
+        yield Send(peer, theirs), RecvReduce(peer, mine)
+        done.append((peer, mine, theirs))
+    for peer, mine, theirs in reversed(done):
+        yield Send(peer, mine), Recv(peer, theirs)
+    if stands_in(rank, size):
+        yield Send(rank - 1, everything)
+
+
+def reduce_scatter_recursive_halving(rank: int, size: int) -> Rounds:
+    """Partners at distance P/2, P/4, ... exchange and reduce what the other side will need.
+
+    ::
+
+        round 1   0 <-> 4   1 <-> 5   2 <-> 6   3 <-> 7      [4-7] this way, [0-3] that way
+        round 2   0 <-> 2   1 <-> 3   4 <-> 6   5 <-> 7
+        round 3   0 <-> 1   2 <-> 3   4 <-> 5   6 <-> 7
+
+    log2(P) alpha + (P - 1)/P n (beta + gamma).
+    """
+    power = power_of_two(size)
+    if sits_out(rank, size):
+        yield Send(rank + 1, range(size))
+        yield Recv(rank + 1, rank)
+        return
+    if stands_in(rank, size):
+        yield RecvReduce(rank - 1, range(size))
+    place, lo, hi = place_of(rank, size), 0, power
+    for distance in reversed([*doubling(power)]):
+        peer, middle = rank_of(place ^ distance, size), (lo + hi) // 2
+        low, high = _blocks_of(lo, middle, size), _blocks_of(middle, hi, size)
+        if place & distance:
+            yield Send(peer, low), RecvReduce(peer, high)
+            lo = middle
+        else:
+            yield Send(peer, high), RecvReduce(peer, low)
+            hi = middle
+    if stands_in(rank, size):
+        yield Send(rank - 1, rank - 1)
+
+
+def allgather_recursive_doubling(rank: int, size: int) -> Rounds:
+    """Partners at distance 1, 2, 4, ... exchange all they have.
+
+    ::
+
+        round 1   0 <-> 1   2 <-> 3   4 <-> 5   6 <-> 7      1 block each way
+        round 2   0 <-> 2   1 <-> 3   4 <-> 6   5 <-> 7      2 blocks
+        round 3   0 <-> 4   1 <-> 5   2 <-> 6   3 <-> 7      4 blocks
+
+    log2(P) alpha + (P - 1)/P n beta.
+    """
+    if sits_out(rank, size):
+        yield Send(rank + 1, rank)
+        yield Recv(rank + 1, range(size))
+        return
+    if stands_in(rank, size):
+        yield Recv(rank - 1, rank - 1)
+    place = place_of(rank, size)
+    for distance in doubling(power_of_two(size)):
+        mine, theirs = place & -distance, (place ^ distance) & -distance
+        peer = rank_of(place ^ distance, size)
+        yield (
+            Send(peer, _blocks_of(mine, mine + distance, size)),
+            Recv(peer, _blocks_of(theirs, theirs + distance, size)),
+        )
+    if stands_in(rank, size):
+        yield Send(rank - 1, range(size))
+
+
+def scan_recursive_doubling(rank: int, size: int) -> Rounds:
+    """In round k every rank passes what it has to the rank 2^k further on, which adds it.
+
+    ::
+
+        round 1   0 -> 1   1 -> 2   2 -> 3   3 -> 4   4 -> 5   ...
+        round 2   0 -> 2   1 -> 3   2 -> 4   3 -> 5   ...
+        round 3   0 -> 4   1 -> 5   ...
+
+    log2(P)(alpha + n beta + n gamma), for every P.
+    """
+    for distance in doubling(size):
+        sends = (Send(rank + distance, 0),) if rank + distance < size else ()
+        receives = (RecvReduce(rank - distance, 0),) if rank >= distance else ()
+        yield sends + receives
+
+
+def _log_rounds(P: int) -> int:
+    return floor_log2(P) + 2 * (sitting_out(P) > 0)
+
+
+def _log_messages(P: int) -> int:
+    return power_of_two(P) * floor_log2(P) + 2 * sitting_out(P)
+
+
+def _gathered_max(P: int) -> int:
+    """Most blocks that a rank sends in the all-gather: each round all it has by then."""
+    if sitting_out(P) > 0:
+        # The last of the pairs' places has most pairs about it; it also sends everything on.
+        return max(
+            sum(len(_blocks_of(place & -d, (place & -d) + d, P)) for d in doubling(power_of_two(P)))
+            + P * (place < sitting_out(P))
+            for place in range(power_of_two(P))
+        )
+    return P - 1
 
 
 register(
     "allreduce",
     "recursive_doubling",
     allreduce_recursive_doubling,
-    rounds=lambda P: floor_log2(P) + 2 * int(_extra(P) > 0),
-    depth=lambda P: floor_log2(P) + 2 * int(_extra(P) > 0),
-    messages=lambda P: (1 << floor_log2(P)) * floor_log2(P) + 2 * _extra(P),
-    blocks_sent=lambda P: (1 << floor_log2(P)) * floor_log2(P) + 2 * _extra(P),
-    blocks_sent_max=lambda P: floor_log2(P) + int(_extra(P) > 0),
+    rounds=_log_rounds,
+    depth=_log_rounds,
+    messages=_log_messages,
+    blocks_sent=_log_messages,
+    blocks_sent_max=lambda P: floor_log2(P) + (sitting_out(P) > 0),
     fan_in=lambda P: int(P > 1),
     lecture=lambda P, n, a, b, g: floor_log2(P) * (a + n * b + n * g),
     order=(RANK_ORDER, SAME_BITS),
+    reference=_REFERENCE,
+)
+register(
+    "allreduce",
+    "recursive_halving_doubling",
+    allreduce_recursive_halving_doubling,
+    rounds=lambda P: 2 * floor_log2(P) + 2 * (sitting_out(P) > 0),
+    depth=lambda P: 2 * floor_log2(P) + 2 * (sitting_out(P) > 0),
+    messages=lambda P: 2 * power_of_two(P) * floor_log2(P) + 2 * sitting_out(P),
+    blocks_sent=lambda P: 2 * power_of_two(P) * (power_of_two(P) - 1 + sitting_out(P)),
+    blocks_sent_max=lambda P: 2 * (power_of_two(P) - 1) + power_of_two(P) * (sitting_out(P) > 0),
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: 2 * floor_log2(P) * a + (P - 1) / P * n * (2 * b + g),
+    blocks=power_of_two,
+    order=(RANK_ORDER, SAME_BITS),
+    reference=_REFERENCE,
+)
+register(
+    "reduce_scatter",
+    "recursive_halving",
+    reduce_scatter_recursive_halving,
+    rounds=_log_rounds,
+    depth=_log_rounds,
+    messages=_log_messages,
+    blocks_sent=lambda P: P * (power_of_two(P) - 1) + sitting_out(P) * (P + 1),
+    blocks_sent_max=lambda P: P - (sitting_out(P) == 0),
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: floor_log2(P) * a + (P - 1) / P * n * (b + g),
+    blocks=per_rank,
+    needs=(COMMUTATIVE,),
+    reference=_REFERENCE,
+)
+register(
+    "allgather",
+    "recursive_doubling",
+    allgather_recursive_doubling,
+    rounds=_log_rounds,
+    depth=_log_rounds,
+    messages=_log_messages,
+    blocks_sent=lambda P: P * (power_of_two(P) - 1) + sitting_out(P) * (P + 1),
+    blocks_sent_max=_gathered_max,
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: floor_log2(P) * a + (P - 1) / P * n * b,
+    blocks=per_rank,
+    reference=_REFERENCE,
+)
+register(
+    "scan",
+    "recursive_doubling",
+    scan_recursive_doubling,
+    rounds=ceil_log2,
+    depth=ceil_log2,
+    messages=lambda P: sum(P - distance for distance in doubling(P)),
+    blocks_sent=lambda P: sum(P - distance for distance in doubling(P)),
+    blocks_sent_max=ceil_log2,
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: floor_log2(P) * (a + n * b + n * g),
+    order=(RANK_ORDER,),
     reference=(
-        "R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations "
-        "in MPICH, International Journal of High Performance Computing Applications 19 (2005)"
+        "W. D. Hillis, G. L. Steele, Data parallel algorithms, Communications of the ACM 29 (1986)"
     ),
 )

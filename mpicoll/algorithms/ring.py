@@ -6,7 +6,7 @@ Each link carries the least that is possible, (P - 1)/P n bytes a pass, in P - 1
 from __future__ import annotations
 
 from mpicoll.registry import COMMUTATIVE, SAME_BITS, per_rank, register
-from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
+from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, channels, within
 
 _REFERENCE = (
     "P. Patarasuk, X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, "
@@ -63,6 +63,23 @@ def allreduce_ring(rank: int, size: int) -> Rounds:
     yield from allgather_ring(rank, size)
 
 
+def allreduce_ring_bidirectional(rank: int, size: int) -> Channels:
+    """Two rings in opposite directions, each with half of the vector.
+
+    ::
+
+        0 <-> 1 <-> 2 <-> 3 <-> 0      blocks 0 .. P - 1 to the right, P .. 2P - 1 to the left
+
+    2(P - 1) rounds of n/2P bytes each way: it uses both directions of every link.
+    """
+
+    onward, mirrored = range(size), range(size - 1, -1, -1)
+    return channels(
+        within(allreduce_ring(rank, size), onward, range(size)),
+        within(allreduce_ring(mirrored[rank], size), mirrored, range(size, 2 * size)),
+    )
+
+
 register(
     "reduce_scatter",
     "ring",
@@ -110,4 +127,21 @@ register(
     order=(SAME_BITS,),
     symmetric=True,
     reference=_REFERENCE,
+)
+register(
+    "allreduce",
+    "ring_bidirectional",
+    allreduce_ring_bidirectional,
+    rounds=lambda P: 4 * (P - 1),
+    # The two directions share a port, and may get in each other's way at the start.
+    depth=lambda P: 4 * (P - 1) + int(P > 1),
+    messages=lambda P: 4 * P * (P - 1),
+    blocks_sent=lambda P: 4 * P * (P - 1),
+    blocks_sent_max=lambda P: 4 * (P - 1),
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (4 * P - 3) * (a + n / (2 * P) * b) + (P - 1) / P * n * g,
+    blocks=lambda P: 2 * P,
+    needs=(COMMUTATIVE,),
+    order=(SAME_BITS,),
+    reference=_REFERENCE + "; run in both directions",
 )

@@ -30,6 +30,7 @@ from mpicoll.bench.start import Start
 from mpicoll.bench.stats import summarise
 from mpicoll.bench.watchdog import Watchdog
 from mpicoll.bench.workload import SYMMETRIC, WORKLOADS, Call, Workload, elements
+from mpicoll.tuning import NATIVE
 
 BATCH_LIMIT = 4096
 BATCH_CALLS = 1000
@@ -164,7 +165,7 @@ class _Bench:
     def __init__(
         self, comm: MPI.Intracomm, settings: Settings, run: str, oversubscribed: bool
     ) -> None:
-        self.comm, self.settings = comm, settings
+        self.comm, self.plain, self.settings = comm, MPI.Intracomm(comm), settings
         self.run, self.oversubscribed = run, oversubscribed
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.order = random.Random(settings.seed)
@@ -196,7 +197,9 @@ class _Bench:
         algorithms = list(settings.algorithms[collective])
         self.order.shuffle(algorithms)
         for name in algorithms:
-            trial = _Trial(name, work.bind(algorithm=name))
+            # The library's own collective as a user without this package would call it.
+            call = work.bind(self.plain) if name == NATIVE else work.bind(self.comm, algorithm=name)
+            trial = _Trial(name, call)
             begin = _clock()
             refusal = self._first_call(work, trial)
             if refusal is not None:
@@ -261,7 +264,7 @@ class _Bench:
         for _ in range(self.settings.warmup):
             trial.call()
         seconds = self.control.reduce(_clock() - begin, op=MPI.MAX)
-        if self.rank == 0:
+        if seconds is not None:
             estimate = seconds / self.settings.warmup if self.settings.warmup else trial.first
             trial.batch = _batch_calls(work, estimate, share)
             trial.visit = _visit_samples(estimate * trial.batch, self.settings.iterations)

@@ -8,6 +8,7 @@ paper.
 from __future__ import annotations
 
 import html
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,24 +20,29 @@ from mpicoll.bench.sizes import format_size
 
 
 class _Line(NamedTuple):
-    """How an algorithm is drawn, in every plot alike."""
+    """How an algorithm is drawn, in every plot alike: in plotly's words, and in the legend."""
 
     color: str
     dash: str
     symbol: str
+    gaps: str
+    mark: str
 
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; marks and dashes differ too, so
 # that a print in grey can be read.
 _LINES = (
-    _Line("#0072B2", "solid", "circle"),
-    _Line("#D55E00", "dash", "square"),
-    _Line("#009E73", "dot", "diamond"),
-    _Line("#CC79A7", "dashdot", "triangle-up"),
-    _Line("#B8860B", "longdash", "x"),
-    _Line("#56B4E9", "longdashdot", "star"),
+    _Line("#0072B2", "solid", "circle", "", "●"),
+    _Line("#D55E00", "dash", "square", "8 4", "■"),
+    _Line("#009E73", "dot", "diamond", "2 3", "◆"),
+    _Line("#CC79A7", "dashdot", "triangle-up", "8 3 2 3", "▲"),
+    _Line("#B8860B", "longdash", "x", "12 4", "✖"),
+    _Line("#56B4E9", "longdashdot", "star", "12 3 2 3", "★"),
 )
-_NATIVE_LINE = _Line("#222222", "solid", "circle-open")
+# What the head of a section says already, or the size implies.
+_MINOR = ("count", "type", "redop", "root", "P")
+
+_NATIVE_LINE = _Line("#222222", "solid", "circle-open", "", "○")
 
 _STYLE = """
 :root { --ink: #1b1f24; --faint: #5b6670; --rule: #d9dee3; --warn: #7a4b00; --ground: #fff6e0; }
@@ -52,7 +58,14 @@ p { margin: 0.4rem 0; }
   padding: 0.6rem 0.9rem; margin: 1rem 0; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr));
   gap: 1rem; }
-.plot { min-width: 0; height: 27rem; }
+/* No wider than paper: a plot keeps its width when it is printed. */
+.plot { min-width: 0; max-width: 43rem; height: 22rem; }
+.legend { display: flex; flex-wrap: wrap; gap: 0.2rem 0.4rem; margin: 0.4rem 0; }
+.legend button { display: flex; align-items: center; gap: 0.4rem; padding: 0.15rem 0.5rem;
+  border: 0; border-radius: 4px; background: none; color: inherit; font: inherit;
+  font-size: 0.9rem; cursor: pointer; }
+.legend button:hover, .legend button:focus-visible { background: #eef1f4; }
+.legend button[aria-pressed="false"] { opacity: 0.4; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.2rem 0.6rem; text-align: left; white-space: nowrap;
@@ -63,11 +76,15 @@ th .unit { display: block; font-weight: normal; color: var(--faint); }
 tr.first td { border-top: 1px solid var(--faint); }
 .facts th { vertical-align: top; padding-left: 0; }
 .facts td { white-space: normal; overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  .minor { display: none; }
+  .plot { height: 21rem; }
+}
 @media print {
   @page { margin: 12mm; }
   body { padding: 0; max-width: none; font-size: 10pt; }
   .plots { display: block; }
-  .plot { break-inside: avoid; height: 95mm; }
+  .plot { break-inside: avoid; }
   .scroll { overflow: visible; }
   table { font-size: 7pt; }
   th, td { padding: 0.1rem 0.25rem; }
@@ -76,11 +93,22 @@ tr.first td { border-top: 1px solid var(--faint); }
 }
 """
 
-# Plots keep the width they were drawn with unless told; paper has another one than the screen.
-_RESIZE = """
-for (const event of ["beforeprint", "afterprint"])
-  addEventListener(event, () =>
-    document.querySelectorAll(".plot > div").forEach((plot) => Plotly.Plots.resize(plot)));
+# Drawn when the whole page is laid out, so that every plot knows its width. The names above the
+# plots switch their lines off and on.
+_DRAW = """
+const plots = document.querySelectorAll(".plot");
+for (const plot of plots) {
+  const { data, layout } = JSON.parse(plot.querySelector("script").textContent);
+  Plotly.newPlot(plot, data, layout, { responsive: true, displayModeBar: false });
+}
+for (const button of document.querySelectorAll(".legend button"))
+  button.addEventListener("click", () => {
+    const on = button.getAttribute("aria-pressed") === "false";
+    button.setAttribute("aria-pressed", on);
+    for (const plot of button.closest("section").querySelectorAll(".plot"))
+      Plotly.restyle(plot, { visible: on },
+        plot.data.flatMap((line, i) => (line.name === button.value ? [i] : [])));
+  });
 """
 
 
@@ -121,7 +149,7 @@ def render(runs: Sequence[Run]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n"
         f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{body}\n"
-        f"<script>{_RESIZE}</script>\n</body>\n</html>\n"
+        f"<script>{_DRAW}</script>\n</body>\n</html>\n"
     )
 
 
@@ -149,11 +177,12 @@ def _sections(points: list[Point]) -> Iterable[str]:
         kinds = dict.fromkeys((p.type, p.redop) for p in chosen)
         what = ", ".join(f"{t} {r}" if r != "none" else t for t, r in kinds if t != "none")
         head = f"{collective}, {ranks} ranks" + (f", {what}" if what else "")
-        yield f"<h2>{html.escape(head)}</h2>"
+        yield f"<section><h2>{html.escape(head)}</h2>"
+        yield _legend(dict.fromkeys(p.algorithm for p in chosen), lines)
         yield '<div class="plots">'
-        yield f'<div class="plot">{_plot(_time_figure(chosen, lines))}</div>'
+        yield _plot(_time_figure(chosen, lines))
         if any(p.size for p in chosen):
-            yield f'<div class="plot">{_plot(_bandwidth_figure(chosen, lines))}</div>'
+            yield _plot(_bandwidth_figure(chosen, lines))
         yield "</div>"
         yield (
             '<p class="faint">Marks are medians of the slowest rank\'s time; bars are 95 % '
@@ -162,12 +191,28 @@ def _sections(points: list[Point]) -> Iterable[str]:
         )
         yield f"<h3>Numbers</h3>{_table(chosen)}"
         yield "".join(f'<p class="faint">{html.escape(n)}</p>' for n in table.notes(chosen))
+        yield "</section>"
 
 
 def _lines(points: list[Point]) -> dict[str, _Line]:
     own = [name for name in dict.fromkeys(p.algorithm for p in points) if name != "native"]
     found = {name: _LINES[i % len(_LINES)] for i, name in enumerate(own)}
     return {**found, "native": _NATIVE_LINE}
+
+
+def _legend(names: Iterable[str], lines: dict[str, _Line]) -> str:
+    """The algorithms with their lines, above the plots they belong to."""
+    entries = []
+    for name in names:
+        line, text = lines[name], html.escape(name)
+        entries.append(
+            f'<button type="button" value="{text}" aria-pressed="true">'
+            '<svg width="36" height="14" aria-hidden="true">'
+            f'<path d="M0 7h36" stroke="{line.color}" stroke-width="2" '
+            f'stroke-dasharray="{line.gaps}"/><text x="18" y="11" text-anchor="middle" '
+            f'font-size="12" fill="{line.color}">{line.mark}</text></svg>{text}</button>'
+        )
+    return f'<div class="legend">{"".join(entries)}</div>'
 
 
 def _time_figure(points: list[Point], lines: dict[str, _Line]) -> Any:
@@ -210,10 +255,10 @@ def _figure(title: str) -> Any:
             "template": "none",
             "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1b1f24"},
             "title": {"text": title, "x": 0.01, "xanchor": "left", "font": {"size": 15}},
-            "xaxis": {**axis, "title": {"text": "size of the total vector [B]"}},
-            "yaxis": {**axis, "exponentformat": "none", "automargin": True},
-            "legend": {"orientation": "h", "y": -0.22, "x": 0, "xanchor": "left"},
-            "margin": {"l": 60, "r": 15, "t": 40, "b": 40},
+            "xaxis": {**axis, "title": {"text": "size of the total vector [B]", "standoff": 8}},
+            "yaxis": {**axis, "automargin": True},
+            "showlegend": False,
+            "margin": {"l": 60, "r": 15, "t": 40, "b": 45},
             "hovermode": "x unified",
         }
     )
@@ -248,6 +293,9 @@ def _add(
     )
     shown = sorted({*sizes, *(figure.layout.xaxis.tickvals or ())})
     figure.update_xaxes(tickvals=shown, ticktext=_labels(shown))
+    seen = [*(figure.layout.yaxis.tickvals or ()), *values]
+    ticks = decimal_ticks(min(seen), max(seen))
+    figure.update_yaxes(tickvals=ticks, ticktext=[_positional(tick) for tick in ticks])
 
 
 def _labels(sizes: list[int]) -> list[str]:
@@ -256,14 +304,26 @@ def _labels(sizes: list[int]) -> list[str]:
     return [format_size(size) if i % every == 0 else "" for i, size in enumerate(sizes)]
 
 
+def _positional(value: float) -> str:
+    """A number without exponent: 0.00001, 5,000."""
+    return f"{value:,.12f}".rstrip("0").rstrip(".")
+
+
+def decimal_ticks(least: float, most: float) -> list[float]:
+    """Round numbers that enclose a range: 1, 2 and 5 of each power of ten, or 1 if it is wide."""
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    digits = (1, 2, 5) if len(decades) <= 5 else (1,)
+    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+    inside = [tick for tick in ticks if least <= tick <= most]
+    below = max((tick for tick in ticks if tick < least), default=None)
+    above = min((tick for tick in ticks if tick > most), default=None)
+    return [tick for tick in (below, *inside, above) if tick is not None]
+
+
 def _plot(figure: Any) -> str:
-    rendered: str = figure.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        default_height="100%",
-        config={"responsive": True, "displaylogo": False, "displayModeBar": False},
-    )
-    return rendered
+    # No tag inside the JSON may end the script element.
+    described = figure.to_json().replace("<", "\\u003c")
+    return f'<div class="plot"><script type="application/json">{described}</script></div>'
 
 
 def _table(points: list[Point]) -> str:
@@ -288,7 +348,9 @@ def _table(points: list[Point]) -> str:
 
 
 def _side(column: table.Column) -> str:
-    return ' class="number"' if column.number else ""
+    """The class attribute of a column's cells; on a phone minor columns give way."""
+    classes = ["number"] * column.number + ["minor"] * (column.name in _MINOR)
+    return f' class="{" ".join(classes)}"' if classes else ""
 
 
 def _facts(run: Run) -> str:

@@ -120,7 +120,7 @@ class Writer:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._file = open(path, "ab+")  # noqa: SIM115 - closed by close()
+        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by close()
         self._end_torn_line()
 
     def _end_torn_line(self) -> None:
@@ -140,8 +140,9 @@ class Writer:
         self._append(point.as_dict())
 
     def _append(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+        left = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        while left:
+            left = left[self._file.write(left) :]
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -60,6 +61,12 @@ def microseconds(seconds: float | None) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 10000 else f"{value:.0f}"
 
 
+def _gigabytes(value: float) -> str:
+    """A bandwidth with three digits that say something, and at least three decimals."""
+    small = -math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:.{min(9, max(3, small + 2))}f}"
+
+
 def row(point: Point) -> tuple[str, ...]:
     """The cells of a point, in the order of the columns.
 
@@ -76,8 +83,8 @@ def row(point: Point) -> tuple[str, ...]:
         point.algorithm,
         str(point.ranks),
         microseconds(summary.median),
-        f"{algbw:.3f}",
-        f"{busbw:.3f}",
+        _gigabytes(algbw),
+        _gigabytes(busbw),
         "N/A" if point.wrong is None else str(point.wrong),
         microseconds(summary.low),
         microseconds(summary.high),

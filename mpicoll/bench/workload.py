@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from mpi4py import MPI
 
 from mpicoll.collectives import COLLECTIVES
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 Array = npt.NDArray[Any]
 Call = Callable[[], Any]
@@ -59,7 +61,8 @@ def element_type(name: str) -> np.dtype[Any]:
         ) from None
 
 
-class Wrong(NamedTuple):
+@dataclass(frozen=True)
+class Wrong:
     """An element that is not what it should be."""
 
     rank: int
@@ -140,7 +143,7 @@ class Workload:
         type: NumPy name of the element type, or ``none``.
         redop: Name of the operator, or ``none``.
         root: Root rank, or -1.
-        bind: Gives the call for an algorithm and its parameters.
+        bind: Gives the call on a communicator, with what else its method takes.
         output: The array the rank receives into, or None.
         expected: What it must hold after a call, or None.
     """
@@ -182,10 +185,10 @@ def allreduce(
     """Every rank gives and gets the whole vector."""
     pattern = Pattern(dtype, op, comm.Get_size())
     send, recv = pattern.given(comm.Get_rank(), count), np.empty(count, dtype)
-    mpi_op = getattr(MPI, op.upper())
+    mpi_op = _mpi_op(op)
 
-    def bind(**choice: Any) -> Call:
-        return partial(comm.Allreduce, send, recv, op=mpi_op, **choice)
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Allreduce, send, recv, op=mpi_op, **choice)
 
     return Workload(
         "allreduce", send.nbytes, count, dtype.name, op, -1, bind, recv, pattern.reduced(count)
@@ -198,10 +201,10 @@ def reduce(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root:
     send = pattern.given(comm.Get_rank(), count)
     at_root = comm.Get_rank() == root
     recv = np.empty(count, dtype) if at_root else None
-    mpi_op = getattr(MPI, op.upper())
+    mpi_op = _mpi_op(op)
 
-    def bind(**choice: Any) -> Call:
-        return partial(comm.Reduce, send, recv, op=mpi_op, root=root, **choice)
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Reduce, send, recv, op=mpi_op, root=root, **choice)
 
     expected = pattern.reduced(count) if at_root else None
     return Workload("reduce", send.nbytes, count, dtype.name, op, root, bind, recv, expected)
@@ -214,8 +217,8 @@ def bcast(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: 
     buffer = expected.copy()
     at_root = comm.Get_rank() == root
 
-    def bind(**choice: Any) -> Call:
-        return partial(comm.Bcast, buffer, root=root, **choice)
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Bcast, buffer, root=root, **choice)
 
     output = None if at_root else buffer
     return Workload("bcast", buffer.nbytes, count, dtype.name, "none", root, bind, output, expected)
@@ -229,8 +232,8 @@ def allgather(
     pattern = Pattern(dtype, "max", 1)
     send, recv = pattern.given(comm.Get_rank(), count // ranks), np.empty(count, dtype)
 
-    def bind(**choice: Any) -> Call:
-        return partial(comm.Allgather, send, recv, **choice)
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Allgather, send, recv, **choice)
 
     expected = np.concatenate([pattern.given(r, count // ranks) for r in range(ranks)])
     return Workload("allgather", recv.nbytes, count, dtype.name, "none", -1, bind, recv, expected)
@@ -243,10 +246,10 @@ def reduce_scatter(
     rank, ranks = comm.Get_rank(), comm.Get_size()
     pattern = Pattern(dtype, op, ranks)
     send, recv = pattern.given(rank, count), np.empty(count // ranks, dtype)
-    mpi_op = getattr(MPI, op.upper())
+    mpi_op = _mpi_op(op)
 
-    def bind(**choice: Any) -> Call:
-        return partial(comm.Reduce_scatter_block, send, recv, op=mpi_op, **choice)
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Reduce_scatter_block, send, recv, op=mpi_op, **choice)
 
     expected = pattern.reduced(len(recv), start=rank * len(recv))
     return Workload("reduce_scatter", send.nbytes, count, dtype.name, op, -1, bind, recv, expected)
@@ -262,8 +265,8 @@ def gather(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root:
         recv = np.empty(count, dtype)
         expected = np.concatenate([pattern.given(r, len(send)) for r in range(ranks)])
 
-    def bind(**choice: Any) -> Call:
-        return partial(comm.Gather, send, recv, root=root, **choice)
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Gather, send, recv, root=root, **choice)
 
     size = count * dtype.itemsize
     return Workload("gather", size, count, dtype.name, "none", root, bind, recv, expected)
@@ -276,8 +279,8 @@ def scatter(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root
     send = pattern.given(0, count) if rank == root else None
     recv = np.empty(count // ranks, dtype)
 
-    def bind(**choice: Any) -> Call:
-        return partial(comm.Scatter, send, recv, root=root, **choice)
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Scatter, send, recv, root=root, **choice)
 
     expected = pattern.given(0, len(recv), start=rank * len(recv))
     size = count * dtype.itemsize
@@ -287,10 +290,17 @@ def scatter(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root
 def barrier(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
     """Nothing is given, nobody leaves before all have come."""
 
-    def bind(**choice: Any) -> Call:
-        return partial(comm.Barrier, **choice)
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Barrier, **choice)
 
     return Workload("barrier", 0, 0, "none", "none", -1, bind)
+
+
+def _mpi_op(name: str) -> MPI.Op:
+    from mpi4py import MPI
+
+    found: MPI.Op = getattr(MPI, name.upper())
+    return found
 
 
 def elements(collective: str, size: int, itemsize: int, ranks: int) -> int:

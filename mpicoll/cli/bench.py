@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mpicoll.bench.records import Point, Writer
 
 _FORMATS = ("nccl", "csv", "json")
-_NATIVE = "native"
 
 
 def command(
@@ -34,11 +33,11 @@ def command(
     ] = "8",
     maxbytes: Annotated[
         str | None,
-        typer.Option("-e", "--maxbytes", metavar="SIZE", help="Last size.  [default: 4M]"),
+        typer.Option("-e", "--maxbytes", metavar="SIZE", help="Last size; 4M if not given."),
     ] = None,
     stepfactor: Annotated[
         int | None,
-        typer.Option("-f", "--stepfactor", help="From one size to the next.  [default: 2]"),
+        typer.Option("-f", "--stepfactor", help="From one size to the next; 2 if not given."),
     ] = None,
     stepbytes: Annotated[
         str | None,
@@ -78,7 +77,7 @@ def command(
         typer.Option(metavar="S", help="Seconds for the whole sweep, shared among the points."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the order of points.  [default: a new one]")
+        int | None, typer.Option(help="Of the order of points; a new one if not given.")
     ] = None,
     timeout: Annotated[
         float, typer.Option("-T", "--timeout", metavar="S", help="Longest wait without progress.")
@@ -166,11 +165,12 @@ def _algorithms(collectives: list[str], written: str) -> dict[str, tuple[str, ..
     """
     from mpicoll import algorithms
     from mpicoll.bench.workload import WORKLOADS
+    from mpicoll.tuning import NATIVE
 
     chosen = {}
     for collective in collectives:
         with usage():
-            known = (*algorithms.names(collective), _NATIVE)
+            known = (*algorithms.names(collective), NATIVE)
         if collective not in WORKLOADS:
             raise UsageError(
                 f"{collective} cannot be measured; bench measures {', '.join(sorted(WORKLOADS))}"
@@ -326,13 +326,16 @@ def _print(facts: dict[str, Any], points: list[Point]) -> None:
     hosts = facts["hosts"]
     cores = sum(len(host["cores"]) for host in hosts.values())
     output.text(
-        f"# {facts['mpi']}; mpicoll {facts['mpicoll']}; {facts['ranks']} ranks on {len(hosts)} "
-        f"host{'s' if len(hosts) > 1 else ''}, {cores} cores; seed {facts['settings']['seed']}"
+        f"# {facts['mpi']}; mpicoll {facts['mpicoll']}; "
+        f"{output.counted(facts['ranks'], 'rank')} on {output.counted(len(hosts), 'host')}, "
+        f"{output.counted(cores, 'core')}; seed {facts['settings']['seed']}"
     )
-    heads = [f"{c.name} [{c.unit}]" if c.unit else c.name for c in table.COLUMNS]
+    heads = [f"{c.name}\n[{c.unit}]" if c.unit else c.name for c in table.COLUMNS]
     numbers = [head for head, c in zip(heads, table.COLUMNS, strict=True) if c.number]
     for collective in dict.fromkeys(p.collective for p in points):
-        output.text(f"# {collective}: median of the slowest rank's time, 95 % interval")
+        output.text(
+            f"# {collective}: median of the slowest rank's time, 95 % interval; warm buffers"
+        )
         rows = [table.row(p) for p in points if p.collective == collective]
         output.table(heads, rows, right=numbers)
     for note in table.notes(points):

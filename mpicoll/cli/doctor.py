@@ -145,7 +145,7 @@ def _host_warnings(hosts: list[dict[str, Any]]) -> list[str]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    output.table(("what", "found"), list(_lines(facts)))
+    output.table(("what", "found"), _lines(facts), fold="found")
     for warning in facts["warnings"]:
         output.text(f"warning: {warning}")
     for problem in facts["problems"]:
@@ -176,7 +176,9 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [
             (
                 f"host {host['host']}",
-                _counted(host["ranks"], "rank") + ", " + _counted(host["cores"], "core"),
+                output.counted(host["ranks"], "rank")
+                + ", "
+                + output.counted(host["cores"], "core"),
             )
             for host in facts["hosts"]
         ]
@@ -197,7 +199,3 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _or_unknown(value: int | None) -> str:
     return "unknown" if value is None else str(value)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

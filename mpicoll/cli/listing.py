@@ -43,6 +43,7 @@ def command(
             )
             for a in wanted
         ),
+        fold="what it does",
     )
     return 0
 

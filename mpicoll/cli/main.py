@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from mpicoll.cli.errors import RankError, UsageError
+from mpicoll.cli.errors import RankError, UsageError, describe
 from mpicoll.cli.launcher import launch
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _end_job(INTERRUPTED)
         return INTERRUPTED
     except (RankError, OSError) as error:
-        _complain(_with_rank(_describe(error)))
+        _complain(_with_rank(describe(error)))
         _end_job(FAILED)
         return FAILED
     except Exception:
@@ -88,13 +88,6 @@ def _of_parser(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "mpicoll"
     return f"{message[:1].lower()}{message[1:]}; see `{path} --help`"
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}"
-    return str(error)
 
 
 def _complain(message: str) -> None:

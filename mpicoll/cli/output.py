@@ -1,7 +1,8 @@
 """Printing: facts on standard output, everything else on standard error.
 
-On a terminal tables fit its width. Where output is piped, as always under mpirun, a table is as
-wide as it needs to be, so that no line is broken.
+On a terminal long texts in tables are broken to fit its width. Where output goes elsewhere a table
+is as wide as it needs to be; so it is under a launcher, which puts pipes, or terminals of a width
+of its own, between the ranks and the user.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpicoll.cli.launcher import launch
+
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 
@@ -32,8 +36,17 @@ def remark(value: str) -> None:
     sys.stderr.flush()
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, with the noun's plural where it belongs."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Iterable[str] = (),
+    fold: str | None = None,
 ) -> None:
     """Print a table.
 
@@ -41,6 +54,8 @@ def table(
         columns: Heads of the columns.
         rows: Cells as text, one for each column.
         right: Heads of the columns that hold numbers.
+        fold: Head of the column whose text is broken into lines where the terminal is too narrow;
+            without one the terminal breaks the lines.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -48,16 +63,18 @@ def table(
     from rich.text import Text
 
     numbers = set(right)
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in columns:
         side = "right" if column in numbers else "left"
-        grid.add_column(Text(column), justify=side, no_wrap=column in numbers)  # type: ignore[arg-type]
+        grid.add_column(Text(column), justify=side, no_wrap=column != fold)  # type: ignore[arg-type]
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
+    width = Console(width=10_000).measure(grid).maximum
     console = Console(highlight=False)
-    if not console.is_terminal:
-        wide = Console(width=10_000)
-        console = Console(width=wide.measure(grid).maximum, highlight=False, color_system=None)
+    if not _interactive(console):
+        console = Console(width=width, highlight=False, color_system=None)
+    elif fold is None:
+        console.width = max(width, console.width)
     with console.capture() as capture:
         console.print(grid)
     for line in capture.get().strip("\n").split("\n"):
@@ -79,5 +96,9 @@ def progress() -> Progress:
         Remaining(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not _interactive(console),
     )
+
+
+def _interactive(console: Console) -> bool:
+    return console.is_terminal and launch().name == "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from mpicoll.cli.errors import UsageError
+from mpicoll.cli.errors import UsageError, describe
 from mpicoll.cli.launcher import launch, mismatch
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def on_rank_0(comm: MPI.Intracomm, action: Callable[[], T]) -> T | None:
         except UsageError as error:
             failure = str(error)
         except OSError as error:
-            failure = f"{error.filename}: {error.strerror}"
+            failure = describe(error)
     failure = comm.bcast(failure)
     if failure is not None:
         raise UsageError(failure)

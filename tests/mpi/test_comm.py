@@ -20,9 +20,7 @@ WORLD = MPI.COMM_WORLD
 P, RANK = WORLD.size, WORLD.rank
 SERVED = [c for c in collectives.COLLECTIVES.values() if c.method in vars(Intracomm)]
 CASES = [
-    (entry.collective, entry.name)
-    for entry in algorithms.catalogue()
-    if entry.definition in SERVED
+    (entry.collective, entry.name) for entry in algorithms.catalogue() if entry.definition in SERVED
 ]
 REDUCTIONS = [(c, a) for c, a in CASES if collectives.collective(c).reduces]
 COUNTS = sorted({0, 1, max(P - 1, 0), P, P + 1, 97})
@@ -57,7 +55,7 @@ def made(name, count, dtype, root, in_place):
     if name == "bcast":
         return None, send if sent else recv
     if in_place and name == "scatter":
-        return send, MPI.IN_PLACE if RANK == root else recv
+        return send, MPI.IN_PLACE if root == RANK else recv
     if in_place and got:
         whole = fill(dtype, count * max(sent, got), RANK)
         return MPI.IN_PLACE, whole
@@ -85,6 +83,8 @@ def same_as_the_librarys(
         results.append(recv)
     theirs, mine = results
     if isinstance(mine, np.ndarray):
+        if in_place and name == "reduce_scatter":  # what follows the block is undefined
+            mine, theirs = mine[:count], theirs[:count]
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -99,6 +99,14 @@ def test_counts_and_roots(ours, name, algorithm, in_place):
             )
 
 
+def serves(operator, code):
+    try:
+        ops.reduction(operator, code)
+    except TypeError:
+        return False
+    return True
+
+
 def library_type(dtype):
     """What mpi4py is passed, so that the library has the operator: bytes are no numbers to it."""
 
@@ -110,17 +118,13 @@ def library_type(dtype):
 
 @pytest.mark.parametrize(("name", "algorithm"), REDUCTIONS)
 def test_operators_and_dtypes(ours, name, algorithm):
-    ran = 0
-    for code in CODES:
-        for operator, op in OPERATORS.items():
-            try:
-                ops.reduction(operator, code)
-            except TypeError:
-                continue
-            spec = library_type(code)
-            same_as_the_librarys(ours, name, 7, code, op, spec=spec, algorithm=algorithm)
-            ran += 1
-    assert ran > 100
+    pairs = [(code, operator) for code in CODES for operator in OPERATORS if serves(operator, code)]
+    assert len(pairs) > 100
+    if P > 3:  # what depends on the type has been seen
+        pairs = [("f8", "sum"), ("i4", "max"), ("B", "bxor"), ("?", "lor"), ("F", "prod")]
+    for code, operator in pairs:
+        op, spec = OPERATORS[operator], library_type(code)
+        same_as_the_librarys(ours, name, 7, code, op, spec=spec, algorithm=algorithm)
 
 
 @pytest.mark.parametrize(("name", "algorithm"), REDUCTIONS)
@@ -151,7 +155,8 @@ def test_whatever_is_moved(ours, name, algorithm):
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("definition", SERVED, ids=lambda definition: definition.name)
 def test_the_built_in_choice(ours, definition, in_place):
-    for count in (3, 200_000):
+    large = (1 << 17) // (P if definition.block_per_rank else 1) + 1  # just over 1 MiB in all
+    for count in (3, large):
         same_as_the_librarys(ours, definition.name, count, "f8", in_place=in_place)
         same_as_the_librarys(
             ours, definition.name, count, "f8", in_place=in_place, algorithm="native"

@@ -1,0 +1,114 @@
+"""Chains: every rank has one neighbour on either side, and segments follow one another."""
+
+from __future__ import annotations
+
+from mpicoll.registry import COMMUTATIVE, one_block, register
+from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, pipelined
+
+_REFERENCE = (
+    "J. Pjesivac-Grbovic, T. Angskun, G. Bosilca, G. E. Fagg, E. Gabriel, J. J. Dongarra, "
+    "Performance analysis of MPI collective operations, Cluster Computing 10 (2007)"
+)
+
+
+def bcast_chain(rank: int, size: int, root: int, segments: int = 1, window: int = 8) -> Channels:
+    """The vector goes from rank to rank, beginning at the root, in segments.
+
+    ::
+
+        root -> root + 1 -> root + 2 -> ... -> root - 1
+
+    With k segments (P - 2 + k)(alpha + n/k beta): the best there is for long vectors on one port.
+    """
+
+    def one_segment() -> Rounds:
+        if rank != root:
+            yield Recv((rank - 1) % size, 0)
+        if (rank + 1) % size != root:
+            yield Send((rank + 1) % size, 0)
+
+    return pipelined(one_segment(), segments, window)
+
+
+def reduce_chain(rank: int, size: int, root: int, segments: int = 1, window: int = 8) -> Channels:
+    """The sum goes from rank to rank towards the root, each adding its own, in segments.
+
+    ::
+
+        root - 1 -> ... -> root + 2 -> root + 1 -> root
+
+    With k segments (P - 2 + k)(alpha + n/k (beta + gamma)).
+    """
+
+    def one_segment() -> Rounds:
+        if (rank + 1) % size != root:
+            yield RecvReduce((rank + 1) % size, 0)
+        if rank != root:
+            yield Send((rank - 1) % size, 0)
+
+    return pipelined(one_segment(), segments, window)
+
+
+def _rounds(P: int, segments: int, window: int) -> int:
+    return segments * min(P - 1, 2)
+
+
+def _steps(P: int, segments: int, window: int) -> int:
+    # With a window of one, a rank in the middle receives and sends by turns.
+    turns = 2 if window == 1 and P > 2 else 1
+    return P - 1 + turns * (segments - 1) if P > 1 else 0
+
+
+def _messages(P: int, segments: int, window: int) -> int:
+    return segments * (P - 1)
+
+
+def _sent_max(P: int, segments: int, window: int) -> int:
+    return segments * int(P > 1)
+
+
+def _fan_in(P: int, segments: int, window: int) -> int:
+    return int(P > 1)
+
+
+def _bcast_time(
+    P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
+) -> float:
+    return _steps(P, segments, window) * (a + n / segments * b)
+
+
+def _reduce_time(
+    P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
+) -> float:
+    return _steps(P, segments, window) * (a + n / segments * (b + g))
+
+
+register(
+    "bcast",
+    "chain",
+    bcast_chain,
+    rounds=_rounds,
+    depth=_steps,
+    messages=_messages,
+    blocks_sent=_messages,
+    blocks_sent_max=_sent_max,
+    fan_in=_fan_in,
+    lecture=_bcast_time,
+    blocks=one_block,
+    reference=_REFERENCE,
+)
+register(
+    "reduce",
+    "chain",
+    reduce_chain,
+    rounds=_rounds,
+    depth=_steps,
+    messages=_messages,
+    blocks_sent=_messages,
+    blocks_sent_max=_sent_max,
+    fan_in=_fan_in,
+    lecture=_reduce_time,
+    blocks=one_block,
+    needs=(COMMUTATIVE,),
+    reference=_REFERENCE,
+)

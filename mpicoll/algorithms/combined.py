@@ -1,0 +1,104 @@
+"""Algorithms put together from those of other families."""
+
+from __future__ import annotations
+
+from mpicoll.algorithms.binomial import blocks_in_subtrees, gather_binomial, scatter_binomial
+from mpicoll.algorithms.recursive import (
+    power_of_two,
+    reduce_scatter_recursive_halving,
+    sits_out,
+    sitting_out,
+    stands_in,
+)
+from mpicoll.algorithms.ring import allgather_ring
+from mpicoll.registry import COMMUTATIVE, per_rank, register
+from mpicoll.schedule import Rounds, within
+from mpicoll.topology import binomial_tree, ceil_log2, floor_log2
+
+
+def bcast_scatter_allgather(rank: int, size: int, root: int) -> Rounds:
+    """Scatter the vector down a binomial tree, then gather it everywhere round a ring.
+
+    ::
+
+        root -[blocks]-> subtrees ...;   then every block goes round the ring
+
+    (log2(P) + P - 1) alpha + 2(P - 1)/P n beta: for long vectors.
+    """
+    yield from scatter_binomial(rank, size, root)
+    yield from allgather_ring(rank, size)
+
+
+def reduce_reduce_scatter_gather(rank: int, size: int, root: int) -> Rounds:
+    """Reduce-scatter by recursive halving, then gather the blocks at the root up a binomial tree.
+
+    ::
+
+        every rank r gets the sum of block r;   then subtrees -[blocks]-> root
+
+    2 log2(P) alpha + 2(P - 1)/P n beta + (P - 1)/P n gamma: for long vectors.
+    """
+    from_root = [(root + place) % size for place in range(size)]
+    place = (rank - root) % size
+    yield from within(reduce_scatter_recursive_halving(place, size), from_root, from_root)
+    yield from gather_binomial(rank, size, root)
+
+
+def _busiest(P: int) -> int:
+    """Rounds of the rank that takes part in most: halving, then its children and its parent."""
+    return max(
+        (2 if sits_out(v, P) else floor_log2(P) + 2 * stands_in(v, P))
+        + len(binomial_tree(v, P, 0).children)
+        + (v > 0)
+        for v in range(P)
+    )
+
+
+def _sent_most(P: int) -> int:
+    """Blocks that the rank sends which sends most: halving, then its subtree's."""
+    return max(P - (not sits_out(v, P)) + min(v & -v, P - v) * (v > 0) for v in range(P))
+
+
+def _halving_messages(P: int) -> int:
+    return power_of_two(P) * floor_log2(P) + 2 * sitting_out(P)
+
+
+register(
+    "bcast",
+    "scatter_allgather",
+    bcast_scatter_allgather,
+    rounds=lambda P: P - 1 + ceil_log2(P),
+    depth=lambda P: P - 1 + ceil_log2(P),
+    messages=lambda P: (P + 1) * (P - 1),
+    blocks_sent=lambda P: P * (P - 1) + blocks_in_subtrees(P),
+    blocks_sent_max=lambda P: 2 * (P - 1),
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (ceil_log2(P) + P - 1) * a + 2 * (P - 1) / P * n * b,
+    blocks=per_rank,
+    reference=(
+        "E. Chan, M. Heimlich, A. Purkayastha, R. van de Geijn, Collective communication: theory, "
+        "practice, and experience, Concurrency and Computation 19 (2007)"
+    ),
+)
+register(
+    "reduce",
+    "reduce_scatter_gather",
+    reduce_reduce_scatter_gather,
+    rounds=_busiest,
+    depth=lambda P: floor_log2(P) + ceil_log2(P) + 2 * (sitting_out(P) > 0),
+    messages=lambda P: _halving_messages(P) + P - 1,
+    blocks_sent=lambda P: (
+        P * (power_of_two(P) - 1) + sitting_out(P) * (P + 1) + blocks_in_subtrees(P)
+    ),
+    blocks_sent_max=_sent_most,
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (
+        (floor_log2(P) + ceil_log2(P)) * a + (P - 1) / P * n * (2 * b + g)
+    ),
+    blocks=per_rank,
+    needs=(COMMUTATIVE,),
+    reference=(
+        "R. Rabenseifner, Optimization of collective reduction operations, ICCS 2004, Lecture Notes "
+        "in Computer Science 3036"
+    ),
+)

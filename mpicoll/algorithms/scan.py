@@ -1,0 +1,113 @@
+"""Prefix reductions along the line of ranks.  (Recursive doubling: see :mod:`.recursive`.)"""
+
+from __future__ import annotations
+
+from mpicoll.algorithms.recursive import scan_recursive_doubling
+from mpicoll.registry import RANK_ORDER, register
+from mpicoll.schedule import Recv, RecvReduce, Rounds, Send, given, within
+from mpicoll.topology import ceil_log2, doubling
+
+_REFERENCE = (
+    "P. Sanders, J. L. Traff, Parallel prefix (scan) algorithms for MPI, EuroPVM/MPI 2006, "
+    "Lecture Notes in Computer Science 4192"
+)
+
+
+def scan_linear(rank: int, size: int) -> Rounds:
+    """The sum goes down the line of ranks, each adding its own.
+
+    ::
+
+        0 -> 1 -> 2 -> 3 -> ...
+
+    (P - 1)(alpha + n beta + n gamma).
+    """
+    if rank > 0:
+        yield RecvReduce(rank - 1, 0)
+    if rank + 1 < size:
+        yield Send(rank + 1, 0)
+
+
+def _shifted(rank: int, size: int) -> Rounds:
+    """Every rank gets its predecessor's vector."""
+    sends = (Send(rank + 1, given(0)),) if rank + 1 < size else ()
+    receives = (Recv(rank - 1, 0),) if rank else ()
+    yield sends + receives
+
+
+def exscan_linear(rank: int, size: int) -> Rounds:
+    """Every rank gets its predecessor's vector; then ranks 1, 2, ... do a linear scan.
+
+    ::
+
+        0 -> 1   1 -> 2   2 -> 3   ...;   then 1 -> 2 -> 3 -> ...
+
+    (P - 1)(alpha + n beta) + (P - 2) n gamma.
+    """
+    yield from _shifted(rank, size)
+    if rank:
+        yield from within(scan_linear(rank - 1, size - 1), range(1, size), [0])
+
+
+def exscan_recursive_doubling(rank: int, size: int) -> Rounds:
+    """Every rank gets its predecessor's vector; then ranks 1, 2, ... scan by recursive doubling.
+
+    ::
+
+        0 -> 1   1 -> 2   2 -> 3   ...;   then at distance 1, 2, 4, ... among 1, 2, 3, ...
+
+    (1 + log2(P))(alpha + n beta) + log2(P) n gamma.
+    """
+    yield from _shifted(rank, size)
+    if rank:
+        yield from within(scan_recursive_doubling(rank - 1, size - 1), range(1, size), [0])
+
+
+def _doubling_messages(P: int) -> int:
+    return sum(P - distance for distance in doubling(P))
+
+
+register(
+    "scan",
+    "linear",
+    scan_linear,
+    rounds=lambda P: min(P - 1, 2),
+    depth=lambda P: P - 1,
+    messages=lambda P: P - 1,
+    blocks_sent=lambda P: P - 1,
+    blocks_sent_max=lambda P: int(P > 1),
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
+    order=(RANK_ORDER,),
+    reference=_REFERENCE,
+)
+register(
+    "exscan",
+    "linear",
+    exscan_linear,
+    rounds=lambda P: min(P - 1, 3),
+    depth=lambda P: P - 1,
+    messages=lambda P: max(2 * P - 3, 0),
+    blocks_sent=lambda P: max(2 * P - 3, 0),
+    blocks_sent_max=lambda P: min(P - 1, 2),
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b) + max(P - 2, 0) * n * g,
+    order=(RANK_ORDER,),
+    reference=_REFERENCE,
+)
+register(
+    "exscan",
+    "recursive_doubling",
+    exscan_recursive_doubling,
+    rounds=lambda P: 1 + ceil_log2(P - 1) if P > 1 else 0,
+    depth=lambda P: 1 + ceil_log2(P - 1) if P > 1 else 0,
+    messages=lambda P: P - 1 + _doubling_messages(max(P - 1, 1)),
+    blocks_sent=lambda P: P - 1 + _doubling_messages(max(P - 1, 1)),
+    blocks_sent_max=lambda P: 1 + ceil_log2(P - 1) if P > 1 else 0,
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: (
+        (1 + ceil_log2(P - 1)) * (a + n * b) + ceil_log2(P - 1) * n * g if P > 1 else 0.0
+    ),
+    order=(RANK_ORDER,),
+    reference=_REFERENCE,
+)

@@ -1,0 +1,194 @@
+"""One call of a collective: parsed and checked, then turned into what runs it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import algorithms, buffers, layout, ops, plan, tuning
+from mpicoll.buffers import Buffer, Unsupported
+from mpicoll.collectives import Collective, Place
+from mpicoll.registry import COMMUTATIVE
+from mpicoll.tuning import NATIVE, Choice
+
+__all__ = ["Call", "asked_for", "parse", "place_of"]
+
+#: MPI's operators by handle.
+_OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One rank's call, parsed and checked.
+
+    Attributes:
+        definition: the collective.
+        place: rank, size and root; as many blocks as ranks where each rank has one, else one.
+        send, recv, in_place: see :class:`mpicoll.buffers.Operands`.
+        reduction: what the operator is on these elements; None where nothing is reduced.
+    """
+
+    definition: Collective
+    place: Place
+    send: Buffer | None
+    recv: Buffer | None
+    in_place: bool
+    reduction: ops.Reduction | None
+
+    @property
+    def buffer(self) -> Buffer | None:
+        """A buffer that tells type and count; None for a barrier."""
+        return self.send if self.send is not None else self.recv
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole vector; equal on all ranks."""
+        return self.buffer.block_bytes * self.place.nblocks if self.buffer is not None else 0
+
+    def obstacle(self, algorithm: str) -> str:
+        """Why an algorithm cannot serve this call, "" if it can; equal on all ranks."""
+        if self.reduction is None or self.buffer is None:
+            return ""
+        if algorithm == NATIVE:
+            missing = self.buffer.datatype is None
+            return f"this MPI library has no datatype for {self.buffer.name}" if missing else ""
+        needs = algorithms.find(self.definition.name, algorithm).needs
+        if COMMUTATIVE in needs and not self.reduction.commutative:
+            return f"{algorithm} needs a commutative operator, and this one is not"
+        return ""
+
+    def choose(self, table: tuning.Table) -> tuple[Choice, str]:
+        """The algorithm if the caller names none; why it is not the one the environment names."""
+        facts = self.definition.name, self.place.size, self.nbytes, table
+        wanted = tuning.choose(*facts)
+        obstacle = self.obstacle(wanted.algorithm)
+        if not obstacle:
+            return wanted, ""
+        choice = tuning.choose(*facts, serves=lambda algorithm: not self.obstacle(algorithm))
+        if wanted.source == tuning.BUILTIN_SOURCE:
+            return choice, ""
+        return choice, f"{wanted.source}: {obstacle}, so {choice.algorithm} serves"
+
+    def messages(self) -> tuple[Any, Any]:
+        """Send and receive buffer as mpi4py wants them."""
+        reduces = self.definition.reduces
+        send = None if self.send is None else self.send.message(reduces)
+        recv = None if self.recv is None else self.recv.message(reduces)
+        if not self.in_place or self.definition.name == "bcast":
+            return send, recv
+        return (send, MPI.IN_PLACE) if self.definition.name == "scatter" else (MPI.IN_PLACE, recv)
+
+    def memory(self) -> tuple[buffers.Bytes | None, buffers.Bytes | None]:
+        """Send and receive buffer as a runner wants them."""
+        send, recv = self.send, self.recv
+        return None if send is None else send.memory, None if recv is None else recv.memory
+
+    def shape(self, choice: Choice) -> plan.Shape:
+        """What to plan.  Reductions are cut in elements, data movement in bytes."""
+        length, itemsize, wide = 0, 1, 1
+        if self.buffer is not None and self.reduction is not None:
+            length, itemsize = self.buffer.count, self.buffer.itemsize
+            wide = self.reduction.wide.itemsize
+        elif self.buffer is not None:
+            length = self.buffer.block_bytes
+        place = self.place
+        blocks = algorithms.find(self.definition.name, choice.algorithm).blocks(place.size)
+        cut = _even(length * place.nblocks, blocks)
+        return plan.Shape(
+            collective=self.definition.name,
+            algorithm=choice.algorithm,
+            parameters=choice.parameters,
+            rank=place.rank,
+            size=place.size,
+            root=place.root,
+            in_place=self.in_place,
+            itemsize=itemsize,
+            wide=wide,
+            input=cut,
+            output=cut,
+        )
+
+
+_even = lru_cache(layout.even)
+
+
+def parse(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, op: Any) -> Call:
+    """Parse and check the arguments of a call, from what this rank alone knows.
+
+    Raises:
+        TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.buffers.operands`; and
+            TypeError for an operator that has no meaning for the elements.
+    """
+    found = buffers.operands(definition, place, sendbuf, recvbuf)
+    reduction = None
+    if definition.reduces and found.send is not None:
+        reduction = _reduction(op, found.send)
+    return Call(definition, place, found.send, found.recv, found.in_place, reduction)
+
+
+def _reduction(op: Any, buffer: Buffer) -> ops.Reduction:
+    """The reduction that an MPI operator is on a buffer's elements."""
+    if not isinstance(op, MPI.Op):
+        raise TypeError(f"op must be an MPI operator such as MPI.SUM, not {type(op).__name__}")
+    if op.is_predefined:
+        if op.handle not in _OPERATORS:
+            known = ", ".join(f"MPI.{name.upper()}" for name in _OPERATORS.values())
+            raise ValueError(f"op=MPI.{op.__reduce__()} does not reduce: choose one of {known}")
+        if buffer.dtype is None:
+            raise Unsupported(f"reduces {buffer.name}, which NumPy has no dtype for")
+        return ops.reduction(_OPERATORS[op.handle], buffer.dtype)
+    datatype = buffer.datatype
+    if datatype is None:
+        raise TypeError(
+            f"user-defined operators get MPI datatypes, and {buffer.name} has none in this "
+            "library; convert the array"
+        )
+
+    def function(invec: np.ndarray, inoutvec: np.ndarray) -> None:
+        op.Reduce_local([invec, invec.size, datatype], [inoutvec, inoutvec.size, datatype])
+
+    dtype = buffer.dtype if buffer.dtype is not None else np.dtype(f"V{buffer.itemsize}")
+    return ops.user(function, dtype, op.Is_commutative())
+
+
+def place_of(definition: Collective, rank: int, size: int, root: Any) -> Place:
+    """A rank's place in a call.
+
+    Raises:
+        TypeError: the root is no integer.
+        ValueError: the root is not one of the ranks.
+    """
+    try:
+        number = operator.index(root)
+    except TypeError:
+        raise TypeError(f"root={root!r} must be an integer") from None
+    if not 0 <= number < size:
+        raise ValueError(f"root={number} must be a rank of the communicator, 0 to {size - 1}")
+    return Place(rank, size, number, size if definition.block_per_rank else 1)
+
+
+def asked_for(
+    definition: Collective, algorithm: str | None, parameters: Mapping[str, int]
+) -> Choice | None:
+    """The algorithm that the caller names, with all its parameters; None if none is named.
+
+    Raises:
+        TypeError: parameters without an algorithm, or an algorithm that is no name.
+        ValueError: see :func:`mpicoll.tuning.check`.
+    """
+    if algorithm is None:
+        if parameters:
+            raise TypeError(
+                f"{definition.method}: {next(iter(parameters))}= is a parameter of an algorithm; "
+                "name it too by algorithm="
+            )
+        return None
+    if not isinstance(algorithm, str):
+        raise TypeError(f"{definition.method}: algorithm={algorithm!r} must be a name")
+    return Choice(algorithm, tuning.check(definition.name, algorithm, parameters), "argument")

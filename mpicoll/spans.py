@@ -1,0 +1,59 @@
+"""Runs of bytes in buffers, and how they are joined and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+__all__ = ["Span", "adjacent", "cut_out", "joined", "laid", "sub"]
+
+
+class Span(NamedTuple):
+    """Bytes of one buffer."""
+
+    buffer: int
+    offset: int
+    length: int
+
+
+def sub(span: Span, offset: int, length: int) -> Span:
+    """``length`` bytes of a span from ``offset`` on."""
+    return Span(span.buffer, span.offset + offset, length)
+
+
+def laid(whole: Span, spans: Sequence[Span]) -> list[Span]:
+    """Parts of ``whole`` as long as ``spans``, one behind the other."""
+    parts, offset = [], 0
+    for span in spans:
+        parts.append(sub(whole, offset, span.length))
+        offset += span.length
+    return parts
+
+
+def cut_out(spans: Sequence[Span], start: int, length: int) -> list[Span]:
+    """Bytes ``start`` to ``start + length`` of the content of several spans."""
+    found, offset = [], 0
+    for span in spans:
+        lo, hi = max(start - offset, 0), min(start + length - offset, span.length)
+        if lo < hi:
+            found.append(sub(span, lo, hi - lo))
+        offset += span.length
+    return found
+
+
+def adjacent(a: Span, b: Span) -> bool:
+    """Whether ``b`` begins where ``a`` ends."""
+    return a.buffer == b.buffer and a.offset + a.length == b.offset
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """The same bytes in as few spans as possible, without empty ones."""
+    joined: list[Span] = []
+    for span in spans:
+        if not span.length:
+            continue
+        if joined and adjacent(joined[-1], span):
+            joined[-1] = joined[-1]._replace(length=joined[-1].length + span.length)
+        else:
+            joined.append(span)
+    return joined

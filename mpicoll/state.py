@@ -1,0 +1,181 @@
+"""What mpicoll keeps for one communicator handle, and what the handle's end does to it.
+
+It is an MPI attribute of the handle: all objects on one handle find the same, and freeing the
+handle, by whichever object, frees it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import ops, plan, runner, tuning
+
+__all__ = ["Settings", "State", "attach", "find"]
+
+#: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
+POLICIES = ("error", "warn", "silent")
+#: Plans kept for each communicator, and the bytes of temporary space that they may hold together.
+PLANS, SPACE = 256, 256 << 20
+
+
+class Settings(NamedTuple):
+    """What rank 0 read from its environment; the same on all ranks."""
+
+    table: tuning.Table
+    policy: str
+
+
+class State:
+    """What mpicoll keeps for one communicator handle.
+
+    Attributes:
+        private: carries the collectives' messages.
+        settings: equal on all ranks.
+        calls, fallbacks: see :class:`mpicoll.comm.Stats`.
+        failure: the first error that left messages behind.
+        closed: the handle was freed.
+    """
+
+    def __init__(self, private: MPI.Intracomm, settings: Settings) -> None:
+        self.private = private
+        self.settings = settings
+        self.size, self.rank = private.Get_size(), private.Get_rank()
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.fallbacks: Counter[tuple[str, str]] = Counter()
+        self.failure: BaseException | None = None
+        self.closed = False
+        self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
+        self._space = 0
+        _OPEN[self] = None
+
+    def check(self) -> None:
+        """Raise if the communicator cannot be used any more."""
+        if self.closed:
+            raise ValueError("this communicator has been freed; build Intracomm on another one")
+        if self.failure is not None:
+            raise RuntimeError(
+                f"this communicator cannot be used any more, because a collective on it failed: "
+                f"{type(self.failure).__name__}: {self.failure}; build Intracomm on another one"
+            ) from self.failure
+
+    def run(
+        self,
+        shape: plan.Shape,
+        send: np.ndarray | None,
+        recv: np.ndarray | None,
+        reduction: ops.Reduction | None,
+    ) -> None:
+        """Run a plan of this shape.
+
+        While it runs, the plan is not in the cache, so that nobody else can start it.
+        """
+        planned = self._take(shape) or plan.build(shape)
+        try:
+            runner.run(planned, self.private, send, recv, reduction)
+        except BaseException as error:
+            # Messages may be under way that no later call must receive.
+            self.failure = error
+            raise
+        self._plans[shape] = planned
+        self._space += sum(planned.temporary)
+        while len(self._plans) > PLANS or (self._space > SPACE and len(self._plans) > 1):
+            self._take(next(iter(self._plans)))
+
+    def _take(self, shape: plan.Shape) -> plan.Plan | None:
+        """Take a plan out of the cache, if it is there."""
+        planned = self._plans.pop(shape, None)
+        if planned is not None:
+            self._space -= sum(planned.temporary)
+        return planned
+
+    def close(self) -> None:
+        """Free everything, unless messages may still be under way."""
+        if self.closed:
+            return
+        self.closed = True
+        _OPEN.pop(self, None)
+        self._plans.clear()
+        if self.failure is None:
+            self.private.Free()
+
+
+#: All that is not closed, oldest first.
+_OPEN: dict[State, None] = {}
+
+
+def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:
+    state.close()
+
+
+def _finalizing(comm: MPI.Comm, keyval: int, value: object) -> None:
+    for state in reversed([*_OPEN]):
+        state.close()
+
+
+@cache
+def _keyval() -> int:
+    """The attribute that carries :class:`State`.
+
+    MPI_Finalize deletes the attributes of COMM_SELF first, while everything can still be freed.
+    """
+    MPI.COMM_SELF.Set_attr(MPI.Intracomm.Create_keyval(delete_fn=_finalizing), _OPEN)
+    return MPI.Intracomm.Create_keyval(delete_fn=_freed)
+
+
+def find(comm: MPI.Intracomm) -> State | None:
+    """What belongs to the communicator's handle, if it is there.  Local."""
+    found: Any = comm.Get_attr(_keyval())
+    return found
+
+
+def attach(comm: MPI.Intracomm, settings: Settings | None = None) -> State:
+    """What belongs to the communicator's handle, made now if it is not there yet.  Collective.
+
+    Args:
+        comm: any intracommunicator.
+        settings: those of the communicator that this one comes from; else rank 0 reads its
+            environment.
+
+    Raises:
+        ValueError: on all ranks, if rank 0's environment has a setting that is not understood.
+    """
+    state = find(comm)
+    if state is None:
+        # Unlike MPI_Comm_dup this copies no attributes, hints or topology of the user's.
+        private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
+        private.Set_errhandler(MPI.ERRORS_RETURN)
+        try:
+            state = State(private, settings or _read_settings(private))
+        except BaseException:
+            private.Free()
+            raise
+        comm.Set_attr(_keyval(), state)
+    return state
+
+
+def _read_settings(private: MPI.Intracomm) -> Settings:
+    """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
+    found: Settings | str = ""
+    if private.Get_rank() == 0:
+        try:
+            found = _settings_from(os.environ)
+        except ValueError as error:
+            found = str(error)
+    found = private.bcast(found)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
+
+
+def _settings_from(environment: Mapping[str, str]) -> Settings:
+    policy = environment.get("MPICOLL_FALLBACK", "warn")
+    if policy not in POLICIES:
+        raise ValueError(f"MPICOLL_FALLBACK={policy!r} must be one of {', '.join(POLICIES)}")
+    return Settings(tuning.from_environment(environment), policy)

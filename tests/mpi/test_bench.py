@@ -1,0 +1,249 @@
+"""The measuring itself, on whatever number of ranks there is."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll import algorithms
+from mpicoll.bench import engine, environment, workload
+from mpicoll.bench.engine import Settings, Skipped
+from mpicoll.bench.start import Start
+from mpicoll.bench.watchdog import complaint, reporter
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+
+@pytest.fixture(scope="module")
+def comm():
+    return mpicoll.Intracomm(MPI.COMM_WORLD)
+
+
+def sweep(comm, **options):
+    """The outcomes of a short sweep, on all ranks."""
+    defaults = {
+        "algorithms": {"allreduce": ("ring", "native")},
+        "sizes": (8, 8192),
+        "dtype": np.dtype("f4"),
+        "warmup": 1,
+        "iterations": 4,
+        "point_seconds": 0.05,
+        "timeout": 50.0,
+    }
+    outcomes = []
+    engine.sweep(comm, Settings(**{**defaults, **options}), outcomes.append, run="r")
+    assert RANK == 0 or outcomes == []
+    return comm.bcast(outcomes)
+
+
+def test_no_rank_leaves_the_start_before_all_have_come():
+    start = Start(MPI.COMM_WORLD.Dup())
+    for turn in range(20):
+        time.sleep(random.Random(31 * turn + RANK).random() / 500)
+        came = time.monotonic()
+        start()
+        left = time.monotonic()
+        # One clock for all: tests run on one host.
+        assert MPI.COMM_WORLD.allreduce(came, op=MPI.MAX) <= left
+    start.free()
+
+
+def test_every_point_is_measured_once(comm):
+    points = sweep(comm)
+    assert sorted((p.algorithm, p.size) for p in points) == [
+        ("native", 8), ("native", 8192), ("ring", 8), ("ring", 8192),
+    ]  # fmt: skip
+    for point in points:
+        assert (point.collective, point.ranks, point.type, point.redop) == (
+            "allreduce", SIZE, "float32", "sum",
+        )  # fmt: skip
+        assert point.count * 4 == point.size
+        assert (point.stop, len(point.times), len(point.slowest)) == ("iterations", 4, 4)
+        assert min(point.times) > 0
+        assert set(point.slowest) <= set(range(SIZE))
+        assert point.first > 0
+        assert (point.wrong, point.problem) == (0, None)
+
+
+@pytest.mark.parametrize("collective", sorted(workload.WORKLOADS))
+def test_every_collective_and_algorithm_is_right(comm, collective):
+    names = (*algorithms.names(collective), "native")
+    root = SIZE - 1
+    points = sweep(
+        comm, algorithms={collective: names}, sizes=(8, 3000), dtype=np.dtype("i2"), root=root
+    )
+    assert all(p.wrong == 0 for p in points), points
+    sizes = 1 if collective == "barrier" else 2
+    assert len(points) == sizes * len(names)
+    rooted = collective in ("reduce", "bcast", "gather", "scatter")
+    assert {p.root for p in points} == {root if rooted else -1}
+
+
+class Faulty(MPI.Intracomm):
+    """A communicator with one rank that gets one number wrong."""
+
+    def Allreduce(self, send, recv, op=MPI.SUM, algorithm=None):
+        super().Allreduce(send, recv, op=op)
+        if RANK == SIZE - 1 and algorithm == "bad":
+            recv[3] += 1
+
+
+class Forgetful(MPI.Intracomm):
+    """A communicator with one rank that gets nothing."""
+
+    def Bcast(self, buffer, root=0, algorithm=None):
+        data = buffer.copy()
+        super().Bcast(data, root=root)
+        if RANK != 0:
+            buffer[:] = data
+
+
+def test_wrong_elements_are_counted_and_named():
+    points = sweep(Faulty(MPI.COMM_WORLD), algorithms={"allreduce": ("good", "bad")}, sizes=(64,))
+    good, bad = sorted(points, key=lambda p: p.wrong)
+    assert (good.algorithm, good.wrong) == ("good", 0)
+    # Before and after the repetitions, on one rank.
+    assert (bad.algorithm, bad.wrong) == ("bad", 2)
+    want = int(workload.Pattern(np.dtype("f4"), "sum", SIZE).reduced(4)[3])
+    assert bad.problem == f"rank {SIZE - 1}, index 3: want {want}.0, got {want + 1}.0"
+    unchecked = sweep(
+        Faulty(MPI.COMM_WORLD), algorithms={"allreduce": ("bad",)}, sizes=(64,), check=False
+    )
+    assert unchecked[0].wrong is None
+
+
+@pytest.mark.mpi(min_size=2)
+def test_elements_never_written_are_wrong():
+    (point,) = sweep(
+        Forgetful(MPI.COMM_WORLD), algorithms={"bcast": ("a",)}, sizes=(64,), root=SIZE - 1
+    )
+    assert point.wrong == 2 * 16
+    assert point.problem.startswith("rank 0, index 0: ")
+
+
+class Picky(MPI.Intracomm):
+    """A communicator that refuses an algorithm, on some of its ranks."""
+
+    refusing = range(SIZE)
+
+    def Allreduce(self, send, recv, op=MPI.SUM, algorithm=None):
+        if algorithm == "picky" and RANK in self.refusing:
+            raise ValueError("needs a power of two")
+        if algorithm != "picky":
+            super().Allreduce(send, recv, op=op)
+
+
+def test_an_algorithm_that_refuses_is_skipped():
+    outcomes = sweep(
+        Picky(MPI.COMM_WORLD), algorithms={"allreduce": ("picky", "easy")}, sizes=(64,)
+    )
+    skipped = [o for o in outcomes if isinstance(o, Skipped)]
+    assert skipped == [Skipped("allreduce", "picky", 64, "needs a power of two")]
+    assert len(outcomes) == 2
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_algorithm_that_refuses_on_one_rank_is_an_error_on_all(monkeypatch):
+    monkeypatch.setattr(Picky, "refusing", (1,))
+    with pytest.raises(RuntimeError, match="not on rank 1: needs a power of two"):
+        sweep(Picky(MPI.COMM_WORLD), algorithms={"allreduce": ("picky",)}, sizes=(64,))
+
+
+@pytest.mark.parametrize(
+    ("collective", "size", "estimate", "batch"),
+    [
+        ("allreduce", 8, 1e-6, 1000),
+        ("allgather", 4096, 1e-6, 1000),
+        # Nine repetitions must fit into the time of a point.
+        ("allreduce", 8, 1e-3, 111),
+        ("allreduce", 8, 10.0, 1),
+        ("allreduce", 4100, 1e-6, 1),
+        ("bcast", 8, 1e-6, 1),
+        ("reduce", 8, 1e-6, 1),
+    ],
+)
+def test_only_short_symmetric_calls_are_batched(collective, size, estimate, batch):
+    work = workload.Workload(collective, size, 1, "float32", "sum", -1, lambda: None)
+    assert engine._batch_calls(work, estimate, share=1.0) == batch
+
+
+def test_a_batch_is_divided_by_its_calls():
+    calls = []
+
+    def call():
+        calls.append(time.sleep(0.002))
+
+    own = engine.repetitions(call, lambda: None, batch=5, count=2)
+    assert len(calls) == 10
+    assert all(seconds >= 0.002 for seconds in own)
+    assert sum(own) * 5 >= 0.02
+
+
+def test_it_stops_by_precision_or_by_time(comm):
+    (point,) = sweep(
+        comm,
+        algorithms={"allreduce": ("native",)},
+        sizes=(8192,),
+        iterations=None,
+        precision=1e6,
+        point_seconds=20.0,
+    )
+    assert point.stop == "interval"
+    assert engine.LEAST_SAMPLES <= len(point.times) < 100
+    (point,) = sweep(
+        comm, algorithms={"allreduce": ("native",)}, sizes=(8192,), iterations=None, precision=1e-12
+    )
+    assert point.stop == "time" or min(point.times) == max(point.times)
+
+
+def test_a_budget_is_shared_among_the_points(comm):
+    begin = time.monotonic()
+    points = sweep(
+        comm,
+        sizes=(8, 64, 8192, 65536),
+        iterations=None,
+        precision=1e-12,
+        point_seconds=60.0,
+        budget=0.8,
+    )
+    assert len(points) == 8
+    # Each point would take a minute by itself.
+    assert time.monotonic() - begin < 40
+
+
+def test_the_order_is_that_of_the_seed(comm):
+    def order(seed):
+        points = sweep(comm, sizes=(8, 16, 8192, 16384, 32768), iterations=1, seed=seed)
+        return [p.size for p in points]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert order(1) != sorted(order(1))
+
+
+def test_the_facts_are_the_same_everywhere():
+    facts = environment.gather(MPI.COMM_WORLD)
+    assert MPI.COMM_WORLD.allgather(facts) == [facts] * SIZE
+    assert facts["ranks"] == SIZE
+    assert sorted(r for host in facts["hosts"].values() for r in host["ranks"]) == list(range(SIZE))
+    (host,) = facts["hosts"]
+    cores = len(facts["hosts"][host]["cores"])
+    assert facts["oversubscribed"] == ([host] if cores < SIZE else [])
+    assert facts["mpi"].split()[0] in ("Open", "MPICH", "Intel(R)", "MVAPICH", "HPE", "CRAY")
+
+
+@pytest.mark.parametrize(
+    ("stages", "speaker", "words"),
+    [
+        ({0: 5, 1: 5, 3: 5}, 0, "ranks that did not arrive: 2;"),
+        ({0: 4, 1: 5, 2: 5, 3: 5}, 1, "ranks that did not arrive: 0;"),
+        ({0: 4, 1: 5}, 1, "ranks that did not arrive: 0, 2, 3;"),
+        ({0: 5, 1: 5, 2: 5, 3: 5}, 0, "all ranks are there, so the call itself does not end"),
+    ],
+)
+def test_the_watchdog_names_the_missing(stages, speaker, words):
+    assert reporter(stages) == speaker
+    assert words in complaint("allreduce ring of 8", 60, stages, 4)

@@ -1,0 +1,221 @@
+"""The table and the page: right numbers, and nothing that must be fetched."""
+
+import csv
+import html.parser
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from mpicoll.bench import page, table
+from mpicoll.bench.records import Point, Run
+
+POINT = Point(
+    run="r",
+    collective="allreduce",
+    algorithm="ring",
+    size=1 << 20,
+    count=1 << 18,
+    type="float32",
+    redop="sum",
+    root=-1,
+    ranks=4,
+    batch=1,
+    times=tuple(i * 1e-4 for i in range(1, 10)),
+    slowest=(0,) * 9,
+    first=1e-3,
+    wrong=0,
+    problem=None,
+    stop="interval",
+    oversubscribed=False,
+)
+FACTS = {
+    "ranks": 4,
+    "hosts": {"node<1>": {"ranks": [0, 1, 2, 3], "cores": [0, 1]}},
+    "oversubscribed": ["node<1>"],
+    "mpi": "Some MPI 1.0, of today",
+    "settings": {"seed": 7},
+    "environment": {"OMP_NUM_THREADS": "1"},
+}
+
+
+def cells(point):
+    return dict(zip([column.name for column in table.COLUMNS], table.row(point), strict=True))
+
+
+def test_the_columns_of_nccl_tests_come_first():
+    names = " ".join(column.name for column in table.COLUMNS)
+    assert names == "size count type redop root algo P time algbw busbw #wrong ci_lo ci_hi n"
+
+
+def test_a_row():
+    assert cells(POINT) == {
+        "size": "1M",
+        "count": "262144",
+        "type": "float32",
+        "redop": "sum",
+        "root": "-1",
+        "algo": "ring",
+        "P": "4",
+        "time": "500.0",
+        "algbw": "2.097",
+        "busbw": "3.146",
+        "#wrong": "0",
+        "ci_lo": "100.0",
+        "ci_hi": "900.0",
+        "n": "9",
+    }
+
+
+def test_bandwidth_comes_from_the_median_time():
+    algbw, busbw = table.bandwidths(POINT)
+    assert algbw == pytest.approx((1 << 20) / 500e-6 / 1e9)
+    assert busbw == pytest.approx(algbw * 2 * 3 / 4)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (1.234e-6, "1.23"), (99.994e-6, "99.99"), (1e-4, "100.0"), (1.5, "1500000")],
+)
+def test_microseconds(seconds, text):
+    assert table.microseconds(seconds) == text
+
+
+def test_small_bandwidths_keep_their_digits():
+    assert cells(replace(POINT, size=8))["algbw"] == "0.0000160"
+
+
+def test_batches_unchecked_and_lonely_points_are_marked():
+    marked = cells(replace(POINT, batch=1000, wrong=None, times=(1e-6,)))
+    assert (marked["n"], marked["#wrong"], marked["ci_lo"]) == ("1*", "N/A", "-")
+    assert "batch of 1000 calls" in " ".join(table.notes([replace(POINT, batch=1000)]))
+    assert "1 of 2 points ended by time" in table.notes([POINT, replace(POINT, stop="time")])[0]
+
+
+def test_order_of_the_report():
+    points = [
+        replace(POINT, algorithm=a, size=s, ranks=r)
+        for a in ("native", "ring", "linear")
+        for s in (64, 8)
+        for r in (4, 2)
+    ]
+    ordered = table.ordered(points)
+    assert [p.ranks for p in ordered] == [2] * 6 + [4] * 6
+    assert [p.size for p in ordered[:6]] == [8] * 3 + [64] * 3
+    assert [p.algorithm for p in ordered[:3]] == ["linear", "ring", "native"]
+
+
+def test_warnings_name_host_and_count():
+    (warning,) = table.warnings(FACTS, [POINT])
+    assert warning.startswith("4 ranks ran on the 2 cores of node<1>")
+    assert "not how fast the algorithms are" in warning
+    assert "3 elements" in table.warnings({}, [replace(POINT, wrong=3)])[0]
+    assert table.warnings({}, [POINT]) == []
+
+
+def test_csv_has_the_numbers_in_full():
+    (line,) = csv.DictReader(io.StringIO(table.as_csv([POINT])))
+    assert float(line["time_s"]) == 5e-4
+    assert line["size_bytes"] == "1048576"
+    assert line["algo"] == "ring"
+    assert table.as_csv([]) == ""
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects what a page refers to, its text, and the plots in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.references, self.texts, self.plots, self.rows = [], [], [], 0
+        self._script = None
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.references += [v for k, v in attributes.items() if k in ("src", "href", "srcset")]
+        self.rows += tag == "tr"
+        if tag in ("script", "style"):
+            self._script = attributes.get("type", tag)
+
+    def handle_endtag(self, tag):
+        if tag in ("script", "style"):
+            self._script = None
+
+    def handle_data(self, data):
+        if self._script == "application/json":
+            self.plots.append(json.loads(data))
+        elif self._script is None:
+            self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def read_page():
+    points = [
+        replace(POINT, algorithm=a, size=s, times=tuple(t * s for t in POINT.times))
+        for a in ("linear", "ring", "native")
+        for s in (8, 1024, 1 << 20)
+    ]
+    text = page.render([Run("r", FACTS, points)])
+    reader = Reader()
+    reader.feed(text)
+    return text, reader
+
+
+def test_the_page_needs_nothing_else(read_page):
+    text, reader = read_page
+    assert reader.references == []
+    assert len(re.findall(r"<script\b", text)) == 2 + len(reader.plots)
+    assert "Plotly" in text
+    assert "@import" not in page._STYLE
+    assert 'name="viewport"' in text
+    assert "@media print" in text
+
+
+def test_the_page_shows_every_number_and_warning(read_page):
+    _, reader = read_page
+    said = " ".join(reader.texts)
+    assert "4 ranks ran on the 2 cores of node<1>" in said
+    assert "OMP_NUM_THREADS=1" in said
+    assert "Some MPI 1.0" in said
+    assert reader.rows >= 1 + 9
+
+
+def test_the_page_plots_time_and_bandwidth(read_page):
+    _, reader = read_page
+    time, bandwidth = reader.plots
+    for figure in (time, bandwidth):
+        assert [line["name"] for line in figure["data"]] == ["linear", "ring", "native"]
+        assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
+        assert all(line["error_y"]["array"] for line in figure["data"])
+    assert "[µs]" in time["layout"]["title"]["text"]
+    assert "[GB/s]" in bandwidth["layout"]["title"]["text"]
+
+
+def test_a_barrier_has_no_bandwidth_to_plot():
+    barrier = replace(POINT, collective="barrier", size=0, count=0, type="none", redop="none")
+    reader = Reader()
+    reader.feed(page.render([Run("r", {}, [barrier])]))
+    assert len(reader.plots) == 1
+
+
+def test_a_failed_page_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "a.html"
+    path.write_text("old")
+    monkeypatch.setattr(page, "render", lambda runs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        page.write(path, [])
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.html"]
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "ticks"),
+    [
+        (3.0, 30.0, [2, 5, 10, 20, 50]),
+        (1e-5, 1.0, [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1]),
+        (7.0, 7.0, [5, 10]),
+    ],
+)
+def test_ticks(least, most, ticks):
+    assert page.decimal_ticks(least, most) == pytest.approx(ticks)

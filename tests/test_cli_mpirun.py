@@ -1,0 +1,253 @@
+"""The command under mpirun: one voice, one exit status, and no rank left behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import launch
+import pytest
+
+from mpicoll.bench import records
+
+#: Arguments of `bench` for a sweep of a moment.
+BRIEF = ("bench", "allreduce", "-a", "ring,native", "-b", "8,8K", "-n", "3", "-w", "1")
+
+
+@pytest.fixture
+def mpirun(tmp_path):
+    """Run a command on some ranks; nothing of it may be left afterwards."""
+    command = launch._mpirun()
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    processes, shared = [], set()
+
+    def start(ranks, *words, environment=None):
+        process = subprocess.Popen(
+            [*command, "-n", str(ranks), sys.executable, *map(str, words)],
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("MPICOLL_")},
+                "TMPDIR": str(temporary),
+                "MPICOLL_SHARE_CORES": "1",
+                **(environment or {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    def finish(process, limit=50):
+        deadline = time.monotonic() + limit
+        while True:
+            # Ranks that are killed cannot remove what they share; see it while they live.
+            for pid in launch._processes(temporary):
+                shared.update(launch._shared_memory(pid))
+            try:
+                out, err = process.communicate(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                assert time.monotonic() < deadline, f"still there after {limit} s"
+            else:
+                return SimpleNamespace(
+                    status=process.returncode, out=out.replace("\r", ""), err=err
+                )
+
+    def run(ranks, *words, environment=None, limit=50):
+        return finish(start(ranks, *words, environment=environment), limit)
+
+    run.start, run.finish = start, finish
+    try:
+        yield run
+        # Some launchers return a moment before the ranks that they have killed are gone.
+        deadline = time.monotonic() + 10
+        while launch._processes(temporary):
+            assert time.monotonic() < deadline, launch._processes(temporary)
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            launch._clean(process, temporary)
+        for path in shared:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def own(err):
+    """Lines of standard error that are ours; launchers add their own."""
+    return [line for line in err.splitlines() if "mpicoll: " in line or line.startswith("[rank")]
+
+
+@pytest.mark.parametrize("words", [("list",), ("verify", "-P", "1-3"), ("show", "bcast", "linear")])
+def test_commands_without_mpi_are_said_once(mpirun, words):
+    alone = subprocess.run(
+        [sys.executable, "-m", "mpicoll", *words], capture_output=True, text=True, timeout=50
+    )
+    done = mpirun(3, "-m", "mpicoll", *words)
+    assert (done.status, done.out) == (0, alone.stdout)
+
+
+def test_usage_errors_are_said_once(mpirun):
+    done = mpirun(3, "-m", "mpicoll", "bench", "allreduce", "--root", "3")
+    assert done.status == 2
+    assert done.out == ""
+    assert own(done.err) == ["mpicoll: error: --root 3 is no rank of 3; give 0 to 2"]
+
+
+def test_bench_from_end_to_end(mpirun, tmp_path):
+    files = ("-J", tmp_path / "a.jsonl", "--html", tmp_path / "a.html")
+    done = mpirun(2, "-m", "mpicoll", *BRIEF, *files, "--seed", "7")
+    assert done.status == 0
+    rows = [line.split() for line in done.out.splitlines() if re.match(r"\s*\d+K? ", line)]
+    assert [(row[0], row[5]) for row in rows] == [
+        ("8", "ring"), ("8", "native"), ("8K", "ring"), ("8K", "native"),
+    ]  # fmt: skip
+    assert {row[10] for row in rows} == {"0"}
+    assert re.search(r"time .*\n.* \[us\] ", done.out)
+    assert "seed 7" in done.out
+    assert done.err.count("left]") == 4
+    (run,) = records.read(tmp_path / "a.jsonl")
+    assert len(run.points) == 4
+    assert run.facts["settings"]["seed"] == 7
+    assert run.facts["hosts"]
+    assert "Plotly" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.parametrize("style", ["json", "csv"])
+def test_bench_formats_are_for_machines(mpirun, style):
+    done = mpirun(2, "-m", "mpicoll", *BRIEF, "--format", style)
+    if style == "json":
+        points = json.loads(done.out)["points"]
+        assert [p["n"] for p in points] == [3] * 4
+    else:
+        head, *lines = done.out.splitlines()
+        assert head.startswith("collective,size_bytes,")
+        assert len(lines) == 4
+
+
+def test_bench_files_that_cannot_be_written_are_found_before_measuring(mpirun, tmp_path):
+    done = mpirun(2, "-m", "mpicoll", *BRIEF, "-J", tmp_path / "no" / "a.jsonl")
+    assert done.status == 2
+    assert own(done.err) == [f"mpicoll: error: {tmp_path}/no/a.jsonl: No such file or directory"]
+    assert done.out == ""
+
+
+# A program that runs the command on a communicator with a fault.
+FAULT = """
+import os, signal, sys, time
+import mpicoll
+from mpi4py import MPI
+from mpicoll.cli import main
+
+class Faulty(mpicoll.Intracomm):
+    calls = 0
+    def Allreduce(self, send, recv, *rest, **choice):
+        self.calls += 1
+        {fault}
+        super().Allreduce(send, recv, *rest, **choice)
+        {after}
+
+mpicoll.Intracomm = Faulty
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path):
+    def program(fault="pass", after="pass"):
+        path = tmp_path / "faulty.py"
+        path.write_text(FAULT.format(fault=fault, after=after))
+        return path
+
+    return program
+
+
+def test_wrong_results_are_named_and_fail(mpirun, faulty):
+    done = mpirun(2, faulty(after="recv[1] += self.Get_rank()"), *BRIEF)
+    assert done.status == 1
+    assert "wrong elements, the first at rank 1, index 1: want " in done.err
+    assert "elements of the results were wrong" in done.out
+
+
+def test_an_exception_on_one_rank_ends_all(mpirun, faulty):
+    fault = "if self.Get_rank() == 1 and self.calls == 3: raise KeyError('lost')"
+    done = mpirun(3, faulty(fault), *BRIEF, limit=30)
+    assert done.status not in (0, 2)
+    assert "[rank 1] KeyError: 'lost'" in done.err
+    assert "[rank 1] Traceback (most recent call last):" in done.err
+
+
+def test_a_rank_that_does_not_arrive_is_named(mpirun, faulty):
+    fault = "if self.Get_rank() == 1 and self.calls == 3: time.sleep(600)"
+    done = mpirun(3, faulty(fault), *BRIEF, "-T", "2", limit=40)
+    assert done.status not in (0, 2)
+    (line,) = own(done.err)
+    assert "no progress for 2 s in " in line
+    assert "raise --timeout" in line
+
+
+def test_a_stopped_rank_is_named(mpirun, faulty):
+    fault = "if self.Get_rank() == 1 and self.calls == 3: os.kill(os.getpid(), signal.SIGSTOP)"
+    done = mpirun(3, faulty(fault), *BRIEF, "-T", "2", limit=40)
+    assert done.status not in (0, 2)
+    assert "ranks that did not arrive: 1; " in done.err
+
+
+def test_ctrl_c_leaves_nobody_behind(mpirun, tmp_path):
+    path = tmp_path / "a.jsonl"
+    words = ("-m", "mpicoll", "bench", "allreduce", "-a", "native", "--point-time", "60")
+    process = mpirun.start(2, *words, "--precision", "1e-9", "-b", "64K", "-J", path)
+    deadline = time.monotonic() + 30
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    done = mpirun.finish(process, limit=20)
+    assert done.status != 0
+    assert "Traceback" not in done.err
+
+
+def test_doctor(mpirun):
+    facts = json.loads(mpirun(3, "-m", "mpicoll", "doctor", "--json").out)
+    assert facts["ok"] is True
+    assert facts["problems"] == []
+    assert facts["mpi"]["ranks"] == facts["launcher"]["processes"] == 3
+    assert facts["mpi"]["tag_limit"] >= 32767
+    assert facts["mpi"]["thread_level"] in ("single", "funneled", "serialized", "multiple")
+    assert facts["mpi"]["cuda_aware"] in (True, False, None)
+    (host,) = facts["hosts"]
+    assert host["ranks"] == 3
+    assert bool(facts["warnings"]) >= (host["cores"] < 3)
+    said = mpirun(2, "-m", "mpicoll", "doctor").out
+    assert "ranks seen" in said
+    assert "all is well" in said
+
+
+@pytest.mark.parametrize("words", [("doctor", "--json"), BRIEF])
+def test_lone_ranks_are_explained(words):
+    """What a launcher does that MPI does not understand, such as srun without a common PMI."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "PRTE"))}
+    lone = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    done = [
+        subprocess.run(
+            [sys.executable, "-m", "mpicoll", *words],
+            env={**clean, **lone, "SLURM_PROCID": str(rank)},
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+        for rank in (0, 1)
+    ]
+    assert [d.returncode for d in done] == ([1, 1] if words[0] == "doctor" else [2, 2])
+    assert "srun started 4 processes, but each of them is rank 0 of 1" in (
+        done[0].stdout + done[0].stderr
+    )
+    assert done[1].stdout == ""
+    assert not own(done[1].stderr)

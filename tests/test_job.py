@@ -1,0 +1,157 @@
+"""How jobs end: quietly when all is well, at once and with the rank when one of them fails."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import launch
+import pytest
+
+SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+LIMIT = 60
+PREAMBLE = """
+import sys
+import numpy as np
+from mpi4py import MPI
+from mpicoll.comm import Intracomm, abort_on_exception
+world = MPI.COMM_WORLD
+comm = Intracomm(world)
+"""
+
+
+@pytest.fixture
+def job(tmp_path_factory):
+    """Run a script on some ranks: exit status, standard output, standard error."""
+
+    def run(ranks, script, *python):
+        directory = tmp_path_factory.mktemp("job")
+        path = directory / "script.py"
+        path.write_text(PREAMBLE + textwrap.dedent(script))
+        package = Path(__file__).resolve().parent.parent
+        environment = {
+            **SETTINGS,
+            **os.environ,
+            "TMPDIR": str(directory),
+            "PYTHONPATH": os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")]),
+        }
+        process = subprocess.Popen(
+            [*launch._mpirun(), "-n", str(ranks), sys.executable, *python, str(path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started = launch.Launch("job", LIMIT, directory)
+        end = time.monotonic() + LIMIT
+        try:
+            while True:
+                # Ranks that are killed cannot remove what they share; see it while they live.
+                started.note_shared_memory()
+                try:
+                    out, err = process.communicate(timeout=0.05)
+                except subprocess.TimeoutExpired:
+                    assert time.monotonic() < end, f"still there after {LIMIT} s"
+                else:
+                    return process.returncode, out, err
+        finally:
+            launch._clean(process, started)
+
+    return run
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("finalize", ["", "MPI.Finalize()"])
+def test_what_is_never_freed_ends_with_the_job(job, ranks, finalize):
+    status, out, err = job(
+        ranks,
+        f"""
+        kept = [comm.Dup(), comm.Split(0, -comm.rank), Intracomm(MPI.COMM_SELF)]
+        for c in (comm, *kept):
+            c.Allreduce(np.ones(9), np.zeros(9), algorithm="ring")
+        comm.Dup().Free()
+        print("done")
+        {finalize}
+        """,
+    )
+    assert (status, err) == (0, "")
+    assert out.replace("\n", "") == "done" * ranks  # lines of ranks may be mixed
+
+
+def test_finalizing_frees_all(job):
+    status, out, err = job(
+        2,
+        """
+        from mpicoll import state
+        kept = [comm.Dup(), Intracomm(MPI.COMM_SELF)]
+        MPI.Finalize()
+        assert not state._OPEN
+        assert kept[0]._state.closed
+        """,
+    )
+    assert (status, out, err) == (0, "", "")
+
+
+FAILING = """
+@abort_on_exception()
+def main():
+    if comm.rank == 1:
+        {mistake}
+    comm.Allreduce(np.ones(9), np.zeros(9), algorithm="ring")
+
+main()
+print("not reached", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("comm.Allreduce(np.ones(9), np.zeros(8))", "ValueError: send buffer of 9 elements but"),
+        ("sys.exit(3)", "exit with status 3"),
+        ("sys.exit('no data')", "exit with status no data"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ],
+)
+def test_one_rank_that_fails_ends_the_job(job, mistake, words):
+    status, _, err = job(3, FAILING.format(mistake=mistake))
+    assert status != 0
+    assert "not reached" not in err
+    lines = [line for line in err.splitlines() if line.startswith("[rank 1] ")]
+    assert any(words in line for line in lines), err
+    assert "[rank 0]" not in err
+
+
+def test_mpi4pys_own_runner_ends_the_job_too(job):
+    script = """
+    if comm.rank == 1:
+        comm.Allreduce(np.ones(9), np.zeros(8))
+    comm.Allreduce(np.ones(9), np.zeros(9), algorithm="ring")
+    """
+    status, _, _ = job(3, script, "-m", "mpi4py")
+    assert status != 0
+
+
+def test_leaving_with_status_0_is_no_failure(job):
+    script = """
+    with abort_on_exception():
+        comm.Barrier(algorithm="dissemination")
+        sys.exit(0)
+    """
+    assert job(2, script) == (0, "", "")
+
+
+def test_alone_the_exception_is_left_as_it_is(job):
+    status, _, err = job(1, FAILING.format(mistake="pass").replace("comm.rank == 1", "1 / 0"))
+    assert status != 0
+    assert "\nZeroDivisionError" in err
+    assert "[rank" not in err

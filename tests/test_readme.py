@@ -1,0 +1,94 @@
+"""What the README and CONTRIBUTING show is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+BIN = Path(sys.prefix, "bin")
+
+
+def fenced(text, language):
+    """The content of the fenced blocks of a language, without their indentation."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+
+
+def commands(text):
+    lines = [line for block in fenced(text, "console") for line in block.splitlines()]
+    return [line[2:].split("  #")[0].strip() for line in lines if line.startswith("$ ")]
+
+
+def run(arguments, folder):
+    return subprocess.run(
+        arguments,
+        cwd=folder,
+        env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+SHOWN = [command for command in commands(README) if not command.startswith("make")]
+
+
+def test_the_readme_shows_commands():
+    assert len(SHOWN) >= 7
+    assert {command.split()[0] for command in SHOWN} == {"mpicoll", "mpirun"}
+
+
+@pytest.mark.parametrize("command", SHOWN)
+def test_a_command_of_the_readme(command, tmp_path):
+    done = run(shlex.split(command), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_make_commands_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"make ([a-z-]+)", "\n".join(commands(README) + commands(CONTRIBUTING)))
+    assert named and set(named) <= targets
+
+
+def test_the_program_of_the_readme(tmp_path):
+    (program,) = (block for block in fenced(README, "python") if "Intracomm" in block)
+    assert len(program.splitlines()) <= 12
+    Path(tmp_path, "program.py").write_text(program)
+    launch = "mpirun -n 4 python -m mpi4py program.py"
+    assert launch in README
+    done = run(shlex.split(launch), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "allreduce of 8388608 bytes on 4 ranks: ring" in done.stdout
+
+
+def test_the_picture_of_the_readme_is_the_schedule():
+    done = run(["mpicoll", "show", "allreduce", "ring", "-P", "4"], ROOT)
+    for line in done.stdout.splitlines()[:9]:
+        assert line.rstrip() in README
+
+
+def test_the_algorithm_of_contributing(tmp_path):
+    schedule, line = fenced(CONTRIBUTING, "python")
+    assert len((schedule + line).splitlines()) <= 24
+    Path(tmp_path, "neighbours.py").write_text(
+        "from mpicoll.registry import per_rank, register\n"
+        "from mpicoll.schedule import Recv, Rounds, Send\n"
+        f"{schedule}\n{line}\n"
+        "from mpicoll.registry import find\n"
+        "from mpicoll.verify import verify\n"
+        "cases = [verify(find('allgather', 'neighbours'), P) for P in range(1, 34)]\n"
+        "assert all(case.ok for case in cases), cases\n"
+    )
+    done = run([sys.executable, "neighbours.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
