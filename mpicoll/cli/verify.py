@@ -55,7 +55,10 @@ def command(
             entry.complete(parameters)
     calls = list(_calls(chosen, sizes, written))
     if not calls:
-        raise UsageError(f"--roots {roots!r} names no rank for -P {ranks!r}; try --roots 0,last")
+        raise UsageError(
+            f"--roots {roots!r} names no rank for -P {ranks!r}, or none of these numbers of ranks "
+            f"is served; try --roots 0,last and even numbers"
+        )
     cases = _verify(calls, parameters)
     ok = all(case.ok for case in cases)
     if json:
@@ -79,7 +82,7 @@ def _calls(
     chosen: tuple[Algorithm, ...], sizes: tuple[int, ...], written: tuple[int | str, ...]
 ) -> Iterator[_Call]:
     for algorithm in chosen:
-        for size in sizes:
+        for size in filter(algorithm.runs_on, sizes):
             roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
             for root in roots:
                 yield _Call(algorithm, size, root)

@@ -70,7 +70,7 @@ def test_every_point_is_measured_once(comm):
 
 @pytest.mark.parametrize("collective", sorted(workload.WORKLOADS))
 def test_every_collective_and_algorithm_is_right(comm, collective):
-    names = (*algorithms.names(collective), "native")
+    names = (*algorithms.names(collective, SIZE), "native")
     root = SIZE - 1
     points = sweep(
         comm, algorithms={collective: names}, sizes=(8, 3000), dtype=np.dtype("i2"), root=root

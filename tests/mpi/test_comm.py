@@ -20,7 +20,9 @@ WORLD = MPI.COMM_WORLD
 P, RANK = WORLD.size, WORLD.rank
 SERVED = [c for c in collectives.COLLECTIVES.values() if c.method in vars(Intracomm)]
 CASES = [
-    (entry.collective, entry.name) for entry in algorithms.catalogue() if entry.definition in SERVED
+    (entry.collective, entry.name)
+    for entry in algorithms.catalogue()
+    if entry.definition in SERVED and entry.runs_on(P)
 ]
 REDUCTIONS = [(c, a) for c, a in CASES if collectives.collective(c).reduces]
 COUNTS = sorted({0, 1, max(P - 1, 0), P, P + 1, 97})
