@@ -21,6 +21,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -268,11 +269,15 @@ class Reporter(Member):
         return time.monotonic() - self.failed_since
 
     def _grouped(self):
-        """(ranks, text) for each different failure text, each line behind its rank."""
-        ranks_of = {}
+        """(ranks, text) for each different failure text, each line behind its ranks.
+
+        Texts that differ in addresses alone are one.
+        """
+        alike = {}
         for rank, text in self._failures():
-            ranks_of.setdefault(text, []).append(rank)
-        for text, ranks in ranks_of.items():
+            ranks, _ = alike.setdefault(re.sub("0x[0-9a-f]+", "0x", text), ([], text))
+            ranks.append(rank)
+        for ranks, text in alike.values():
             who = _ranges(ranks)
             yield who, "\n".join(f"[rank {who}] {line}" for line in text.splitlines())
 
