@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import algorithms, buffers, layout, ops, plan, tuning
+from mpicoll import algorithms, buffers, layout, ops, plan, tuning, vectors
 from mpicoll.buffers import Buffer, Unsupported
-from mpicoll.collectives import Collective, Place
-from mpicoll.registry import COMMUTATIVE
+from mpicoll.collectives import COLLECTIVES, Collective, Place
+from mpicoll.layout import Layout
+from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["Call", "asked_for", "parse", "place_of"]
+__all__ = ["METHODS", "Call", "asked_for", "parse", "place_of"]
+
+#: What each method of a communicator does: the collective, under the method's own name.
+METHODS = {definition.method: definition for definition in COLLECTIVES.values()}
+METHODS |= {
+    name: replace(COLLECTIVES[collective], method=name)
+    for name, collective in {
+        "Allgatherv": "allgather",
+        "Alltoallv": "alltoall",
+        "Alltoallw": "alltoall",
+        "Gatherv": "gather",
+        "Reduce_scatter": "reduce_scatter",
+        "Scatterv": "scatter",
+    }.items()
+}
 
 #: MPI's operators by handle.
 _OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
@@ -28,10 +43,11 @@ class Call:
     """One rank's call, parsed and checked.
 
     Attributes:
-        definition: the collective.
+        definition: the collective, under the method's name.
         place: rank, size and root; as many blocks as ranks where each rank has one, else one.
-        send, recv, in_place: see :class:`mpicoll.buffers.Operands`.
+        send, recv, in_place, layouts: see :class:`mpicoll.buffers.Operands`.
         reduction: what the operator is on these elements; None where nothing is reduced.
+        given: the two buffers as the caller passed them.
     """
 
     definition: Collective
@@ -40,6 +56,8 @@ class Call:
     recv: Buffer | None
     in_place: bool
     reduction: ops.Reduction | None
+    layouts: tuple[Layout, Layout] | None = None
+    given: tuple[Any, Any] = (None, None)
 
     @property
     def buffer(self) -> Buffer | None:
@@ -48,20 +66,35 @@ class Call:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole vector; equal on all ranks."""
+        """Bytes of the whole vector, equal on all ranks; 0 where no rank knows all of it."""
+        if self.layouts is not None and self.buffer is not None:
+            if vectors.METHODS[self.definition.method] == vectors.OWN:
+                return 0
+            unit = self.buffer.itemsize if self.reduction is not None else 1
+            return sum(self.layouts[1].counts) * unit
         return self.buffer.block_bytes * self.place.nblocks if self.buffer is not None else 0
 
     def obstacle(self, algorithm: str) -> str:
         """Why an algorithm cannot serve this call, "" if it can; equal on all ranks."""
-        if self.reduction is None or self.buffer is None:
-            return ""
         if algorithm == NATIVE:
-            missing = self.buffer.datatype is None
-            return f"this MPI library has no datatype for {self.buffer.name}" if missing else ""
-        needs = algorithms.find(self.definition.name, algorithm).needs
-        if COMMUTATIVE in needs and not self.reduction.commutative:
+            missing = self.reduction is not None and not self._has_datatype()
+            name = self.buffer.name if self.buffer is not None else ""
+            return f"this MPI library has no datatype for {name}" if missing else ""
+        entry = algorithms.find(self.definition.name, algorithm)
+        if COMMUTATIVE in entry.needs and self.reduction and not self.reduction.commutative:
             return f"{algorithm} needs a commutative operator, and this one is not"
+        own = vectors.METHODS.get(self.definition.method) == vectors.OWN
+        if EQUAL_BLOCKS in entry.needs and own:
+            return (
+                f"{algorithm} passes on blocks of other ranks, whose lengths a rank does not know "
+                f"in {self.definition.method}"
+            )
+        if not entry.runs_on(self.place.size):
+            return f"{algorithm} needs an even number of ranks, not {self.place.size}"
         return ""
+
+    def _has_datatype(self) -> bool:
+        return self.buffer is None or self.buffer.datatype is not None
 
     def choose(self, table: tuning.Table) -> tuple[Choice, str]:
         """The algorithm if the caller names none; why it is not the one the environment names."""
@@ -77,12 +110,25 @@ class Call:
 
     def messages(self) -> tuple[Any, Any]:
         """Send and receive buffer as mpi4py wants them."""
-        reduces = self.definition.reduces
-        send = None if self.send is None else self.send.message(reduces)
-        recv = None if self.recv is None else self.recv.message(reduces)
+        method = self.definition.method
+        if method in vectors.METHODS and method != "Reduce_scatter" and self._has_datatype():
+            return self.given
+        send = self._message(self.send, 0)
+        recv = self._message(self.recv, 1)
+        if self.definition.name == "exscan" and recv is None and send is not None:
+            # The library wants a buffer where nothing is received.
+            recv = [np.empty_like(send[0]), *send[1:]]
         if not self.in_place or self.definition.name == "bcast":
             return send, recv
         return (send, MPI.IN_PLACE) if self.definition.name == "scatter" else (MPI.IN_PLACE, recv)
+
+    def _message(self, buffer: Buffer | None, side: int) -> Any:
+        """One buffer as mpi4py wants it."""
+        whole = not (self.definition.input_alone, self.definition.output_alone)[side]
+        if buffer is None or self.definition.reduces or self.layouts is None or not whole:
+            return None if buffer is None else buffer.message(self.definition.reduces)
+        blocks = self.layouts[side]
+        return [buffer.memory, (list(blocks.counts), list(blocks.offsets)), MPI.BYTE]
 
     def memory(self) -> tuple[buffers.Bytes | None, buffers.Bytes | None]:
         """Send and receive buffer as a runner wants them."""
@@ -100,6 +146,7 @@ class Call:
         place = self.place
         blocks = algorithms.find(self.definition.name, choice.algorithm).blocks(place.size)
         cut = _even(length * place.nblocks, blocks)
+        input, output = self.layouts or (cut, cut)
         return plan.Shape(
             collective=self.definition.name,
             algorithm=choice.algorithm,
@@ -110,26 +157,45 @@ class Call:
             in_place=self.in_place,
             itemsize=itemsize,
             wide=wide,
-            input=cut,
-            output=cut,
+            input=input,
+            output=output,
         )
 
 
 _even = lru_cache(layout.even)
 
 
-def parse(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, op: Any) -> Call:
+def parse(
+    definition: Collective,
+    place: Place,
+    sendbuf: Any,
+    recvbuf: Any,
+    op: Any,
+    counts: Sequence[int] | None = None,
+) -> Call:
     """Parse and check the arguments of a call, from what this rank alone knows.
 
     Raises:
         TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.buffers.operands`; and
             TypeError for an operator that has no meaning for the elements.
     """
-    found = buffers.operands(definition, place, sendbuf, recvbuf)
+    if definition.method in vectors.METHODS:
+        found = vectors.operands(definition, place, sendbuf, recvbuf, counts)
+    else:
+        found = buffers.operands(definition, place, sendbuf, recvbuf)
     reduction = None
     if definition.reduces and found.send is not None:
         reduction = _reduction(op, found.send)
-    return Call(definition, place, found.send, found.recv, found.in_place, reduction)
+    return Call(
+        definition,
+        place,
+        found.send,
+        found.recv,
+        found.in_place,
+        reduction,
+        found.layouts,
+        (sendbuf, recvbuf),
+    )
 
 
 def _reduction(op: Any, buffer: Buffer) -> ops.Reduction:

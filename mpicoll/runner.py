@@ -12,16 +12,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import ops
+from mpicoll import ops, progress
 from mpicoll.ops import Reduction
 from mpicoll.plan import Fold, Message, Move, Phase, Plan
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 from mpicoll.spans import Span
 
 __all__ = ["Execution", "run"]
-
-#: Polls without progress before the processor is offered to others.
-_PATIENCE = 50
 
 
 class Execution:
@@ -76,13 +73,14 @@ class Execution:
         """Progress until everything is done; lets signals in, and others use the processor."""
         idle = 0
         while not self.done:
+            progress.poll()
             completed = MPI.Request.Testsome(self._requests)
             if completed:
                 idle = 0
                 self._progress(completed)
             else:
                 idle += 1
-                if idle > _PATIENCE:
+                if idle > progress.PATIENCE:
                     os.sched_yield()
 
     def _progress(self, completed: Sequence[int] | None) -> None:

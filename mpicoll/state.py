@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import ops, plan, runner, tuning
+from mpicoll.lanes import Lanes
 
 __all__ = ["Settings", "State", "attach", "find"]
 
@@ -39,6 +40,8 @@ class State:
         private: carries the collectives' messages.
         settings: equal on all ranks.
         calls, fallbacks: see :class:`mpicoll.comm.Stats`.
+        lanes: keep collectives under way together apart.
+        under_way: non-blocking collectives and started plans, until complete.
         failure: the first error that left messages behind.
         closed: the handle was freed.
     """
@@ -49,6 +52,8 @@ class State:
         self.size, self.rank = private.Get_size(), private.Get_rank()
         self.calls: Counter[tuple[str, str]] = Counter()
         self.fallbacks: Counter[tuple[str, str]] = Counter()
+        self.lanes = Lanes(private)
+        self.under_way: dict[Hashable, None] = {}
         self.failure: BaseException | None = None
         self.closed = False
         self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
@@ -72,18 +77,31 @@ class State:
         recv: np.ndarray | None,
         reduction: ops.Reduction | None,
     ) -> None:
-        """Run a plan of this shape.
-
-        While it runs, the plan is not in the cache, so that nobody else can start it.
-        """
-        planned = self._take(shape) or plan.build(shape)
+        """Run a plan of this shape."""
+        planned = self.borrow(shape)
         try:
             runner.run(planned, self.private, send, recv, reduction)
         except BaseException as error:
             # Messages may be under way that no later call must receive.
-            self.failure = error
+            self.fail(error)
             raise
-        self._plans[shape] = planned
+        self.give_back(planned)
+
+    def fail(self, error: BaseException) -> None:
+        """Let every later call raise: the first error is the one that tells why."""
+        self.failure = self.failure or error
+
+    def borrow(self, shape: plan.Shape) -> plan.Plan:
+        """A plan of this shape.
+
+        While it runs, it is not in the cache, so that nobody else can start it.
+        """
+        return self._take(shape) or plan.build(shape)
+
+    def give_back(self, planned: plan.Plan) -> None:
+        """Put a plan into the cache, as the one used last."""
+        self._take(planned.shape)  # one more was built while this one ran
+        self._plans[planned.shape] = planned
         self._space += sum(planned.temporary)
         while len(self._plans) > PLANS or (self._space > SPACE and len(self._plans) > 1):
             self._take(next(iter(self._plans)))
@@ -102,12 +120,17 @@ class State:
         self.closed = True
         _OPEN.pop(self, None)
         self._plans.clear()
-        if self.failure is None:
-            self.private.Free()
+        if self.failure is None and not self.under_way:
+            for comm in reversed(self.lanes.comms):
+                comm.Free()
+        else:
+            _LOST.append(self)  # MPI may still use the memory of what was under way
 
 
 #: All that is not closed, oldest first.
 _OPEN: dict[State, None] = {}
+#: What was closed with messages under way.
+_LOST: list[State] = []
 
 
 def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:

@@ -18,8 +18,19 @@ LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
     {"matching", "verify", "simulate", "draw"},
-    {"ops", "_kernels", "spans", "plan", "runner", "local", "buffers"},
-    {"call", "comm", "state", "tuning"},
+    {"ops", "_kernels", "spans", "plan", "progress", "runner", "local", "buffers", "vectors"},
+    {
+        "blocking",
+        "call",
+        "comm",
+        "dispatch",
+        "lanes",
+        "nonblocking",
+        "persistent",
+        "requests",
+        "state",
+        "tuning",
+    },
     {"cli", "bench", "train", "__main__", "__init__"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}

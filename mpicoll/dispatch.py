@@ -1,0 +1,230 @@
+"""One way for every collective of a communicator: parse, check, choose, plan, run.
+
+Checks use this rank's arguments alone.  A call goes by one of mpicoll's algorithms, or to the MPI
+library's own collective: because that is the choice, because mpicoll cannot serve what is asked for
+(a fallback), or because the call is non-blocking or persistent and names no algorithm.  The latter
+must make progress while a program is in any call of MPI, and only the library sees to that.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from mpicoll import progress, vectors
+from mpicoll.buffers import Unsupported
+from mpicoll.call import METHODS, Call, asked_for, parse, place_of
+from mpicoll.collectives import Collective
+from mpicoll.requests import Prequest, Request
+from mpicoll.state import State, attach
+from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, Choice
+
+__all__ = ["Dispatch", "FallbackWarning"]
+
+#: Fallbacks that this process has warned of.
+_WARNED: set[str] = set()
+
+
+class FallbackWarning(RuntimeWarning):
+    """The MPI library's own collective ran because mpicoll cannot serve the call."""
+
+
+class _Asked(NamedTuple):
+    """A call as the caller made it."""
+
+    definition: Collective
+    sendbuf: Any
+    recvbuf: Any
+    op: Any
+    root: Any
+    counts: Sequence[int] | None
+
+
+class Dispatch(MPI.Intracomm):
+    """An intracommunicator that can run collectives by mpicoll's algorithms."""
+
+    _state: State | None = None
+
+    def _ready(self) -> State:
+        """What belongs to the handle; collective where the handle is used for the first time."""
+        if self._state is None:
+            self._state = attach(self)
+        self._state.check()
+        return self._state
+
+    def _blocking(
+        self,
+        method: str,
+        sendbuf: Any = None,
+        recvbuf: Any = None,
+        *,
+        op: Any = None,
+        root: Any = 0,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None,
+        parameters: Mapping[str, int],
+    ) -> None:
+        """Run a collective."""
+        state = self._ready()
+        asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
+        found = self._decide(state, asked, algorithm, parameters, True)
+        if isinstance(found, _Asked):
+            with progress.meanwhile():
+                self._native(state, found, found.definition.method)
+            return
+        call, choice = found
+        try:
+            state.run(call.shape(choice), *call.memory(), call.reduction)
+        except MPI.Exception as error:
+            self._report(error)
+            raise
+        state.calls[asked.definition.name, choice.algorithm] += 1
+
+    def _non_blocking(
+        self,
+        method: str,
+        sendbuf: Any = None,
+        recvbuf: Any = None,
+        *,
+        op: Any = None,
+        root: Any = 0,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None,
+        parameters: Mapping[str, int],
+    ) -> Any:
+        """Start a collective; returns a request."""
+        state = self._ready()
+        asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
+        found = self._decide(state, asked, algorithm, parameters, False)
+        if isinstance(found, _Asked):
+            request = self._native(state, found, "I" + method.lower())
+            progress.poll()
+            return request
+        call, choice = found
+        return Request.begin(state, call, call.shape(choice), self._report)
+
+    def _persistent(
+        self,
+        method: str,
+        sendbuf: Any = None,
+        recvbuf: Any = None,
+        *,
+        op: Any = None,
+        root: Any = 0,
+        counts: Sequence[int] | None = None,
+        info: MPI.Info,
+        algorithm: str | None,
+        parameters: Mapping[str, int],
+    ) -> Any:
+        """Bind a collective to its buffers; returns a persistent request."""
+        state = self._ready()
+        asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
+        found = self._decide(state, asked, algorithm, parameters, False)
+        if isinstance(found, _Asked):
+            with progress.meanwhile():
+                return self._native(state, found, f"{method}_init", info)
+        call, choice = found
+        return Prequest(state, call, call.shape(choice), self._report)
+
+    def _asked(
+        self,
+        state: State,
+        method: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: Any,
+        root: Any,
+        counts: Sequence[int] | None,
+    ) -> _Asked:
+        """The arguments of a call; collective where a Reduce_scatter does not give its counts."""
+        if method == "Reduce_scatter" and counts is None and sendbuf is not MPI.IN_PLACE:
+            count = vectors.count(recvbuf, what="receive buffer")
+            with progress.meanwhile():
+                counts = state.private.allgather(count)
+            if min(counts) < 0:
+                counts = None  # for the library to find out
+        return _Asked(METHODS[method], sendbuf, recvbuf, op, root, counts)
+
+    def _decide(
+        self,
+        state: State,
+        asked: _Asked,
+        algorithm: str | None,
+        parameters: Mapping[str, int],
+        blocking: bool,
+    ) -> tuple[Call, Choice] | _Asked:
+        """The parsed call and the algorithm; or, for the MPI library, what it is to be passed."""
+        definition = asked.definition
+        named = asked_for(definition, algorithm, parameters)
+        place = place_of(definition, state.rank, state.size, asked.root)
+        try:
+            call = parse(definition, place, *asked[1:4], asked.counts)
+        except Unsupported as reason:
+            if named is None:
+                self._fall_back(state, definition, f"{reason}, so {NATIVE} serves")
+            elif named.algorithm != NATIVE:
+                raise Unsupported(
+                    f"{definition.method} by algorithm={algorithm!r}: {reason}; pass a contiguous "
+                    f"array of a predefined datatype, or algorithm={NATIVE!r}"
+                ) from None
+            return asked
+        choice, refused = (named, "") if named else self._choose(state, call, blocking)
+        if refused:
+            self._fall_back(state, definition, refused)
+        obstacle = call.obstacle(choice.algorithm)
+        if obstacle:
+            how = f" by algorithm={choice.algorithm!r}" if named else ""
+            remedy = "" if named else "; name an algorithm by algorithm="
+            raise TypeError(f"{definition.method}{how}: {obstacle}{remedy}")
+        if choice.algorithm == NATIVE:
+            sendbuf, recvbuf = call.messages()
+            return asked._replace(sendbuf=sendbuf, recvbuf=recvbuf)
+        return call, choice
+
+    def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
+        """The algorithm where the caller names none; why it is not the one of the environment."""
+        choice, refused = call.choose(state.settings.table)
+        if not blocking and choice.algorithm != NATIVE:
+            if choice.source != BUILTIN_SOURCE:
+                refused = (
+                    f"{choice.source}: what is not blocking must progress outside mpicoll's calls "
+                    f"too unless algorithm= is given, so {NATIVE} serves"
+                )
+            choice = Choice(NATIVE, (), choice.source)
+        return choice, refused
+
+    def _native(self, state: State, asked: _Asked, method: str, *more: Any) -> Any:
+        """The MPI library's own collective, by the method of mpi4py that is named."""
+        definition = asked.definition
+        arguments: tuple[Any, ...] = (asked.sendbuf, asked.recvbuf)
+        if definition.name in ("barrier", "bcast"):
+            arguments = (asked.recvbuf,) if definition.name == "bcast" else ()
+        arguments += (asked.counts,) if definition.method == "Reduce_scatter" else ()
+        arguments += (asked.op,) if definition.reduces else ()
+        arguments += (asked.root,) if definition.rooted else ()
+        result = getattr(MPI.Intracomm, method)(self, *arguments, *more)
+        state.calls[definition.name, NATIVE] += 1
+        return result
+
+    def _report(self, error: BaseException) -> None:
+        """Tell the communicator's error handler what MPI has reported."""
+        if isinstance(error, MPI.Exception) and self != MPI.COMM_NULL:
+            self.Call_errhandler(error.Get_error_code())
+
+    def _fall_back(self, state: State, definition: Collective, reason: str) -> None:
+        """Count, and report as the policy says, that what was asked for cannot serve."""
+        message = f"{definition.method}: {reason}"
+        if state.settings.policy == "error":
+            raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
+        state.fallbacks[definition.name, reason] += 1
+        if state.settings.policy == "warn" and state.rank == 0 and message not in _WARNED:
+            _WARNED.add(message)
+            # The frames between: this one, those that led here, the collective's own method.
+            warnings.warn(
+                f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
+                FallbackWarning,
+                stacklevel=5,
+            )
