@@ -175,7 +175,7 @@ class Request:
         """
         if self._active:
             raise RuntimeError(
-                f"Free of a {self._name} under way, which MPI forbids; complete it by Wait first"
+                f"Free of {self._name} under way, which MPI forbids; complete it by Wait first"
             )
 
     def free(self) -> None:
@@ -188,7 +188,7 @@ class Request:
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError(f"a {self._name} cannot be cancelled, which MPI forbids; Wait for it")
+        raise RuntimeError(f"{self._name} cannot be cancelled, which MPI forbids; Wait for it")
 
     @staticmethod
     def Waitall(
@@ -244,9 +244,11 @@ class Prequest(Request):
             ValueError: it, or its communicator, has been freed.
         """
         if not self._unbind.alive:
-            raise ValueError(f"Start of a {self._name} that has been freed; make a new one")
+            raise ValueError(
+                f"Start of {self._name} by a request that has been freed; make a new one"
+            )
         if self._active:
-            raise RuntimeError(f"Start of a {self._name} under way; complete it by Wait first")
+            raise RuntimeError(f"Start of {self._name} under way; complete it by Wait first")
         self._state.check()
         self._activate()
 
