@@ -7,6 +7,8 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpicoll import fused
+from mpicoll.collectives import Place
 from mpicoll.dispatch import Dispatch
 
 __all__ = ["Blocking"]
@@ -49,10 +51,23 @@ class Blocking(Dispatch):
         algorithm: str | None = None,
         **parameters: int,
     ) -> None:
-        """Reduce over all ranks, to all of them."""
-        self._blocking(
-            "Allreduce", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
-        )
+        """Reduce over all ranks, to all of them.
+
+        The buffers may be lists of arrays, of the same types and lengths on all ranks: they are
+        reduced as if one behind the other, small ones together.
+        """
+        if not fused.is_list(recvbuf):
+            self._blocking(
+                "Allreduce", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
+            )
+            return
+        state = self._ready()
+        for bucket in fused.buckets(Place(state.rank, state.size, 0, 1), sendbuf, recvbuf):
+            bucket.reduce(
+                lambda send, recv: self._blocking(
+                    "Allreduce", send, recv, op=op, algorithm=algorithm, parameters=parameters
+                )
+            )
 
     def Reduce_scatter_block(
         self,

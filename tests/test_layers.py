@@ -24,6 +24,7 @@ LAYERS = [
         "call",
         "comm",
         "dispatch",
+        "fused",
         "lanes",
         "nonblocking",
         "persistent",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import algorithms, dispatch, vectors
+from mpicoll import algorithms, dispatch, plan, vectors
 from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS
 from mpicoll.comm import Intracomm
@@ -232,6 +232,39 @@ def test_reduce_scatter_asks_for_the_counts_it_is_not_given(ours):
         recv = np.zeros(counts[RANK])
         ours.Reduce_scatter(np.ones(sum(counts)), recv, algorithm=algorithm)
         assert recv.tolist() == [P] * counts[RANK]
+
+
+# --- pieces ---
+
+
+@pytest.mark.parametrize("how", [{"piece": 8, "space": 8}, {"piece": 56, "space": 200}])
+def test_messages_longer_than_a_piece(monkeypatch, how):
+    """A small limit stands in for the largest count of MPI, 2^31 - 1."""
+    build = plan.build
+    monkeypatch.setattr(plan, "build", lambda shape: build(shape, **how))
+    ours = Intracomm(WORLD.Dup())
+    counts = [rank * 5 % 17 + 9 for rank in range(P)]
+
+    def gathered():
+        recv = np.full(sum(counts), -1.0)
+        return (numbers(counts[RANK], RANK), [recv, counts]), recv
+
+    def reduced():
+        recv = np.full(counts[RANK], -1.0)
+        return (numbers(sum(counts), RANK), recv, counts), recv
+
+    def exchanged():
+        recv = np.full(P * counts[0], -1.0)
+        return (numbers(P * counts[0], RANK), [recv, [counts[0]] * P]), recv
+
+    for algorithm in algorithms.names("allgather"):
+        if algorithms.find("allgather", algorithm).runs_on(P):
+            same(ours, "Allgatherv", gathered, algorithm)
+    for algorithm in algorithms.names("reduce_scatter"):
+        same(ours, "Reduce_scatter", reduced, algorithm)
+    for algorithm in ("linear", "pairwise"):
+        same(ours, "Alltoallv", exchanged, algorithm)
+    ours.Free()
 
 
 # --- forms ---
