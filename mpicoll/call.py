@@ -74,24 +74,24 @@ class Call:
             return sum(self.layouts[1].counts) * unit
         return self.buffer.block_bytes * self.place.nblocks if self.buffer is not None else 0
 
-    def obstacle(self, algorithm: str) -> str:
-        """Why an algorithm cannot serve this call, "" if it can; equal on all ranks."""
+    def obstacle(self, algorithm: str) -> TypeError | ValueError | None:
+        """Why an algorithm cannot serve this call, None if it can; equal on all ranks."""
         if algorithm == NATIVE:
-            missing = self.reduction is not None and not self._has_datatype()
-            name = self.buffer.name if self.buffer is not None else ""
-            return f"this MPI library has no datatype for {name}" if missing else ""
+            if self.buffer is None or self.reduction is None or self._has_datatype():
+                return None
+            return TypeError(f"this MPI library has no datatype for {self.buffer.name}")
         entry = algorithms.find(self.definition.name, algorithm)
         if COMMUTATIVE in entry.needs and self.reduction and not self.reduction.commutative:
-            return f"{algorithm} needs a commutative operator, and this one is not"
+            return TypeError(f"{algorithm} needs a commutative operator, and this one is not")
         own = vectors.METHODS.get(self.definition.method) == vectors.OWN
         if EQUAL_BLOCKS in entry.needs and own:
-            return (
+            return ValueError(
                 f"{algorithm} passes on blocks of other ranks, whose lengths a rank does not know "
                 f"in {self.definition.method}"
             )
         if not entry.runs_on(self.place.size):
-            return f"{algorithm} needs an even number of ranks, not {self.place.size}"
-        return ""
+            return ValueError(f"{algorithm} needs an even number of ranks, not {self.place.size}")
+        return None
 
     def _has_datatype(self) -> bool:
         return self.buffer is None or self.buffer.datatype is not None

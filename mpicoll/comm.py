@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from mpi4py import MPI
 
@@ -35,7 +35,7 @@ from mpicoll.persistent import Persistent
 from mpicoll.state import State, attach, find
 from mpicoll.tuning import NATIVE
 
-__all__ = ["FallbackWarning", "Intracomm", "Stats", "abort_on_exception"]
+__all__ = ["FallbackWarning", "Intracomm", "Stats", "abort_on_exception", "end_job"]
 
 #: Seconds between an error's message and the end of the job: a launcher that is told to end it may
 #: drop what it has not yet read from its processes.
@@ -77,12 +77,17 @@ def abort_on_exception() -> Iterator[None]:
             text = f"exit with status {error.code}"
         else:
             text = "".join(traceback.format_exception(error)).rstrip()
-        sys.stdout.flush()
         sys.stderr.write("".join(f"{rank}{line}\n" for line in text.splitlines()))
-        sys.stderr.flush()
-        time.sleep(GRACE)
-        MPI.COMM_WORLD.Abort(status)
-        os._exit(status)  # MPICH's MPI_Abort may return before the launcher ends this process
+        end_job(status)
+
+
+def end_job(status: int) -> NoReturn:
+    """End all ranks at once, with an exit status; what was written before is seen."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(GRACE)
+    MPI.COMM_WORLD.Abort(status)
+    os._exit(status)  # MPICH's MPI_Abort may return before the launcher ends this process
 
 
 def _exit_status(error: BaseException) -> int:

@@ -178,7 +178,7 @@ class Dispatch(MPI.Intracomm):
         if obstacle:
             how = f" by algorithm={choice.algorithm!r}" if named else ""
             remedy = "" if named else "; name an algorithm by algorithm="
-            raise TypeError(f"{definition.method}{how}: {obstacle}{remedy}")
+            raise type(obstacle)(f"{definition.method}{how}: {obstacle}{remedy}")
         if choice.algorithm == NATIVE:
             sendbuf, recvbuf = call.messages()
             return asked._replace(sendbuf=sendbuf, recvbuf=recvbuf)

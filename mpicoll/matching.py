@@ -63,6 +63,8 @@ class Memory(Generic[Value]):
         fold: the values of one fold, in order, to their result.
     """
 
+    holds_values = True
+
     def __init__(
         self,
         given: dict[Cell, Value],
@@ -108,20 +110,10 @@ def _sender(pair: tuple[int, Value]) -> int:
 class Blank(Memory[None]):
     """Memory without content, for schedules whose values do not matter."""
 
+    holds_values = False
+
     def __init__(self) -> None:
         super().__init__({}, False, lambda values: None)
-
-    def send(self, cells: Sequence[Cell]) -> list[None]:
-        return []
-
-    def receive(self, values: list[None], cells: Sequence[Cell]) -> None:
-        pass
-
-    def reduce(self, rank: int, cell: Cell, received: list[tuple[int, None]]) -> None:
-        pass
-
-    def load(self, cell: Cell) -> None:
-        return None
 
 
 class Open:
@@ -238,17 +230,21 @@ class Matching(Generic[Value]):
     def close(self, current: Open) -> None:
         """Store and fold what a complete round received, then post the channel's next round."""
         memory = self.memories[current.rank]
+        del self._open[current.rank, current.channel]
+        if current.arrived and memory.holds_values:
+            self._store(current, memory)
+        self._next(current.rank, current.channel)
+
+    def _store(self, current: Open, memory: Memory[Value]) -> None:
         folds: dict[Cell, list[tuple[int, Value]]] = {}
         for step, cells, message in self._in_order_written(current):
             if isinstance(step, Recv):
                 memory.receive(message.values, cells)
             else:
-                for cell, value in zip(cells, message.values, strict=False):
+                for cell, value in zip(cells, message.values, strict=True):
                     folds.setdefault(cell, []).append((step.peer, value))
         for cell, received in folds.items():
             memory.reduce(current.rank, cell, received)
-        del self._open[current.rank, current.channel]
-        self._next(current.rank, current.channel)
 
     @staticmethod
     def _in_order_written(
@@ -281,10 +277,7 @@ class Matching(Generic[Value]):
             current.unmatched = sum(isinstance(s, (Recv, RecvReduce)) for s in current.steps)
         for step in current.steps:
             if isinstance(step, Copy):
-                source, target = self._cells(step.src, segment), self._cells(step.dst, segment)
-                if len(source) != len(target):
-                    raise ScheduleError(f"{step} of rank {rank} copies to another number of blocks")
-                memory.receive(memory.send(source), target)
+                self._copy(rank, step, segment)
         for position, step in enumerate(current.steps):
             if isinstance(step, Copy):
                 continue
@@ -294,7 +287,8 @@ class Matching(Generic[Value]):
             if isinstance(step, Send):
                 message = self._pair(rank, step.peer, number, current, None)
                 message.position, message.sent = position, cells
-                message.values = memory.send(cells)
+                if memory.holds_values:
+                    message.values = memory.send(cells)
                 if not self.eager:
                     current.outstanding += 1
             else:
@@ -305,6 +299,14 @@ class Matching(Generic[Value]):
                 self._matched(message, message.receiver)
         if not current.outstanding:
             self.complete.append(current)
+
+    def _copy(self, rank: int, step: Copy, segment: int) -> None:
+        source, target = self._cells(step.src, segment), self._cells(step.dst, segment)
+        if len(source) != len(target):
+            raise ScheduleError(f"{step} of rank {rank} copies to another number of blocks")
+        memory = self.memories[rank]
+        if memory.holds_values:
+            memory.receive(memory.send(source), target)
 
     def _matched(self, message: Message, receiver: Open) -> None:
         if not self.joint:

@@ -241,14 +241,18 @@ def catalogue() -> tuple[Algorithm, ...]:
     )
 
 
-def names(collective: str) -> tuple[str, ...]:
-    """Names of a collective's algorithms.
+def names(collective: str, size: int | None = None) -> tuple[str, ...]:
+    """Names of a collective's algorithms; with a number of ranks, of those that serve it.
 
     Raises:
         ValueError: unknown collective.
     """
     collectives.collective(collective)
-    return tuple(entry.name for entry in catalogue() if entry.collective == collective)
+    return tuple(
+        entry.name
+        for entry in catalogue()
+        if entry.collective == collective and (size is None or entry.runs_on(size))
+    )
 
 
 def find(collective: str, name: str) -> Algorithm:

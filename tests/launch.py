@@ -61,7 +61,7 @@ class Launch:
 
     def note_shared_memory(self) -> None:
         """Add the files in shared memory that are mapped now."""
-        for pid in _processes(self.directory):
+        for pid in processes(self.directory):
             with contextlib.suppress(OSError):
                 maps = Path(f"/proc/{pid}/maps").read_text()
                 self.shared_memory.update(re.findall(r" (/dev/shm/\S+)$", maps, re.MULTILINE))
@@ -115,11 +115,11 @@ def _commands(options: argparse.Namespace, extra: list[str]) -> Iterator[tuple[s
     for ranks in options.ranks:
         # The cache of pytest is one file, written by every rank at once.
         paths = options.paths or [str(ROOT / "tests/mpi")]
-        mpi = [*_mpirun(), "-n", str(ranks), *pytest, "--with-mpi", "-p", "no:cacheprovider"]
+        mpi = [*mpirun(), "-n", str(ranks), *pytest, "--with-mpi", "-p", "no:cacheprovider"]
         yield f"{ranks} rank{'s' if ranks > 1 else ''}", [*mpi, *paths]
 
 
-def _mpirun() -> list[str]:
+def mpirun() -> list[str]:
     """$MPIRUN, or the mpirun beside this Python, or the one on PATH."""
     if "MPIRUN" in os.environ:
         return shlex.split(os.environ["MPIRUN"])
@@ -168,7 +168,7 @@ def run(title: str, command: list[str], limit: float) -> Launch:
             for line in _last_words(launch.directory):
                 print(line)
         launch.note_shared_memory()
-        _clean(process, launch)
+        clean(process, launch)
         echo.join()
         launch.seconds = time.monotonic() - start
     return launch
@@ -256,7 +256,7 @@ def _last_words(directory: Path) -> Iterator[str]:
         yield from (f"{who} {line}" for line in stacks.splitlines())
 
 
-def _clean(process: subprocess.Popen[str], launch: Launch) -> None:
+def clean(process: subprocess.Popen[str], launch: Launch) -> None:
     """End every process of the launch; remove its shared-memory files and its directory."""
     # mpirun first: it ends the ranks and removes what they registered with it.
     process.terminate()
@@ -265,7 +265,7 @@ def _clean(process: subprocess.Popen[str], launch: Launch) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for _ in range(20):  # a process may have started another while we looked
-        left = _processes(launch.directory)
+        left = processes(launch.directory)
         if not left:
             break
         for pid in left:
@@ -278,7 +278,7 @@ def _clean(process: subprocess.Popen[str], launch: Launch) -> None:
     shutil.rmtree(launch.directory, ignore_errors=True)
 
 
-def _processes(directory: Path) -> list[int]:
+def processes(directory: Path) -> list[int]:
     """The processes started with `directory`, or one inside it, as TMPDIR.
 
     Process groups do not tell: mpirun makes one for each rank, and tests make sessions. The

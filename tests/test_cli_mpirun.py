@@ -7,76 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from types import SimpleNamespace
 
-import launch
 import pytest
 
 from mpicoll.bench import records
 
 #: Arguments of `bench` for a sweep of a moment.
 BRIEF = ("bench", "allreduce", "-a", "ring,native", "-b", "8,8K", "-n", "3", "-w", "1")
-
-
-@pytest.fixture
-def mpirun(tmp_path):
-    """Run a command on some ranks; nothing of it may be left afterwards."""
-    command = launch._mpirun()
-    temporary = tmp_path / "t"
-    temporary.mkdir()
-    processes, shared = [], set()
-
-    def start(ranks, *words, environment=None):
-        process = subprocess.Popen(
-            [*command, "-n", str(ranks), sys.executable, *map(str, words)],
-            env={
-                **{k: v for k, v in os.environ.items() if not k.startswith("MPICOLL_")},
-                "TMPDIR": str(temporary),
-                "MPICOLL_SHARE_CORES": "1",
-                **(environment or {}),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        processes.append(process)
-        return process
-
-    def finish(process, limit=50):
-        deadline = time.monotonic() + limit
-        while True:
-            # Ranks that are killed cannot remove what they share; see it while they live.
-            for pid in launch._processes(temporary):
-                shared.update(launch._shared_memory(pid))
-            try:
-                out, err = process.communicate(timeout=0.2)
-            except subprocess.TimeoutExpired:
-                assert time.monotonic() < deadline, f"still there after {limit} s"
-            else:
-                return SimpleNamespace(
-                    status=process.returncode, out=out.replace("\r", ""), err=err
-                )
-
-    def run(ranks, *words, environment=None, limit=50):
-        return finish(start(ranks, *words, environment=environment), limit)
-
-    run.start, run.finish = start, finish
-    try:
-        yield run
-        # Some launchers return a moment before the ranks that they have killed are gone.
-        deadline = time.monotonic() + 10
-        while launch._processes(temporary):
-            assert time.monotonic() < deadline, launch._processes(temporary)
-            time.sleep(0.05)
-    finally:
-        for process in processes:
-            launch._clean(process, temporary)
-        for path in shared:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
 
 
 def own(err):

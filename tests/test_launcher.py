@@ -45,7 +45,7 @@ def launched(tmp_path):
 
     yield run
     assert os.listdir(temporary) == []
-    assert launch._processes(temporary) == []
+    assert launch.processes(temporary) == []
 
 
 def closing(output):

@@ -211,28 +211,39 @@ class Environment:
     def _use_library(self, site: dict[str, str]) -> None:
         """Make mpi4py load the library that the site's mpicc links.
 
-        mpi4py's wheel works with Open MPI and with MPICH, and looks for libmpi.so in the
-        environment's lib first: a link there is enough. Where not, mpi4py is built from source.
+        mpi4py's wheel has a module for Open MPI and one for MPICH. It looks for libmpi.so in the
+        environment's lib first, and its modules then need a library that calls itself libmpi.so.40
+        or libmpi.so.12. So a link is enough; but Debian's MPICH calls itself libmpich, and needs an
+        empty library of the right name that depends on it. Where neither does, mpi4py is built
+        from source, which takes minutes.
         """
+        link = self.venv / "lib" / "libmpi.so"
+        link.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as directory:
             source, program = Path(directory, "probe.c"), Path(directory, "probe")
             source.write_text(PROBE)
             run([site["mpicc"], source, "-o", program, "-ldl"])
             path, _, version = output([program]).partition("\n")
-        (self.venv / "lib" / "libmpi.so").unlink(missing_ok=True)
-        (self.venv / "lib" / "libmpi.so").symlink_to(os.path.realpath(path))
+            name = "libmpi.so.40" if version.startswith("Open MPI") else "libmpi.so.12"
+            if os.path.basename(path).startswith(name):
+                link.symlink_to(os.path.realpath(path))
+            else:
+                source.write_text("")
+                linker = f"-Wl,--no-as-needed,-soname,{name},-rpath,{os.path.dirname(path)}"
+                run([site["mpicc"], "-shared", "-fPIC", linker, source, "-o", link])
         code = (
             "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
             "print(MPI.Get_library_version().rstrip(chr(0)))"  # Open MPI counts the final NUL in
         )
         try:
-            seen = output([self.python, "-c", code])
+            seen = output([self.python, "-W", "ignore", "-c", code])
         except subprocess.CalledProcessError:
             seen = ""
         if seen.split() != version.split():
             say("mpi4py's wheel does not fit this MPI: building mpi4py from source")
-            again = ["--no-deps", "--force-reinstall", "--no-binary=mpi4py", "mpi4py>=4"]
-            self._pip(*again, site=site)
+            # Not from pip's cache: a wheel built there may have been built with another MPI.
+            again = ["--no-deps", "--force-reinstall", "--no-cache-dir", "--no-binary=mpi4py"]
+            self._pip(*again, "mpi4py>=4", site=site)
 
     def _build(self, site: dict[str, str], force: bool) -> None:
         say("extensions")
@@ -285,7 +296,7 @@ def run(command: Command, **variables: str) -> None:
 
 def output(command: Command) -> str:
     """What a command prints; CalledProcessError if it fails."""
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def say(what: str) -> None:

@@ -98,7 +98,7 @@ register(
     blocks=per_rank,
     needs=(COMMUTATIVE,),
     reference=(
-        "R. Rabenseifner, Optimization of collective reduction operations, ICCS 2004, Lecture Notes "
-        "in Computer Science 3036"
+        "R. Rabenseifner, Optimization of collective reduction operations, ICCS 2004, Lecture "
+        "Notes in Computer Science 3036"
     ),
 )

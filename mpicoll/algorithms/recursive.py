@@ -1,8 +1,8 @@
 """Recursive algorithms: partners at distance 1, 2, 4, ... or the other way round.
 
-They are at home on 2^k ranks.  On others the first 2e ranks pair up (e is what exceeds 2^k): the even
-one of a pair hands what it has to the odd one and sits out, and gets its result at the end.  The
-2^k ranks that take part are numbered by *places*.
+They are at home on 2^k ranks.  On others the first 2e ranks pair up (e is what exceeds 2^k): the
+even one of a pair hands what it has to the odd one and sits out, and gets its result at the end.
+The 2^k ranks that take part are numbered by *places*.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def allreduce_recursive_halving_doubling(rank: int, size: int) -> Rounds:
         round 3   0 <-> 2   1 <-> 3      give quarters back
         round 4   0 <-> 1   2 <-> 3      give halves back
 
-    2 log2(P) alpha + 2(P - 1)/P n beta + (P - 1)/P n gamma: the fewest bytes in few rounds.  Partners
-    double their distance while the vector halves, so that sums keep rank order.
+    2 log2(P) alpha + 2(P - 1)/P n beta + (P - 1)/P n gamma: the fewest bytes in few rounds.
+    Partners double their distance while the vector halves, so that sums keep rank order.
     """
     power = power_of_two(size)
     everything = range(power)

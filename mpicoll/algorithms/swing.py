@@ -18,7 +18,7 @@ from mpicoll.topology import floor_log2
 
 
 def _partner(place: int, step: int, power: int) -> int:
-    distance = (1 - (-2) ** (step + 1)) // 3
+    distance = (1 + (1 << (step + 1)) * (1 if step % 2 == 0 else -1)) // 3
     return (place + (-distance if place % 2 else distance)) % power
 
 
@@ -30,7 +30,7 @@ def _reached(place: int, step: int, power: int) -> Iterator[int]:
 
 
 def allreduce_swing(rank: int, size: int) -> Rounds:
-    """Recursive halving and doubling with near partners: on a ring or torus messages cross few links.
+    """Recursive halving and doubling with near partners, for rings and tori of links.
 
     ::
 

@@ -110,7 +110,7 @@ def command(
 
     # Before MPI starts: some networks do not survive a fork.
     source = commit() if launch().rank == 0 else None
-    chosen = _algorithms(collectives, algorithms)
+    chosen = _algorithms(collectives, algorithms, launch().size)
     sizes = _sizes(minbytes, maxbytes, stepfactor, stepbytes, message_size)
     comm = session.communicator()
     from mpicoll.bench import engine, environment, workload
@@ -157,8 +157,10 @@ def _nobody(outcome: Point | Skipped) -> None:
     raise AssertionError("only rank 0 has outcomes")
 
 
-def _algorithms(collectives: list[str], written: str) -> dict[str, tuple[str, ...]]:
-    """The algorithms to measure for each collective.
+def _algorithms(
+    collectives: list[str], written: str, ranks: int | None
+) -> dict[str, tuple[str, ...]]:
+    """The algorithms to measure for each collective: of all, those that serve so many ranks.
 
     Raises:
         UsageError: for an unknown collective or algorithm, naming the known ones.
@@ -175,7 +177,8 @@ def _algorithms(collectives: list[str], written: str) -> dict[str, tuple[str, ..
             raise UsageError(
                 f"{collective} cannot be measured; bench measures {', '.join(sorted(WORKLOADS))}"
             )
-        names = known if written == "all" else tuple(dict.fromkeys(written.split(",")))
+        all_names = (*algorithms.names(collective, ranks), NATIVE)
+        names = all_names if written == "all" else tuple(dict.fromkeys(written.split(",")))
         for name in names:
             if name not in known:
                 raise UsageError(

@@ -106,12 +106,10 @@ def _with_rank(message: str) -> str:
 
 def _end_job(status: int) -> None:
     """Under mpirun, end all ranks: the others may wait for this one for ever."""
-    ranks = _ranks()
-    if ranks is not None:
-        sys.stderr.flush()
-        from mpi4py import MPI
+    if _ranks() is not None:
+        from mpicoll.comm import end_job
 
-        MPI.COMM_WORLD.Abort(status)
+        end_job(status)
 
 
 def _ranks() -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from decimal import Decimal, InvalidOperation
 from mpicoll.cli.errors import UsageError
 
 _MOST_RANKS = 1 << 24
+_FEW_RANKS = 16  # up to here the roots "auto" are all
 _TIME = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(s|ms|us|ns|ps|fs)?", re.IGNORECASE | re.ASCII)
 _EXPONENTS = {"s": 0, "ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15}
 
@@ -25,14 +26,14 @@ def ranks(text: str) -> tuple[int, ...]:
 
 
 def roots(text: str) -> tuple[int | str, ...]:
-    """Roots, from numbers, ranges, ``last`` and ``all``, separated by commas.
+    """Roots, from numbers, ranges, ``last``, ``all`` and ``auto``, separated by commas.
 
     Raises:
         UsageError: if the text is none of these.
     """
     found: dict[int | str, None] = {}
     for part in text.split(","):
-        if part.strip() in ("last", "all"):
+        if part.strip() in ("last", "all", "auto"):
             found[part.strip()] = None
         else:
             numbers = _numbers("--roots", part, 0, _MOST_RANKS, "0,last, 0-3 or all")
@@ -40,12 +41,23 @@ def roots(text: str) -> tuple[int | str, ...]:
     return tuple(found)
 
 
+def segments(text: str) -> tuple[int, ...]:
+    """Numbers of segments, as ``1,2,5``.
+
+    Raises:
+        UsageError: if the text is no list of numbers.
+    """
+    return _numbers("--segments", text, 1, _MOST_RANKS, "1,2,5 or 1-4")
+
+
 def roots_of(written: tuple[int | str, ...], size: int) -> tuple[int, ...]:
     """The roots meant among ``size`` ranks; those that are no rank there are left out."""
     found: set[int] = set()
     for root in written:
-        if root == "all":
+        if root == "all" or (root == "auto" and size <= _FEW_RANKS):
             found.update(range(size))
+        elif root == "auto":
+            found.update((0, 1, size - 1))
         else:
             found.add(size - 1 if root == "last" else int(root))
     return tuple(sorted(root for root in found if root < size))

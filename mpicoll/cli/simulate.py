@@ -60,7 +60,13 @@ def command(
             entry.complete(parameters)
         for count in counts:
             check_call(count, root)
-    calls = [(entry, count, n) for count in counts for n in sizes for entry in chosen]
+    calls = [
+        (entry, count, n)
+        for count in counts
+        for n in sizes
+        for entry in chosen
+        if algorithm != "all" or entry.runs_on(count)
+    ]
     with output.progress() as progress:
         found = [
             _simulate(entry, count, n, model, root, parameters)

@@ -20,6 +20,7 @@ class _Call(NamedTuple):
     algorithm: Algorithm
     size: int
     root: int
+    parameters: dict[str, int]
 
 
 def command(
@@ -35,7 +36,16 @@ def command(
     ranks: Annotated[
         str, typer.Option("-P", metavar="LIST", help="Numbers of ranks, as 4, 1-33 or 2,4,8.")
     ] = "1-33",
-    roots: Annotated[str, typer.Option(metavar="LIST", help="Roots, as 0,last or all.")] = "0,last",
+    roots: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Roots, as 0,last or all; auto: all up to 16 ranks, else 0,1,last.",
+        ),
+    ] = "auto",
+    segments: Annotated[
+        str, typer.Option(metavar="LIST", help="For algorithms that have segments.")
+    ] = "1,2,5",
     set_: Set = None,
     json: Json = False,
 ) -> int:
@@ -53,10 +63,14 @@ def command(
         chosen = _chosen(collective, algorithm)
         for entry in chosen:
             entry.complete(parameters)
-    calls = list(_calls(chosen, sizes, written))
+    pieces = () if parameters else parse.segments(segments)
+    calls = list(_calls(chosen, sizes, written, parameters, pieces))
     if not calls:
-        raise UsageError(f"--roots {roots!r} names no rank for -P {ranks!r}; try --roots 0,last")
-    cases = _verify(calls, parameters)
+        raise UsageError(
+            f"--roots {roots!r} names no rank for -P {ranks!r}, or none of these numbers of ranks "
+            f"is served; try --roots 0,last and even numbers"
+        )
+    cases = _verify(calls)
     ok = all(case.ok for case in cases)
     if json:
         output.facts({"ok": ok, "cases": [case.as_dict() for case in cases]})
@@ -76,21 +90,27 @@ def _chosen(collective: str | None, algorithm: str | None) -> tuple[Algorithm, .
 
 
 def _calls(
-    chosen: tuple[Algorithm, ...], sizes: tuple[int, ...], written: tuple[int | str, ...]
+    chosen: tuple[Algorithm, ...],
+    sizes: tuple[int, ...],
+    written: tuple[int | str, ...],
+    parameters: dict[str, int],
+    segments: tuple[int, ...],
 ) -> Iterator[_Call]:
     for algorithm in chosen:
-        for size in sizes:
+        piped = segments if "segments" in algorithm.parameters else ()
+        settings = [{"segments": number} for number in piped] or [parameters]
+        for size in filter(algorithm.runs_on, sizes):
             roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
             for root in roots:
-                yield _Call(algorithm, size, root)
+                yield from (_Call(algorithm, size, root, setting) for setting in settings)
 
 
-def _verify(calls: list[_Call], parameters: dict[str, int]) -> list[Case]:
+def _verify(calls: list[_Call]) -> list[Case]:
     from mpicoll.verify import verify
 
     with output.progress() as progress:
         return [
-            verify(call.algorithm, call.size, call.root, parameters)
+            verify(call.algorithm, call.size, call.root, call.parameters)
             for call in progress.track(calls, description="verifying")
         ]
 
@@ -110,7 +130,8 @@ def _print(cases: list[Case]) -> None:
     wrong = [case for case in cases if not case.ok]
     for case in wrong:
         root = f", root {case.root}" if case.root else ""
-        output.text(f"{case.collective} {case.algorithm}, P = {case.size}{root}:")
+        settings = "".join(f", {name} {value}" for name, value in case.parameters.items())
+        output.text(f"{case.collective} {case.algorithm}, P = {case.size}{root}{settings}:")
         for problem in case.problems:
             output.text(f"  {problem}")
     output.text(f"{len(cases) - len(wrong)} of {len(cases)} cases are right")

@@ -21,6 +21,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -111,7 +112,7 @@ class Member:
 
     def hears_failure(self, report):
         self.failed = True
-        self.note(failed=report.nodeid or "collection", text=_text(report))
+        self.note(failed=report.nodeid or "collection", index=self.index, text=_text(report))
 
 
 class Peer(Member):
@@ -251,7 +252,13 @@ class Reporter(Member):
         return _Diary(self.directory / "rank0.jsonl").read()
 
     def _failures(self):
-        return [(r, text) for r, diary in self.peers.items() for text in diary.failures]
+        """(rank, text) of failures up to this test; a peer may have failed in one still to come."""
+        return [
+            (rank, text)
+            for rank, diary in self.peers.items()
+            for index, text in diary.failures
+            if index <= self.index
+        ]
 
     def _failing_for(self):
         """Seconds since a failure was first seen; 0 if there is none."""
@@ -262,11 +269,15 @@ class Reporter(Member):
         return time.monotonic() - self.failed_since
 
     def _grouped(self):
-        """(ranks, text) for each different failure text, each line behind its rank."""
-        ranks_of = {}
+        """(ranks, text) for each different failure text, each line behind its ranks.
+
+        Texts that differ in addresses alone are one.
+        """
+        alike = {}
         for rank, text in self._failures():
-            ranks_of.setdefault(text, []).append(rank)
-        for text, ranks in ranks_of.items():
+            ranks, _ = alike.setdefault(re.sub("0x[0-9a-f]+", "0x", text), ([], text))
+            ranks.append(rank)
+        for ranks, text in alike.values():
             who = _ranges(ranks)
             yield who, "\n".join(f"[rank {who}] {line}" for line in text.splitlines())
 
@@ -371,7 +382,7 @@ class _Diary:
         if "collected" in event:
             self.collected = event["collected"], event["digest"]
         if "failed" in event:
-            self.failures.append(f"{event['failed']}\n{event['text']}")
+            self.failures.append((event["index"], f"{event['failed']}\n{event['text']}"))
 
 
 def _text(report):

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import algorithms
-from mpicoll.bench import engine, environment, workload
+from mpicoll.bench import engine, environment, stats, workload
 from mpicoll.bench.engine import Settings, Skipped
 from mpicoll.bench.start import Start
 from mpicoll.bench.watchdog import complaint, reporter
@@ -70,7 +70,7 @@ def test_every_point_is_measured_once(comm):
 
 @pytest.mark.parametrize("collective", sorted(workload.WORKLOADS))
 def test_every_collective_and_algorithm_is_right(comm, collective):
-    names = (*algorithms.names(collective), "native")
+    names = (*algorithms.names(collective, SIZE), "native")
     root = SIZE - 1
     points = sweep(
         comm, algorithms={collective: names}, sizes=(8, 3000), dtype=np.dtype("i2"), root=root
@@ -196,7 +196,8 @@ def test_it_stops_by_precision_or_by_time(comm):
     (point,) = sweep(
         comm, algorithms={"allreduce": ("native",)}, sizes=(8192,), iterations=None, precision=1e-12
     )
-    assert point.stop == "time" or min(point.times) == max(point.times)
+    # On one rank the clock's steps may make most times equal, and the interval empty.
+    assert point.stop == "time" or stats.summarise(point.times).half_width == 0
 
 
 def test_a_budget_is_shared_among_the_points(comm):
