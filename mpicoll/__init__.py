@@ -24,6 +24,7 @@ from mpicoll.schedule import (
 
 if TYPE_CHECKING:
     from mpicoll.comm import Intracomm
+    from mpicoll.requests import Prequest, Request
 
 __version__ = "0.1.0"
 
@@ -31,8 +32,10 @@ __all__ = [
     "Channel",
     "Copy",
     "Intracomm",
+    "Prequest",
     "Recv",
     "RecvReduce",
+    "Request",
     "Send",
     "__version__",
     "as_channels",
@@ -51,4 +54,8 @@ def __getattr__(name: str) -> Any:
         from mpicoll.comm import Intracomm
 
         return Intracomm
+    if name in ("Prequest", "Request"):
+        from mpicoll import requests
+
+        return getattr(requests, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

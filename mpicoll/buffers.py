@@ -25,8 +25,21 @@ from mpi4py import MPI
 from mpi4py.util.dtlib import to_numpy_dtype
 
 from mpicoll.collectives import Collective, Place
+from mpicoll.layout import Layout
 
-__all__ = ["Buffer", "Operands", "Unsupported", "operands", "parse"]
+__all__ = [
+    "Buffer",
+    "Kind",
+    "Operands",
+    "Unsupported",
+    "differ",
+    "kind_of",
+    "natural",
+    "no_place",
+    "operands",
+    "parse",
+    "view",
+]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -85,7 +98,7 @@ class Buffer:
         return [self.memory, self.count, self.datatype]
 
 
-class _Type(NamedTuple):
+class Kind(NamedTuple):
     """An element: its MPI datatype, its NumPy dtype, its extent in bytes."""
 
     datatype: MPI.Datatype | None
@@ -110,17 +123,29 @@ def parse(message: Any, *, what: str = "buffer", writable: bool = False, blocks:
         Unsupported: derived datatypes, ``MPI.BOTTOM``.
     """
     owner, count, displacement, datatype = _unpack(message, what)
-    kind = None if datatype is None else _type_of(datatype, what)
+    memory, kind, order = view(owner, datatype, count or 0, what, writable)
+    memory, count = _range(memory, count, displacement, kind, blocks, what)
+    return Buffer(memory, count, blocks, kind.dtype, kind.itemsize, kind.datatype, writable, order)
+
+
+def view(
+    owner: Any, datatype: Any, counted: int, what: str, writable: bool
+) -> tuple[Bytes, Kind, str]:
+    """All of the owner's bytes, the kind of its elements, and the order of its axes.
+
+    ``datatype`` overrules the owner's own; ``counted``: elements that the message asks for, as far
+    as it says.  Raises as :func:`parse` does.
+    """
+    kind = None if datatype is None else kind_of(datatype, what)
     if owner is None or owner is MPI.BOTTOM:
-        memory, dtype, order = _bottom(owner, count, kind, what)
+        memory, dtype, order = _bottom(owner, counted, kind, what)
     else:
         memory, dtype, order = _view(owner, writable, what)
     if kind is None:
         kind = _type_of_dtype(dtype, what)
     elif not dtype.isnative and kind.datatype != MPI.BYTE:
         raise _byte_order(dtype, what)
-    memory, count = _range(memory, count, displacement, kind, blocks, what)
-    return Buffer(memory, count, blocks, kind.dtype, kind.itemsize, kind.datatype, writable, order)
+    return memory, kind, order
 
 
 def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:
@@ -152,13 +177,19 @@ def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:
         count, displacement = count
     return (
         owner,
-        None if count is None else _natural(count, "count", what),
-        0 if displacement is None else _natural(displacement, "displacement", what),
+        None if count is None else natural(count, "count", what),
+        0 if displacement is None else natural(displacement, "displacement", what),
         datatype,
     )
 
 
-def _natural(value: Any, name: str, what: str) -> int:
+def natural(value: Any, name: str, what: str) -> int:
+    """A count or displacement as an int.
+
+    Raises:
+        TypeError: no integer.
+        ValueError: negative.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -169,14 +200,14 @@ def _natural(value: Any, name: str, what: str) -> int:
 
 
 def _bottom(
-    owner: Any, count: int | None, kind: _Type | None, what: str
+    owner: Any, counted: int, kind: Kind | None, what: str
 ) -> tuple[Bytes, np.dtype[Any], str]:
     if owner is MPI.BOTTOM:
         raise Unsupported(f"{what} is MPI.BOTTOM (absolute addresses)")
     if kind is None:
         raise TypeError(f"{what}: None is no buffer; pass an array (of length 0 for nothing)")
-    if count:
-        raise ValueError(f"{what}: the buffer is None but the count is {count}; pass an array")
+    if counted:
+        raise ValueError(f"{what}: the buffer is None but the count is {counted}; pass an array")
     return np.empty(0, np.uint8), np.dtype(np.uint8), ""
 
 
@@ -240,8 +271,8 @@ def _order(array: npt.NDArray[Any]) -> str:
     return "C" if flags.c_contiguous else "F"
 
 
-def _type_of(datatype: Any, what: str) -> _Type:
-    """The type that a message names explicitly."""
+def kind_of(datatype: Any, what: str) -> Kind:
+    """The kind of elements that a message names explicitly.  Raises as :func:`parse` does."""
     if isinstance(datatype, str):
         try:
             datatype = MPI.Datatype.fromcode(datatype)
@@ -257,7 +288,7 @@ def _type_of(datatype: Any, what: str) -> _Type:
 
 
 @cache
-def _predefined(handle: int) -> _Type:
+def _predefined(handle: int) -> Kind:
     datatype = MPI.Datatype.fromhandle(handle)
     try:
         dtype = np.dtype(to_numpy_dtype(datatype))
@@ -265,10 +296,10 @@ def _predefined(handle: int) -> _Type:
         dtype = None
     if dtype is not None and dtype.itemsize != datatype.extent:
         dtype = None
-    return _Type(datatype, dtype, datatype.extent)
+    return Kind(datatype, dtype, datatype.extent)
 
 
-def _type_of_dtype(dtype: np.dtype[Any], what: str) -> _Type:
+def _type_of_dtype(dtype: np.dtype[Any], what: str) -> Kind:
     """The type that an array has by itself."""
     if not dtype.isnative:
         raise _byte_order(dtype, what)
@@ -282,16 +313,16 @@ def _type_of_dtype(dtype: np.dtype[Any], what: str) -> _Type:
 
 
 @cache
-def _native(dtype: np.dtype[Any]) -> _Type | None:
+def _native(dtype: np.dtype[Any]) -> Kind | None:
     if dtype.name == "bfloat16":
         datatype = getattr(MPI, "BFLOAT16_T", MPI.DATATYPE_NULL)
-        return _Type(None if datatype == MPI.DATATYPE_NULL else datatype, dtype, 2)
+        return Kind(None if datatype == MPI.DATATYPE_NULL else datatype, dtype, 2)
     if dtype.char not in _CODES or dtype.names or (dtype.kind == "S" and dtype.itemsize > 1):
         return None
     try:
-        return _Type(MPI.Datatype.fromcode(dtype.char), dtype, dtype.itemsize)
+        return Kind(MPI.Datatype.fromcode(dtype.char), dtype, dtype.itemsize)
     except ValueError:
-        return _Type(None, dtype, dtype.itemsize)
+        return Kind(None, dtype, dtype.itemsize)
 
 
 def _byte_order(dtype: np.dtype[Any], what: str) -> BufferError:
@@ -302,7 +333,7 @@ def _byte_order(dtype: np.dtype[Any], what: str) -> BufferError:
 
 
 def _range(
-    memory: Bytes, count: int | None, displacement: int, kind: _Type, blocks: int, what: str
+    memory: Bytes, count: int | None, displacement: int, kind: Kind, blocks: int, what: str
 ) -> tuple[Bytes, int]:
     """The bytes used, and the elements of one block."""
     held, offset = memory.size, displacement * kind.itemsize
@@ -343,11 +374,14 @@ class Operands:
         recv: what the rank gets; None if nothing.  In place, ``send`` and ``recv`` name the same
             memory wherever the rank has both.
         in_place: whether the caller passed ``MPI.IN_PLACE`` (always so for a broadcast).
+        layouts: the blocks of input and output, where their lengths may differ: in elements for
+            reductions, else in bytes.  A block that this rank neither gives nor gets is empty.
     """
 
     send: Buffer | None
     recv: Buffer | None
     in_place: bool = False
+    layouts: tuple[Layout, Layout] | None = None
 
 
 def operands(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any) -> Operands:
@@ -376,9 +410,10 @@ def operands(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any) -
     scatter = definition.name == "scatter"
     if sendbuf is MPI.IN_PLACE or recvbuf is MPI.IN_PLACE:
         if recvbuf is MPI.IN_PLACE and not (scatter and place.is_root):
-            raise _no_place(definition, "receive", place)
-        if sendbuf is MPI.IN_PLACE and (scatter or not received):
-            raise _no_place(definition, "send", place)
+            raise no_place(definition, "receive", place)
+        input_only = scatter or (definition.rooted and not received)
+        if sendbuf is MPI.IN_PLACE and input_only:
+            raise no_place(definition, "send", place)
         whole, what = (sendbuf, "send buffer") if scatter else (recvbuf, "receive buffer")
         buffer = parse(whole, what=what, writable=not scatter, blocks=max(sent, received))
         return Operands(buffer, buffer, in_place=True)
@@ -391,7 +426,7 @@ def operands(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any) -
     return Operands(send, recv)
 
 
-def _no_place(definition: Collective, side: str, place: Place) -> ValueError:
+def no_place(definition: Collective, side: str, place: Place) -> ValueError:
     """The error for ``MPI.IN_PLACE`` where it cannot stand."""
     method = definition.method
     if definition.name == "scatter":
@@ -407,7 +442,7 @@ def _no_place(definition: Collective, side: str, place: Place) -> ValueError:
 
 def _check_pair(send: Buffer, recv: Buffer, definition: Collective) -> None:
     """Send and receive buffer must be of one type and length, and apart in memory."""
-    if _differ(send, recv, definition.reduces):
+    if differ(send, recv, definition.reduces):
         raise ValueError(
             f"send buffer of {send.name} but receive buffer of {recv.name}: both must have the "
             "same datatype; convert one with array.astype"
@@ -436,7 +471,7 @@ def _check_pair(send: Buffer, recv: Buffer, definition: Collective) -> None:
         )
 
 
-def _differ(send: Buffer, recv: Buffer, reduces: bool) -> bool:
+def differ(send: Buffer, recv: Buffer, reduces: bool) -> bool:
     """Whether two datatypes do not match.  What is only moved matches untyped bytes too."""
     if send.dtype is None or recv.dtype is None:
         return send.datatype != recv.datatype

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -11,14 +12,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import agree, algorithms, buffers, exact, layout, ops, plan, tuning
+from mpicoll import agree, algorithms, buffers, exact, layout, ops, plan, tuning, vectors
 from mpicoll.buffers import Buffer, Unsupported
-from mpicoll.collectives import Collective, Place
+from mpicoll.collectives import COLLECTIVES, Collective, Place
 from mpicoll.exact import EXACT, SCHEDULES
-from mpicoll.registry import COMMUTATIVE
+from mpicoll.layout import Layout
+from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["Call", "Prepared", "asked_for", "parse", "place_of", "reproducible"]
+__all__ = ["METHODS", "Call", "Prepared", "asked_for", "parse", "place_of", "summed_exactly"]
+
+#: What each method of a communicator does: the collective, under the method's own name.
+METHODS = {definition.method: definition for definition in COLLECTIVES.values()}
+METHODS |= {
+    name: replace(COLLECTIVES[collective], method=name)
+    for name, collective in {
+        "Allgatherv": "allgather",
+        "Alltoallv": "alltoall",
+        "Alltoallw": "alltoall",
+        "Gatherv": "gather",
+        "Reduce_scatter": "reduce_scatter",
+        "Scatterv": "scatter",
+    }.items()
+}
 
 #: MPI's operators by handle.
 _OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
@@ -29,10 +45,11 @@ class Call:
     """One rank's call, parsed and checked.
 
     Attributes:
-        definition: the collective.
+        definition: the collective, under the method's name.
         place: rank, size and root; as many blocks as ranks where each rank has one, else one.
-        send, recv, in_place: see :class:`mpicoll.buffers.Operands`.
+        send, recv, in_place, layouts: see :class:`mpicoll.buffers.Operands`.
         reduction: what the operator is on these elements; None where nothing is reduced.
+        given: the two buffers as the caller passed them.
     """
 
     definition: Collective
@@ -41,6 +58,8 @@ class Call:
     recv: Buffer | None
     in_place: bool
     reduction: ops.Reduction | None
+    layouts: tuple[Layout, Layout] | None = None
+    given: tuple[Any, Any] = (None, None)
 
     @property
     def buffer(self) -> Buffer | None:
@@ -49,20 +68,35 @@ class Call:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole vector; equal on all ranks."""
+        """Bytes of the whole vector, equal on all ranks; 0 where no rank knows all of it."""
+        if self.layouts is not None and self.buffer is not None:
+            if vectors.METHODS[self.definition.method] == vectors.OWN:
+                return 0
+            unit = self.buffer.itemsize if self.reduction is not None else 1
+            return sum(self.layouts[1].counts) * unit
         return self.buffer.block_bytes * self.place.nblocks if self.buffer is not None else 0
 
-    def obstacle(self, algorithm: str) -> str:
-        """Why an algorithm cannot serve this call, "" if it can; equal on all ranks."""
-        if self.reduction is None or self.buffer is None:
-            return ""
+    def obstacle(self, algorithm: str) -> TypeError | ValueError | None:
+        """Why an algorithm cannot serve this call, None if it can; equal on all ranks."""
         if algorithm == NATIVE:
-            missing = self.buffer.datatype is None
-            return f"this MPI library has no datatype for {self.buffer.name}" if missing else ""
-        needs = algorithms.find(self.definition.name, algorithm).needs
-        if COMMUTATIVE in needs and not self.reduction.commutative:
-            return f"{algorithm} needs a commutative operator, and this one is not"
-        return ""
+            if self.buffer is None or self.reduction is None or self._has_datatype():
+                return None
+            return TypeError(f"this MPI library has no datatype for {self.buffer.name}")
+        entry = algorithms.find(self.definition.name, algorithm)
+        if COMMUTATIVE in entry.needs and self.reduction and not self.reduction.commutative:
+            return TypeError(f"{algorithm} needs a commutative operator, and this one is not")
+        own = vectors.METHODS.get(self.definition.method) == vectors.OWN
+        if EQUAL_BLOCKS in entry.needs and own:
+            return ValueError(
+                f"{algorithm} passes on blocks of other ranks, whose lengths a rank does not know "
+                f"in {self.definition.method}"
+            )
+        if not entry.runs_on(self.place.size):
+            return ValueError(f"{algorithm} needs an even number of ranks, not {self.place.size}")
+        return None
+
+    def _has_datatype(self) -> bool:
+        return self.buffer is None or self.buffer.datatype is not None
 
     def choose(self, table: tuning.Table) -> tuple[Choice, str]:
         """The algorithm if the caller names none; why it is not the one the environment names."""
@@ -82,10 +116,15 @@ class Call:
         What is only moved may be of different types, bytes on one rank, as long as its length is
         the same.
         """
-        if self.buffer is None:
+        if self.buffer is None or vectors.METHODS.get(self.definition.method) == vectors.OWN:
             return {}
+        if self.layouts is not None:
+            counts = hashlib.sha256(repr(self.layouts[1].counts).encode()).hexdigest()[:16]
+            common: dict[str, Any] = {"hash of the counts": counts}
+        else:
+            common = {}
         if self.reduction is None:
-            return {"bytes of a block": self.buffer.block_bytes}
+            return common or {"bytes of a block": self.buffer.block_bytes}
         operator = self.reduction.name
         if self.reduction.function is not None:
             kind = "commutative" if self.reduction.commutative else "not commutative"
@@ -93,17 +132,30 @@ class Call:
         return {
             "operator": operator,
             "datatype": str(self.reduction.dtype),
-            "count": self.buffer.count,
+            **(common or {"count": self.buffer.count}),
         }
 
     def messages(self) -> tuple[Any, Any]:
         """Send and receive buffer as mpi4py wants them."""
-        reduces = self.definition.reduces
-        send = None if self.send is None else self.send.message(reduces)
-        recv = None if self.recv is None else self.recv.message(reduces)
+        method = self.definition.method
+        if method in vectors.METHODS and method != "Reduce_scatter" and self._has_datatype():
+            return self.given
+        send = self._message(self.send, 0)
+        recv = self._message(self.recv, 1)
+        if self.definition.name == "exscan" and recv is None and send is not None:
+            # The library wants a buffer where nothing is received.
+            recv = [np.empty_like(send[0]), *send[1:]]
         if not self.in_place or self.definition.name == "bcast":
             return send, recv
         return (send, MPI.IN_PLACE) if self.definition.name == "scatter" else (MPI.IN_PLACE, recv)
+
+    def _message(self, buffer: Buffer | None, side: int) -> Any:
+        """One buffer as mpi4py wants it."""
+        whole = not (self.definition.input_alone, self.definition.output_alone)[side]
+        if buffer is None or self.definition.reduces or self.layouts is None or not whole:
+            return None if buffer is None else buffer.message(self.definition.reduces)
+        blocks = self.layouts[side]
+        return [buffer.memory, (list(blocks.counts), list(blocks.offsets)), MPI.BYTE]
 
     def memory(self) -> tuple[buffers.Bytes | None, buffers.Bytes | None]:
         """Send and receive buffer as a runner wants them."""
@@ -118,9 +170,11 @@ class Call:
             wide = self.reduction.wide.itemsize
         elif self.buffer is not None:
             length = self.buffer.block_bytes
-        place, algorithm = self.place, _schedule(self.definition, choice)
+        place = self.place
+        algorithm = _schedule(self.definition, choice)
         blocks = algorithms.find(self.definition.name, algorithm).blocks(place.size)
         cut = _even(length * place.nblocks, blocks)
+        input, output = self.layouts or (cut, cut)
         return plan.Shape(
             collective=self.definition.name,
             algorithm=algorithm,
@@ -131,8 +185,8 @@ class Call:
             in_place=self.in_place,
             itemsize=itemsize,
             wide=wide,
-            input=cut,
-            output=cut,
+            input=input,
+            output=output,
             whole=choice.algorithm == EXACT,
         )
 
@@ -149,20 +203,16 @@ class Prepared(NamedTuple):
     """A call that can run.
 
     Attributes:
-        definition: the collective.
+        definition: the collective, under the method's name.
         place: see :class:`Call`.
         choice: the algorithm.
         call: the call; None where the MPI library alone understands the arguments.
-        arguments: send and receive buffer, as the caller passed them.
-        op: the operator, as the caller passed it.
     """
 
     definition: Collective
     place: Place
     choice: Choice
     call: Call | None
-    arguments: tuple[Any, Any]
-    op: Any
 
     @property
     def nbytes(self) -> int:
@@ -186,56 +236,53 @@ class Prepared(NamedTuple):
         return {**known, **(self.call.facts() if self.call is not None else {})}
 
 
-def reproducible(
+def parse(
     definition: Collective,
     place: Place,
     sendbuf: Any,
     recvbuf: Any,
     op: Any,
-    algorithm: str | None,
-) -> Prepared:
-    """A reduction by exact sums; see :mod:`mpicoll.exact`.
-
-    Raises:
-        TypeError, ValueError, BufferError: see :func:`parse`; and an algorithm, an operator other
-            than ``MPI.SUM``, elements that have no exact sum.
-        Unsupported: only the MPI library can serve the buffers, and it does not sum exactly.
-    """
-    method = definition.method
-    if algorithm is not None:
-        raise ValueError(
-            f"{method}: reproducible=True has an algorithm of its own; leave out either it or "
-            f"algorithm={algorithm!r}"
-        )
-    try:
-        call = parse(definition, place, sendbuf, recvbuf, op)
-    except Unsupported as reason:
-        raise Unsupported(
-            f"{method}: {reason}; reproducible=True needs a contiguous array of a predefined "
-            "datatype"
-        ) from None
-    assert call.reduction is not None
-    if call.reduction.name != "sum":
-        raise ValueError(
-            f"{method}: reproducible=True sums, so op must be MPI.SUM, not {call.reduction.name}"
-        )
-    call = replace(call, reduction=exact.reduction(call.reduction.dtype))
-    choice = Choice(EXACT, (), "reproducible=True")
-    return Prepared(definition, place, choice, call, (sendbuf, recvbuf), op)
-
-
-def parse(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, op: Any) -> Call:
+    counts: Sequence[int] | None = None,
+) -> Call:
     """Parse and check the arguments of a call, from what this rank alone knows.
 
     Raises:
         TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.buffers.operands`; and
             TypeError for an operator that has no meaning for the elements.
     """
-    found = buffers.operands(definition, place, sendbuf, recvbuf)
+    if definition.method in vectors.METHODS:
+        found = vectors.operands(definition, place, sendbuf, recvbuf, counts)
+    else:
+        found = buffers.operands(definition, place, sendbuf, recvbuf)
     reduction = None
     if definition.reduces and found.send is not None:
         reduction = _reduction(op, found.send)
-    return Call(definition, place, found.send, found.recv, found.in_place, reduction)
+    return Call(
+        definition,
+        place,
+        found.send,
+        found.recv,
+        found.in_place,
+        reduction,
+        found.layouts,
+        (sendbuf, recvbuf),
+    )
+
+
+def summed_exactly(call: Call) -> Call:
+    """A reduction by exact sums in place of rounded ones; see :mod:`mpicoll.exact`.
+
+    Raises:
+        TypeError: elements that have no exact sum.
+        ValueError: an operator other than ``MPI.SUM``.
+    """
+    assert call.reduction is not None
+    if call.reduction.name != "sum":
+        raise ValueError(
+            f"{call.definition.method}: reproducible=True sums, so op must be MPI.SUM, not "
+            f"{call.reduction.name}"
+        )
+    return replace(call, reduction=exact.reduction(call.reduction.dtype))
 
 
 def _reduction(op: Any, buffer: Buffer) -> ops.Reduction:

@@ -8,10 +8,10 @@ Create_from_group`` and ``Shrink`` return this class, ready for use.  What ``Idu
 ``Idup_with_info`` return is made ready by its first collective call, as are copies and unpickled
 objects.  ``Ishrink``, topologies (``Create_cart``, ...) and intercommunicators stay mpi4py's.
 
-A call goes one way: parse the buffers, check, choose the algorithm, plan, run.  Checks use this
-rank's arguments alone.  A mistake that all ranks make raises on all of them; one that a single rank
-makes raises there, while the others wait for it.  So let an uncaught exception end the job: start
-scripts by ``python -m mpi4py script.py``, or run their main part within :func:`abort_on_exception`.
+Every collective goes one way, see :mod:`mpicoll.dispatch`.  A mistake that all ranks make raises on
+all of them; one that a single rank makes raises there, while the others wait for it.  So let an
+uncaught exception end the job: start scripts by ``python -m mpi4py script.py``, or run their main
+part within :func:`abort_on_exception`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ import os
 import sys
 import time
 import traceback
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll import algorithms, collectives, hooks, trace, tuning
-from mpicoll.buffers import Unsupported
-from mpicoll.call import Prepared, asked_for, parse, place_of
-from mpicoll.call import reproducible as exactly
-from mpicoll.collectives import Collective
+from mpicoll import algorithms, collectives, progress, tuning
+from mpicoll.blocking import Blocking
+from mpicoll.dispatch import FallbackWarning
+from mpicoll.nonblocking import Nonblocking
+from mpicoll.persistent import Persistent
 from mpicoll.state import State, attach, find
-from mpicoll.tuning import NATIVE, Choice
+from mpicoll.tuning import NATIVE
 
 __all__ = ["FallbackWarning", "Intracomm", "Stats", "abort_on_exception", "end_job"]
 
@@ -43,13 +42,6 @@ __all__ = ["FallbackWarning", "Intracomm", "Stats", "abort_on_exception", "end_j
 GRACE = 0.3
 
 _C = TypeVar("_C", bound="Intracomm")
-
-#: Fallbacks that this process has warned of.
-_WARNED: set[str] = set()
-
-
-class FallbackWarning(RuntimeWarning):
-    """The MPI library's own collective ran because mpicoll cannot serve the call."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ def _exit_status(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-class Intracomm(MPI.Intracomm):
+class Intracomm(Blocking, Nonblocking, Persistent):
     """An intracommunicator whose collectives run by an algorithm of one's choice.
 
     Args:
@@ -118,17 +110,17 @@ class Intracomm(MPI.Intracomm):
     The collectives take what mpi4py's take, and by keyword ``algorithm=`` (one of
     ``mpicoll list``, or ``"native"``: the MPI library's own) and that algorithm's parameters.  All
     ranks must pass the same.  Without ``algorithm`` the environment of rank 0 decides, else a
-    table, by the number of bytes.  What mpicoll cannot serve (derived datatypes, ``MPI.BOTTOM``)
-    goes to the MPI library's own collective, under the policy ``MPICOLL_FALLBACK``: ``error``,
-    ``warn`` (once, the default) or ``silent``; with ``algorithm`` given it is an error.
+    table, by the number of bytes.  Non-blocking and persistent ones without ``algorithm`` are the
+    library's own, and return its requests; with it see :mod:`mpicoll.requests`.  What mpicoll
+    cannot serve (derived datatypes, ``MPI.BOTTOM``) goes to the MPI library's own collective, under
+    the policy ``MPICOLL_FALLBACK``: ``error``, ``warn`` (once, the default) or ``silent``; with
+    ``algorithm`` given it is an error.
 
     They raise TypeError, ValueError and BufferError for arguments that do not fit (see
     :mod:`mpicoll.buffers`), and MPI.Exception, after a call of the communicator's error handler,
     for what MPI reports.  After a failure while messages were under way, every later call raises
     RuntimeError.
     """
-
-    _state: State | None = None
 
     def __new__(cls: type[_C], comm: MPI.Comm | None = None) -> _C:
         if isinstance(comm, MPI.Intercomm):
@@ -151,33 +143,40 @@ class Intracomm(MPI.Intracomm):
 
     def Dup(self: _C, info: MPI.Info | None = None) -> _C:
         """Duplicate the communicator."""
-        return self._adopt(super().Dup(info))
+        with progress.meanwhile():
+            return self._adopt(super().Dup(info))
 
     def Dup_with_info(self: _C, info: MPI.Info) -> _C:
         """Duplicate the communicator with hints."""
-        return self._adopt(super().Dup_with_info(info))
+        with progress.meanwhile():
+            return self._adopt(super().Dup_with_info(info))
 
     def Clone(self: _C) -> _C:
         """Clone the communicator."""
-        return self._adopt(super().Clone())
+        with progress.meanwhile():
+            return self._adopt(super().Clone())
 
     def Split(self, color: int = 0, key: int = 0) -> Intracomm:
         """Split the communicator by color and key."""
-        return self._child(super().Split(color, key))
+        with progress.meanwhile():
+            return self._child(super().Split(color, key))
 
     def Split_type(
         self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL
     ) -> Intracomm:
         """Split the communicator by split type."""
-        return self._child(super().Split_type(split_type, key, info))
+        with progress.meanwhile():
+            return self._child(super().Split_type(split_type, key, info))
 
     def Create(self, group: MPI.Group) -> Intracomm:
         """Create a communicator of a group."""
-        return self._child(super().Create(group))
+        with progress.meanwhile():
+            return self._child(super().Create(group))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Intracomm:
         """Create a communicator of a group; collective over the group alone."""
-        return self._child(super().Create_group(group, tag))
+        with progress.meanwhile():
+            return self._child(super().Create_group(group, tag))
 
     @classmethod
     def Create_from_group(
@@ -192,7 +191,38 @@ class Intracomm(MPI.Intracomm):
 
     def Shrink(self) -> Intracomm:
         """Create a communicator without the processes that have failed."""
-        return self._child(super().Shrink())
+        with progress.meanwhile():
+            return self._child(super().Shrink())
+
+    def Free(self) -> None:
+        """Free the communicator.
+
+        Raises:
+            RuntimeError: a collective is under way on it.
+        """
+        self._let_go("Free")
+        super().Free()
+
+    def free(self) -> None:
+        """Free the communicator, if it is one that can be freed.  Raises as ``Free`` does."""
+        self._let_go("free")
+        super().free()
+
+    def Disconnect(self) -> None:
+        """Disconnect from the communicator.  Raises as ``Free`` does."""
+        self._let_go("Disconnect")
+        super().Disconnect()
+
+    def _let_go(self, method: str) -> None:
+        """Raise if a collective is under way: its messages would have nowhere to go."""
+        state = self._state or (find(self) if self else None)
+        if state is not None and state.under_way and not state.closed and state.failure is None:
+            progress.poll()
+            if state.under_way:
+                raise RuntimeError(
+                    f"{method} of a communicator with {len(state.under_way)} collectives under "
+                    f"way: {', '.join(map(repr, state.under_way))}; Wait for them first"
+                )
 
     def _adopt(self, comm: _C) -> _C:
         """Set up an object of this class that mpi4py has made."""
@@ -203,131 +233,6 @@ class Intracomm(MPI.Intracomm):
         """An object of mpi4py's as one of this class, set up if this rank is in it."""
         child = Intracomm.__new__(Intracomm, comm)
         return self._adopt(child) if child else child
-
-    def _ready(self) -> State:
-        """What belongs to the handle; collective where the handle is used for the first time."""
-        if self._state is None:
-            self._state = attach(self)
-        self._state.check()
-        return self._state
-
-    # --- collectives ---
-
-    def Barrier(self, *, algorithm: str | None = None, **parameters: int) -> None:
-        """Wait until all ranks have entered."""
-        self._collective("barrier", None, None, algorithm=algorithm, parameters=parameters)
-
-    def Bcast(
-        self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: int
-    ) -> None:
-        """Copy the root's buffer to all ranks."""
-        self._collective("bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters)
-
-    def Reduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        root: int = 0,
-        *,
-        algorithm: str | None = None,
-        reproducible: bool = False,
-        **parameters: int,
-    ) -> None:
-        """Reduce over all ranks, to the root; ``reproducible`` as for :meth:`Allreduce`."""
-        self._collective(
-            "reduce",
-            sendbuf,
-            recvbuf,
-            op=op,
-            root=root,
-            algorithm=algorithm,
-            parameters=parameters,
-            reproducible=reproducible,
-        )
-
-    def Allreduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: str | None = None,
-        reproducible: bool = False,
-        **parameters: int,
-    ) -> None:
-        """Reduce over all ranks, to all of them.
-
-        With ``reproducible=True`` each element is the exact sum of all contributions, rounded once
-        (see :mod:`mpicoll.exact`), for float32, float64, complex numbers of these, and integers.
-        """
-        self._collective(
-            "allreduce",
-            sendbuf,
-            recvbuf,
-            op=op,
-            algorithm=algorithm,
-            parameters=parameters,
-            reproducible=reproducible,
-        )
-
-    def Reduce_scatter_block(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: str | None = None,
-        reproducible: bool = False,
-        **parameters: int,
-    ) -> None:
-        """Reduce over all ranks; rank i gets block i of the result, all blocks equally long.
-
-        ``reproducible`` as for :meth:`Allreduce`.
-        """
-        self._collective(
-            "reduce_scatter",
-            sendbuf,
-            recvbuf,
-            op=op,
-            algorithm=algorithm,
-            parameters=parameters,
-            reproducible=reproducible,
-        )
-
-    def Allgather(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
-    ) -> None:
-        """Collect a block of every rank, on all of them."""
-        self._collective("allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
-
-    def Gather(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: str | None = None,
-        **parameters: int,
-    ) -> None:
-        """Collect a block of every rank, at the root."""
-        self._collective(
-            "gather", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
-
-    def Scatter(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: str | None = None,
-        **parameters: int,
-    ) -> None:
-        """Give every rank its block of the root's buffer."""
-        self._collective(
-            "scatter", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
 
     # --- what ran and would run ---
 
@@ -366,140 +271,3 @@ class Intracomm(MPI.Intracomm):
         self._state = state
         state.check()
         return state
-
-    # --- one way for all ---
-
-    def _collective(
-        self,
-        name: str,
-        sendbuf: Any,
-        recvbuf: Any,
-        *,
-        op: Any = None,
-        root: Any = 0,
-        algorithm: str | None,
-        parameters: Mapping[str, int],
-        reproducible: bool = False,
-    ) -> None:
-        """Parse, check, choose, plan, run."""
-        state = self._ready()
-        definition = collectives.collective(name)
-        try:
-            prepared = self._prepare(
-                state, definition, sendbuf, recvbuf, op, root, algorithm, parameters, reproducible
-            )
-        except Exception as error:
-            state.refuse(definition, error)
-            raise
-        state.enter(prepared)
-        if hooks.installed or state.tracer is not None:
-            self._observe(state, prepared)
-        else:
-            self._run(state, prepared)
-
-    def _prepare(
-        self,
-        state: State,
-        definition: Collective,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: Any,
-        root: Any,
-        algorithm: str | None,
-        parameters: Mapping[str, int],
-        reproducible: bool,
-    ) -> Prepared:
-        """Everything that this rank can do before it meets the others."""
-        asked = asked_for(definition, algorithm, parameters)
-        place = place_of(definition, state.rank, state.size, root)
-        if reproducible:
-            return exactly(definition, place, sendbuf, recvbuf, op, algorithm)
-        try:
-            call = parse(definition, place, sendbuf, recvbuf, op)
-        except Unsupported as reason:
-            if asked is None:
-                self._fall_back(definition, f"{reason}, so {NATIVE} serves")
-            elif asked.algorithm != NATIVE:
-                raise Unsupported(
-                    f"{definition.method} by algorithm={algorithm!r}: {reason}; pass a contiguous "
-                    f"array of a predefined datatype, or algorithm={NATIVE!r}"
-                ) from None
-            return Prepared(definition, place, Choice(NATIVE), None, (sendbuf, recvbuf), op)
-        if asked is None:
-            choice, refused = call.choose(state.settings.table)
-            if refused:
-                self._fall_back(definition, refused)
-        else:
-            choice = asked
-            obstacle = call.obstacle(choice.algorithm)
-            if obstacle:
-                raise TypeError(f"{definition.method} by algorithm={algorithm!r}: {obstacle}")
-        return Prepared(definition, place, choice, call, (sendbuf, recvbuf), op)
-
-    def _observe(self, state: State, prepared: Prepared) -> None:
-        """Run, and tell the trace and the hooks."""
-        name, algorithm = prepared.definition.name, prepared.choice.algorithm
-        tracer = state.tracer.call(name, algorithm) if state.tracer is not None else None
-        failure: BaseException | None = None
-        start = time.perf_counter()
-        try:
-            self._run(state, prepared, tracer.step if tracer is not None else None)
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            seconds = time.perf_counter() - start
-            if tracer is not None:
-                tracer.end(prepared.nbytes, failure)
-            hooks.report(
-                hooks.Event(
-                    name, algorithm, state.size, state.rank, prepared.nbytes, seconds, failure
-                )
-            )
-
-    def _run(self, state: State, prepared: Prepared, step: trace.Step | None = None) -> None:
-        """Run what is prepared."""
-        call, choice = prepared.call, prepared.choice
-        if call is None or choice.algorithm == NATIVE:
-            arguments = prepared.arguments if call is None else call.messages()
-            self._native(prepared.definition, *arguments, prepared.op, prepared.place.root)
-            return
-        try:
-            state.run(call.shape(choice), *call.memory(), call.reduction, step)
-        except MPI.Exception as error:
-            self.Call_errhandler(error.Get_error_code())
-            raise
-        state.calls[prepared.definition.name, choice.algorithm] += 1
-
-    def _native(
-        self, definition: Collective, sendbuf: Any, recvbuf: Any, op: Any, root: int
-    ) -> None:
-        """The MPI library's own collective."""
-        arguments: tuple[Any, ...] = (sendbuf, recvbuf)
-        if definition.name in ("barrier", "bcast"):
-            arguments = (recvbuf,) if definition.name == "bcast" else ()
-        arguments += (op,) if definition.reduces else ()
-        arguments += (root,) if definition.rooted else ()
-        state = self._ready()
-        if state.watch is None:
-            getattr(MPI.Intracomm, definition.method)(self, *arguments)
-        else:  # within the library's blocking call nobody would look at the clock
-            start = getattr(MPI.Intracomm, f"I{definition.method.lower()}")
-            state.wait(start(self, *arguments), *arguments)
-        state.calls[definition.name, NATIVE] += 1
-
-    def _fall_back(self, definition: Collective, reason: str) -> None:
-        """Count, and report as the policy says, that what was asked for cannot serve."""
-        state = self._ready()
-        message = f"{definition.method}: {reason}"
-        if state.settings.policy == "error":
-            raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
-        state.fallbacks[definition.name, reason] += 1
-        if state.settings.policy == "warn" and state.rank == 0 and message not in _WARNED:
-            _WARNED.add(message)
-            # The frames between: this one, _prepare, _collective, the collective's own method.
-            warnings.warn(
-                f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
-                FallbackWarning,
-                stacklevel=5,
-            )

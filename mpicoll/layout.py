@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Layout", "displaced", "even", "part"]
+__all__ = ["Layout", "displaced", "even", "part", "scaled"]
 
 
 class Layout(NamedTuple):
@@ -51,3 +51,11 @@ def displaced(counts: Sequence[int], displacements: Sequence[int] | None = None)
     if len(counts) != len(displacements):
         raise ValueError(f"{len(counts)} counts but {len(displacements)} displacements")
     return Layout(tuple(displacements), tuple(counts))
+
+
+def scaled(layout: Layout, factor: int) -> Layout:
+    """The same blocks counted in a unit that goes ``factor`` times into the old one."""
+    return Layout(
+        tuple(offset * factor for offset in layout.offsets),
+        tuple(count * factor for count in layout.counts),
+    )

@@ -17,6 +17,7 @@ from mpicoll.schedule import Channel, Schedule, as_channels
 
 __all__ = [
     "COMMUTATIVE",
+    "EQUAL_BLOCKS",
     "EVEN_SIZE",
     "RANK_ORDER",
     "SAME_BITS",
@@ -34,6 +35,10 @@ COMMUTATIVE = "commutative"
 
 #: Need: the number of ranks must be even (or 1).
 EVEN_SIZE = "even size"
+
+#: Need: all blocks are equally long, or every rank knows the length of each: it passes on blocks of
+#: other ranks, and in a Gatherv, Scatterv or Alltoallv a rank knows the lengths of its own alone.
+EQUAL_BLOCKS = "equal blocks"
 
 #: Order class: every rank evaluates the same expression, so all get the same bits.
 SAME_BITS = "same bits on all ranks"
@@ -79,7 +84,8 @@ class Algorithm:
             divides n, and is an upper estimate where there are several channels.
         blocks: number of blocks for P ranks.
         scratch: number of scratch blocks for P ranks.
-        needs: what it needs of the call (:data:`COMMUTATIVE`, :data:`EVEN_SIZE`).
+        needs: what it needs of the call (:data:`COMMUTATIVE`, :data:`EQUAL_BLOCKS`,
+            :data:`EVEN_SIZE`).
         order: order classes (:data:`SAME_BITS`, :data:`RANK_ORDER`).
         symmetric: every rank does the same, turned by its rank.
         reference: where it comes from.

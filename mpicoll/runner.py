@@ -14,16 +14,13 @@ from typing import TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import ops, trace
+from mpicoll import ops, progress, trace
 from mpicoll.ops import Reduction
 from mpicoll.plan import Fold, Message, Move, Phase, Plan
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 from mpicoll.spans import Span
 
 __all__ = ["Execution", "run"]
-
-#: Polls without progress before the processor is offered to others.
-_PATIENCE = 50
 
 
 class Execution:
@@ -86,13 +83,14 @@ class Execution:
         """
         idle = 0
         while not self.done:
+            progress.poll()
             completed = MPI.Request.Testsome(self._requests)
             if completed:
                 idle = 0
                 self._progress(completed)
             else:
                 idle += 1
-                if idle > _PATIENCE:
+                if idle > progress.PATIENCE:
                     pause()
 
     def _progress(self, completed: Sequence[int] | None) -> None:

@@ -10,16 +10,17 @@ import itertools
 import math
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import agree, caller, ops, plan, runner, trace, tuning
+from mpicoll import agree, caller, ops, plan, progress, runner, trace, tuning
 from mpicoll.call import Prepared
 from mpicoll.collectives import Collective
+from mpicoll.lanes import Lanes
 from mpicoll.watch import Watch
 
 __all__ = ["Settings", "State", "attach", "find"]
@@ -50,6 +51,8 @@ class State:
         private: carries the collectives' messages.
         settings: equal on all ranks.
         calls, fallbacks: see :class:`mpicoll.comm.Stats`.
+        lanes: keep collectives under way together apart.
+        under_way: non-blocking collectives and started plans, until complete.
         failure: the first error that left messages behind.
         closed: the handle was freed.
         watch: the time limit of its calls, if there is one.
@@ -62,6 +65,8 @@ class State:
         self.size, self.rank = private.Get_size(), private.Get_rank()
         self.calls: Counter[tuple[str, str]] = Counter()
         self.fallbacks: Counter[tuple[str, str]] = Counter()
+        self.lanes = Lanes(private)
+        self.under_way: dict[Hashable, None] = {}
         self.failure: BaseException | None = None
         self.closed = False
         self.watch = Watch(private, settings.timeout) if settings.timeout else None
@@ -108,9 +113,10 @@ class State:
         """Wait for a request within the time limit; its buffers are kept if it does not end."""
         try:
             while not request.Test():
+                progress.poll()
                 self.pause()
         except BaseException as error:
-            self.failure = error
+            self.fail(error)
             self._abandoned += [request, *buffers]
             raise
 
@@ -122,11 +128,8 @@ class State:
         reduction: ops.Reduction | None,
         step: trace.Step | None = None,
     ) -> None:
-        """Run a plan of this shape; ``step`` is told of every step that ends.
-
-        While it runs, the plan is not in the cache, so that nobody else can start it.
-        """
-        planned = self._take(shape) or plan.build(shape)
+        """Run a plan of this shape; ``step`` is told of every step that ends."""
+        planned = self.borrow(shape)
         try:
             execution = runner.Execution(planned, self.private, send, recv, reduction, step=step)
             try:
@@ -136,9 +139,25 @@ class State:
                 raise
         except BaseException as error:
             # Messages may be under way that no later call must receive.
-            self.failure = error
+            self.fail(error)
             raise
-        self._plans[shape] = planned
+        self.give_back(planned)
+
+    def fail(self, error: BaseException) -> None:
+        """Let every later call raise: the first error is the one that tells why."""
+        self.failure = self.failure or error
+
+    def borrow(self, shape: plan.Shape) -> plan.Plan:
+        """A plan of this shape.
+
+        While it runs, it is not in the cache, so that nobody else can start it.
+        """
+        return self._take(shape) or plan.build(shape)
+
+    def give_back(self, planned: plan.Plan) -> None:
+        """Put a plan into the cache, as the one used last."""
+        self._take(planned.shape)  # one more was built while this one ran
+        self._plans[planned.shape] = planned
         self._space += sum(planned.temporary)
         while len(self._plans) > PLANS or (self._space > SPACE and len(self._plans) > 1):
             self._take(next(iter(self._plans)))
@@ -157,18 +176,19 @@ class State:
         self.closed = True
         _OPEN.pop(self, None)
         self._plans.clear()
-        if self.failure is None:
-            self.private.Free()
+        if self.failure is None and not self.under_way:
+            for comm in reversed(self.lanes.comms):
+                comm.Free()
         else:
-            _UNFINISHED.append(self)
+            _LOST.append(self)  # MPI may still use the memory of what was under way
 
 
 #: All that is not closed, oldest first.
 _OPEN: dict[State, None] = {}
 #: Numbers of the communicators whose rank 0 is this process.
 _NAMES = itertools.count()
-#: Closed with messages under way, whose buffers must stay.
-_UNFINISHED: list[State] = []
+#: What was closed with messages under way.
+_LOST: list[State] = []
 
 
 def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:

@@ -87,6 +87,9 @@ _NAMES: dict[str, dict[int, tuple[str, ...]]] = {
     "bcast": {0: (NATIVE, "linear")},
     "gather": {0: (NATIVE, "linear")},
     "scatter": {0: (NATIVE, "linear")},
+    "alltoall": {0: (NATIVE, "pairwise")},
+    "scan": {0: (NATIVE, "recursive_doubling")},
+    "exscan": {0: (NATIVE, "recursive_doubling")},
     "barrier": {0: (NATIVE, "dissemination")},
 }
 

@@ -18,9 +18,22 @@ LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
     {"matching", "verify", "simulate", "draw"},
-    {"ops", "_kernels", "exact", "spans", "plan", "runner", "local", "buffers"}
-    | {"agree", "caller", "trace", "watch"},
-    {"call", "comm", "hooks", "state", "tuning"},
+    {"ops", "_kernels", "spans", "plan", "progress", "runner", "local", "buffers", "vectors"}
+    | {"agree", "caller", "exact", "trace", "watch"},
+    {
+        "blocking",
+        "call",
+        "comm",
+        "dispatch",
+        "fused",
+        "hooks",
+        "lanes",
+        "nonblocking",
+        "persistent",
+        "requests",
+        "state",
+        "tuning",
+    },
     {"cli", "bench", "train", "__main__", "__init__"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}

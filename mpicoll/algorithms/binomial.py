@@ -14,7 +14,15 @@ subtree is the ranks up to the next multiple of that bit::
 
 from __future__ import annotations
 
-from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, one_block, per_rank, register
+from mpicoll.registry import (
+    COMMUTATIVE,
+    EQUAL_BLOCKS,
+    RANK_ORDER,
+    SAME_BITS,
+    one_block,
+    per_rank,
+    register,
+)
 from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
 from mpicoll.topology import binomial_tree, ceil_log2
 
@@ -205,6 +213,7 @@ register(
     fan_in=lambda P: int(P > 1),
     lecture=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
     blocks=per_rank,
+    needs=(EQUAL_BLOCKS,),
     reference=_REFERENCE,
 )
 register(
@@ -219,6 +228,7 @@ register(
     fan_in=lambda P: int(P > 1),
     lecture=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
     blocks=per_rank,
+    needs=(EQUAL_BLOCKS,),
     reference=_REFERENCE,
 )
 register(

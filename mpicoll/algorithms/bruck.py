@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpicoll.registry import per_rank, register
+from mpicoll.registry import EQUAL_BLOCKS, per_rank, register
 from mpicoll.schedule import Copy, Recv, Rounds, Send, given, scratch
 from mpicoll.topology import ceil_log2, doubling
 
@@ -84,6 +84,7 @@ register(
     lecture=lambda P, n, a, b, g: ceil_log2(P) * (a + n / 2 * b),
     blocks=per_rank,
     scratch=per_rank,
+    needs=(EQUAL_BLOCKS,),
     symmetric=True,
     reference=_REFERENCE,
 )

@@ -59,6 +59,19 @@ def test_all_ranks_get_the_exact_sum(ours, dtype, count):
     assert block.tobytes() == summed(rows)[RANK * count : (RANK + 1) * count].tobytes()
 
 
+def test_unequal_blocks_and_lists_of_arrays(ours):
+    counts = [(5 * rank) % 7 for rank in range(P)]
+    rows = contributions(sum(counts), "f8")
+    block = np.zeros(counts[RANK])
+    ours.Reduce_scatter(rows[RANK], block, counts, reproducible=True)
+    first = sum(counts[:RANK])
+    assert block.tobytes() == summed(rows)[first : first + counts[RANK]].tobytes()
+    rows = contributions(30, "f4")
+    parts = [rows[RANK][:11].copy(), rows[RANK][11:].copy()]
+    ours.Allreduce(MPI.IN_PLACE, parts, reproducible=True)
+    assert np.concatenate(parts).tobytes() == summed(rows).tobytes()
+
+
 def test_neither_order_nor_zeros_nor_layout_matter(ours):
     """The same numbers on other ranks, in longer vectors, beside ranks that have none."""
     rows = contributions(50, "f4")

@@ -1,0 +1,250 @@
+"""The blocking collectives of mpi4py, with ``algorithm=`` and its parameters by keyword."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll import fused
+from mpicoll.collectives import Place
+from mpicoll.dispatch import Dispatch
+
+__all__ = ["Blocking"]
+
+
+class Blocking(Dispatch):
+    """Collectives that return when they are complete on this rank."""
+
+    def Barrier(self, *, algorithm: str | None = None, **parameters: int) -> None:
+        """Wait until all ranks have entered."""
+        self._blocking("Barrier", algorithm=algorithm, parameters=parameters)
+
+    def Bcast(
+        self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: int
+    ) -> None:
+        """Copy the root's buffer to all ranks."""
+        self._blocking("Bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters)
+
+    def Reduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+        reproducible: bool = False,
+        **parameters: int,
+    ) -> None:
+        """Reduce over all ranks, to the root."""
+        self._blocking(
+            "Reduce",
+            sendbuf,
+            recvbuf,
+            op=op,
+            root=root,
+            algorithm=algorithm,
+            parameters=parameters,
+            reproducible=reproducible,
+        )
+
+    def Allreduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        reproducible: bool = False,
+        **parameters: int,
+    ) -> None:
+        """Reduce over all ranks, to all of them.
+
+        The buffers may be lists of arrays, of the same types and lengths on all ranks: they are
+        reduced as if one behind the other, small ones together.
+
+        With ``reproducible=True`` each element is the exact sum of all contributions, rounded once
+        (see :mod:`mpicoll.exact`), for float32, float64, complex numbers of these, and integers.
+        """
+        if not fused.is_list(recvbuf):
+            self._blocking(
+                "Allreduce",
+                sendbuf,
+                recvbuf,
+                op=op,
+                algorithm=algorithm,
+                parameters=parameters,
+                reproducible=reproducible,
+            )
+            return
+        state = self._ready()
+        for bucket in fused.buckets(Place(state.rank, state.size, 0, 1), sendbuf, recvbuf):
+            bucket.reduce(
+                lambda send, recv: self._blocking(
+                    "Allreduce",
+                    send,
+                    recv,
+                    op=op,
+                    algorithm=algorithm,
+                    parameters=parameters,
+                    reproducible=reproducible,
+                )
+            )
+
+    def Reduce_scatter_block(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        reproducible: bool = False,
+        **parameters: int,
+    ) -> None:
+        """Reduce over all ranks; rank i gets block i of the result, all blocks equally long."""
+        self._blocking(
+            "Reduce_scatter_block",
+            sendbuf,
+            recvbuf,
+            op=op,
+            algorithm=algorithm,
+            parameters=parameters,
+            reproducible=reproducible,
+        )
+
+    def Reduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        reproducible: bool = False,
+        **parameters: int,
+    ) -> None:
+        """Reduce over all ranks; rank i gets block i of the result, ``recvcounts[i]`` elements."""
+        self._blocking(
+            "Reduce_scatter",
+            sendbuf,
+            recvbuf,
+            counts=recvcounts,
+            op=op,
+            algorithm=algorithm,
+            parameters=parameters,
+            reproducible=reproducible,
+        )
+
+    def Allgather(
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+    ) -> None:
+        """Collect a block of every rank, on all of them."""
+        self._blocking("Allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+
+    def Allgatherv(
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+    ) -> None:
+        """Collect a block of every rank, on all of them; lengths may differ."""
+        self._blocking("Allgatherv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+
+    def Gather(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+        **parameters: int,
+    ) -> None:
+        """Collect a block of every rank, at the root."""
+        self._blocking(
+            "Gather", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
+        )
+
+    def Gatherv(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+        **parameters: int,
+    ) -> None:
+        """Collect a block of every rank, at the root; lengths may differ."""
+        self._blocking(
+            "Gatherv", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
+        )
+
+    def Scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+        **parameters: int,
+    ) -> None:
+        """Give every rank its block of the root's buffer."""
+        self._blocking(
+            "Scatter", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
+        )
+
+    def Scatterv(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+        **parameters: int,
+    ) -> None:
+        """Give every rank its block of the root's buffer; lengths may differ."""
+        self._blocking(
+            "Scatterv", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
+        )
+
+    def Alltoall(
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+    ) -> None:
+        """Send block j to rank j, for every j, and receive block i from rank i."""
+        self._blocking("Alltoall", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+
+    def Alltoallv(
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+    ) -> None:
+        """Send a block to every rank and receive one from each; lengths may differ."""
+        self._blocking("Alltoallv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+
+    def Alltoallw(
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+    ) -> None:
+        """Send a block to every rank and receive one from each; datatypes may differ too."""
+        self._blocking("Alltoallw", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+
+    def Scan(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        **parameters: int,
+    ) -> None:
+        """Reduce over the ranks up to this one."""
+        self._blocking("Scan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters)
+
+    def Exscan(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        **parameters: int,
+    ) -> None:
+        """Reduce over the ranks before this one; rank 0's receive buffer is left alone."""
+        self._blocking(
+            "Exscan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
+        )

@@ -1,0 +1,288 @@
+"""One way for every collective of a communicator: parse, check, choose, plan, run.
+
+Checks use this rank's arguments alone.  A call goes by one of mpicoll's algorithms, or to the MPI
+library's own collective: because that is the choice, because mpicoll cannot serve what is asked for
+(a fallback), or because the call is non-blocking or persistent and names no algorithm.  The latter
+must make progress while a program is in any call of MPI, and only the library sees to that.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from mpicoll import hooks, progress, trace, vectors
+from mpicoll.buffers import Unsupported
+from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
+from mpicoll.collectives import Collective
+from mpicoll.exact import EXACT
+from mpicoll.requests import Prequest, Request
+from mpicoll.state import State, attach
+from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, Choice
+
+__all__ = ["Dispatch", "FallbackWarning"]
+
+#: Fallbacks that this process has warned of.
+_WARNED: set[str] = set()
+
+
+class FallbackWarning(RuntimeWarning):
+    """The MPI library's own collective ran because mpicoll cannot serve the call."""
+
+
+class _Asked(NamedTuple):
+    """A call as the caller made it."""
+
+    definition: Collective
+    sendbuf: Any
+    recvbuf: Any
+    op: Any
+    root: Any
+    counts: Sequence[int] | None
+
+    def passed_on(self, call: Call | None) -> _Asked:
+        """The same for the MPI library, which takes a parsed call's buffers as mpi4py has them."""
+        if call is None:
+            return self
+        sendbuf, recvbuf = call.messages()
+        return self._replace(sendbuf=sendbuf, recvbuf=recvbuf)
+
+
+class Dispatch(MPI.Intracomm):
+    """An intracommunicator that can run collectives by mpicoll's algorithms."""
+
+    _state: State | None = None
+
+    def _ready(self) -> State:
+        """What belongs to the handle; collective where the handle is used for the first time."""
+        if self._state is None:
+            self._state = attach(self)
+        self._state.check()
+        return self._state
+
+    def _blocking(
+        self,
+        method: str,
+        sendbuf: Any = None,
+        recvbuf: Any = None,
+        *,
+        op: Any = None,
+        root: Any = 0,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None,
+        parameters: Mapping[str, int],
+        reproducible: bool = False,
+    ) -> None:
+        """Run a collective."""
+        state = self._ready()
+        asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
+        try:
+            prepared = self._decide(state, asked, algorithm, parameters, True, reproducible)
+        except Exception as error:
+            state.refuse(asked.definition, error)
+            raise
+        state.enter(prepared)
+        if hooks.installed or state.tracer is not None:
+            self._observe(state, asked, prepared)
+        else:
+            self._run(state, asked, prepared)
+
+    def _observe(self, state: State, asked: _Asked, prepared: Prepared) -> None:
+        """Run a collective, and tell the trace and the hooks."""
+        name, algorithm = prepared.definition.name, prepared.choice.algorithm
+        tracer = state.tracer.call(name, algorithm) if state.tracer is not None else None
+        failure: BaseException | None = None
+        start = time.perf_counter()
+        try:
+            self._run(state, asked, prepared, tracer.step if tracer is not None else None)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            seconds = time.perf_counter() - start
+            if tracer is not None:
+                tracer.end(prepared.nbytes, failure)
+            hooks.report(
+                hooks.Event(
+                    name, algorithm, state.size, state.rank, prepared.nbytes, seconds, failure
+                )
+            )
+
+    def _run(
+        self, state: State, asked: _Asked, prepared: Prepared, step: trace.Step | None = None
+    ) -> None:
+        """Run a collective that is decided."""
+        definition, _, choice, call = prepared
+        if call is None or choice.algorithm == NATIVE:
+            asked = asked.passed_on(call)
+            if state.watch is not None:
+                # Within the library's blocking call nobody would look at the clock.
+                request = self._native(state, asked, "I" + definition.method.lower())
+                state.wait(request, asked)
+                return
+            with progress.meanwhile():
+                self._native(state, asked, definition.method)
+            return
+        try:
+            state.run(call.shape(choice), *call.memory(), call.reduction, step)
+        except MPI.Exception as error:
+            self._report(error)
+            raise
+        state.calls[definition.name, choice.algorithm] += 1
+
+    def _non_blocking(
+        self,
+        method: str,
+        sendbuf: Any = None,
+        recvbuf: Any = None,
+        *,
+        op: Any = None,
+        root: Any = 0,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None,
+        parameters: Mapping[str, int],
+    ) -> Any:
+        """Start a collective; returns a request."""
+        state = self._ready()
+        asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
+        _, _, choice, call = self._decide(state, asked, algorithm, parameters, False)
+        if call is None or choice.algorithm == NATIVE:
+            request = self._native(state, asked.passed_on(call), "I" + method.lower())
+            progress.poll()
+            return request
+        return Request.begin(state, call, call.shape(choice), self._report)
+
+    def _persistent(
+        self,
+        method: str,
+        sendbuf: Any = None,
+        recvbuf: Any = None,
+        *,
+        op: Any = None,
+        root: Any = 0,
+        counts: Sequence[int] | None = None,
+        info: MPI.Info,
+        algorithm: str | None,
+        parameters: Mapping[str, int],
+    ) -> Any:
+        """Bind a collective to its buffers; returns a persistent request."""
+        state = self._ready()
+        asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
+        _, _, choice, call = self._decide(state, asked, algorithm, parameters, False)
+        if call is None or choice.algorithm == NATIVE:
+            with progress.meanwhile():
+                return self._native(state, asked.passed_on(call), f"{method}_init", info)
+        return Prequest(state, call, call.shape(choice), self._report)
+
+    def _asked(
+        self,
+        state: State,
+        method: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: Any,
+        root: Any,
+        counts: Sequence[int] | None,
+    ) -> _Asked:
+        """The arguments of a call; collective where a Reduce_scatter does not give its counts."""
+        if method == "Reduce_scatter" and counts is None and sendbuf is not MPI.IN_PLACE:
+            count = vectors.count(recvbuf, what="receive buffer")
+            with progress.meanwhile():
+                counts = state.private.allgather(count)
+            if min(counts) < 0:
+                counts = None  # for the library to find out
+        return _Asked(METHODS[method], sendbuf, recvbuf, op, root, counts)
+
+    def _decide(
+        self,
+        state: State,
+        asked: _Asked,
+        algorithm: str | None,
+        parameters: Mapping[str, int],
+        blocking: bool,
+        reproducible: bool = False,
+    ) -> Prepared:
+        """The parsed call and the algorithm."""
+        definition = asked.definition
+        named = asked_for(definition, algorithm, parameters)
+        if reproducible:
+            if named:
+                raise ValueError(
+                    f"{definition.method}: reproducible=True has an algorithm of its own; leave "
+                    f"out either it or algorithm={algorithm!r}"
+                )
+            named = Choice(EXACT, (), "reproducible=True")
+        place = place_of(definition, state.rank, state.size, asked.root)
+        try:
+            call = parse(definition, place, *asked[1:4], asked.counts)
+        except Unsupported as reason:
+            if named is None:
+                self._fall_back(state, definition, f"{reason}, so {NATIVE} serves")
+            elif named.algorithm != NATIVE:
+                how = "reproducible=True" if reproducible else f"algorithm={algorithm!r}"
+                remedy = "" if reproducible else f", or algorithm={NATIVE!r}"
+                raise Unsupported(
+                    f"{definition.method} by {how}: {reason}; pass a contiguous array of a "
+                    f"predefined datatype{remedy}"
+                ) from None
+            return Prepared(definition, place, Choice(NATIVE), None)
+        if reproducible:
+            return Prepared(definition, place, Choice(EXACT), summed_exactly(call))
+        choice, refused = (named, "") if named else self._choose(state, call, blocking)
+        if refused:
+            self._fall_back(state, definition, refused)
+        obstacle = call.obstacle(choice.algorithm)
+        if obstacle:
+            how = f" by algorithm={choice.algorithm!r}" if named else ""
+            remedy = "" if named else "; name an algorithm by algorithm="
+            raise type(obstacle)(f"{definition.method}{how}: {obstacle}{remedy}")
+        return Prepared(definition, place, choice, call)
+
+    def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
+        """The algorithm where the caller names none; why it is not the one of the environment."""
+        choice, refused = call.choose(state.settings.table)
+        if not blocking and choice.algorithm != NATIVE:
+            if choice.source != BUILTIN_SOURCE:
+                refused = (
+                    f"{choice.source}: what is not blocking must progress outside mpicoll's calls "
+                    f"too unless algorithm= is given, so {NATIVE} serves"
+                )
+            choice = Choice(NATIVE, (), choice.source)
+        return choice, refused
+
+    def _native(self, state: State, asked: _Asked, method: str, *more: Any) -> Any:
+        """The MPI library's own collective, by the method of mpi4py that is named."""
+        definition = asked.definition
+        arguments: tuple[Any, ...] = (asked.sendbuf, asked.recvbuf)
+        if definition.name in ("barrier", "bcast"):
+            arguments = (asked.recvbuf,) if definition.name == "bcast" else ()
+        arguments += (asked.counts,) if definition.method == "Reduce_scatter" else ()
+        arguments += (asked.op,) if definition.reduces else ()
+        arguments += (asked.root,) if definition.rooted else ()
+        result = getattr(MPI.Intracomm, method)(self, *arguments, *more)
+        state.calls[definition.name, NATIVE] += 1
+        return result
+
+    def _report(self, error: BaseException) -> None:
+        """Tell the communicator's error handler what MPI has reported."""
+        if isinstance(error, MPI.Exception) and self != MPI.COMM_NULL:
+            self.Call_errhandler(error.Get_error_code())
+
+    def _fall_back(self, state: State, definition: Collective, reason: str) -> None:
+        """Count, and report as the policy says, that what was asked for cannot serve."""
+        message = f"{definition.method}: {reason}"
+        if state.settings.policy == "error":
+            raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
+        state.fallbacks[definition.name, reason] += 1
+        if state.settings.policy == "warn" and state.rank == 0 and message not in _WARNED:
+            _WARNED.add(message)
+            # The frames between: this one, those that led here, the collective's own method.
+            warnings.warn(
+                f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
+                FallbackWarning,
+                stacklevel=5,
+            )
