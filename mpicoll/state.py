@@ -128,12 +128,7 @@ class State:
         """
         planned = self._take(shape) or plan.build(shape)
         try:
-            execution = runner.Execution(planned, self.private, send, recv, reduction, step=step)
-            try:
-                execution.wait(self.pause)
-            except BaseException:
-                self._abandoned.append(execution)
-                raise
+            runner.run(planned, self.private, send, recv, reduction, 0, self.pause, step)
         except BaseException as error:
             # Messages may be under way that no later call must receive.
             self.failure = error
