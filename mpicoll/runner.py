@@ -246,6 +246,10 @@ def tag(lane: int, channel: int) -> int:
     return lane * MAX_OPEN_CHANNELS + channel % MAX_OPEN_CHANNELS
 
 
+#: Executions that failed: MPI may still use their memory.
+_ABANDONED: list[Execution] = []
+
+
 def run(
     plan: Plan,
     comm: MPI.Comm,
@@ -253,6 +257,13 @@ def run(
     recv: np.ndarray | None,
     reduction: Reduction | None = None,
     lane: int = 0,
+    pause: Callable[[], object] = os.sched_yield,
+    step: trace.Step | None = None,
 ) -> None:
     """Execute a plan and wait for it; see :class:`Execution`."""
-    Execution(plan, comm, send, recv, reduction, lane).wait()
+    execution = Execution(plan, comm, send, recv, reduction, lane, step)
+    try:
+        execution.wait(pause)
+    except BaseException:
+        _ABANDONED.append(execution)
+        raise

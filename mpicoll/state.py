@@ -131,12 +131,7 @@ class State:
         """Run a plan of this shape; ``step`` is told of every step that ends."""
         planned = self.borrow(shape)
         try:
-            execution = runner.Execution(planned, self.private, send, recv, reduction, step=step)
-            try:
-                execution.wait(self.pause)
-            except BaseException:
-                self._abandoned.append(execution)
-                raise
+            runner.run(planned, self.private, send, recv, reduction, 0, self.pause, step)
         except BaseException as error:
             # Messages may be under way that no later call must receive.
             self.fail(error)
