@@ -71,6 +71,7 @@ class Collective:
         rooted: takes a root.
         block_per_rank: needs exactly one block a rank.
         reads_through: input and output have the same layout (see :mod:`mpicoll.schedule`).
+        one_buffer: input and output are the same buffer, at the root perhaps a read-only one.
         input_alone: the input buffer holds nothing but the rank's own block.
         output_alone: the output buffer holds nothing but the rank's own block.
         bus_factor: bus bandwidth over algorithm bandwidth, for P ranks (nccl-tests' convention).
@@ -90,6 +91,7 @@ class Collective:
     rooted: bool = False
     block_per_rank: bool = False
     reads_through: bool = True
+    one_buffer: bool = False
     input_alone: bool = False
     output_alone: bool = False
 
@@ -168,6 +170,7 @@ _DEFINITIONS = (
         start=_from_root,
         end=_from_root,
         rooted=True,
+        one_buffer=True,
         bus_factor=lambda size: 1.0,
         bound=_tree_bound,
     ),

@@ -256,17 +256,19 @@ class Matching(Generic[Value]):
         return sorted(current.arrived, key=lambda arrival: place[id(arrival[0])])
 
     def _next(self, rank: int, number: int) -> None:
-        steps = next(self._rounds[rank][number], None)
-        if steps is not None:
-            self._post(Open(rank, number, steps))
-            return
-        running, channel = self._running[rank], self.channels[number]
-        running[channel.segment] -= 1
-        opens = channel.segment + channel.window
-        if not running[channel.segment] and opens < channel.segments:
-            for other, candidate in enumerate(self.channels):
-                if candidate.segment == opens:
-                    self._next(rank, other)
+        """Post a channel's next round; after its last one open the segments that wait for it."""
+        todo = [number]
+        for current in todo:  # grows while it is read
+            steps = next(self._rounds[rank][current], None)
+            if steps is not None:
+                self._post(Open(rank, current, steps))
+                continue
+            running, channel = self._running[rank], self.channels[current]
+            running[channel.segment] -= 1
+            opens = channel.segment + channel.window
+            if not running[channel.segment] and opens < channel.segments:
+                each = len(self.channels) // channel.segments
+                todo += range(opens * each, (opens + 1) * each)
 
     def _post(self, current: Open) -> None:
         rank, number = current.rank, current.channel

@@ -42,7 +42,7 @@ from mpicoll.schedule import (
     Send,
     blocks,
 )
-from mpicoll.spans import Span, adjacent, cut_out, joined, laid, sub
+from mpicoll.spans import Span, adjacent, cut_out, joined, laid, overlap, sub
 
 __all__ = [
     "BLOCKS",
@@ -337,10 +337,7 @@ class _Builder:
         moves: list[Move] = []
         for step in steps:
             if isinstance(step, Copy):
-                targets = self._cells(step.dst, segment)
-                for source, target in zip(self._cells(step.src, segment), targets, strict=True):
-                    moves.append(Move(self._target(target), self._source(source)))
-                    self.written.add(target)
+                moves += self._copied(step, segment, arena)
         sends: list[Message] = []
         for step in steps:
             if isinstance(step, Send):
@@ -348,22 +345,48 @@ class _Builder:
                 spans = joined(self._source(cell) for cell in cells)
                 if spans or not cells:
                     sends += self._cut(step.peer, self._packed(spans, arena, moves))
+        reduced = self._by_rows_of(steps, segment, sends, budget)
         receives: list[Message] = []
         stores: list[Move] = []
-        reduces: list[tuple[RecvReduce, list[Cell]]] = []
+        values: dict[Cell, list[tuple[int, Span]]] = {}
+        # In the order written: that is how messages from one peer match.
         for step in steps:
             if isinstance(step, Recv):
                 self._receive(step, segment, arena, sends, receives, stores)
-            elif isinstance(step, RecvReduce):
-                cells = self._cells(step.block, segment)
-                if any(self._target(cell).length for cell in cells):
-                    reduces.append((step, cells))
-        opening = Phase(_filled(moves), tuple(receives), tuple(sends), tuple(stores), (), True)
-        phases = self._reduce(opening, reduces, arena, budget)
+            elif isinstance(step, RecvReduce) and not reduced:
+                self._receive_aside(step, segment, arena, receives, values)
+        folds = [
+            Fold(self._target(cell), self._in_rank_order(received, self._source(cell)))
+            for cell, received in values.items()
+        ]
+        opening = Phase(
+            _filled(moves), tuple(receives), tuple(sends), tuple(stores), _merged(folds), True
+        )
+        phases = [opening]
+        if reduced:
+            peers = [step.peer for step in steps if isinstance(step, RecvReduce)]
+            phases = self._by_rows(opening, peers, reduced, arena, budget)
         for step in steps:
             if isinstance(step, (Recv, RecvReduce)):
                 self.written.update(self._cells(step.block, segment))
         return [phase for phase in phases if any(phase[:5])]
+
+    def _copied(self, step: Copy, segment: int, arena: _Arena) -> list[Move]:
+        """The moves of a copy: all its blocks at once, so through other space if they overlap."""
+        cells = self._cells(step.dst, segment)
+        sources = [self._source(cell) for cell in self._cells(step.src, segment)]
+        targets = [self._target(cell) for cell in cells]
+        self.written.update(cells)
+        if not any(
+            overlap(target, source)
+            for number, target in enumerate(targets)
+            for source in sources[number + 1 :]
+        ):
+            return [Move(t, s) for t, s in zip(targets, sources, strict=True)]
+        aside = [arena.take(source.length) for source in sources]
+        return [Move(a, s) for a, s in zip(aside, sources, strict=True)] + [
+            Move(t, a) for t, a in zip(targets, aside, strict=True)
+        ]
 
     def _packed(self, spans: list[Span], arena: _Arena, moves: list[Move]) -> Span:
         """One span with the content of several."""
@@ -393,55 +416,48 @@ class _Builder:
         spans = joined(self._target(cell) for cell in cells)
         if not spans and cells:
             return
-        direct = len(spans) == 1 and not _overlap(spans[0], sends)
+        direct = len(spans) == 1 and not any(overlap(spans[0], m.span) for m in sends)
         landing = spans[0] if direct else arena.take(sum(span.length for span in spans))
         receives += self._cut(step.peer, landing)
         if not direct:
             stores += [Move(s, part) for part, s in zip(laid(landing, spans), spans, strict=True)]
 
-    def _reduce(
-        self,
-        opening: Phase,
-        reduces: list[tuple[RecvReduce, list[Cell]]],
-        arena: _Arena,
-        budget: int,
-    ) -> list[Phase]:
-        """Complete a round's opening phase by what it receives and reduces.
+    def _by_rows_of(
+        self, steps: Round, segment: int, sends: list[Message], budget: int
+    ) -> list[Cell]:
+        """The cells that a round reduces row by row; none if all can be received at once.
 
-        Everything at once if space allows or the round leaves no choice, else row by row.
+        Rows are for rounds that space is too short for, and that leave the choice: every sender
+        sends one message, all of the same blocks, none of which this round sends.
         """
-        if not reduces:
-            return [opening]
-        cells = reduces[0][1]
-        lengths = [sum(self._target(cell).length for cell in c) for _, c in reduces]
-        alike = len({step.peer for step, _ in reduces}) == len(reduces) and all(
-            c == cells for _, c in reduces
-        )
-        kept = any(_overlap(self._target(cell), opening.sends) for cell in cells)
-        if sum(lengths) <= budget or kept or not alike:
-            return [self._at_once(opening, reduces, lengths, arena)]
-        return self._by_rows(opening, [step.peer for step, _ in reduces], cells, arena, budget)
+        reduces = [step for step in steps if isinstance(step, RecvReduce)]
+        peers = [step.peer for step in steps if isinstance(step, (Recv, RecvReduce))]
+        named = [self._cells(step.block, segment) for step in reduces]
+        length = sum(self._target(cell).length for cells in named for cell in cells)
+        if length <= budget or len(set(peers)) < len(peers):
+            return []
+        cells = named[0]
+        if any(other != cells for other in named) or len(set(cells)) < len(cells):
+            return []
+        if any(overlap(self._target(cell), message.span) for cell in cells for message in sends):
+            return []
+        return cells
 
-    def _at_once(
+    def _receive_aside(
         self,
-        opening: Phase,
-        reduces: list[tuple[RecvReduce, list[Cell]]],
-        lengths: list[int],
+        step: RecvReduce,
+        segment: int,
         arena: _Arena,
-    ) -> Phase:
-        receives = list(opening.receives)
-        values: dict[Cell, list[tuple[int, Span]]] = {}
-        for (step, cells), length in zip(reduces, lengths, strict=True):
-            landing = arena.take(length)
+        receives: list[Message],
+        values: dict[Cell, list[tuple[int, Span]]],
+    ) -> None:
+        cells = self._cells(step.block, segment)
+        targets = [self._target(cell) for cell in cells]
+        landing = arena.take(sum(target.length for target in targets))
+        if landing.length or not cells:
             receives += self._cut(step.peer, landing)
-            parts = laid(landing, [self._target(cell) for cell in cells])
-            for cell, part in zip(cells, parts, strict=True):
-                values.setdefault(cell, []).append((step.peer, part))
-        folds = [
-            Fold(self._target(cell), self._in_rank_order(received, self._source(cell)))
-            for cell, received in values.items()
-        ]
-        return opening._replace(receives=tuple(receives), folds=_merged(folds))
+        for cell, part in zip(cells, laid(landing, targets), strict=True):
+            values.setdefault(cell, []).append((step.peer, part))
 
     def _in_rank_order(self, received: list[tuple[int, Span]], own: Span) -> tuple[Span, ...]:
         pairs = sorted([*received, (self.shape.rank, own)], key=lambda pair: pair[0])
@@ -537,13 +553,3 @@ def _mergeable(a: Fold, b: Fold) -> bool:
 
 def _filled(moves: Iterable[Move]) -> tuple[Move, ...]:
     return tuple(m for m in moves if m.target.length and m.target != m.source)
-
-
-def _overlap(span: Span, messages: Iterable[Message]) -> bool:
-    """Does any message use bytes of ``span``?"""
-    return any(
-        span.buffer == m.span.buffer
-        and span.offset < m.span.offset + m.span.length
-        and m.span.offset < span.offset + span.length
-        for m in messages
-    )

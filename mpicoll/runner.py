@@ -55,7 +55,6 @@ class Execution:
             nothing if recv is None else recv,
             *self._temporary,
         ]
-        self._running: list[_Running] = []
         self._requests: list[MPI.Request] = []
         self._owners: list[tuple[_Running, bool]] = []
         self._posted: list[_Posted] = []  # beside the requests, for the trace alone
@@ -64,9 +63,12 @@ class Execution:
         self._move(plan.before)
         for channel in plan.channels:
             self._left[channel.segment] += 1
-        for number, channel in enumerate(plan.channels):
-            if channel.segment < channel.window:
-                self._open(number)
+        self._to_open = [
+            number
+            for number, channel in enumerate(plan.channels)
+            if channel.segment < channel.window
+        ]
+        self._open()
         self._finish_if_idle()
 
     def test(self) -> bool:
@@ -113,6 +115,7 @@ class Execution:
         self._owners = [o for i, o in enumerate(self._owners) if i not in gone]
         for running in touched.values():
             self._advance(running)
+        self._open()
         self._finish_if_idle()
 
     def _finish_if_idle(self) -> None:
@@ -123,10 +126,13 @@ class Execution:
         self._buffers = []
         self.done = True
 
-    def _open(self, number: int) -> None:
-        running = _Running(number, self._plan.channels[number].phases)
-        self._post(running)
-        self._advance(running)
+    def _open(self) -> None:
+        """Open the channels that may; one without messages is complete at once."""
+        while self._to_open:
+            number = self._to_open.pop(0)
+            running = _Running(number, self._plan.channels[number].phases)
+            self._post(running)
+            self._advance(running)
 
     def _advance(self, running: _Running) -> None:
         """Close every phase that is complete and post the next one."""
@@ -146,13 +152,13 @@ class Execution:
             self._close(running.number)
 
     def _close(self, number: int) -> None:
+        """A channel is complete; the segment that waits for its segment may open."""
         channel = self._plan.channels[number]
         self._left[channel.segment] -= 1
         opens = channel.segment + channel.window
         if not self._left[channel.segment] and opens < channel.segments:
-            for other, candidate in enumerate(self._plan.channels):
-                if candidate.segment == opens:
-                    self._open(other)
+            each = len(self._plan.channels) // channel.segments
+            self._to_open += range(opens * each, (opens + 1) * each)
 
     def _post(self, running: _Running) -> None:
         if running.current == len(running.phases):

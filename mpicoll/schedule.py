@@ -162,6 +162,11 @@ class Channels:
     """Channels side by side: what :func:`channels`, :func:`then` and :func:`pipelined` return."""
 
     def __init__(self, items: Sequence[Channel], outermost: bool = False) -> None:
+        if not outermost and len(items) > MAX_OPEN_CHANNELS:
+            raise ValueError(
+                f"{len(items)} channels exceed the {MAX_OPEN_CHANNELS} that message tags tell "
+                f"apart: let several blocks share a channel"
+            )
         self.items = tuple(items)
         self.outermost = outermost
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Span", "adjacent", "cut_out", "joined", "laid", "sub"]
+__all__ = ["Span", "adjacent", "cut_out", "joined", "laid", "overlap", "sub"]
 
 
 class Span(NamedTuple):
@@ -44,6 +44,13 @@ def cut_out(spans: Sequence[Span], start: int, length: int) -> list[Span]:
 def adjacent(a: Span, b: Span) -> bool:
     """Whether ``b`` begins where ``a`` ends."""
     return a.buffer == b.buffer and a.offset + a.length == b.offset
+
+
+def overlap(a: Span, b: Span) -> bool:
+    """Whether two spans have bytes in common."""
+    return (
+        a.buffer == b.buffer and a.offset < b.offset + b.length and b.offset < a.offset + a.length
+    )
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mpicoll.collectives import Collective, Content, Place
 from mpicoll.matching import Blank, Cell, Matching, Memory, ScheduleError, run
-from mpicoll.registry import RANK_ORDER, SAME_BITS, Algorithm
+from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import (
     GIVEN,
     WORK,
@@ -106,6 +106,8 @@ def verify(
         nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
         for rank, program in enumerate(programs):
             _check_structure(rank, program, nblocks, nscratch)
+        if algorithm.definition.one_buffer:
+            _check_read_only(programs[root], nblocks, nscratch)
         counts = count(programs, nblocks, nscratch)
         depth = _run(algorithm, programs, root)
         _run_otherwise(programs, nblocks, nscratch, counts.fan_in)
@@ -162,6 +164,15 @@ def _check_structure(rank: int, program: Sequence[Channel], nblocks: int, nscrat
                 f"rank {rank}: {place.space} block {place.block} is written by one channel and "
                 f"touched by another (channels {sorted(touched[place])})"
             )
+
+
+def _check_read_only(program: Sequence[Channel], nblocks: int, nscratch: int) -> None:
+    """Where input and output are one buffer, the root may not be allowed to write it."""
+    for channel in program:
+        for steps in channel.rounds:
+            for step in steps:
+                if any(place.space == WORK for place in _writes(step, nblocks, nscratch)):
+                    raise ScheduleError(f"the root writes its own buffer: {step}")
 
 
 def _check_round(rank: int, steps: Round, nblocks: int, nscratch: int) -> None:
@@ -233,7 +244,7 @@ class _Symbols:
 
     def contribution(self, content: Content) -> Symbol:
         """What one rank gives."""
-        expression = self.number((content.item, content.first))
+        expression = self.number(("input", content.item, content.first))
         return Symbol(content.item, 1 << content.first, (content.first, content.first), expression)
 
     def fold(self, values: list[Symbol]) -> Symbol:
@@ -250,7 +261,7 @@ class _Symbols:
             a, b = result.interval, value.interval
             joined = (a[0], b[1]) if a and b and a[1] + 1 == b[0] else None
             result = Symbol(result.item, result.ranks | value.ranks, joined, 0)
-        return result._replace(expression=self.number(tuple(v.expression for v in values)))
+        return result._replace(expression=self.number(("fold", *(v.expression for v in values))))
 
 
 class _SymbolMemory(Memory[Symbol]):
@@ -322,6 +333,8 @@ def _run(algorithm: Algorithm, programs: Sequence[Sequence[Channel]], root: int)
 
 def _run_barrier(programs: Sequence[Sequence[Channel]]) -> int:
     size = len(programs)
+    if len(programs[0]) > 1:
+        raise ScheduleError("a barrier has one channel: others may not know what it knows")
     arrivals = [_Arrivals(rank) for rank in range(size)]
     depth = clock(Matching(programs, 0, 0, arrivals), STEPS).makespan
     for rank, memory in enumerate(arrivals):
@@ -350,6 +363,9 @@ def _check_end(
     algorithm: Algorithm, places: list[Place], memories: Sequence[Memory[Symbol]], segments: int
 ) -> None:
     definition = algorithm.definition
+    in_order = RANK_ORDER in algorithm.order or (
+        definition.reduces and COMMUTATIVE not in algorithm.needs
+    )
     expressions: dict[tuple[int, int], object] = {}
     for place, memory in zip(places, memories, strict=True):
         for block in definition.wanted(place):
@@ -364,8 +380,11 @@ def _check_end(
                     raise ScheduleError(
                         f"{name} has contributions {found.ranks:#b} of ranks, wanted {ranks:#b}"
                     )
-                if RANK_ORDER in algorithm.order and found.interval != (want.first, want.last):
-                    raise ScheduleError(f"{name} was not combined in rank order, as promised")
+                if in_order and found.interval != (want.first, want.last):
+                    raise ScheduleError(
+                        f"{name} was not combined in rank order, as promised or as operators that "
+                        f"are not commutative need"
+                    )
                 first = expressions.setdefault((block, segment), found.expression)
                 if SAME_BITS in algorithm.order and first != found.expression:
                     raise ScheduleError(f"{name} was computed otherwise than on other ranks")

@@ -151,8 +151,8 @@ def broken(schedule, size=2, collective="allreduce", order=(), **changes):
         schedule=schedule,
         parameters={},
         order=order,
-        needs=(COMMUTATIVE,),
         **{
+            "needs": (COMMUTATIVE,),
             "blocks": lambda P: 1,
             **{
                 name: lambda P: 0
@@ -385,3 +385,76 @@ def test_a_window_opens_segments_one_after_another():
 
     assert makespan(1) == 8  # one segment at a time: there and back
     assert makespan(4) == 5  # all under way: four there, the last one back
+
+
+def test_more_channels_than_tags_tell_apart_are_refused():
+    with pytest.raises(ValueError, match="257 channels exceed the 256"):
+        channels(*([Send(1, 0)] for _ in range(257)))
+
+
+def test_an_operator_that_is_not_commutative_needs_rank_order_unless_it_is_ruled_out():
+    def backwards(rank, size):  # the sum runs 2, 1, 0
+        if rank < size - 1:
+            yield RecvReduce(rank + 1, 0)
+        if rank:
+            yield Send(rank - 1, 0)
+            yield Recv(0, 0)
+        else:
+            yield tuple(Send(peer, 0) for peer in range(1, size))
+
+    def turned(rank, size):
+        yield Send((rank + 1) % size, 0), Recv((rank - 1) % size, 0)
+        yield from backwards(rank, size)
+
+    assert broken(turned, size=3) == []
+    assert "not commutative" in broken(turned, size=3, needs=())[0]
+
+
+def test_expressions_are_told_apart_from_inputs():
+    # Rank 1 computes 1 + (0 + 2), the others (0 + 1) + 2.
+    def schedule(rank, size):
+        if rank == 0:
+            yield Send(1, given(0))
+            yield RecvReduce(2, 0)
+            yield Send(2, 0)
+            yield Recv(2, 0)
+        elif rank == 1:
+            yield Copy(given(0), scratch(0))
+            yield RecvReduce(0, 0)
+            yield Send(2, 0)
+            yield RecvReduce(2, scratch(0))
+            yield Copy(scratch(0), 0)
+        else:
+            yield Send(0, given(0))
+            yield RecvReduce(1, 0)
+            yield Recv(0, scratch(0))
+            yield Send(1, scratch(0))
+            yield Send(0, 0)
+
+    problems = broken(schedule, size=3, order=(SAME_BITS,), scratch=lambda P: 1)
+    assert "computed otherwise" in problems[0]
+
+
+def test_the_root_of_a_broadcast_is_not_written():
+    def schedule(rank, size, root):
+        if rank == root:
+            yield Send(1 - root, 0)
+            yield Recv(1 - root, 0)
+        else:
+            yield Recv(root, 0)
+            yield Send(root, 0)
+
+    assert "the root writes its own buffer" in broken(schedule, collective="bcast")[0]
+
+
+def test_a_barrier_has_one_channel():
+    def schedule(rank, size):
+        other = 1 - rank
+        return channels([(Send(other, ()), Recv(other, ()))], [])
+
+    assert "one channel" in broken(schedule, collective="barrier", blocks=lambda P: 0)[0]
+
+
+def test_thousands_of_empty_segments_open_one_after_another():
+    programs = [as_channels(pipelined(iter(()), 5000, window=1)) for _ in range(2)]
+    run(Matching(programs, 1, 0, [Blank(), Blank()]))

@@ -10,9 +10,8 @@ from mpicoll.algorithms.recursive import (
     sitting_out,
     stands_in,
 )
-from mpicoll.algorithms.ring import allgather_ring
 from mpicoll.registry import COMMUTATIVE, per_rank, register
-from mpicoll.schedule import Rounds, within
+from mpicoll.schedule import Recv, Rounds, Send, within
 from mpicoll.topology import binomial_tree, ceil_log2, floor_log2
 
 
@@ -23,10 +22,15 @@ def bcast_scatter_allgather(rank: int, size: int, root: int) -> Rounds:
 
         root -[blocks]-> subtrees ...;   then every block goes round the ring
 
-    (log2(P) + P - 1) alpha + 2(P - 1)/P n beta: for long vectors.
+    (log2(P) + P - 1) alpha + 2(P - 1)/P n beta: for long vectors.  The root receives nothing, since
+    it has all of it.
     """
     yield from scatter_binomial(rank, size, root)
-    yield from allgather_ring(rank, size)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for k in range(size - 1):
+        sends = (Send(right, rank - k),) if right != root else ()
+        receives = (Recv(left, rank - k - 1),) if rank != root else ()
+        yield sends + receives
 
 
 def reduce_reduce_scatter_gather(rank: int, size: int, root: int) -> Rounds:
@@ -69,8 +73,8 @@ register(
     bcast_scatter_allgather,
     rounds=lambda P: P - 1 + ceil_log2(P),
     depth=lambda P: P - 1 + ceil_log2(P),
-    messages=lambda P: (P + 1) * (P - 1),
-    blocks_sent=lambda P: P * (P - 1) + blocks_in_subtrees(P),
+    messages=lambda P: P * (P - 1),
+    blocks_sent=lambda P: (P - 1) ** 2 + blocks_in_subtrees(P),
     blocks_sent_max=lambda P: 2 * (P - 1),
     fan_in=lambda P: int(P > 1),
     lecture=lambda P, n, a, b, g: (ceil_log2(P) + P - 1) * a + 2 * (P - 1) / P * n * b,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from mpicoll import algorithms
 from mpicoll.comm import Intracomm
 
 pytestmark = pytest.mark.mpi
@@ -247,3 +248,10 @@ def test_fewer_elements_than_ranks_work(ours):
         for algorithm in ("ring", "parameter_server", "double_binary_tree"):
             ours.Allreduce(np.ones(count), out, algorithm=algorithm)
             assert out.tolist() == [P] * count
+
+
+def test_the_root_of_a_broadcast_may_be_read_only(ours):
+    for name in (*algorithms.names("bcast", ours.Get_size()), "native", None):
+        buffer = bytes(range(16)) if ours.Get_rank() == 0 else bytearray(16)
+        ours.Bcast(buffer, algorithm=name)
+        assert bytes(buffer) == bytes(range(16))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import algorithms, layout, local, ops
+from mpicoll import algorithms, layout, local, ops, registry
 from mpicoll.plan import PIECE, SPACE, Shape, build
 from mpicoll.runner import Execution, run
+from mpicoll.schedule import Copy, Recv, RecvReduce, Send, given, scratch
 
 pytestmark = pytest.mark.mpi
 
@@ -164,3 +166,77 @@ def test_a_plan_keeps_its_temporary_space_for_the_next_call(private):
         run(plan, private, array.view(np.uint8), array.view(np.uint8), reduction)
         assert len(plan.spare) == 1
         np.testing.assert_array_equal(array, np.full(64, SIZE, np.int32))
+
+
+# --- schedules that the catalogue does not have ---
+
+
+def all_reduce(schedule, monkeypatch, private, length, scratch=1, limits=()):
+    """Sum 10**rank by a throw-away schedule, over MPI and in process, on three ranks."""
+    entry = replace(
+        algorithms.find("allreduce", "linear"),
+        name="throw-away",
+        schedule=schedule,
+        scratch=lambda size: scratch,
+    )
+    monkeypatch.setitem(registry._CATALOGUE, ("allreduce", "throw-away"), entry)
+    cut = layout.even(length, 1)
+    shape = Shape("allreduce", "throw-away", (), RANK, SIZE, 0, False, 4, 4, cut, cut)
+    reduction = ops.reduction("sum", np.dtype("i4"))
+    inputs = [np.full(length, 10**rank, np.int32) for rank in range(SIZE)]
+    found = np.zeros(length, np.int32)
+    run(build(shape, *limits), private, bytes_of(inputs[RANK]), bytes_of(found), reduction)
+    np.testing.assert_array_equal(found, local.execute(entry, inputs, reduction)[RANK])
+
+
+@pytest.mark.mpi(min_size=3)
+def test_messages_of_one_peer_match_in_the_order_written(monkeypatch, private):
+    def schedule(rank, size):
+        if rank == 1:
+            yield Recv(0, scratch(0))
+            yield Send(0, given(0)), Send(0, scratch(0))
+        elif rank == 0:
+            yield Send(1, given(0))
+            yield RecvReduce(1, 0), Recv(1, scratch(0))
+
+    for limits in LIMITS:
+        all_reduce(schedule, monkeypatch, private, 5, limits=limits)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_copy_of_several_blocks_copies_all_at_once(monkeypatch, private):
+    def schedule(rank, size):
+        if rank == 1:
+            yield Send(0, given(0))
+        elif rank == 0:
+            yield Recv(1, scratch(0))
+            yield Copy((0, scratch(0), given(0)), (scratch(0), 0, scratch(1)))
+            yield Copy((scratch(0), scratch(1)), (scratch(1), scratch(0)))
+            yield Send(2, (0, scratch(0), scratch(1)))
+        elif rank == 2:
+            yield Recv(0, (0, scratch(0), scratch(1)))
+
+    all_reduce(schedule, monkeypatch, private, 3, scratch=2)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_message_that_names_a_block_twice(monkeypatch, private):
+    def schedule(rank, size):
+        if rank == 2:
+            yield Send(1, 0)
+        elif rank == 1:
+            yield Recv(2, scratch(0))
+            yield Send(0, (given(0), scratch(0)))
+        elif rank == 0:
+            yield RecvReduce(1, (0, 0))
+
+    for limits in LIMITS:
+        all_reduce(schedule, monkeypatch, private, 9, limits=limits)
+
+
+def test_thousands_of_segments_without_a_message(private):
+    cut = layout.even(0, 1)
+    parameters = (("segments", 3000), ("window", 1))
+    shape = Shape("bcast", "chain", parameters, RANK, SIZE, 0, True, 1, 1, cut, cut)
+    empty = np.empty(0, np.uint8)
+    run(build(shape), private, empty, empty)
