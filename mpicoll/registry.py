@@ -152,8 +152,10 @@ class Algorithm:
                 raise ValueError(
                     f"{self.collective} {self.name} has no parameter {name!r}: known are {known}"
                 )
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            integer = None if isinstance(value, bool) else getattr(value, "__index__", None)
+            if integer is None or integer() < 1:
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+            given[name] = integer()
         return {**self.parameters, **given}
 
     def channels(

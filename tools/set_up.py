@@ -169,7 +169,16 @@ class Environment:
         wheel = [WHEELS[mpi]] if mpi in WHEELS else []
         # Without build isolation, the extensions are compiled by the Cython of this environment.
         self._pip(*_build_requirements(), *wheel)
-        self._pip("--no-build-isolation", "--editable", f".[{EXTRAS}]", site=site)
+        # The path of the source tree goes on sys.path (compat): setuptools' import hooks lose
+        # against a clone named mpicoll in the current directory, which Python takes for a package.
+        self._pip(
+            "--no-build-isolation",
+            "--config-settings",
+            "editable_mode=compat",
+            "--editable",
+            f".[{EXTRAS}]",
+            site=site,
+        )
         self._pip("--no-deps", *WITHOUT_DEPENDENCIES)
 
     def _pip(self, *arguments: str, site: dict[str, str] | None = None) -> None:

@@ -150,7 +150,8 @@ def _print(facts: dict[str, Any]) -> None:
         output.text(f"warning: {warning}")
     for problem in facts["problems"]:
         output.text(f"problem: {problem}")
-    output.text("all is well" if facts["ok"] else "see the problems above")
+    verdict = "nothing is wrong, but see above" if facts["warnings"] else "all is well"
+    output.text(verdict if facts["ok"] else "see the problems above")
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

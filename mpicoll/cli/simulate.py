@@ -37,8 +37,9 @@ def command(
 ) -> int:
     """Simulate an algorithm under the alpha-beta-gamma model, message by message.
 
-    The textbook's formula, which assumes that P is a power of two, and the lower bound that no
-    algorithm can beat stand beside it.
+    Beside it stand the textbook's formula, which assumes that P is a power of two and is an upper
+    estimate for algorithms of several channels, and the lower bound that no algorithm can beat;
+    both for one port.
     """
     from mpicoll import algorithms
     from mpicoll.bench.sizes import parse_sizes
@@ -94,7 +95,7 @@ def _simulate(
     costs = (model.alpha, model.beta, model.gamma)
     seconds = [cost / parse.ATTOSECONDS for cost in costs]
     result = simulate(entry, size, nbytes, model, root, parameters)
-    complete = entry.complete(parameters)
+    complete, one_port = entry.complete(parameters), model.ports == 1
     return {
         "collective": entry.collective,
         "algorithm": entry.name,
@@ -103,9 +104,10 @@ def _simulate(
         "size": nbytes,
         "root": root if entry.definition.rooted else None,
         "time": result.makespan / parse.ATTOSECONDS,
-        "formula": entry.lecture(size, nbytes, *seconds),
-        "bound": entry.definition.bound(size, nbytes, *seconds),
-        "rounds": entry.rounds(size, **complete),
+        # Both are for one port; with more, a rank may be faster.
+        "formula": entry.lecture(size, nbytes, *seconds, **complete) if one_port else None,
+        "bound": entry.definition.bound(size, nbytes, *seconds) if one_port else None,
+        "rounds": entry.count("rounds", size, root, complete),
         "messages": result.messages,
         "bytes_sent": result.bytes_sent,
         "bytes_sent_max": result.bytes_sent_max,
@@ -128,7 +130,10 @@ def _print(collective: str, found: list[dict[str, Any]]) -> None:
                 case["algorithm"],
                 str(case["P"]),
                 format_size(case["size"]),
-                *(microseconds(case[name]) for name in ("time", "formula", "bound")),
+                *(
+                    "-" if case[name] is None else microseconds(case[name])
+                    for name in ("time", "formula", "bound")
+                ),
                 str(case["rounds"]),
                 str(case["messages"]),
                 str(case["bytes_sent"]),

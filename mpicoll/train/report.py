@@ -141,10 +141,16 @@ def _conclusion(facts: dict[str, Any]) -> str:
         bound = "no limit is set in float32"
     else:
         bound = f"limit {verdict['limit']:g}: {'ok' if verdict['ok'] else 'EXCEEDED'}"
+    hint = ""
+    if not verdict["ok"]:
+        hint = (
+            "\nAn unstable training multiplies rounding errors from step to step: try a lower "
+            "learning rate, less momentum or a larger batch before you suspect the all-reduce."
+        )
     return (
         f"test accuracy {facts['test_accuracy']:.4f} after {facts['seconds']:.1f} s of steps\n"
         f"largest difference of the weights from one process: {verdict['largest']:.1e} of the "
-        f"largest value of {verdict['array']} ({bound})"
+        f"largest value of {verdict['array']} ({bound}){hint}"
     )
 
 
