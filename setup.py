@@ -1,7 +1,50 @@
 """The compiled extensions; everything else about the package is in pyproject.toml."""
 
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import mpi4py
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ENGINE = "mpicoll._engine"
+
+# No contraction: a fused multiply-add rounds differently from NumPy, and only where the compiler
+# chooses to use one.
+FLAGS = ["-O3", "-ffp-contract=off"]
+
+
+def mpi_compiler() -> str | None:
+    """The MPI compiler wrapper: that of `MPICC`, of this environment, or on PATH."""
+    beside = Path(sys.executable).parent / "mpicc"
+    return shutil.which(os.environ.get("MPICC") or (beside if beside.exists() else "mpicc"))
+
+
+class Build(build_ext):
+    """Builds the engine by the MPI compiler wrapper, and without one leaves it out."""
+
+    def build_extension(self, extension: Extension) -> None:
+        if extension.name != ENGINE:
+            super().build_extension(extension)
+            return
+        wrapper = mpi_compiler()
+        if wrapper is None:
+            print("no mpicc: the compiled engine is left out, and Python runs the plans")
+            return
+        before = self.compiler
+        compiler = self.compiler = type(before)(force=self.force)
+        for name, value in vars(before).items():
+            setattr(compiler, name, value[:] if isinstance(value, list) else value)
+        compiler.compiler_so = [wrapper, *before.compiler_so[1:]]
+        compiler.linker_so = [wrapper, *before.linker_so[1:]]
+        try:
+            super().build_extension(extension)
+        finally:
+            self.compiler = before
+
 
 extensions = [
     Extension(
@@ -13,10 +56,16 @@ extensions = [
             "mpicoll/_kernels_body.h",
             "mpicoll/_exact.h",
         ],
-        # No contraction: a fused multiply-add rounds differently from NumPy, and only where the
-        # compiler chooses to use one.
-        extra_compile_args=["-O3", "-ffp-contract=off"],
+        extra_compile_args=FLAGS,
+    ),
+    Extension(
+        ENGINE,
+        ["mpicoll/_engine.pyx"],
+        depends=["mpicoll/_kernels.pxd", "mpicoll/_shared.h"],
+        include_dirs=["mpicoll", mpi4py.get_include()],
+        extra_compile_args=FLAGS,
+        optional=True,  # where the wrapper does not work, Python runs the plans
     ),
 ]
 
-setup(ext_modules=cythonize(extensions, language_level=3))
+setup(ext_modules=cythonize(extensions, language_level=3), cmdclass={"build_ext": Build})

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from mpicoll import progress
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 
-__all__ = ["CALLS", "PLANS", "Lane", "Lanes"]
+__all__ = ["BLOCKING", "CALLS", "PLANS", "Lane", "Lanes"]
 
 #: MPI promises tags up to 32767.
 _LANES = (1 << 15) // MAX_OPEN_CHANNELS
@@ -32,6 +32,10 @@ class Lane(NamedTuple):
 
     comm: int
     number: int
+
+
+#: The lane of blocking calls.
+BLOCKING = Lane(0, 0)
 
 
 class Lanes:

@@ -22,9 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from mpicoll import algorithms, layout
 from mpicoll.collectives import Place
@@ -162,7 +160,7 @@ class Plan:
         channels: the messages.
         after: copies made last.
         temporary: bytes of each temporary buffer (:data:`BLOCKS`, :data:`MESSAGES` and on).
-        spare: temporary buffers that are not in use, kept for the next call.
+        spare: what the runner keeps for the next run.
     """
 
     shape: Shape
@@ -170,7 +168,7 @@ class Plan:
     channels: tuple[PlannedChannel, ...]
     after: tuple[Move, ...]
     temporary: tuple[int, ...]
-    spare: list[list[np.ndarray]] = field(default_factory=list, compare=False, repr=False)
+    spare: list[Any] = field(default_factory=list, compare=False, repr=False)
 
 
 def build(shape: Shape, piece: int = PIECE, space: int = SPACE) -> Plan:

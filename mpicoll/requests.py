@@ -106,9 +106,8 @@ class Request:
 
     def _execute(self) -> Execution:
         assert self._plan is not None and self._lane is not None
-        comm = self._state.lanes.comms[self._lane.comm]
         memory, reduction = self._call.memory(), self._call.reduction
-        return Execution(self._plan, comm, *memory, reduction, self._lane.number)
+        return self._state.start(self._plan, self._lane, *memory, reduction)
 
     def _may_start(self) -> bool:
         assert self._lane is not None

@@ -20,7 +20,7 @@ from mpicoll.plan import Fold, Message, Move, Phase, Plan
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 from mpicoll.spans import Span
 
-__all__ = ["Execution", "run"]
+__all__ = ["Execution", "fold_spans", "run"]
 
 
 class Execution:
@@ -199,27 +199,33 @@ class Execution:
                 self._step("copy", None, move.target.length, channel, phase, start)
 
     def _fold(self, fold: Fold) -> None:
-        reduction = self._reduction
-        assert reduction is not None
-        narrow, wide = reduction.dtype, reduction.wide
-        if not (fold.wide_first or fold.wide_target) or wide == narrow:
-            operands = [self._bytes(span).view(narrow) for span in fold.operands]
-            reduction.fold(self._bytes(fold.target).view(narrow), operands)
-            return
-        widened = ops.reduction(reduction.name, wide)
-        # Only part of the senders had room: the partial value stays in the accumulator's type.
-        kinds = [wide if fold.wide_first else narrow] + [narrow] * (len(fold.operands) - 1)
-        operands = [
-            self._bytes(span).view(kind).astype(wide, copy=False)
-            for span, kind in zip(fold.operands, kinds, strict=True)
-        ]
-        target = self._bytes(fold.target).view(wide if fold.wide_target else narrow)
-        if fold.wide_target:
-            widened.fold(target, operands)
-        else:
-            result = np.empty(target.size, wide)
-            widened.fold(result, operands)
-            target[:] = result
+        assert self._reduction is not None
+        fold_spans(self._reduction, fold, self._bytes)
+
+
+def fold_spans(
+    reduction: Reduction, fold: Fold, memory: Callable[[Span], np.ndarray]
+) -> None:
+    """Fold what is partly in the accumulator's type; ``memory``: the bytes of a span."""
+    narrow, wide = reduction.dtype, reduction.wide
+    if not (fold.wide_first or fold.wide_target) or wide == narrow:
+        operands = [memory(span).view(narrow) for span in fold.operands]
+        reduction.fold(memory(fold.target).view(narrow), operands)
+        return
+    widened = ops.reduction(reduction.name, wide)
+    # Only part of the senders had room: the partial value stays in the accumulator's type.
+    kinds = [wide if fold.wide_first else narrow] + [narrow] * (len(fold.operands) - 1)
+    operands = [
+        memory(span).view(kind).astype(wide, copy=False)
+        for span, kind in zip(fold.operands, kinds, strict=True)
+    ]
+    target = memory(fold.target).view(wide if fold.wide_target else narrow)
+    if fold.wide_target:
+        widened.fold(target, operands)
+    else:
+        result = np.empty(target.size, wide)
+        widened.fold(result, operands)
+        target[:] = result
 
 
 #: Kind, peer, bytes, channel, phase, time.

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import agree, caller, ops, plan, progress, runner, trace, tuning
+from mpicoll import agree, caller, ops, plan, progress, runner, shared, trace, tuning
 from mpicoll.call import Prepared
 from mpicoll.collectives import Collective
-from mpicoll.lanes import Lanes
+from mpicoll.lanes import BLOCKING, Lane, Lanes
 from mpicoll.watch import Watch
 
 __all__ = ["Settings", "State", "attach", "find"]
@@ -42,6 +42,8 @@ class Settings(NamedTuple):
     check: bool = False
     #: Common name of the trace's files, "" for none.
     trace: str = ""
+    #: One of :data:`mpicoll.shared.TRANSPORTS`.
+    transport: str = "auto"
 
 
 class State:
@@ -73,6 +75,13 @@ class State:
         #: Called while a call waits: offers the processor to others, and keeps the time limit.
         self.pause: Callable[[], object] = self.watch.pause if self.watch else os.sched_yield
         self.tracer = _tracer(private, settings.trace) if settings.trace else None
+        slot = 0
+        #: What the compiled engine's messages go through; None where Python runs the plans, which
+        #: can be traced.
+        self.device: Any = None
+        if self.tracer is None:
+            self.device, slot = shared.device(private, settings.transport)
+        self._piece = min(slot or plan.PIECE, plan.PIECE)
         self._abandoned: list[object] = []
         self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
         self._space = 0
@@ -116,8 +125,7 @@ class State:
                 progress.poll()
                 self.pause()
         except BaseException as error:
-            self.fail(error)
-            self._abandoned += [request, *buffers]
+            self.fail(error, request, *buffers)
             raise
 
     def run(
@@ -130,24 +138,49 @@ class State:
     ) -> None:
         """Run a plan of this shape; ``step`` is told of every step that ends."""
         planned = self.borrow(shape)
+        execution: runner.Execution | None = None
         try:
-            runner.run(planned, self.private, send, recv, reduction, 0, self.pause, step)
+            execution = self.start(planned, BLOCKING, send, recv, reduction, step)
+            execution.wait(self.pause)
         except BaseException as error:
             # Messages may be under way that no later call must receive.
-            self.fail(error)
+            self.fail(error, planned, execution)
             raise
         self.give_back(planned)
 
-    def fail(self, error: BaseException) -> None:
-        """Let every later call raise: the first error is the one that tells why."""
+    def start(
+        self,
+        planned: plan.Plan,
+        lane: Lane,
+        send: np.ndarray | None,
+        recv: np.ndarray | None,
+        reduction: ops.Reduction | None,
+        step: trace.Step | None = None,
+    ) -> runner.Execution:
+        """Start a plan; what is returned must be kept until it is done."""
+        comm = self.lanes.comms[lane.comm]
+        if self.device is None:
+            return runner.Execution(planned, comm, send, recv, reduction, lane.number, step)
+        if not planned.spare:
+            planned.spare.append(shared.program(planned, self.device))
+        program = planned.spare[0]
+        program.start(comm, lane.comm, lane.number, send, recv, reduction)
+        return program
+
+    def fail(self, error: BaseException, *kept: object) -> None:
+        """Let every later call raise: the first error is the one that tells why.
+
+        ``kept``: what MPI, or another rank, may still use.
+        """
         self.failure = self.failure or error
+        self._abandoned += kept
 
     def borrow(self, shape: plan.Shape) -> plan.Plan:
         """A plan of this shape.
 
         While it runs, it is not in the cache, so that nobody else can start it.
         """
-        return self._take(shape) or plan.build(shape)
+        return self._take(shape) or plan.build(shape, self._piece)
 
     def give_back(self, planned: plan.Plan) -> None:
         """Put a plan into the cache, as the one used last."""
@@ -264,7 +297,17 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         timeout=_timeout_from(environment),
         check=check == "1",
         trace=environment.get("MPICOLL_TRACE", ""),
+        transport=_transport_from(environment),
     )
+
+
+def _transport_from(environment: Mapping[str, str]) -> str:
+    transport = environment.get("MPICOLL_TRANSPORT") or "auto"
+    if transport not in shared.TRANSPORTS:
+        raise ValueError(
+            f"MPICOLL_TRANSPORT={transport!r} must be one of {', '.join(shared.TRANSPORTS)}"
+        )
+    return transport
 
 
 def _timeout_from(environment: Mapping[str, str]) -> float:

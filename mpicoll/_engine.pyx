@@ -1,0 +1,1231 @@
+"""The compiled engine: executes plans over MPI messages and shared memory, without the GIL.
+
+It does what :class:`mpicoll.runner.Execution` does, and bit for bit the same.  Messages to ranks of
+the same node go through memory that both map where the communicator has it (`_shared.h`), all
+others through MPI.  A fold reads a message where the transport has it (:mod:`mpicoll.lowering`).
+"""
+
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove, memset
+from mpi4py cimport MPI
+from mpi4py cimport libmpi as mpi
+from posix.types cimport pid_t
+
+from mpicoll._kernels cimport fold_function, lookup
+
+import numpy as np
+from mpi4py import MPI as _MPI
+
+from mpicoll import _kernels, lowering, ops
+from mpicoll.runner import fold_spans
+from mpicoll.schedule import MAX_OPEN_CHANNELS
+
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+
+cdef extern from "_shared.h" nogil:
+    enum: ENTRIES
+    enum: INSIDE
+    enum: SLOT
+    enum: REMOTE
+    ctypedef struct entry_t:
+        uint32_t tag
+        uint32_t kind
+        uint64_t length
+        uint64_t where
+    ctypedef struct shared_t:
+        char *base
+        int ranks
+        int me
+        int slots
+        uint64_t inside
+        uint64_t slot
+    uint64_t shared_length(const shared_t *)
+    bint shared_acked(const shared_t *, int, uint64_t)
+    void shared_acknowledge(const shared_t *, int, uint64_t)
+    entry_t *shared_look(const shared_t *, int, uint64_t)
+    void shared_publish(
+        const shared_t *, int, uint64_t, uint32_t, uint32_t, const void *, uint64_t, uint64_t
+    )
+    char *shared_content(const shared_t *, int, const entry_t *)
+    char *shared_slot(const shared_t *, int, uint64_t)
+    int shared_fetch(pid_t, void *, uint64_t, uint64_t)
+    void shared_relax()
+    bint shared_try(int *)
+    void shared_unlock(int *)
+
+
+cdef extern from *:
+    """
+    #if defined(OPEN_MPI)
+    #define ENGINE_MPI "Open MPI"
+    #elif defined(MPICH_VERSION)
+    #define ENGINE_MPI "MPICH"
+    #else
+    #define ENGINE_MPI ""
+    #endif
+    """
+    const char *ENGINE_MPI
+
+cdef enum:
+    # Offers of the processor between two looks at signals, the time limit and whatever else waits.
+    OFFERS = 16
+    # Tag that no message has, of the lane for messages that belong to no plan.
+    NO_TAG = 32766
+
+#: The MPI that this was compiled for, "" for one that is not known.
+BUILT_FOR = ENGINE_MPI.decode()
+
+
+cdef struct Place:
+    int buffer
+    int64_t offset
+    int64_t length
+
+
+cdef struct Copy:
+    Place target
+    Place source
+
+
+cdef struct Receive:
+    int peer
+    int local  # number of the peer in this node, -1 if it is on another
+    int channel
+    int unit  # that waits for it, -1: it is only stored
+    Place landing
+    uint32_t tag
+    char *data  # where the content is
+    uint64_t use  # of the entry that has it, 0 if it lies in its landing
+    void *owner
+    Receive *next  # that is posted for the same peer
+
+
+cdef struct Send:
+    int peer
+    int local
+    int channel
+    bint same  # content as the one before it
+    Place source
+    uint32_t tag
+    int state
+    int slot  # that has the content, -1: none
+    uint64_t use
+
+
+cdef enum:
+    IDLE
+    WAITING  # for an entry or a slot
+    PUBLISHED  # until it is acknowledged
+    POSTED  # in MPI
+    DONE
+
+
+cdef struct Operand:
+    int receive
+    Place place
+
+
+cdef struct Fold:
+    Place target
+    int operands
+    int count
+
+
+cdef struct Unit:
+    int receives  # first in the list of numbers
+    int count
+    int folds
+    int folds_end
+    int sends  # that must be complete first: all before this number
+    int missing
+    bint folded
+
+
+cdef struct Phase:
+    int moves, moves_end
+    int receives, receives_end
+    int sends, sends_end
+    int units, units_end
+    int stores, stores_end
+    int late, late_end
+    bint last
+
+
+cdef struct Channel:
+    int phases, phases_end
+    int segment
+    int current
+    int receives  # that are under way
+    int sends, sends_end  # that are under way, the first one and the end
+    int unfolded  # units of the current phase that are complete but for sends
+    bint closed
+
+
+cdef struct Stray:
+    # A message that came before its receive was posted.
+    uint32_t tag
+    uint32_t kind
+    uint64_t length
+    uint64_t where
+    uint64_t use
+    char *data
+    Stray *next
+
+
+cdef struct Reference:
+    int reader
+    uint64_t use
+
+
+cdef struct Slot:
+    int count
+    Reference *readers
+
+
+cdef class Device:
+    """What one communicator's messages go through.
+
+    Args:
+        locals: number of each rank in this node, -1 for those of other nodes; empty where nothing
+            is shared.
+        me: this rank's number in the node.
+        memory: the shared memory, writable, or None.
+        geometry: (slots of each rank, bytes of a slot, longest message inside its entry).
+        processes: of the node's ranks by number where their memory may be read, else empty.
+        remote: shortest message that is read from the sender's memory.
+        patience: steps without progress before the processor is offered to others.
+        probe: a communicator on which MPI makes progress.
+    """
+
+    cdef shared_t shared
+    cdef int lock
+    cdef int size
+    cdef int *local
+    cdef pid_t *processes
+    cdef bint reads
+    cdef uint64_t remote
+    cdef int patience
+    cdef uint64_t *sent
+    cdef uint64_t *acked
+    cdef uint64_t *received
+    cdef Receive **posted
+    cdef Stray **strays
+    cdef Slot *slots
+    cdef int next_slot
+    cdef mpi.MPI_Comm probe
+    cdef object memory
+
+    def __cinit__(
+        self, locals, int me, memory, geometry, processes, uint64_t remote, int patience,
+        MPI.Comm probe not None,
+    ):
+        cdef int i, ranks
+        cdef unsigned char[::1] view
+        self.size = len(locals)
+        self.local = <int *> calloc(max(self.size, 1), sizeof(int))
+        for i in range(self.size):
+            self.local[i] = locals[i]
+        self.probe = probe.ob_mpi
+        self.patience = patience
+        self.memory = memory
+        if memory is None:
+            return
+        view = memory
+        ranks = sum(number >= 0 for number in locals)
+        self.shared.base = <char *> &view[0]
+        self.shared.ranks, self.shared.me = ranks, me
+        self.shared.slots, self.shared.slot, self.shared.inside = geometry
+        if <uint64_t> view.shape[0] < shared_length(&self.shared):
+            raise ValueError("shared memory is shorter than its geometry")
+        self.sent = <uint64_t *> calloc(ranks, sizeof(uint64_t))
+        self.acked = <uint64_t *> calloc(ranks, sizeof(uint64_t))
+        self.received = <uint64_t *> calloc(ranks, sizeof(uint64_t))
+        self.posted = <Receive **> calloc(ranks, sizeof(Receive *))
+        self.strays = <Stray **> calloc(ranks, sizeof(Stray *))
+        self.slots = <Slot *> calloc(self.shared.slots, sizeof(Slot))
+        for i in range(self.shared.slots):
+            self.slots[i].readers = <Reference *> calloc(ranks, sizeof(Reference))
+        self.reads = bool(processes)
+        self.remote = remote
+        if processes:
+            self.processes = <pid_t *> calloc(ranks, sizeof(pid_t))
+            for i in range(ranks):
+                self.processes[i] = processes[i]
+
+    def __dealloc__(self):
+        cdef int i
+        cdef Stray *stray
+        if self.slots != NULL:
+            for i in range(self.shared.slots):
+                free(self.slots[i].readers)
+        if self.strays != NULL:
+            for i in range(self.shared.ranks):
+                while self.strays[i] != NULL:
+                    stray = self.strays[i]
+                    self.strays[i] = stray.next
+                    free(stray.data)
+                    free(stray)
+        free(self.local)
+        free(self.processes)
+        free(self.sent)
+        free(self.acked)
+        free(self.received)
+        free(self.posted)
+        free(self.strays)
+        free(self.slots)
+
+    # --- sending ---
+
+    cdef bint has_entry(self, int reader) noexcept nogil:
+        """Whether the next entry to a reader may be used."""
+        cdef uint64_t need
+        if self.sent[reader] < ENTRIES:
+            return True
+        need = self.sent[reader] + 1 - ENTRIES
+        # Looked at only when what is known does not suffice: that word is in the reader's cache.
+        while self.acked[reader] < need or (
+            self.acked[reader] < self.sent[reader]
+            and shared_acked(&self.shared, reader, self.acked[reader] + 1)
+        ):
+            if not shared_acked(&self.shared, reader, self.acked[reader] + 1):
+                return False
+            self.acked[reader] += 1
+        return True
+
+    cdef int free_slot(self) noexcept nogil:
+        """A slot that nobody reads any more, -1 if there is none."""
+        cdef int i, number
+        cdef Slot *slot
+        for i in range(self.shared.slots):
+            number = (self.next_slot + i) % self.shared.slots
+            slot = &self.slots[number]
+            while slot.count and shared_acked(
+                &self.shared, slot.readers[slot.count - 1].reader, slot.readers[slot.count - 1].use
+            ):
+                slot.count -= 1
+            if slot.count == 0:
+                self.next_slot = (number + 1) % self.shared.slots
+                return number
+        return -1
+
+    cdef bint push(self, Send *send, int again, char *content) noexcept nogil:
+        """Publish a message, if there is room; `again`: a slot that has the same content."""
+        cdef int reader = send.local
+        cdef uint64_t length = send.source.length
+        cdef uint32_t kind = INSIDE
+        cdef uint64_t where = 0
+        cdef Slot *slot
+        if not self.has_entry(reader):
+            return False
+        send.slot = -1
+        if length > self.shared.inside:
+            if self.reads and length >= self.remote:
+                kind, where = REMOTE, <uint64_t> content
+            else:
+                kind = SLOT
+                if again < 0:
+                    again = self.free_slot()
+                    if again < 0:
+                        return False
+                    memcpy(shared_slot(&self.shared, self.shared.me, again), content, length)
+                send.slot = again
+                where = again
+        self.sent[reader] += 1
+        send.use = self.sent[reader]
+        shared_publish(&self.shared, reader, send.use, send.tag, kind, content, length, where)
+        if kind == SLOT:
+            slot = &self.slots[again]
+            slot.readers[slot.count].reader = reader
+            slot.readers[slot.count].use = send.use
+            slot.count += 1
+        send.state = PUBLISHED if kind == REMOTE else DONE
+        return True
+
+    # --- receiving ---
+
+    cdef int post(self, Receive *receive) noexcept nogil:
+        """Receive a message when it comes; -1 if it is there and reading it fails."""
+        cdef int writer = receive.local
+        cdef Stray **at = &self.strays[writer]
+        cdef Stray *stray
+        cdef Receive **end = &self.posted[writer]
+        cdef int code
+        while at[0] != NULL:
+            stray = at[0]
+            if stray.tag == receive.tag:
+                at[0] = stray.next
+                receive.use = stray.use if stray.kind == REMOTE else 0
+                code = self.deliver(receive, stray.kind, stray.data, stray.length, stray.where)
+                free(stray.data)
+                free(stray)
+                return code
+            at = &stray.next
+        while end[0] != NULL:
+            end = &end[0].next
+        receive.next = NULL
+        end[0] = receive
+        return 0
+
+    cdef int deliver(
+        self, Receive *receive, uint32_t kind, char *data, uint64_t length, uint64_t where
+    ) noexcept nogil:
+        cdef char *landing = (<Program> receive.owner).at(&receive.landing)
+        if length != <uint64_t> receive.landing.length:
+            return (<Program> receive.owner).fail_length(receive, length)
+        if kind == REMOTE:
+            if shared_fetch(self.processes[receive.local], landing, where, length):
+                return (<Program> receive.owner).fail_fetch(receive)
+        elif receive.use == 0 or receive.unit < 0:
+            memcpy(landing, data, length)
+        else:
+            receive.data = data
+            return (<Program> receive.owner).got(receive)
+        if receive.use:
+            shared_acknowledge(&self.shared, receive.local, receive.use)
+            receive.use = 0
+        receive.data = landing
+        return (<Program> receive.owner).got(receive)
+
+    cdef int poll(self) noexcept nogil:
+        """Take in the messages that are there and posted for; returns how many."""
+        cdef int writer, moved = 0
+        cdef entry_t *entry
+        cdef Receive **at
+        cdef Receive *receive
+        for writer in range(self.shared.ranks):
+            while self.posted[writer] != NULL:
+                entry = shared_look(&self.shared, writer, self.received[writer] + 1)
+                if entry == NULL:
+                    break
+                at = &self.posted[writer]
+                while at[0] != NULL and at[0].tag != entry.tag:
+                    at = &at[0].next
+                receive = at[0]
+                if receive == NULL:
+                    break
+                at[0] = receive.next
+                self.received[writer] += 1
+                receive.use = self.received[writer]
+                moved += 1
+                # A failure belongs to the program that receives, which finds it.
+                self.deliver(
+                    receive,
+                    entry.kind,
+                    shared_content(&self.shared, writer, entry),
+                    entry.length,
+                    entry.where,
+                )
+        return moved
+
+    cdef void drain(self) noexcept nogil:
+        """Take in the messages that nothing is posted for yet: others may wait behind them."""
+        cdef int writer
+        cdef entry_t *entry
+        cdef Stray *stray
+        cdef Stray **end
+        cdef Receive *receive
+        for writer in range(self.shared.ranks):
+            while True:
+                entry = shared_look(&self.shared, writer, self.received[writer] + 1)
+                if entry == NULL:
+                    break
+                receive = self.posted[writer]
+                while receive != NULL and receive.tag != entry.tag:
+                    receive = receive.next
+                if receive != NULL:
+                    break  # for `poll`
+                stray = <Stray *> malloc(sizeof(Stray))
+                if stray == NULL:
+                    return
+                stray.data = NULL
+                if entry.kind != REMOTE:
+                    stray.data = <char *> malloc(max(entry.length, 1))
+                    if stray.data == NULL:
+                        free(stray)
+                        return
+                    memcpy(
+                        stray.data, shared_content(&self.shared, writer, entry), entry.length
+                    )
+                self.received[writer] += 1
+                stray.use = self.received[writer]
+                stray.tag, stray.kind = entry.tag, entry.kind
+                stray.length, stray.where = entry.length, entry.where
+                stray.next = NULL
+                if entry.kind != REMOTE:
+                    shared_acknowledge(&self.shared, writer, stray.use)
+                end = &self.strays[writer]
+                while end[0] != NULL:
+                    end = &end[0].next
+                end[0] = stray
+
+    cdef void withdraw(self, void *owner) noexcept nogil:
+        """Forget the receives of a program."""
+        cdef int writer
+        cdef Receive **at
+        for writer in range(self.shared.ranks):
+            at = &self.posted[writer]
+            while at[0] != NULL:
+                if at[0].owner == owner:
+                    at[0] = at[0].next
+                else:
+                    at = &at[0].next
+
+
+cdef class Program:
+    """A plan, made ready to run again and again; one run at a time.
+
+    Args:
+        plan: what to do.
+        device: what its messages go through.
+    """
+
+    cdef readonly object plan
+    cdef readonly bint active
+    cdef readonly Device device
+    cdef object error
+    cdef object reduction
+    cdef object _send, _recv, _temporary  # keep memory alive
+    cdef list _late
+    cdef char **bases
+    cdef int nbases, nchannels, nsegments, window
+    cdef Channel *channels
+    cdef Phase *phases
+    cdef Copy *copies
+    cdef Receive *receives
+    cdef Send *sends
+    cdef Operand *operands
+    cdef Fold *folds
+    cdef Unit *units
+    cdef int *numbers
+    cdef int nreceives, nsends, nunits, before_end, after, after_end
+    cdef int *left
+    cdef int *opening
+    cdef int nopening
+    cdef int open_channels
+    cdef char **pointers
+    cdef int64_t *blocked
+    cdef int64_t scan
+    cdef int pending  # sends that wait or are not acknowledged
+    cdef bint touched  # by a message, since it last advanced
+    cdef fold_function kernel
+    cdef int64_t itemsize
+    cdef mpi.MPI_Comm comm
+    cdef mpi.MPI_Request *requests
+    cdef int *owners
+    cdef int *indices
+    cdef int nrequests
+    cdef int code  # of MPI
+
+    def __cinit__(self, plan, Device device not None):
+        cdef int i
+        self.plan, self.device = plan, device
+        channels = lowering.lower(plan)
+        phases = [phase for channel in channels for phase in channel]
+        units = [unit for phase in phases for unit in phase.units]
+        folds = [fold for unit in units for fold in unit.folds]
+        self.nchannels = len(channels)
+        self.nsegments = plan.channels[0].segments if channels else 0
+        self.window = plan.channels[0].window if channels else 0
+        self.nreceives = sum(len(phase.receives) for phase in phases)
+        self.nsends = sum(len(phase.sends) for phase in phases)
+        self.nunits = len(units)
+        ncopies = len(plan.before) + len(plan.after) + sum(
+            len(phase.moves) + len(phase.stores) for phase in phases
+        )
+        self.channels = <Channel *> _space(self.nchannels, sizeof(Channel))
+        self.phases = <Phase *> _space(len(phases), sizeof(Phase))
+        self.copies = <Copy *> _space(ncopies, sizeof(Copy))
+        self.receives = <Receive *> _space(self.nreceives, sizeof(Receive))
+        self.sends = <Send *> _space(self.nsends, sizeof(Send))
+        self.units = <Unit *> _space(len(units), sizeof(Unit))
+        self.folds = <Fold *> _space(len(folds), sizeof(Fold))
+        self.operands = <Operand *> _space(
+            sum(len(fold.operands) for fold in folds), sizeof(Operand)
+        )
+        self.numbers = <int *> _space(sum(len(unit.receives) for unit in units), sizeof(int))
+        widest = max([len(fold.operands) for fold in folds], default=0)
+        self.pointers = <char **> _space(widest, sizeof(char *))
+        self.left = <int *> _space(self.nsegments, sizeof(int))
+        self.opening = <int *> _space(self.nchannels, sizeof(int))
+        self.blocked = <int64_t *> _space(device.shared.ranks, sizeof(int64_t))
+        self.requests = <mpi.MPI_Request *> _space(
+            self.nreceives + self.nsends, sizeof(mpi.MPI_Request)
+        )
+        self.owners = <int *> _space(self.nreceives + self.nsends, sizeof(int))
+        self.indices = <int *> _space(self.nreceives + self.nsends, sizeof(int))
+        self.nbases = 2 + len(plan.temporary)
+        self.bases = <char **> _space(self.nbases, sizeof(char *))
+        self._temporary = [np.empty(length, np.uint8) for length in plan.temporary]
+        for i in range(2, self.nbases):
+            self.bases[i] = _address(self._temporary[i - 2])
+        self.itemsize = plan.shape.itemsize
+        self._late = [fold for phase in phases for fold in phase.folds]
+        self._fill(channels)
+
+    def __dealloc__(self):
+        free(self.channels)
+        free(self.phases)
+        free(self.copies)
+        free(self.receives)
+        free(self.sends)
+        free(self.units)
+        free(self.folds)
+        free(self.operands)
+        free(self.numbers)
+        free(self.pointers)
+        free(self.left)
+        free(self.opening)
+        free(self.blocked)
+        free(self.requests)
+        free(self.owners)
+        free(self.indices)
+        free(self.bases)
+
+    cdef _fill(self, channels):
+        """Write the plan down as arrays."""
+        cdef int c = 0, p = 0, m = 0, r = 0, s = 0, u = 0, f = 0, o = 0, x = 0, late = 0, first
+        cdef Phase *phase
+        cdef Device device = self.device
+        for move in self.plan.before:
+            m = _copy(self.copies, m, move)
+        self.before_end = m
+        for number, channel in enumerate(channels):
+            self.channels[c].phases = p
+            self.channels[c].segment = self.plan.channels[number].segment
+            for lowered in channel:
+                phase = &self.phases[p]
+                phase.moves = m
+                for move in lowered.moves:
+                    m = _copy(self.copies, m, move)
+                phase.moves_end = phase.stores = m
+                for move in lowered.stores:
+                    m = _copy(self.copies, m, move)
+                phase.stores_end = m
+                first = phase.receives = r
+                for message in lowered.receives:
+                    self.receives[r].peer = message.peer
+                    self.receives[r].local = device.local[message.peer] if device.size else -1
+                    self.receives[r].channel, self.receives[r].unit = c, -1
+                    _place(&self.receives[r].landing, message.span)
+                    self.receives[r].owner = <void *> self
+                    r += 1
+                phase.receives_end = r
+                phase.sends = s
+                previous = None
+                for message in lowered.sends:
+                    self.sends[s].peer = message.peer
+                    self.sends[s].local = device.local[message.peer] if device.size else -1
+                    self.sends[s].channel = c
+                    self.sends[s].same = message.span == previous
+                    previous = message.span
+                    _place(&self.sends[s].source, message.span)
+                    s += 1
+                phase.sends_end = s
+                phase.units = u
+                for unit in lowered.units:
+                    self.units[u].receives, self.units[u].count = x, len(unit.receives)
+                    for index in unit.receives:
+                        self.numbers[x] = first + <int> index
+                        self.receives[first + <int> index].unit = u
+                        x += 1
+                    self.units[u].sends = phase.sends + <int> unit.sends
+                    self.units[u].folds = f
+                    for fold in unit.folds:
+                        _place(&self.folds[f].target, fold.target)
+                        self.folds[f].operands, self.folds[f].count = o, len(fold.operands)
+                        for operand in fold.operands:
+                            self.operands[o].receive = (
+                                first + <int> operand.receive if operand.receive >= 0 else -1
+                            )
+                            _place(&self.operands[o].place, operand.span)
+                            o += 1
+                        f += 1
+                    self.units[u].folds_end = f
+                    u += 1
+                phase.units_end = u
+                phase.late = late
+                late += len(lowered.folds)
+                phase.late_end = late
+                phase.last = lowered.last
+                p += 1
+            self.channels[c].phases_end = p
+            c += 1
+        self.after = m
+        for move in self.plan.after:
+            m = _copy(self.copies, m, move)
+        self.after_end = m
+
+    # --- for Python ---
+
+    def start(self, MPI.Comm comm not None, int high, int lane, send, recv, reduction):
+        """Begin a run.
+
+        Args:
+            comm: carries the messages that MPI carries.
+            high: number that keeps the communicators of one device apart.
+            lane: see :func:`mpicoll.runner.tag`.
+            send, recv: the user's buffers, 1-D arrays of bytes, or None.
+            reduction: the operator, or None.
+        """
+        self.bind(comm, high, lane, reduction)
+        self._send, self._recv = send, recv
+        self.bases[0] = _address(send)
+        self.bases[1] = _address(recv)
+        self.go()
+
+    cdef bind(self, MPI.Comm comm, int high, int lane, reduction):
+        """What stays the same from run to run."""
+        cdef int i
+        cdef uint32_t tag
+        self.comm = comm.ob_mpi
+        for i in range(self.nreceives):
+            tag = lane * <int> MAX_OPEN_CHANNELS + self.receives[i].channel % <int> MAX_OPEN_CHANNELS
+            self.receives[i].tag = tag | (<uint32_t> high << 16)
+        for i in range(self.nsends):
+            tag = lane * <int> MAX_OPEN_CHANNELS + self.sends[i].channel % <int> MAX_OPEN_CHANNELS
+            self.sends[i].tag = tag | (<uint32_t> high << 16)
+        self.reduction = reduction
+        self.kernel = _kernel(reduction)
+
+    cdef go(self):
+        """Begin a run with the buffers that are bound."""
+        cdef bint failed
+        self.error = None
+        self.active = True
+        with nogil:
+            failed = self.begin() < 0
+        if failed:
+            self.throw()
+
+    def test(self):
+        """Make what progress is possible without waiting; True once everything is done."""
+        cdef int moved
+        if self.active:
+            with nogil:
+                moved = self.step()
+            if moved < 0:
+                self.throw()
+        return not self.active
+
+    @property
+    def done(self):
+        """Whether the run is over."""
+        return not self.active
+
+    def wait(self, pause):
+        """Progress until everything is done; lets signals in.
+
+        Args:
+            pause: called again and again while nothing moves; may raise.
+        """
+        cdef int idle = 0
+        cdef int code
+        while True:
+            with nogil:
+                code = self.spin(&idle)
+            if code < 0:
+                self.throw()
+            if code:
+                return
+            PyErr_CheckSignals()
+            pause()
+
+    cdef throw(self):
+        if self.error is None:
+            raise _MPI.Exception(self.code)
+        raise self.error
+
+    def abandon(self):
+        """Receive nothing more; buffers that MPI may still use must be kept."""
+        with nogil:
+            while not shared_try(&self.device.lock):
+                sched_yield()
+            if self.device.shared.base != NULL:
+                self.device.withdraw(<void *> self)
+            shared_unlock(&self.device.lock)
+
+    # --- running ---
+
+    cdef int spin(self, int *idle) noexcept nogil:
+        """Progress until the run is over (1), it is time to pause (0), or it has failed (-1)."""
+        cdef int moved, offers = 0
+        while self.active:
+            moved = self.step()
+            if moved < 0:
+                return -1
+            if moved:
+                idle[0] = 0
+            elif idle[0] < self.device.patience:
+                idle[0] += 1
+                shared_relax()
+            elif self.active:
+                if offers == OFFERS:
+                    return 0
+                offers += 1
+                sched_yield()
+                self.ease()
+        return 1
+
+    cdef void ease(self) noexcept nogil:
+        """What lets others go on while this run waits."""
+        cdef int flag
+        if not shared_try(&self.device.lock):
+            return
+        if self.device.shared.base != NULL:
+            self.release()
+            self.device.drain()
+        # MPI may owe something to others, too.
+        mpi.MPI_Iprobe(
+            mpi.MPI_ANY_SOURCE, NO_TAG, self.device.probe, &flag, mpi.MPI_STATUS_IGNORE
+        )
+        shared_unlock(&self.device.lock)
+
+    cdef void release(self) noexcept nogil:
+        """Bring messages that a fold still waits with to their places, and free their entries."""
+        cdef int c, i
+        cdef Receive *receive
+        for c in range(self.nchannels):
+            if self.channels[c].closed or self.channels[c].receives == 0:
+                continue
+            for i in range(
+                self.phases[self.channels[c].current].receives,
+                self.phases[self.channels[c].current].receives_end,
+            ):
+                receive = &self.receives[i]
+                if receive.use and receive.data != NULL:
+                    memcpy(self.at(&receive.landing), receive.data, receive.landing.length)
+                    receive.data = self.at(&receive.landing)
+                    shared_acknowledge(&self.device.shared, receive.local, receive.use)
+                    receive.use = 0
+
+    cdef char *at(self, Place *place) noexcept nogil:
+        return self.bases[place.buffer] + place.offset
+
+    cdef void copy(self, int start, int end) noexcept nogil:
+        cdef int i
+        for i in range(start, end):
+            memmove(
+                self.at(&self.copies[i].target),
+                self.at(&self.copies[i].source),
+                self.copies[i].target.length,
+            )
+
+    cdef int begin(self) noexcept nogil:
+        cdef int c, code
+        while not shared_try(&self.device.lock):
+            sched_yield()
+        self.nrequests = self.pending = 0
+        self.copy(0, self.before_end)
+        memset(self.left, 0, self.nsegments * sizeof(int))
+        self.nopening = self.open_channels = 0
+        for c in range(self.nchannels):
+            self.left[self.channels[c].segment] += 1
+            self.channels[c].current = self.channels[c].phases
+            self.channels[c].receives = self.channels[c].sends = self.channels[c].sends_end = 0
+            self.channels[c].closed = True  # not open yet
+            if self.channels[c].segment < self.window:
+                self.opening[self.nopening] = c
+                self.nopening += 1
+        code = self.open()
+        shared_unlock(&self.device.lock)
+        return code
+
+    cdef int step(self) noexcept nogil:
+        """Make what progress is possible: how many things moved, -1 after a failure."""
+        cdef int moved = 0, found
+        if not shared_try(&self.device.lock):
+            return 0
+        if self.device.shared.base != NULL:
+            moved = self.device.poll()
+            if self.pending:
+                moved += self.push()
+        if self.nrequests:
+            found = self.test_requests()
+            moved = moved + found if found >= 0 else -1
+        if moved >= 0 and (moved or self.touched):
+            self.touched = False
+            if self.advance_all() < 0:
+                moved = -1
+        if self.error is not None:
+            moved = -1
+        shared_unlock(&self.device.lock)
+        return moved
+
+    cdef int open(self) noexcept nogil:
+        """Open the channels that may; one without messages is complete at once."""
+        cdef int c
+        while self.nopening:
+            self.nopening -= 1
+            c = self.opening[self.nopening]
+            self.channels[c].closed = False
+            self.open_channels += 1
+            if self.post(c) < 0 or self.advance(c) < 0:
+                return -1
+        return self.finish()
+
+    cdef int finish(self) noexcept nogil:
+        if self.open_channels == 0 and self.active:
+            self.copy(self.after, self.after_end)
+            self.active = False
+        return 0
+
+    cdef int advance_all(self) noexcept nogil:
+        cdef int c
+        for c in range(self.nchannels):
+            if not self.channels[c].closed and self.advance(c) < 0:
+                return -1
+        return self.open()
+
+    cdef int advance(self, int c) noexcept nogil:
+        """Close every phase of a channel that is complete, and post the next one."""
+        cdef Channel *channel = &self.channels[c]
+        cdef Phase *phase
+        cdef int opens, each, i
+        while channel.current < channel.phases_end:
+            phase = &self.phases[channel.current]
+            if channel.unfolded and self.fold_ready(channel) < 0:
+                return -1
+            if channel.receives or (phase.last and channel.sends < channel.sends_end):
+                return 0
+            self.copy(phase.stores, phase.stores_end)
+            for i in range(phase.late, phase.late_end):
+                if self.fold_late(i) < 0:
+                    return -1
+            channel.current += 1
+            if self.post(c) < 0:
+                return -1
+        if channel.sends < channel.sends_end or channel.closed:
+            return 0
+        channel.closed = True
+        self.open_channels -= 1
+        self.left[channel.segment] -= 1
+        opens = channel.segment + self.window
+        if not self.left[channel.segment] and opens < self.nsegments:
+            each = self.nchannels // self.nsegments
+            for i in range(opens * each, (opens + 1) * each):
+                self.opening[self.nopening] = i
+                self.nopening += 1
+        return 0
+
+    cdef int post(self, int c) noexcept nogil:
+        """Start the messages of a channel's current phase."""
+        cdef Channel *channel = &self.channels[c]
+        cdef Phase *phase
+        cdef Receive *receive
+        cdef Send *send
+        cdef int i
+        if channel.current == channel.phases_end:
+            return 0
+        phase = &self.phases[channel.current]
+        self.copy(phase.moves, phase.moves_end)
+        channel.unfolded = 0
+        channel.receives = phase.receives_end - phase.receives
+        for i in range(phase.units, phase.units_end):
+            self.units[i].missing = self.units[i].count
+            self.units[i].folded = False
+            channel.unfolded += self.units[i].count == 0
+        if channel.sends == channel.sends_end:
+            channel.sends = phase.sends
+        channel.sends_end = phase.sends_end
+        for i in range(phase.receives, phase.receives_end):
+            receive = &self.receives[i]
+            receive.data, receive.use = NULL, 0
+            if receive.local < 0:
+                self.code = mpi.MPI_Irecv(
+                    self.at(&receive.landing),
+                    <int> receive.landing.length,
+                    mpi.MPI_BYTE,
+                    receive.peer,
+                    receive.tag & 0xffff,
+                    self.comm,
+                    &self.requests[self.nrequests],
+                )
+                if self.code != mpi.MPI_SUCCESS:
+                    return -1
+                self.owners[self.nrequests] = i
+                self.nrequests += 1
+        for i in range(phase.sends, phase.sends_end):
+            send = &self.sends[i]
+            send.state, send.slot = WAITING, -1
+            if send.local < 0:
+                self.code = mpi.MPI_Isend(
+                    self.at(&send.source),
+                    <int> send.source.length,
+                    mpi.MPI_BYTE,
+                    send.peer,
+                    send.tag & 0xffff,
+                    self.comm,
+                    &self.requests[self.nrequests],
+                )
+                if self.code != mpi.MPI_SUCCESS:
+                    return -1
+                send.state = POSTED
+                self.owners[self.nrequests] = -1 - i
+                self.nrequests += 1
+            else:
+                self.pending += 1
+        if self.pending:
+            self.push_channel(channel)
+        # Last, because a message that is there already is folded at once.
+        for i in range(phase.receives, phase.receives_end):
+            if self.receives[i].local >= 0 and self.device.post(&self.receives[i]) < 0:
+                return -1
+        return 0
+
+    # --- sending ---
+
+    cdef int push(self) noexcept nogil:
+        """Publish what waits, as far as there is room; how many messages moved."""
+        cdef int c, moved = 0
+        for c in range(self.nchannels):
+            if not self.channels[c].closed:
+                moved += self.push_channel(&self.channels[c])
+        return moved
+
+    cdef int push_channel(self, Channel *channel) noexcept nogil:
+        cdef int i, moved = 0
+        cdef Send *send
+        self.scan += 1
+        for i in range(channel.sends, channel.sends_end):
+            send = &self.sends[i]
+            if send.state == PUBLISHED:
+                if shared_acked(&self.device.shared, send.local, send.use):
+                    send.state = DONE
+                    self.pending -= 1
+                    moved += 1
+            elif send.state == WAITING:
+                # Messages to one rank stay in order.
+                if self.blocked[send.local] == self.scan:
+                    continue
+                if not self.device.push(
+                    send,
+                    self.sends[i - 1].slot if send.same else -1,
+                    self.at(&send.source),
+                ):
+                    self.blocked[send.local] = self.scan
+                    continue
+                self.pending -= send.state == DONE
+                moved += 1
+        self.pass_done(channel)
+        return moved
+
+    cdef void pass_done(self, Channel *channel) noexcept nogil:
+        while channel.sends < channel.sends_end and self.sends[channel.sends].state == DONE:
+            channel.sends += 1
+
+    cdef int test_requests(self) noexcept nogil:
+        cdef int i, n, index
+        self.code = mpi.MPI_Testsome(
+            self.nrequests, self.requests, &n, self.indices, mpi.MPI_STATUSES_IGNORE
+        )
+        if self.code != mpi.MPI_SUCCESS:
+            return -1
+        if n <= 0:
+            return 0
+        for i in range(n):
+            index = self.owners[self.indices[i]]
+            if index < 0:
+                self.sends[-1 - index].state = DONE
+                self.pass_done(&self.channels[self.sends[-1 - index].channel])
+        self.collect()
+        return n
+
+    cdef void collect(self) noexcept nogil:
+        """Close the gaps of completed requests, then tell what came."""
+        cdef int i, index, kept = 0, found = 0
+        cdef Receive *receive
+        for i in range(self.nrequests):
+            index = self.owners[i]
+            if self.requests[i] != mpi.MPI_REQUEST_NULL:
+                self.requests[kept] = self.requests[i]
+                self.owners[kept] = index
+                kept += 1
+            elif index >= 0:
+                self.indices[found] = index
+                found += 1
+        self.nrequests = kept
+        for i in range(found):
+            receive = &self.receives[self.indices[i]]
+            receive.data = self.at(&receive.landing)
+            self.got(receive)
+
+    # --- folding ---
+
+    cdef int got(self, Receive *receive) noexcept nogil:
+        """A message is there."""
+        cdef Channel *channel = &self.channels[receive.channel]
+        cdef Unit *unit
+        self.touched = True
+        if receive.unit < 0:
+            channel.receives -= 1
+            return 0
+        unit = &self.units[receive.unit]
+        unit.missing -= 1
+        if unit.missing:
+            return 0
+        channel.unfolded += 1
+        return self.fold_unit(channel, unit)
+
+    cdef int fold_ready(self, Channel *channel) noexcept nogil:
+        """Fold all that waits for nothing any more."""
+        cdef Phase *phase = &self.phases[channel.current]
+        cdef int i
+        for i in range(phase.units, phase.units_end):
+            if not self.units[i].missing and not self.units[i].folded:
+                if self.fold_unit(channel, &self.units[i]) < 0:
+                    return -1
+        return 0
+
+    cdef int fold_unit(self, Channel *channel, Unit *unit) noexcept nogil:
+        cdef int i
+        cdef Receive *receive
+        if channel.sends < unit.sends:
+            return 0
+        for i in range(unit.folds, unit.folds_end):
+            if self.fold(&self.folds[i]) < 0:
+                return -1
+        unit.folded = True
+        channel.unfolded -= 1
+        channel.receives -= unit.count
+        for i in range(unit.receives, unit.receives + unit.count):
+            receive = &self.receives[self.numbers[i]]
+            if receive.use:
+                shared_acknowledge(&self.device.shared, receive.local, receive.use)
+                receive.use = 0
+        return 0
+
+    cdef int fold(self, Fold *fold) noexcept nogil:
+        cdef int i
+        cdef Operand *operand
+        for i in range(fold.count):
+            operand = &self.operands[fold.operands + i]
+            if operand.receive >= 0:
+                self.pointers[i] = self.receives[operand.receive].data + operand.place.offset
+            else:
+                self.pointers[i] = self.at(&operand.place)
+        if self.kernel != NULL:
+            self.kernel(
+                self.at(&fold.target),
+                self.pointers,
+                fold.count,
+                fold.target.length // self.itemsize,
+            )
+            return 0
+        with gil:
+            return self.fold_in_python(fold)
+
+    cdef int fold_in_python(self, Fold *fold) noexcept:
+        cdef int i
+        try:
+            dtype = self.reduction.dtype
+            target = _array(self.at(&fold.target), fold.target.length, True).view(dtype)
+            operands = [
+                _array(self.pointers[i], fold.target.length, False).view(dtype)
+                for i in range(fold.count)
+            ]
+            self.reduction.fold(target, operands)
+        except BaseException as error:
+            self.error = error
+            return -1
+        return 0
+
+    cdef int fold_late(self, int index) noexcept nogil:
+        with gil:
+            try:
+                fold_spans(self.reduction, self._late[index], self._bytes)
+            except BaseException as error:
+                self.error = error
+                return -1
+        return 0
+
+    def _bytes(self, span):
+        """The memory of a span."""
+        cdef Place place
+        _place(&place, span)
+        return _array(self.at(&place), place.length, True)
+
+    # --- failures ---
+
+    cdef int fail_length(self, Receive *receive, uint64_t length) noexcept nogil:
+        with gil:
+            self.error = RuntimeError(
+                f"rank {receive.peer} has sent {length} bytes where this rank expects "
+                f"{receive.landing.length}: all ranks must call with the same counts, datatypes "
+                "and algorithm (MPICOLL_CHECK=1 tells who differs)"
+            )
+        return -1
+
+    cdef int fail_fetch(self, Receive *receive) noexcept nogil:
+        with gil:
+            self.error = RuntimeError(
+                f"the memory of rank {receive.peer} cannot be read any more; has it ended?"
+            )
+        return -1
+
+
+cdef void *_space(Py_ssize_t count, size_t size) except NULL:
+    cdef void *space = calloc(max(count, 1), size)
+    if space == NULL:
+        raise MemoryError
+    return space
+
+
+cdef char *_address(array) except? NULL:
+    """Where an array of bytes lies; NULL for None or an empty one."""
+    cdef const unsigned char[::1] view
+    if array is None or array.size == 0:
+        return NULL
+    view = array
+    return <char *> &view[0]
+
+
+cdef _array(char *address, int64_t length, bint writable):
+    """Memory as an array of bytes."""
+    if length == 0:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(
+        PyMemoryView_FromMemory(address, length, PyBUF_WRITE if writable else PyBUF_READ), np.uint8
+    )
+
+
+cdef int _place(Place *place, span) except -1:
+    place.buffer, place.offset, place.length = span
+    return 0
+
+
+cdef int _copy(Copy *copies, int index, move) except -1:
+    _place(&copies[index].target, move.target)
+    _place(&copies[index].source, move.source)
+    return index + 1
+
+
+cdef fold_function _kernel(reduction):
+    """The compiled kernel of a reduction, NULL if Python folds."""
+    if (
+        reduction is None
+        or ops.simd_level() == "numpy"
+        or reduction.function is not None
+        or not _kernels.has(reduction.name, reduction.type)
+    ):
+        return NULL
+    return lookup(_kernels.OPS[reduction.name], _kernels.TYPES[reduction.type])
+
+
+def space(int ranks, geometry):
+    """Bytes of shared memory that a node with so many ranks needs."""
+    cdef shared_t shared
+    shared.ranks = ranks
+    shared.slots, shared.slot, shared.inside = geometry
+    return shared_length(&shared)
+
+
+def read_memory(pid_t process, uint64_t address, unsigned char[::1] into):
+    """Read memory of another process; whether that went well."""
+    return shared_fetch(process, &into[0], address, into.shape[0]) == 0

@@ -1,0 +1,160 @@
+"""A plan as the compiled engine runs it: folds cut along the messages that they read.
+
+In a plan a phase folds when all its messages are there.  A fold that reads a message only where
+that message lies can do so as soon as this message is there, from wherever the transport has it,
+without a copy to the place that the plan has for it.  So folds are cut where messages end, and what
+must wait for the same messages becomes a :class:`Unit`.  The expression of every element stays the
+same, and so does the result.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mpicoll.plan import Fold, Message, Move, Phase, Plan
+from mpicoll.spans import Span, overlap, sub
+
+__all__ = ["LoweredFold", "LoweredPhase", "Operand", "Unit", "lower"]
+
+
+class Operand(NamedTuple):
+    """Bytes of a message, from an offset on (``receive``: its number in the phase); or, where that
+    is -1, a place in memory."""
+
+    receive: int
+    span: Span
+
+
+class LoweredFold(NamedTuple):
+    """``target = operands[0] op operands[1] op ...``, from left to right."""
+
+    target: Span
+    operands: tuple[Operand, ...]
+
+
+class Unit(NamedTuple):
+    """Folds that wait for the same messages.
+
+    Attributes:
+        receives: numbers of the messages in the phase.
+        folds: what to do when they are there.
+        sends: so many of the phase's sends must be complete first, because they read a target.
+    """
+
+    receives: tuple[int, ...]
+    folds: tuple[LoweredFold, ...]
+    sends: int
+
+
+class LoweredPhase(NamedTuple):
+    """As :class:`mpicoll.plan.Phase`, with units; ``folds`` are those that fit no unit."""
+
+    moves: tuple[Move, ...]
+    receives: tuple[Message, ...]
+    sends: tuple[Message, ...]
+    units: tuple[Unit, ...]
+    stores: tuple[Move, ...]
+    folds: tuple[Fold, ...]
+    last: bool
+
+
+def lower(plan: Plan) -> tuple[tuple[LoweredPhase, ...], ...]:
+    """The phases of each channel of a plan."""
+    return tuple(
+        tuple(_phase(phase) for phase in channel.phases) for channel in plan.channels
+    )
+
+
+def _phase(phase: Phase) -> LoweredPhase:
+    landings = _Landings(phase.receives)
+    # What is partly reduced in a wider type is rare; it waits for the whole phase.
+    late = tuple(fold for fold in phase.folds if fold.wide_first or fold.wide_target)
+    parts = [part for fold in phase.folds if fold not in late for part in _parts(fold, landings)]
+    units = tuple(
+        Unit(receives, folds, _sends_before(folds, phase.sends))
+        for receives, folds in _grouped(parts)
+    )
+    return LoweredPhase(
+        phase.moves, phase.receives, phase.sends, units, phase.stores, late, phase.last
+    )
+
+
+class _Landings:
+    """Where the messages of a phase are received."""
+
+    def __init__(self, receives: Sequence[Message]) -> None:
+        places = sorted(
+            (message.span, number)
+            for number, message in enumerate(receives)
+            if message.span.length
+        )
+        self._spans = [span for span, _ in places]
+        self._numbers = [number for _, number in places]
+
+    def at(self, buffer: int, offset: int) -> tuple[int, Span] | None:
+        """The message that has a byte of memory, and its place."""
+        index = bisect_right(self._spans, Span(buffer, offset, 1 << 62)) - 1
+        if index < 0:
+            return None
+        span = self._spans[index]
+        if span.buffer != buffer or offset >= span.offset + span.length:
+            return None
+        return self._numbers[index], span
+
+
+def _parts(fold: Fold, landings: _Landings) -> Iterator[LoweredFold]:
+    """A fold, cut where a message of one of its operands ends."""
+    start, total = 0, fold.target.length
+    while start < total:
+        length, operands = total - start, []
+        for operand in fold.operands:
+            found = landings.at(operand.buffer, operand.offset + start)
+            if found is None:
+                operands.append(Operand(-1, sub(operand, start, length)))
+                continue
+            number, span = found
+            inside = operand.offset + start - span.offset
+            length = min(length, span.length - inside)
+            operands.append(Operand(number, Span(span.buffer, inside, length)))
+        yield LoweredFold(
+            sub(fold.target, start, length),
+            tuple(o._replace(span=o.span._replace(length=length)) for o in operands),
+        )
+        start += length
+
+
+def _grouped(
+    parts: Sequence[LoweredFold],
+) -> Iterator[tuple[tuple[int, ...], tuple[LoweredFold, ...]]]:
+    """Folds that have a message in common, directly or through others; and their messages."""
+    group: dict[int, int] = {}  # of each message: number of one of its group, by which it goes
+
+    def find(number: int) -> int:
+        while group.setdefault(number, number) != number:
+            number = group[number]
+        return number
+
+    for part in parts:
+        named = [operand.receive for operand in part.operands if operand.receive >= 0]
+        for number in named:
+            group[find(number)] = find(named[0])
+    folds: dict[int, list[LoweredFold]] = {}
+    for part in parts:
+        first = next((o.receive for o in part.operands if o.receive >= 0), -1)
+        folds.setdefault(find(first) if first >= 0 else -1, []).append(part)
+    for name, members in folds.items():
+        yield (
+            tuple(sorted(number for number in group if find(number) == name)),
+            tuple(members),
+        )
+
+
+def _sends_before(folds: Sequence[LoweredFold], sends: Sequence[Message]) -> int:
+    """How many sends, from the first on, include all that read a target of the folds."""
+    needed = 0
+    for number, message in enumerate(sends):
+        if any(overlap(fold.target, message.span) for fold in folds):
+            needed = number + 1
+    return needed
