@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import mpi4py
+import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -62,7 +63,8 @@ extensions = [
         ENGINE,
         ["mpicoll/_engine.pyx"],
         depends=["mpicoll/_kernels.pxd", "mpicoll/_shared.h"],
-        include_dirs=["mpicoll", mpi4py.get_include()],
+        include_dirs=["mpicoll", mpi4py.get_include(), numpy.get_include()],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
         extra_compile_args=FLAGS,
         optional=True,  # where the wrapper does not work, Python runs the plans
     ),

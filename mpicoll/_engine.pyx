@@ -10,10 +10,12 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 from mpi4py cimport MPI
 from mpi4py cimport libmpi as mpi
 from posix.types cimport pid_t
+
+cimport numpy as cnp
 
 from mpicoll._kernels cimport fold_function, lookup
 
@@ -23,6 +25,9 @@ from mpi4py import MPI as _MPI
 from mpicoll import _kernels, lowering, ops
 from mpicoll.runner import fold_spans
 from mpicoll.schedule import MAX_OPEN_CHANNELS
+
+
+cnp.import_array()
 
 
 cdef extern from "<sched.h>" nogil:
@@ -76,6 +81,8 @@ cdef extern from *:
 cdef enum:
     # Offers of the processor between two looks at signals, the time limit and whatever else waits.
     OFFERS = 16
+    # Offers before messages are taken in that nothing is posted for yet.
+    LONG = 500
     # Tag that no message has, of the lane for messages that belong to no plan.
     NO_TAG = 32766
 
@@ -522,6 +529,7 @@ cdef class Program:
     cdef int *indices
     cdef int nrequests
     cdef int code  # of MPI
+    cdef int lane, high  # that the tags are made for
 
     def __cinit__(self, plan, Device device not None):
         cdef int i
@@ -566,6 +574,7 @@ cdef class Program:
         for i in range(2, self.nbases):
             self.bases[i] = _address(self._temporary[i - 2])
         self.itemsize = plan.shape.itemsize
+        self.lane = self.high = -1
         self._late = [fold for phase in phases for fold in phase.folds]
         self._fill(channels)
 
@@ -674,27 +683,28 @@ cdef class Program:
             send, recv: the user's buffers, 1-D arrays of bytes, or None.
             reduction: the operator, or None.
         """
-        self.bind(comm, high, lane, reduction)
+        self.bind(comm, high, lane)
+        self.reduction, self.kernel = reduction, _kernel(reduction)
         self._send, self._recv = send, recv
         self.bases[0] = _address(send)
         self.bases[1] = _address(recv)
         self.go()
 
-    cdef bind(self, MPI.Comm comm, int high, int lane, reduction):
-        """What stays the same from run to run."""
+    cdef int bind(self, MPI.Comm comm, int high, int lane) except -1:
+        """Make the tags of a lane."""
         cdef int i
-        cdef uint32_t tag
+        cdef uint32_t first = (<uint32_t> high << 16) + lane * <int> MAX_OPEN_CHANNELS
         self.comm = comm.ob_mpi
+        if lane == self.lane and high == self.high:
+            return 0
         for i in range(self.nreceives):
-            tag = lane * <int> MAX_OPEN_CHANNELS + self.receives[i].channel % <int> MAX_OPEN_CHANNELS
-            self.receives[i].tag = tag | (<uint32_t> high << 16)
+            self.receives[i].tag = first + self.receives[i].channel % <int> MAX_OPEN_CHANNELS
         for i in range(self.nsends):
-            tag = lane * <int> MAX_OPEN_CHANNELS + self.sends[i].channel % <int> MAX_OPEN_CHANNELS
-            self.sends[i].tag = tag | (<uint32_t> high << 16)
-        self.reduction = reduction
-        self.kernel = _kernel(reduction)
+            self.sends[i].tag = first + self.sends[i].channel % <int> MAX_OPEN_CHANNELS
+        self.lane, self.high = lane, high
+        return 0
 
-    cdef go(self):
+    cdef int go(self) except -1:
         """Begin a run with the buffers that are bound."""
         cdef bint failed
         self.error = None
@@ -703,6 +713,7 @@ cdef class Program:
             failed = self.begin() < 0
         if failed:
             self.throw()
+        return 0
 
     def test(self):
         """Make what progress is possible without waiting; True once everything is done."""
@@ -725,6 +736,9 @@ cdef class Program:
         Args:
             pause: called again and again while nothing moves; may raise.
         """
+        self.finish_with(pause)
+
+    cdef int finish_with(self, pause) except -1:
         cdef int idle = 0
         cdef int code
         while True:
@@ -733,7 +747,7 @@ cdef class Program:
             if code < 0:
                 self.throw()
             if code:
-                return
+                return 0
             PyErr_CheckSignals()
             pause()
 
@@ -769,16 +783,17 @@ cdef class Program:
                 if offers == OFFERS:
                     return 0
                 offers += 1
+                idle[0] += 1
                 sched_yield()
-                self.ease()
+                self.ease(idle[0] > self.device.patience + LONG)
         return 1
 
-    cdef void ease(self) noexcept nogil:
+    cdef void ease(self, bint long_wait) noexcept nogil:
         """What lets others go on while this run waits."""
         cdef int flag
         if not shared_try(&self.device.lock):
             return
-        if self.device.shared.base != NULL:
+        if long_wait and self.device.shared.base != NULL:
             self.release()
             self.device.drain()
         # MPI may owe something to others, too.
@@ -1168,6 +1183,206 @@ cdef class Program:
                 f"the memory of rank {receive.peer} cannot be read any more; has it ended?"
             )
         return -1
+
+
+cdef struct Key:
+    # What decides a call of one communicator, without addresses.
+    int64_t method
+    int64_t root
+    int64_t op
+    int64_t kinds[2]
+    int64_t lengths[2]
+
+
+cdef struct Known:
+    Key key
+    void *program
+    void *reduction
+    fold_function kernel
+    int sources[2]  # of the plan's two buffers: argument 0 or 1, -1 for none
+    int64_t calls
+
+
+cdef enum:
+    KNOWN = 128  # calls that are remembered
+    ABSENT = -1
+    IN_PLACE = -2
+
+
+cdef class Front:
+    """The short way in: blocking calls that have been made before, of plain arrays.
+
+    Args:
+        comm: carries the messages that MPI carries.
+        pause: called again and again while nothing moves; may raise.
+        poll: moves on what is under way besides.
+        under_way: what is, if there is anything.
+        refusals: lists that must be empty: hooks, the process that this one was forked from.
+        failed: told of an error and the program.
+    """
+
+    cdef Known *known
+    cdef list programs, reductions, names
+    cdef MPI.Comm comm
+    cdef object pause, poll, under_way, failed
+    cdef list hooks, forks
+    cdef public bint open
+    cdef object totals
+
+    def __cinit__(self, MPI.Comm comm, pause, poll, under_way, list hooks, list forks, failed):
+        self.known = <Known *> _space(KNOWN, sizeof(Known))
+        self.comm, self.pause, self.poll, self.under_way = comm, pause, poll, under_way
+        self.hooks, self.forks, self.failed = hooks, forks, failed
+        self.open = True
+        self.totals = {}
+        self.empty()
+
+    def __dealloc__(self):
+        free(self.known)
+
+    cdef empty(self):
+        self.programs, self.reductions = [None] * KNOWN, [None] * KNOWN
+        self.names = [None] * KNOWN
+        memset(self.known, 0, KNOWN * sizeof(Known))
+
+    def forget(self):
+        """Forget all calls, but not how often they were made."""
+        self.totals = self.calls()
+        self.empty()
+
+    def calls(self):
+        """How often each (collective, algorithm) was run from here."""
+        cdef int i
+        totals = dict(self.totals)
+        for i in range(KNOWN):
+            if self.known[i].calls:
+                totals[self.names[i]] = totals.get(self.names[i], 0) + self.known[i].calls
+        return totals
+
+    def serve(self, int method, sendbuf, recvbuf, op, root):
+        """Make a call; False if it has to go the long way."""
+        cdef Key key
+        cdef char *address[2]
+        cdef int index
+        cdef Known *known
+        cdef Program program
+        if not self.open or self.hooks or self.forks:
+            return False
+        if not _key(&key, address, method, sendbuf, recvbuf, op, root):
+            return False
+        index = _hash(&key)
+        known = &self.known[index]
+        if known.program == NULL or not _same(&known.key, &key):
+            return False
+        program = <Program> known.program
+        if program.active:
+            return False
+        if key.kinds[0] >= 0 and key.kinds[1] >= 0 and known.sources[0] != known.sources[1]:
+            if (
+                address[0] < address[1] + key.lengths[1]
+                and address[1] < address[0] + key.lengths[0]
+            ):
+                return False  # they overlap
+        if self.under_way:
+            self.poll()
+        program.bind(self.comm, 0, 0)
+        program.reduction, program.kernel = <object> known.reduction, known.kernel
+        program.bases[0] = address[known.sources[0]] if known.sources[0] >= 0 else NULL
+        program.bases[1] = address[known.sources[1]] if known.sources[1] >= 0 else NULL
+        try:
+            program.go()
+            program.finish_with(self.pause)
+        except BaseException as error:
+            program._send, program._recv = sendbuf, recvbuf
+            self.failed(error, program)
+            raise
+        known.calls += 1
+        return True
+
+    def learn(self, int method, sendbuf, recvbuf, op, root, call, name, Program program, reduction):
+        """Remember a call that has been made the long way, if it is a plain one.
+
+        Args:
+            method, sendbuf, recvbuf, op, root: as for `serve`.
+            call: the parsed call.
+            name: (collective, algorithm).
+            program: what ran it.
+            reduction: the operator, or None.
+        """
+        cdef Key key
+        cdef char *address[2]
+        cdef int index, side
+        cdef Known *known
+        if not _key(&key, address, method, sendbuf, recvbuf, op, root):
+            return
+        index = _hash(&key)
+        known = &self.known[index]
+        if known.calls:
+            self.totals[self.names[index]] = self.totals.get(self.names[index], 0) + known.calls
+        for side, memory in enumerate(call.memory()):
+            known.sources[side] = -1
+            if memory is not None:
+                known.sources[side] = 0 if key.kinds[0] >= 0 and (
+                    key.kinds[1] < 0 or memory.ctypes.data == <uint64_t> address[0]
+                ) else 1
+        known.key, known.calls = key, 0
+        self.programs[index], self.reductions[index] = program, reduction
+        self.names[index] = name
+        known.program, known.reduction = <void *> program, <void *> reduction
+        known.kernel = _kernel(reduction)
+
+
+cdef bint _key(
+    Key *key, char **address, int method, sendbuf, recvbuf, op, root
+) except -1:
+    """What decides a call, and where its arrays lie; False if it is none of plain arrays."""
+    memset(key, 0, sizeof(Key))
+    key.method = method
+    if type(root) is not int:
+        return False
+    key.root = root
+    if op is not None:
+        if type(op) is not _MPI.Op:
+            return False
+        key.op = <int64_t> (<MPI.Op> op).ob_mpi
+    return _argument(key, address, 0, sendbuf) and _argument(key, address, 1, recvbuf)
+
+
+cdef bint _argument(Key *key, char **address, int side, buffer) noexcept:
+    cdef cnp.ndarray array
+    address[side] = NULL
+    if buffer is None:
+        key.kinds[side] = ABSENT
+        return True
+    if buffer is _IN_PLACE:
+        key.kinds[side] = IN_PLACE
+        return True
+    if not cnp.PyArray_CheckExact(buffer):
+        return False
+    array = <cnp.ndarray> buffer
+    if not cnp.PyArray_IS_C_CONTIGUOUS(array) or not cnp.PyArray_ISNOTSWAPPED(array):
+        return False
+    key.kinds[side] = 2 * cnp.PyArray_TYPE(array) + cnp.PyArray_ISWRITEABLE(array)
+    if cnp.PyArray_TYPE(array) == cnp.NPY_VOID:
+        return False
+    key.lengths[side] = cnp.PyArray_NBYTES(array)
+    address[side] = <char *> cnp.PyArray_DATA(array)
+    return True
+
+
+cdef int _hash(Key *key) noexcept nogil:
+    cdef uint64_t mixed = (
+        key.method + 31 * key.root + 7 * key.op + key.kinds[0] + 3 * key.kinds[1]
+        + 5 * key.lengths[0] + key.lengths[1]
+    )
+    return (mixed * <uint64_t> 0x9E3779B97F4A7C15) >> 57
+
+
+cdef bint _same(Key *a, Key *b) noexcept nogil:
+    return memcmp(a, b, sizeof(Key)) == 0
+
+
+_IN_PLACE = _MPI.IN_PLACE
 
 
 cdef void *_space(Py_ssize_t count, size_t size) except NULL:

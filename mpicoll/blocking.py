@@ -10,8 +10,23 @@ from mpi4py import MPI
 from mpicoll import fused
 from mpicoll.collectives import Place
 from mpicoll.dispatch import Dispatch
+from mpicoll.state import METHODS
 
 __all__ = ["Blocking"]
+
+(
+    ALLREDUCE,
+    REDUCE,
+    BCAST,
+    BARRIER,
+    ALLGATHER,
+    REDUCE_SCATTER_BLOCK,
+    ALLTOALL,
+    GATHER,
+    SCATTER,
+    SCAN,
+    EXSCAN,
+) = METHODS.values()
 
 
 class Blocking(Dispatch):
@@ -19,12 +34,26 @@ class Blocking(Dispatch):
 
     def Barrier(self, *, algorithm: str | None = None, **parameters: int) -> None:
         """Wait until all ranks have entered."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or parameters)
+            and front.serve(BARRIER, None, None, None, 0)
+        ):
+            return
         self._blocking("Barrier", algorithm=algorithm, parameters=parameters)
 
     def Bcast(
         self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: int
     ) -> None:
         """Copy the root's buffer to all ranks."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or parameters)
+            and front.serve(BCAST, None, buf, None, root)
+        ):
+            return
         self._blocking("Bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters)
 
     def Reduce(
@@ -39,6 +68,13 @@ class Blocking(Dispatch):
         **parameters: int,
     ) -> None:
         """Reduce over all ranks, to the root."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or reproducible or parameters)
+            and front.serve(REDUCE, sendbuf, recvbuf, op, root)
+        ):
+            return
         self._blocking(
             "Reduce",
             sendbuf,
@@ -68,6 +104,13 @@ class Blocking(Dispatch):
         With ``reproducible=True`` each element is the exact sum of all contributions, rounded once
         (see :mod:`mpicoll.exact`), for float32, float64, complex numbers of these, and integers.
         """
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or reproducible or parameters)
+            and front.serve(ALLREDUCE, sendbuf, recvbuf, op, 0)
+        ):
+            return
         if not fused.is_list(recvbuf):
             self._blocking(
                 "Allreduce",
@@ -104,6 +147,13 @@ class Blocking(Dispatch):
         **parameters: int,
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, all blocks equally long."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or reproducible or parameters)
+            and front.serve(REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0)
+        ):
+            return
         self._blocking(
             "Reduce_scatter_block",
             sendbuf,
@@ -141,6 +191,13 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
     ) -> None:
         """Collect a block of every rank, on all of them."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or parameters)
+            and front.serve(ALLGATHER, sendbuf, recvbuf, None, 0)
+        ):
+            return
         self._blocking("Allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Allgatherv(
@@ -159,6 +216,13 @@ class Blocking(Dispatch):
         **parameters: int,
     ) -> None:
         """Collect a block of every rank, at the root."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or parameters)
+            and front.serve(GATHER, sendbuf, recvbuf, None, root)
+        ):
+            return
         self._blocking(
             "Gather", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
         )
@@ -187,6 +251,13 @@ class Blocking(Dispatch):
         **parameters: int,
     ) -> None:
         """Give every rank its block of the root's buffer."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or parameters)
+            and front.serve(SCATTER, sendbuf, recvbuf, None, root)
+        ):
+            return
         self._blocking(
             "Scatter", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
         )
@@ -209,6 +280,13 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
     ) -> None:
         """Send block j to rank j, for every j, and receive block i from rank i."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or parameters)
+            and front.serve(ALLTOALL, sendbuf, recvbuf, None, 0)
+        ):
+            return
         self._blocking("Alltoall", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Alltoallv(
@@ -233,6 +311,13 @@ class Blocking(Dispatch):
         **parameters: int,
     ) -> None:
         """Reduce over the ranks up to this one."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or parameters)
+            and front.serve(SCAN, sendbuf, recvbuf, op, 0)
+        ):
+            return
         self._blocking("Scan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters)
 
     def Exscan(
@@ -245,6 +330,13 @@ class Blocking(Dispatch):
         **parameters: int,
     ) -> None:
         """Reduce over the ranks before this one; rank 0's receive buffer is left alone."""
+        front = self._front
+        if (
+            front is not None
+            and not (algorithm or parameters)
+            and front.serve(EXSCAN, sendbuf, recvbuf, op, 0)
+        ):
+            return
         self._blocking(
             "Exscan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
         )

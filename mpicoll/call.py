@@ -344,4 +344,4 @@ def asked_for(
         return None
     if not isinstance(algorithm, str):
         raise TypeError(f"{definition.method}: algorithm={algorithm!r} must be a name")
-    return Choice(algorithm, tuning.check(definition.name, algorithm, parameters), "argument")
+    return Choice(algorithm, tuning.check(definition.name, algorithm, parameters), tuning.ARGUMENT)

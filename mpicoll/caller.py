@@ -7,7 +7,7 @@ from functools import cache
 
 from mpi4py import MPI
 
-__all__ = ["check"]
+__all__ = ["check", "parent"]
 
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -16,7 +16,7 @@ _LEVELS = {
 }
 
 #: The process that a child was forked from; empty in a process of its own.
-_PARENT: list[int] = []
+parent: list[int] = []
 
 
 def check() -> None:
@@ -26,9 +26,9 @@ def check() -> None:
         RuntimeError: a child forked after MPI was initialised; or, below MPI_THREAD_MULTIPLE,
             another thread than the one that initialised MPI.
     """
-    if _PARENT:
+    if parent:
         raise RuntimeError(
-            f"this process was forked from process {_PARENT[0]} after MPI was initialised, and "
+            f"this process was forked from process {parent[0]} after MPI was initialised, and "
             "must not call MPI; fork before, or start a new process (multiprocessing's 'spawn')"
         )
     level = _level()
@@ -46,7 +46,7 @@ def _level() -> int:
 
 
 def _in_child() -> None:
-    _PARENT[:] = [os.getppid()]
+    parent[:] = [os.getppid()]
 
 
 os.register_at_fork(after_in_child=_in_child)

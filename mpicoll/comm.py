@@ -239,7 +239,7 @@ class Intracomm(Blocking, Nonblocking, Persistent):
     def stats(self) -> Stats:
         """What ran on this rank: this communicator's collectives by algorithm, and fallbacks."""
         state = self._local()
-        return Stats(dict(state.calls), dict(state.fallbacks))
+        return Stats(state.counted(), dict(state.fallbacks))
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
         """Which algorithm a call without ``algorithm=`` would run, and why.

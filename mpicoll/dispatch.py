@@ -22,7 +22,7 @@ from mpicoll.collectives import Collective
 from mpicoll.exact import EXACT
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
-from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, Choice
+from mpicoll.tuning import ARGUMENT, BUILTIN_SOURCE, NATIVE, Choice
 
 __all__ = ["Dispatch", "FallbackWarning"]
 
@@ -56,12 +56,15 @@ class Dispatch(MPI.Intracomm):
     """An intracommunicator that can run collectives by mpicoll's algorithms."""
 
     _state: State | None = None
+    #: The short way for blocking calls, once one has been made.
+    _front: Any = None
 
     def _ready(self) -> State:
         """What belongs to the handle; collective where the handle is used for the first time."""
         if self._state is None:
             self._state = attach(self)
         self._state.check()
+        self._front = self._state.front
         return self._state
 
     def _blocking(
@@ -128,11 +131,13 @@ class Dispatch(MPI.Intracomm):
                 self._native(state, asked, definition.method)
             return
         try:
-            state.run(call.shape(choice), *call.memory(), call.reduction, step)
+            planned = state.run(call.shape(choice), *call.memory(), call.reduction, step)
         except MPI.Exception as error:
             self._report(error)
             raise
         state.calls[definition.name, choice.algorithm] += 1
+        if choice.source not in ("", ARGUMENT):
+            state.learn(call, asked[1:5], choice.algorithm, planned)
 
     def _non_blocking(
         self,

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from mpi4py import MPI
 
-__all__ = ["PATIENCE", "Operation", "add", "meanwhile", "poll", "until"]
+__all__ = ["PATIENCE", "Operation", "add", "meanwhile", "poll", "under_way", "until"]
 
 #: Polls without success before the processor is offered to others.
 PATIENCE = 50
@@ -35,24 +35,25 @@ class Operation(Protocol):
         """
 
 
-_UNDER_WAY: dict[Operation, None] = {}  # oldest first
+#: Oldest first.
+under_way: dict[Operation, None] = {}
 #: Held by who polls: not to be entered twice, be it by another thread or by a user's operator.
 _LOCK = threading.Lock()
 
 
 def add(operation: Operation) -> None:
     """Move an operation on in every poll until it is over; it is kept alive so long."""
-    _UNDER_WAY[operation] = None
+    under_way[operation] = None
 
 
 def poll() -> None:
     """Move everything on that is under way."""
-    if not _UNDER_WAY or not _LOCK.acquire(blocking=False):
+    if not under_way or not _LOCK.acquire(blocking=False):
         return
     try:
-        for operation in [*_UNDER_WAY]:
+        for operation in [*under_way]:
             if operation.advance():
-                _UNDER_WAY.pop(operation, None)
+                under_way.pop(operation, None)
     finally:
         _LOCK.release()
 
@@ -70,7 +71,7 @@ def until(done: Callable[[], object]) -> None:
 @contextmanager
 def meanwhile() -> Iterator[None]:
     """Keep everything under way moving while the MPI library blocks in the ``with`` block."""
-    if not _UNDER_WAY or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+    if not under_way or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         yield
         return
     stop = threading.Event()

@@ -28,7 +28,9 @@ __all__ = [
     "TransportWarning",
     "device",
     "engine_problem",
+    "front",
     "geometry",
+    "is_active",
     "program",
 ]
 
@@ -107,6 +109,16 @@ def device(private: MPI.Intracomm, transport: str) -> tuple[Any, int]:
 def program(planned: Plan, device: Any) -> Any:
     """A plan, made ready for the engine."""
     return _engine.Program(planned, device)
+
+
+def is_active(planned: Plan) -> bool:
+    """Whether the engine runs the plan now."""
+    return any(made.active for made in planned.spare)
+
+
+def front(*arguments: Any) -> Any:
+    """The engine's short way in; see ``_engine.Front``."""
+    return _engine.Front(*arguments)
 
 
 def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> tuple[Any, int]:

@@ -17,18 +17,34 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import agree, caller, ops, plan, progress, runner, shared, trace, tuning
-from mpicoll.call import Prepared
+from mpicoll import agree, caller, hooks, ops, plan, progress, runner, shared, trace, tuning
+from mpicoll.call import Call, Prepared
 from mpicoll.collectives import Collective
 from mpicoll.lanes import BLOCKING, Lane, Lanes
 from mpicoll.watch import Watch
 
-__all__ = ["Settings", "State", "attach", "find"]
+__all__ = ["METHODS", "Settings", "State", "attach", "find"]
 
 #: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
 POLICIES = ("error", "warn", "silent")
 #: Plans kept for each communicator, and the bytes of temporary space that they may hold together.
 PLANS, SPACE = 256, 256 << 20
+
+
+#: Methods that can go the short way, by the numbers that it has for them.
+METHODS = {
+    "Allreduce": 0,
+    "Reduce": 1,
+    "Bcast": 2,
+    "Barrier": 3,
+    "Allgather": 4,
+    "Reduce_scatter_block": 5,
+    "Alltoall": 6,
+    "Gather": 7,
+    "Scatter": 8,
+    "Scan": 9,
+    "Exscan": 10,
+}
 
 
 class Settings(NamedTuple):
@@ -82,10 +98,54 @@ class State:
         if self.tracer is None:
             self.device, slot = shared.device(private, settings.transport)
         self._piece = min(slot or plan.PIECE, plan.PIECE)
+        #: The short way for calls that have been made before, None if there is none.
+        self.front = self._front()
         self._abandoned: list[object] = []
         self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
         self._space = 0
         _OPEN[self] = None
+
+    def _front(self) -> Any:
+        plain = not (self.settings.check or self.watch or self.tracer)
+        if self.device is None or not plain or MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+            return None
+        return shared.front(
+            self.private,
+            self._pause,
+            progress.poll,
+            progress.under_way,
+            hooks.installed,
+            caller.parent,
+            self.fail,
+        )
+
+    def learn(
+        self, call: Call, arguments: tuple[Any, ...], algorithm: str, planned: plan.Plan
+    ) -> None:
+        """Let a call of the same arguments, buffers apart, go the short way from now on."""
+        name = call.definition.method
+        sendbuf, recvbuf, op, root = arguments
+        if self.front is None or name not in METHODS or (op is not None and not op.is_predefined):
+            return
+        self.front.learn(
+            METHODS[name],
+            sendbuf,
+            recvbuf,
+            op,
+            root,
+            call,
+            (call.definition.name, algorithm),
+            planned.spare[0],
+            call.reduction,
+        )
+
+    def counted(self) -> dict[tuple[str, str], int]:
+        """Number of calls by (collective, algorithm)."""
+        return dict(self.calls + Counter(self.front.calls() if self.front is not None else {}))
+
+    def _pause(self) -> None:
+        progress.poll()
+        self.pause()
 
     def check(self) -> None:
         """Raise if the communicator cannot be used, any more or by this thread or process."""
@@ -135,18 +195,19 @@ class State:
         recv: np.ndarray | None,
         reduction: ops.Reduction | None,
         step: trace.Step | None = None,
-    ) -> None:
+    ) -> plan.Plan:
         """Run a plan of this shape; ``step`` is told of every step that ends."""
         planned = self.borrow(shape)
         execution: runner.Execution | None = None
         try:
             execution = self.start(planned, BLOCKING, send, recv, reduction, step)
-            execution.wait(self.pause)
+            execution.wait(self._pause)
         except BaseException as error:
             # Messages may be under way that no later call must receive.
             self.fail(error, planned, execution)
             raise
         self.give_back(planned)
+        return planned
 
     def start(
         self,
@@ -174,13 +235,21 @@ class State:
         """
         self.failure = self.failure or error
         self._abandoned += kept
+        self._end_front()
+
+    def _end_front(self) -> None:
+        if self.front is not None:
+            self.front.open = False
 
     def borrow(self, shape: plan.Shape) -> plan.Plan:
         """A plan of this shape.
 
         While it runs, it is not in the cache, so that nobody else can start it.
         """
-        return self._take(shape) or plan.build(shape, self._piece)
+        planned = self._take(shape)
+        if planned is None or (self.device is not None and shared.is_active(planned)):
+            planned = plan.build(shape, self._piece)
+        return planned
 
     def give_back(self, planned: plan.Plan) -> None:
         """Put a plan into the cache, as the one used last."""
@@ -189,6 +258,8 @@ class State:
         self._space += sum(planned.temporary)
         while len(self._plans) > PLANS or (self._space > SPACE and len(self._plans) > 1):
             self._take(next(iter(self._plans)))
+            if self.front is not None:
+                self.front.forget()
 
     def _take(self, shape: plan.Shape) -> plan.Plan | None:
         """Take a plan out of the cache, if it is there."""
@@ -202,6 +273,7 @@ class State:
         if self.closed:
             return
         self.closed = True
+        self._end_front()
         _OPEN.pop(self, None)
         self._plans.clear()
         if self.failure is None and not self.under_way:

@@ -14,6 +14,7 @@ from mpicoll import algorithms
 from mpicoll.collectives import COLLECTIVES
 
 __all__ = [
+    "ARGUMENT",
     "BUILTIN",
     "BUILTIN_SOURCE",
     "NATIVE",
@@ -29,6 +30,8 @@ __all__ = [
 NATIVE = "native"
 #: Where the choices of :data:`BUILTIN` come from.
 BUILTIN_SOURCE = "built-in table"
+#: Where they come from when the caller names them.
+ARGUMENT = "argument"
 
 Parameters: TypeAlias = tuple[tuple[str, int], ...]
 

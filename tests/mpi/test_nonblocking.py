@@ -39,7 +39,7 @@ def alone():
 @pytest.fixture(autouse=True)
 def _nothing_stays_under_way():
     yield
-    assert not progress._UNDER_WAY
+    assert not progress.under_way
 
 
 def total(rank_values):
