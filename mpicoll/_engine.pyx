@@ -82,7 +82,7 @@ cdef enum:
     # Offers of the processor between two looks at signals, the time limit and whatever else waits.
     OFFERS = 16
     # Offers before messages are taken in that nothing is posted for yet.
-    LONG = 500
+    LONG = 5000
     # Tag that no message has, of the lane for messages that belong to no plan.
     NO_TAG = 32766
 
@@ -288,6 +288,10 @@ cdef class Device:
         free(self.strays)
         free(self.slots)
 
+    def is_near(self):
+        """Whether this rank shares memory with all others, of which there are some."""
+        return self.shared.base != NULL and self.shared.ranks == self.size
+
     # --- sending ---
 
     cdef bint has_entry(self, int reader) noexcept nogil:
@@ -322,8 +326,16 @@ cdef class Device:
                 return number
         return -1
 
-    cdef bint push(self, Send *send, int again, char *content) noexcept nogil:
-        """Publish a message, if there is room; `again`: a slot that has the same content."""
+    cdef bint push(self, Send *send, int again, char *content, bint moves) noexcept nogil:
+        """Publish a message, if there is room.
+
+        Args:
+            send: the message.
+            again: a slot that has the same content, -1 if there is none.
+            content: where it lies.
+            moves: the block goes from where it is to one reader.  What is reduced, or read by
+                several, is better read from a slot, which may still be in a cache.
+        """
         cdef int reader = send.local
         cdef uint64_t length = send.source.length
         cdef uint32_t kind = INSIDE
@@ -333,7 +345,7 @@ cdef class Device:
             return False
         send.slot = -1
         if length > self.shared.inside:
-            if self.reads and length >= self.remote:
+            if moves and self.reads and length >= self.remote:
                 kind, where = REMOTE, <uint64_t> content
             else:
                 kind = SLOT
@@ -523,6 +535,7 @@ cdef class Program:
     cdef bint touched  # by a message, since it last advanced
     cdef fold_function kernel
     cdef int64_t itemsize
+    cdef bint moves  # each block from its source to one reader
     cdef mpi.MPI_Comm comm
     cdef mpi.MPI_Request *requests
     cdef int *owners
@@ -574,6 +587,7 @@ cdef class Program:
         for i in range(2, self.nbases):
             self.bases[i] = _address(self._temporary[i - 2])
         self.itemsize = plan.shape.itemsize
+        self.moves = plan.shape.collective in _ONE_READER
         self.lane = self.high = -1
         self._late = [fold for phase in phases for fold in phase.folds]
         self._fill(channels)
@@ -1023,6 +1037,7 @@ cdef class Program:
                     send,
                     self.sends[i - 1].slot if send.same else -1,
                     self.at(&send.source),
+                    self.moves,
                 ):
                     self.blocked[send.local] = self.scan
                     continue
@@ -1259,8 +1274,8 @@ cdef class Front:
                 totals[self.names[i]] = totals.get(self.names[i], 0) + self.known[i].calls
         return totals
 
-    def serve(self, int method, sendbuf, recvbuf, op, root):
-        """Make a call; False if it has to go the long way."""
+    def serve(self, comm, int method, sendbuf, recvbuf, op, root):
+        """Make a call of a communicator; False if it has to go the long way."""
         cdef Key key
         cdef char *address[2]
         cdef int index
@@ -1272,8 +1287,16 @@ cdef class Front:
             return False
         index = _hash(&key)
         known = &self.known[index]
-        if known.program == NULL or not _same(&known.key, &key):
+        if self.names[index] is None or not _same(&known.key, &key):
             return False
+        if known.program == NULL:
+            if self.under_way:
+                return False
+            function, numbers = self.programs[index]
+            arguments = (sendbuf, recvbuf, op, root)
+            function(comm, *[arguments[number] for number in numbers])
+            known.calls += 1
+            return True
         program = <Program> known.program
         if program.active:
             return False
@@ -1311,25 +1334,45 @@ cdef class Front:
         """
         cdef Key key
         cdef char *address[2]
-        cdef int index, side
         cdef Known *known
+        cdef int side
         if not _key(&key, address, method, sendbuf, recvbuf, op, root):
             return
-        index = _hash(&key)
-        known = &self.known[index]
-        if known.calls:
-            self.totals[self.names[index]] = self.totals.get(self.names[index], 0) + known.calls
+        known = self.take(&key, name, program, reduction)
+        known.program, known.reduction = <void *> program, <void *> reduction
+        known.kernel = _kernel(reduction)
         for side, memory in enumerate(call.memory()):
             known.sources[side] = -1
             if memory is not None:
                 known.sources[side] = 0 if key.kinds[0] >= 0 and (
                     key.kinds[1] < 0 or memory.ctypes.data == <uint64_t> address[0]
                 ) else 1
-        known.key, known.calls = key, 0
+
+    def pass_on(self, int method, sendbuf, recvbuf, op, root, name, function, numbers):
+        """Remember a call that the MPI library has served, if it is a plain one.
+
+        Args:
+            method, sendbuf, recvbuf, op, root: as for `serve`.
+            name: (collective, algorithm).
+            function: mpi4py's method.
+            numbers: which of sendbuf, recvbuf, op and root it takes.
+        """
+        cdef Key key
+        cdef char *address[2]
+        if _key(&key, address, method, sendbuf, recvbuf, op, root):
+            self.take(&key, name, (function, numbers), None)
+
+    cdef Known *take(self, Key *key, name, program, reduction):
+        """A place for a call, perhaps that of another one."""
+        cdef int index = _hash(key)
+        cdef Known *known = &self.known[index]
+        if known.calls:
+            self.totals[self.names[index]] = self.totals.get(self.names[index], 0) + known.calls
+        memset(known, 0, sizeof(Known))
+        known.key = key[0]
         self.programs[index], self.reductions[index] = program, reduction
         self.names[index] = name
-        known.program, known.reduction = <void *> program, <void *> reduction
-        known.kernel = _kernel(reduction)
+        return known
 
 
 cdef bint _key(
@@ -1383,6 +1426,8 @@ cdef bint _same(Key *a, Key *b) noexcept nogil:
 
 
 _IN_PLACE = _MPI.IN_PLACE
+#: Collectives with a block for each pair of ranks.
+_ONE_READER = frozenset(("alltoall", "gather", "scatter"))
 
 
 cdef void *_space(Py_ssize_t count, size_t size) except NULL:

@@ -38,7 +38,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or parameters)
-            and front.serve(BARRIER, None, None, None, 0)
+            and front.serve(self, BARRIER, None, None, None, 0)
         ):
             return
         self._blocking("Barrier", algorithm=algorithm, parameters=parameters)
@@ -51,7 +51,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or parameters)
-            and front.serve(BCAST, None, buf, None, root)
+            and front.serve(self, BCAST, None, buf, None, root)
         ):
             return
         self._blocking("Bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters)
@@ -72,7 +72,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or reproducible or parameters)
-            and front.serve(REDUCE, sendbuf, recvbuf, op, root)
+            and front.serve(self, REDUCE, sendbuf, recvbuf, op, root)
         ):
             return
         self._blocking(
@@ -108,7 +108,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or reproducible or parameters)
-            and front.serve(ALLREDUCE, sendbuf, recvbuf, op, 0)
+            and front.serve(self, ALLREDUCE, sendbuf, recvbuf, op, 0)
         ):
             return
         if not fused.is_list(recvbuf):
@@ -151,7 +151,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or reproducible or parameters)
-            and front.serve(REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0)
+            and front.serve(self, REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0)
         ):
             return
         self._blocking(
@@ -195,7 +195,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or parameters)
-            and front.serve(ALLGATHER, sendbuf, recvbuf, None, 0)
+            and front.serve(self, ALLGATHER, sendbuf, recvbuf, None, 0)
         ):
             return
         self._blocking("Allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -220,7 +220,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or parameters)
-            and front.serve(GATHER, sendbuf, recvbuf, None, root)
+            and front.serve(self, GATHER, sendbuf, recvbuf, None, root)
         ):
             return
         self._blocking(
@@ -255,7 +255,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or parameters)
-            and front.serve(SCATTER, sendbuf, recvbuf, None, root)
+            and front.serve(self, SCATTER, sendbuf, recvbuf, None, root)
         ):
             return
         self._blocking(
@@ -284,7 +284,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or parameters)
-            and front.serve(ALLTOALL, sendbuf, recvbuf, None, 0)
+            and front.serve(self, ALLTOALL, sendbuf, recvbuf, None, 0)
         ):
             return
         self._blocking("Alltoall", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -315,7 +315,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or parameters)
-            and front.serve(SCAN, sendbuf, recvbuf, op, 0)
+            and front.serve(self, SCAN, sendbuf, recvbuf, op, 0)
         ):
             return
         self._blocking("Scan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters)
@@ -334,7 +334,7 @@ class Blocking(Dispatch):
         if (
             front is not None
             and not (algorithm or parameters)
-            and front.serve(EXSCAN, sendbuf, recvbuf, op, 0)
+            and front.serve(self, EXSCAN, sendbuf, recvbuf, op, 0)
         ):
             return
         self._blocking(

@@ -106,7 +106,7 @@ class Call:
         if not obstacle:
             return wanted, ""
         choice = tuning.choose(*facts, serves=lambda algorithm: not self.obstacle(algorithm))
-        if wanted.source == tuning.BUILTIN_SOURCE:
+        if wanted.source in (tuning.BUILTIN_SOURCE, tuning.NEAR_SOURCE):
             return choice, ""
         return choice, f"{wanted.source}: {obstacle}, so {choice.algorithm} serves"
 

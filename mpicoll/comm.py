@@ -255,7 +255,7 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         collectives.collective(collective)
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes} must not be negative")
-        choice = tuning.choose(collective, state.size, nbytes, state.settings.table)
+        choice = tuning.choose(collective, state.size, nbytes, state.table)
         parameters = "".join(f" {name}={value}" for name, value in choice.parameters)
         known = ", ".join((*algorithms.names(collective), NATIVE))
         return (

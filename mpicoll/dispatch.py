@@ -22,7 +22,7 @@ from mpicoll.collectives import Collective
 from mpicoll.exact import EXACT
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
-from mpicoll.tuning import ARGUMENT, BUILTIN_SOURCE, NATIVE, Choice
+from mpicoll.tuning import ARGUMENT, BUILTIN_SOURCE, NATIVE, NEAR_SOURCE, Choice
 
 __all__ = ["Dispatch", "FallbackWarning"]
 
@@ -50,6 +50,12 @@ class _Asked(NamedTuple):
             return self
         sendbuf, recvbuf = call.messages()
         return self._replace(sendbuf=sendbuf, recvbuf=recvbuf)
+
+
+def _taken(definition: Collective) -> tuple[int, ...]:
+    """Which of send buffer, receive buffer, operator and root mpi4py's method takes."""
+    buffers = {"barrier": (), "bcast": (1,)}.get(definition.name, (0, 1))
+    return (*buffers, *((2,) if definition.reduces else ()), *((3,) if definition.rooted else ()))
 
 
 class Dispatch(MPI.Intracomm):
@@ -121,6 +127,7 @@ class Dispatch(MPI.Intracomm):
         """Run a collective that is decided."""
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
+            given = asked[1:5]
             asked = asked.passed_on(call)
             if state.watch is not None:
                 # Within the library's blocking call nobody would look at the clock.
@@ -129,6 +136,9 @@ class Dispatch(MPI.Intracomm):
                 return
             with progress.meanwhile():
                 self._native(state, asked, definition.method)
+            if call is not None and choice.source not in ("", ARGUMENT):
+                function = getattr(MPI.Intracomm, definition.method)
+                state.pass_on(definition, given, function, _taken(definition))
             return
         try:
             planned = state.run(call.shape(choice), *call.memory(), call.reduction, step)
@@ -249,9 +259,9 @@ class Dispatch(MPI.Intracomm):
 
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
         """The algorithm where the caller names none; why it is not the one of the environment."""
-        choice, refused = call.choose(state.settings.table)
+        choice, refused = call.choose(state.table)
         if not blocking and choice.algorithm != NATIVE:
-            if choice.source != BUILTIN_SOURCE:
+            if choice.source not in (BUILTIN_SOURCE, NEAR_SOURCE):
                 refused = (
                     f"{choice.source}: what is not blocking must progress outside mpicoll's calls "
                     f"too unless algorithm= is given, so {NATIVE} serves"
@@ -262,12 +272,9 @@ class Dispatch(MPI.Intracomm):
     def _native(self, state: State, asked: _Asked, method: str, *more: Any) -> Any:
         """The MPI library's own collective, by the method of mpi4py that is named."""
         definition = asked.definition
-        arguments: tuple[Any, ...] = (asked.sendbuf, asked.recvbuf)
-        if definition.name in ("barrier", "bcast"):
-            arguments = (asked.recvbuf,) if definition.name == "bcast" else ()
-        arguments += (asked.counts,) if definition.method == "Reduce_scatter" else ()
-        arguments += (asked.op,) if definition.reduces else ()
-        arguments += (asked.root,) if definition.rooted else ()
+        arguments = [asked[1 + number] for number in _taken(definition)]
+        if definition.method == "Reduce_scatter":
+            arguments.insert(2, asked.counts)
         result = getattr(MPI.Intracomm, method)(self, *arguments, *more)
         state.calls[definition.name, NATIVE] += 1
         return result

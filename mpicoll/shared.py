@@ -31,6 +31,7 @@ __all__ = [
     "front",
     "geometry",
     "is_active",
+    "is_near",
     "program",
 ]
 
@@ -109,6 +110,11 @@ def device(private: MPI.Intracomm, transport: str) -> tuple[Any, int]:
 def program(planned: Plan, device: Any) -> Any:
     """A plan, made ready for the engine."""
     return _engine.Program(planned, device)
+
+
+def is_near(device: Any) -> bool:
+    """Whether this rank shares memory with all others, of which there are some."""
+    return bool(device.is_near())
 
 
 def is_active(planned: Plan) -> bool:

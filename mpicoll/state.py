@@ -98,6 +98,10 @@ class State:
         if self.tracer is None:
             self.device, slot = shared.device(private, settings.transport)
         self._piece = min(slot or plan.PIECE, plan.PIECE)
+        near = self.device is not None and shared.is_near(self.device)
+        near = bool(private.allreduce(near, MPI.LAND))
+        #: What chooses where the caller names no algorithm; the same on all ranks.
+        self.table = tuning.prefer(tuning.NEAR, settings.table) if near else settings.table
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
         self._abandoned: list[object] = []
@@ -123,20 +127,31 @@ class State:
         self, call: Call, arguments: tuple[Any, ...], algorithm: str, planned: plan.Plan
     ) -> None:
         """Let a call of the same arguments, buffers apart, go the short way from now on."""
-        name = call.definition.method
-        sendbuf, recvbuf, op, root = arguments
-        if self.front is None or name not in METHODS or (op is not None and not op.is_predefined):
-            return
-        self.front.learn(
-            METHODS[name],
-            sendbuf,
-            recvbuf,
-            op,
-            root,
-            call,
-            (call.definition.name, algorithm),
-            planned.spare[0],
-            call.reduction,
+        name = call.definition.name, algorithm
+        if self._is_plain(call.definition, arguments):
+            method = METHODS[call.definition.method]
+            program = planned.spare[0]
+            self.front.learn(method, *arguments, call, name, program, call.reduction)
+
+    def pass_on(
+        self,
+        definition: Collective,
+        arguments: tuple[Any, ...],
+        function: Callable[..., Any],
+        numbers: tuple[int, ...],
+    ) -> None:
+        """The same for a call that the MPI library serves."""
+        if self._is_plain(definition, arguments):
+            name = definition.name, tuning.NATIVE
+            self.front.pass_on(METHODS[definition.method], *arguments, name, function, numbers)
+
+    def _is_plain(self, definition: Collective, arguments: tuple[Any, ...]) -> bool:
+        """Whether a call may go the short way; a user's operator may be another one next time."""
+        op = arguments[2]
+        return (
+            self.front is not None
+            and definition.method in METHODS
+            and (op is None or op.is_predefined)
         )
 
     def counted(self) -> dict[tuple[str, str], int]:

@@ -18,18 +18,23 @@ __all__ = [
     "BUILTIN",
     "BUILTIN_SOURCE",
     "NATIVE",
+    "NEAR",
+    "NEAR_SOURCE",
     "Choice",
     "Rule",
     "Table",
     "check",
     "choose",
     "from_environment",
+    "prefer",
 ]
 
 #: The MPI library's own collective.
 NATIVE = "native"
 #: Where the choices of :data:`BUILTIN` come from.
 BUILTIN_SOURCE = "built-in table"
+#: Where the choices of :data:`NEAR` come from.
+NEAR_SOURCE = "built-in table for ranks that share memory"
 #: Where they come from when the caller names them.
 ARGUMENT = "argument"
 
@@ -78,35 +83,75 @@ def check(collective: str, algorithm: str, parameters: Mapping[str, int]) -> Par
     return tuple(sorted(complete.items()))
 
 
-#: Names by number of bytes: the library's own collectives are good at small vectors.
-_NAMES: dict[str, dict[int, tuple[str, ...]]] = {
+#: Names by number of ranks and bytes: the library's own collectives are good at small vectors.
+_NAMES: dict[str, dict[tuple[int, int], tuple[str, ...]]] = {
     "allreduce": {
-        0: (NATIVE, "recursive_doubling"),
-        1 << 20: ("ring", NATIVE, "parameter_server"),
+        (1, 0): (NATIVE, "recursive_doubling"),
+        (1, 1 << 20): ("ring", NATIVE, "parameter_server"),
     },
-    "reduce_scatter": {0: (NATIVE, "ring"), 1 << 20: ("ring", NATIVE)},
-    "allgather": {0: (NATIVE, "ring"), 1 << 20: ("ring", NATIVE)},
-    "reduce": {0: (NATIVE, "linear")},
-    "bcast": {0: (NATIVE, "linear")},
-    "gather": {0: (NATIVE, "linear")},
-    "scatter": {0: (NATIVE, "linear")},
-    "alltoall": {0: (NATIVE, "pairwise")},
-    "scan": {0: (NATIVE, "recursive_doubling")},
-    "exscan": {0: (NATIVE, "recursive_doubling")},
-    "barrier": {0: (NATIVE, "dissemination")},
+    "reduce_scatter": {(1, 0): (NATIVE, "ring"), (1, 1 << 20): ("ring", NATIVE)},
+    "allgather": {(1, 0): (NATIVE, "ring"), (1, 1 << 20): ("ring", NATIVE)},
+    "reduce": {(1, 0): (NATIVE, "linear")},
+    "bcast": {(1, 0): (NATIVE, "linear")},
+    "gather": {(1, 0): (NATIVE, "linear")},
+    "scatter": {(1, 0): (NATIVE, "linear")},
+    "alltoall": {(1, 0): (NATIVE, "pairwise")},
+    "scan": {(1, 0): (NATIVE, "recursive_doubling")},
+    "exscan": {(1, 0): (NATIVE, "recursive_doubling")},
+    "barrier": {(1, 0): (NATIVE, "dissemination")},
 }
 
-#: Used where nothing else is said.
-BUILTIN: Table = {
-    collective: tuple(
-        Rule(
-            nbytes,
-            tuple(Choice(name, check(collective, name, {}), BUILTIN_SOURCE) for name in names),
-        )
-        for nbytes, names in rules.items()
-    )
-    for collective, rules in _NAMES.items()
+#: The same where all ranks share memory.
+_NEAR_NAMES: dict[str, dict[tuple[int, int], tuple[str, ...]]] = {
+    "allreduce": {
+        (2, 0): ("recursive_doubling", NATIVE),
+        (2, 1 << 19): ("parameter_server", NATIVE),
+        (3, 0): ("recursive_doubling", NATIVE),
+        (3, 16 << 10): ("parameter_server", NATIVE),
+    },
+    "reduce_scatter": {(2, 0): ("parameter_server", NATIVE)},
+    "allgather": {(2, 0): ("linear", NATIVE)},
+    "reduce": {(2, 0): ("linear", NATIVE), (5, 0): ("binomial", "linear", NATIVE)},
+    "bcast": {(2, 0): ("linear", NATIVE)},
+    "gather": {(2, 0): ("linear", NATIVE)},
+    "scatter": {(2, 0): ("linear", NATIVE)},
+    "alltoall": {(2, 0): ("pairwise", NATIVE)},
+    "scan": {(2, 0): ("linear", NATIVE), (3, 0): ("recursive_doubling", NATIVE)},
+    "exscan": {(2, 0): ("linear", NATIVE), (3, 0): ("recursive_doubling", NATIVE)},
+    "barrier": {(2, 0): ("dissemination", NATIVE)},
 }
+
+
+def _table(named: Mapping[str, Mapping[tuple[int, int], tuple[str, ...]]], source: str) -> Table:
+    return {
+        collective: tuple(
+            Rule(
+                nbytes,
+                tuple(Choice(name, check(collective, name, {}), source) for name in names),
+                ranks,
+            )
+            for (ranks, nbytes), names in rules.items()
+        )
+        for collective, rules in named.items()
+    }
+
+
+#: Used where nothing else is said.
+BUILTIN: Table = _table(_NAMES, BUILTIN_SOURCE)
+#: Used in its place where all ranks share memory.
+NEAR: Table = _table(_NEAR_NAMES, NEAR_SOURCE)
+
+
+def prefer(better: Table, table: Table) -> Table:
+    """``better`` in place of the built-in choices of a table."""
+    return {
+        collective: (
+            better[collective]
+            if all(c.source == BUILTIN_SOURCE for rule in rules for c in rule.candidates)
+            else rules
+        )
+        for collective, rules in table.items()
+    }
 
 
 def choose(
