@@ -81,8 +81,10 @@ cdef extern from *:
 cdef enum:
     # Offers of the processor between two looks at signals, the time limit and whatever else waits.
     OFFERS = 16
-    # Offers before messages are taken in that nothing is posted for yet.
-    LONG = 5000
+    # Offers before messages that wait for others are moved out of the way, and before those are
+    # taken in that nothing is posted for yet.
+    HELD = 100
+    UNEXPECTED = 2000
     # Tag that no message has, of the lane for messages that belong to no plan.
     NO_TAG = 32766
 
@@ -799,17 +801,19 @@ cdef class Program:
                 offers += 1
                 idle[0] += 1
                 sched_yield()
-                self.ease(idle[0] > self.device.patience + LONG)
+                self.ease(idle[0] - self.device.patience)
         return 1
 
-    cdef void ease(self, bint long_wait) noexcept nogil:
+    cdef void ease(self, int offers) noexcept nogil:
         """What lets others go on while this run waits."""
         cdef int flag
         if not shared_try(&self.device.lock):
             return
-        if long_wait and self.device.shared.base != NULL:
-            self.release()
-            self.device.drain()
+        if self.device.shared.base != NULL:
+            if offers % HELD == 0:
+                self.release()
+            if offers % UNEXPECTED == 0:
+                self.device.drain()
         # MPI may owe something to others, too.
         mpi.MPI_Iprobe(
             mpi.MPI_ANY_SOURCE, NO_TAG, self.device.probe, &flag, mpi.MPI_STATUS_IGNORE

@@ -10,6 +10,7 @@ same, and so does the result.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -72,13 +73,27 @@ def _phase(phase: Phase) -> LoweredPhase:
     # What is partly reduced in a wider type is rare; it waits for the whole phase.
     late = tuple(fold for fold in phase.folds if fold.wide_first or fold.wide_target)
     parts = [part for fold in phase.folds if fold not in late for part in _parts(fold, landings)]
+    sends = _in_turn(phase.sends)
     units = tuple(
-        Unit(receives, folds, _sends_before(folds, phase.sends))
-        for receives, folds in _grouped(parts)
+        Unit(receives, folds, _sends_before(folds, sends)) for receives, folds in _grouped(parts)
     )
     return LoweredPhase(
-        phase.moves, phase.receives, phase.sends, units, phase.stores, late, phase.last
+        phase.moves, phase.receives, sends, units, phase.stores, late, phase.last
     )
+
+
+def _in_turn(sends: Sequence[Message]) -> tuple[Message, ...]:
+    """The first message to every peer, then the second, ...
+
+    So a transport with room for a message to each never waits for one peer with what another one
+    needs first, and what goes to several peers can be copied once.
+    """
+    number: Counter[int] = Counter()
+    turns: list[tuple[int, Message]] = []
+    for message in sends:
+        turns.append((number[message.peer], message))
+        number[message.peer] += 1
+    return tuple(message for _, message in sorted(turns, key=lambda turn: turn[0]))
 
 
 class _Landings:
