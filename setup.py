@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import mpi4py
 import numpy
@@ -35,7 +36,7 @@ class Build(build_ext):
         if wrapper is None:
             print("no mpicc: the compiled engine is left out, and Python runs the plans")
             return
-        before = self.compiler
+        before: Any = vars(self)["compiler"]
         compiler = self.compiler = type(before)(force=self.force)
         for name, value in vars(before).items():
             setattr(compiler, name, value[:] if isinstance(value, list) else value)

@@ -63,9 +63,7 @@ class LoweredPhase(NamedTuple):
 
 def lower(plan: Plan) -> tuple[tuple[LoweredPhase, ...], ...]:
     """The phases of each channel of a plan."""
-    return tuple(
-        tuple(_phase(phase) for phase in channel.phases) for channel in plan.channels
-    )
+    return tuple(tuple(_phase(phase) for phase in channel.phases) for channel in plan.channels)
 
 
 def _phase(phase: Phase) -> LoweredPhase:
@@ -77,9 +75,7 @@ def _phase(phase: Phase) -> LoweredPhase:
     units = tuple(
         Unit(receives, folds, _sends_before(folds, sends)) for receives, folds in _grouped(parts)
     )
-    return LoweredPhase(
-        phase.moves, phase.receives, sends, units, phase.stores, late, phase.last
-    )
+    return LoweredPhase(phase.moves, phase.receives, sends, units, phase.stores, late, phase.last)
 
 
 def _in_turn(sends: Sequence[Message]) -> tuple[Message, ...]:
@@ -101,9 +97,7 @@ class _Landings:
 
     def __init__(self, receives: Sequence[Message]) -> None:
         places = sorted(
-            (message.span, number)
-            for number, message in enumerate(receives)
-            if message.span.length
+            (message.span, number) for number, message in enumerate(receives) if message.span.length
         )
         self._spans = [span for span, _ in places]
         self._numbers = [number for _, number in places]

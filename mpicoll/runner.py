@@ -203,9 +203,7 @@ class Execution:
         fold_spans(self._reduction, fold, self._bytes)
 
 
-def fold_spans(
-    reduction: Reduction, fold: Fold, memory: Callable[[Span], np.ndarray]
-) -> None:
+def fold_spans(reduction: Reduction, fold: Fold, memory: Callable[[Span], np.ndarray]) -> None:
     """Fold what is partly in the accumulator's type; ``memory``: the bytes of a span."""
     narrow, wide = reduction.dtype, reduction.wide
     if not (fold.wide_first or fold.wide_target) or wide == narrow:

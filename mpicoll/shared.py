@@ -6,6 +6,7 @@ The memory has no name in any file system: its first rank makes it, the others o
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
 import secrets
@@ -17,10 +18,11 @@ from mpi4py import MPI
 
 from mpicoll.plan import Plan
 
+_engine: Any
 try:
-    from mpicoll import _engine
+    _engine = importlib.import_module("mpicoll._engine")
 except ImportError:  # not built, for lack of an MPI compiler wrapper
-    _engine = None  # type: ignore[assignment]
+    _engine = None
 
 __all__ = [
     "TRANSPORTS",
@@ -100,7 +102,7 @@ def device(private: MPI.Intracomm, transport: str) -> tuple[Any, int]:
         _warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
     if not everywhere:
         return None, 0
-    node = private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank())
+    node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
     try:
         return _connect(private, node, transport)
     finally:
@@ -143,7 +145,7 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> tup
     locals = [-1] * private.Get_size()
     for number, (rank, _, _) in enumerate(ranks):
         locals[rank] = number if shared else -1
-    crowded = len(ranks) > min(len(set().union(*(own for _, _, own in ranks))), 1 << 30)
+    crowded = len(ranks) > len(frozenset[int]().union(*(own for _, _, own in ranks)))
     return (
         _engine.Device(
             locals,
