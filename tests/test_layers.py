@@ -19,7 +19,7 @@ LAYERS = [
     {"algorithms"},
     {"matching", "verify", "simulate", "draw"},
     {"ops", "_kernels", "spans", "plan", "progress", "runner", "local", "buffers", "vectors"}
-    | {"agree", "caller", "exact", "trace", "watch"},
+    | {"agree", "caller", "exact", "packing", "trace", "watch"},
     {
         "blocking",
         "call",

@@ -1,0 +1,130 @@
+"""Buffers whose bytes do not lie one behind the other, by value.
+
+Ranks may describe the same elements in different ways, a column of a matrix on one of them and a
+vector on another, so how memory is laid out must not decide which algorithm runs.  What is not
+contiguous is copied into memory that is, and back when the collective is complete.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+__all__ = ["Packed", "Part", "absolute", "is_flat", "typed"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Packed:
+    """Contiguous memory that stands for other memory while a collective runs.
+
+    Args:
+        nbytes: how much.
+        gather: copies the caller's elements into the memory that it is given.
+        scatter: copies them back from there.
+
+    Attributes:
+        memory: the bytes that the collective sees; undefined before :meth:`load`.
+    """
+
+    def __init__(
+        self, nbytes: int, gather: Callable[[Bytes], object], scatter: Callable[[Bytes], object]
+    ) -> None:
+        self.memory: Bytes = np.empty(nbytes, np.uint8)
+        self._gather, self._scatter = gather, scatter
+
+    def load(self) -> None:
+        """Copy the caller's elements here; before every start, whether they are sent or not.
+
+        What the collective does not write is so left as it was by :meth:`write_back`.
+        """
+        self._gather(self.memory)
+
+    def write_back(self) -> None:
+        """Copy the elements to the caller's memory."""
+        self._scatter(self.memory)
+
+
+class Part(NamedTuple):
+    """``count`` elements of a datatype, the first one ``offset`` bytes behind the beginning."""
+
+    offset: int
+    count: int
+    datatype: MPI.Datatype
+
+
+def is_flat(datatype: MPI.Datatype) -> bool:
+    """Whether it is predefined and its elements have no holes: memory to be used as it is.
+
+    Pairs such as ``MPI.DOUBLE_INT`` have: ranks may build them from their two types too.
+    """
+    return bool(datatype.is_predefined) and datatype.size == datatype.extent
+
+
+def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
+    """The elements of ``parts``, one behind the other, without holes.
+
+    Args:
+        memory: where the parts lie.
+        parts: of any datatypes; a datatype may be freed afterwards.
+        what: how to call it in an error.
+
+    Raises:
+        ValueError: they do not lie within the memory.
+    """
+    used = [part for part in parts if part.count and part.datatype.size]
+    for part in used:
+        first, end = _bounds(part)
+        if first < 0 or end > memory.size:
+            raise ValueError(
+                f"{what}: {part.count} elements of {part.datatype.Get_name() or 'a datatype'} at "
+                f"byte {part.offset} reach from byte {first} to {end} of a buffer of "
+                f"{memory.size} bytes; pass a larger buffer or a smaller count"
+            )
+    if not used:
+        return Packed(0, lambda packed: None, lambda packed: None)
+    offsets, counts, types = zip(*used, strict=True)
+    every = MPI.Datatype.Create_struct(counts, offsets, types)
+    # As long as the memory, so that Pack and Unpack take it for one element.
+    whole = every.Create_resized(0, memory.size).Commit()
+    every.Free()
+
+    def gather(packed: Bytes) -> None:
+        whole.Pack(memory, packed, 0, MPI.COMM_SELF)
+
+    def scatter(packed: Bytes) -> None:
+        whole.Unpack(packed, 0, memory, MPI.COMM_SELF)
+
+    packed = Packed(sum(part.count * part.datatype.size for part in used), gather, scatter)
+    weakref.finalize(packed, _free, whole).atexit = False
+    return packed
+
+
+def absolute(parts: Iterable[Part], what: str) -> Packed:
+    """The same for parts whose places are addresses (``MPI.BOTTOM``)."""
+    used = [part for part in parts if part.count and part.datatype.size]
+    bounds = [_bounds(part) for part in used]
+    first = min((first for first, _ in bounds), default=0)
+    end = max((end for _, end in bounds), default=0)
+    if used and first <= 0:
+        raise ValueError(f"{what}: MPI.BOTTOM with a datatype that names address {first}")
+    memory = np.frombuffer(MPI.buffer.fromaddress(first, end - first), np.uint8)
+    return typed(memory, [part._replace(offset=part.offset - first) for part in used], what)
+
+
+def _bounds(part: Part) -> tuple[int, int]:
+    """First byte of a part's elements, and the one behind the last."""
+    _, extent = part.datatype.Get_extent()
+    low, length = part.datatype.Get_true_extent()
+    last = (part.count - 1) * extent
+    return part.offset + low + min(last, 0), part.offset + low + length + max(last, 0)
+
+
+def _free(datatype: MPI.Datatype) -> None:
+    if not MPI.Is_finalized():
+        datatype.Free()
