@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,8 @@ class Packed:
         self._scatter(self.memory)
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """``count`` elements of a datatype, the first one ``offset`` bytes behind the beginning."""
 
     offset: int
@@ -113,8 +114,9 @@ def absolute(parts: Iterable[Part], what: str) -> Packed:
     end = max((end for _, end in bounds), default=0)
     if used and first <= 0:
         raise ValueError(f"{what}: MPI.BOTTOM with a datatype that names address {first}")
-    memory = np.frombuffer(MPI.buffer.fromaddress(first, end - first), np.uint8)
-    return typed(memory, [part._replace(offset=part.offset - first) for part in used], what)
+    held = MPI.buffer.fromaddress(first, end - first).cast("B")
+    memory = np.frombuffer(held, np.uint8)
+    return typed(memory, [replace(part, offset=part.offset - first) for part in used], what)
 
 
 def _bounds(part: Part) -> tuple[int, int]:
