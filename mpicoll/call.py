@@ -162,6 +162,17 @@ class Call:
         send, recv = self.send, self.recv
         return None if send is None else send.memory, None if recv is None else recv.memory
 
+    def load(self) -> None:
+        """Bring what goes by value into the memory that a runner sees; before it starts."""
+        for packed in {id(b): b.packed for b in (self.send, self.recv) if b is not None}.values():
+            if packed is not None:
+                packed.load()
+
+    def write_back(self) -> None:
+        """Bring what has come by value to the caller's memory; once the runner is done."""
+        if self.recv is not None and self.recv.packed is not None and self.recv.writable:
+            self.recv.packed.write_back()
+
     def shape(self, choice: Choice) -> plan.Shape:
         """What to plan.  Reductions are cut in elements, data movement in bytes."""
         length, itemsize, wide = 0, 1, 1

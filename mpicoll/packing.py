@@ -59,12 +59,21 @@ class Part:
     datatype: MPI.Datatype
 
 
+#: Handles of predefined datatypes without holes.
+_FLAT: set[int] = set()
+
+
 def is_flat(datatype: MPI.Datatype) -> bool:
     """Whether it is predefined and its elements have no holes: memory to be used as it is.
 
     Pairs such as ``MPI.DOUBLE_INT`` have: ranks may build them from their two types too.
     """
-    return bool(datatype.is_predefined) and datatype.size == datatype.extent
+    if datatype.handle in _FLAT:
+        return True
+    if datatype.is_predefined and datatype.size == datatype.extent:
+        _FLAT.add(datatype.handle)
+        return True
+    return False
 
 
 def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
