@@ -3,12 +3,12 @@
 Checks use this rank's arguments alone.  A call goes by one of mpicoll's algorithms, or to the MPI
 library's own collective: because that is the choice, because mpicoll cannot serve what is asked for
 (a fallback), or because the call is non-blocking or persistent and names no algorithm.  The latter
-must make progress while a program is in any call of MPI, and only the library sees to that.
+must make progress while a program is in any call of MPI, and only the library sees to that, or the
+thread of :mod:`mpicoll.progress`.
 """
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
 from mpicoll.exact import EXACT
+from mpicoll.library import LibraryPrequest, LibraryRequest
+from mpicoll.observe import observe
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
 from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, Choice
@@ -86,31 +88,18 @@ class Dispatch(MPI.Intracomm):
             state.refuse(asked.definition, error)
             raise
         state.enter(prepared)
-        if hooks.installed or state.tracer is not None:
-            self._observe(state, asked, prepared)
-        else:
+        observation = observe(state, prepared)
+        if observation is None:
             self._run(state, asked, prepared)
-
-    def _observe(self, state: State, asked: _Asked, prepared: Prepared) -> None:
-        """Run a collective, and tell the trace and the hooks."""
-        name, algorithm = prepared.definition.name, prepared.choice.algorithm
-        tracer = state.tracer.call(name, algorithm) if state.tracer is not None else None
+            return
         failure: BaseException | None = None
-        start = time.perf_counter()
         try:
-            self._run(state, asked, prepared, tracer.step if tracer is not None else None)
+            self._run(state, asked, prepared, observation.step)
         except BaseException as error:
             failure = error
             raise
         finally:
-            seconds = time.perf_counter() - start
-            if tracer is not None:
-                tracer.end(prepared.nbytes, failure)
-            hooks.report(
-                hooks.Event(
-                    name, algorithm, state.size, state.rank, prepared.nbytes, seconds, failure
-                )
-            )
+            observation.end(failure)
 
     def _run(
         self, state: State, asked: _Asked, prepared: Prepared, step: trace.Step | None = None
@@ -127,12 +116,14 @@ class Dispatch(MPI.Intracomm):
             with progress.meanwhile():
                 self._native(state, asked, definition.method)
             return
+        call.load()
         try:
             state.run(call.shape(choice), *call.memory(), call.reduction, step)
         except MPI.Exception as error:
             self._report(error)
             raise
-        state.calls[definition.name, choice.algorithm] += 1
+        call.write_back()
+        state.count(definition.name, choice.algorithm)
 
     def _non_blocking(
         self,
@@ -149,12 +140,23 @@ class Dispatch(MPI.Intracomm):
         """Start a collective; returns a request."""
         state = self._ready()
         asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
-        _, _, choice, call = self._decide(state, asked, algorithm, parameters, False)
-        if call is None or choice.algorithm == NATIVE:
-            request = self._native(state, asked.passed_on(call), "I" + method.lower())
-            progress.poll()
+        try:
+            prepared = self._decide(state, asked, algorithm, parameters, False)
+        except Exception as error:
+            state.refuse_start(asked.definition, error)
+            raise
+        call = prepared.call
+        if call is not None and prepared.choice.algorithm != NATIVE:
+            return Request.begin(state, prepared, self._report)
+        ticket, comparison = state.start(prepared)
+        observation = observe(state, prepared)
+        request = self._native(state, asked.passed_on(call), "I" + method.lower())
+        if observation is not None:
+            observation.end(complete=False)
+        progress.poll()
+        if ticket is None and comparison is None:
             return request
-        return Request.begin(state, call, call.shape(choice), self._report)
+        return LibraryRequest.of(request, state, ticket, comparison)
 
     def _persistent(
         self,
@@ -172,11 +174,20 @@ class Dispatch(MPI.Intracomm):
         """Bind a collective to its buffers; returns a persistent request."""
         state = self._ready()
         asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
-        _, _, choice, call = self._decide(state, asked, algorithm, parameters, False)
-        if call is None or choice.algorithm == NATIVE:
-            with progress.meanwhile():
-                return self._native(state, asked.passed_on(call), f"{method}_init", info)
-        return Prequest(state, call, call.shape(choice), self._report)
+        try:
+            prepared = self._decide(state, asked, algorithm, parameters, False)
+        except Exception as error:
+            state.refuse(asked.definition, error)
+            raise
+        state.enter(prepared)
+        call = prepared.call
+        if call is not None and prepared.choice.algorithm != NATIVE:
+            return Prequest(state, prepared, self._report)
+        with progress.meanwhile():
+            request = self._native(state, asked.passed_on(call), f"{method}_init", info)
+        if state.watch is None and state.tracer is None and not hooks.installed:
+            return request
+        return LibraryPrequest.bound(request, state, prepared)
 
     def _asked(
         self,
@@ -245,11 +256,11 @@ class Dispatch(MPI.Intracomm):
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
         """The algorithm where the caller names none; why it is not the one of the environment."""
         choice, refused = call.choose(state.settings.table)
-        if not blocking and choice.algorithm != NATIVE:
+        if not (blocking or state.settings.progress or choice.algorithm == NATIVE):
             if choice.source != BUILTIN_SOURCE:
                 refused = (
                     f"{choice.source}: what is not blocking must progress outside mpicoll's calls "
-                    f"too unless algorithm= is given, so {NATIVE} serves"
+                    f"too unless algorithm= is given or MPICOLL_PROGRESS=thread, so {NATIVE} serves"
                 )
             choice = Choice(NATIVE, (), choice.source)
         return choice, refused
@@ -264,7 +275,7 @@ class Dispatch(MPI.Intracomm):
         arguments += (asked.op,) if definition.reduces else ()
         arguments += (asked.root,) if definition.rooted else ()
         result = getattr(MPI.Intracomm, method)(self, *arguments, *more)
-        state.calls[definition.name, NATIVE] += 1
+        state.count(definition.name, NATIVE)
         return result
 
     def _report(self, error: BaseException) -> None:

@@ -8,6 +8,7 @@ it is made, and gives it back when it is freed, because ranks may start plans in
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -48,12 +49,14 @@ class Lanes:
         #: Free on all ranks when they last agreed, and not handed out since: equal on all ranks.
         self._free = deque(Lane(0, number) for number in PLANS)
         self._taken: set[Lane] = set()
+        self._lock = threading.Lock()  # calls begin and end in different threads
 
     def join(self, call: Hashable) -> Lane:
         """The lane of a non-blocking call, the next one in sequence; see :meth:`is_first`."""
-        number = CALLS[self._calls % len(CALLS)]
-        self._calls += 1
-        self._queues.setdefault(number, deque()).append(call)
+        with self._lock:
+            number = CALLS[self._calls % len(CALLS)]
+            self._calls += 1
+            self._queues.setdefault(number, deque()).append(call)
         return Lane(0, number)
 
     def is_first(self, call: Hashable, lane: Lane) -> bool:
@@ -62,10 +65,11 @@ class Lanes:
 
     def leave(self, call: Hashable, lane: Lane) -> None:
         """The call is over."""
-        queue = self._queues[lane.number]
-        queue.remove(call)
-        if not queue:
-            del self._queues[lane.number]
+        with self._lock:
+            queue = self._queues[lane.number]
+            queue.remove(call)
+            if not queue:
+                del self._queues[lane.number]
 
     def take(self) -> Lane:
         """A lane for a plan.  Collective: communicates when those agreed upon are used up."""

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from mpicoll import caller
+
 __all__ = ["Packed", "Part", "absolute", "is_flat", "typed"]
 
 Bytes = npt.NDArray[np.uint8]
@@ -137,5 +139,5 @@ def _bounds(part: Part) -> tuple[int, int]:
 
 
 def _free(datatype: MPI.Datatype) -> None:
-    if not MPI.Is_finalized():
+    if not (caller.is_forked() or MPI.Is_finalized()):
         datatype.Free()

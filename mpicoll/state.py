@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
@@ -21,7 +22,7 @@ from mpicoll import agree, caller, ops, plan, progress, runner, trace, tuning
 from mpicoll.call import Prepared
 from mpicoll.collectives import Collective
 from mpicoll.lanes import Lanes
-from mpicoll.watch import Watch
+from mpicoll.watch import Ticket, Watch, ranges
 
 __all__ = ["Settings", "State", "attach", "find"]
 
@@ -42,6 +43,8 @@ class Settings(NamedTuple):
     check: bool = False
     #: Common name of the trace's files, "" for none.
     trace: str = ""
+    #: Whether a thread of each process makes progress.
+    progress: bool = False
 
 
 class State:
@@ -73,7 +76,12 @@ class State:
         #: Called while a call waits: offers the processor to others, and keeps the time limit.
         self.pause: Callable[[], object] = self.watch.pause if self.watch else os.sched_yield
         self.tracer = _tracer(private, settings.trace) if settings.trace else None
+        if settings.progress:
+            progress.start()
         self._abandoned: list[object] = []
+        self._comparisons: list[agree.Comparison] = []
+        #: Plans and counters are used by all threads that make progress.
+        self._lock = threading.Lock()
         self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
         self._space = 0
         _OPEN[self] = None
@@ -90,24 +98,54 @@ class State:
             ) from self.failure
 
     def enter(self, prepared: Prepared) -> None:
-        """This rank enters its next call; all ranks make the same calls in the same order.
+        """This rank enters its next call, a blocking one or the making of a persistent operation.
+
+        All ranks make the same calls in the same order.
 
         Raises:
             Disagreement: on all ranks, where they are asked to compare and do not agree.
         """
         if self.watch is not None:
-            name = prepared.definition.method
-            self.watch.enter(f"{name} by {prepared.choice.algorithm}")
+            self.watch.begin(prepared.described())
         if self.settings.check:
-            agree.compare(agree.share(self.private, prepared.facts(), self.wait))
+            agree.compare(self._share(prepared.facts()))
 
     def refuse(self, definition: Collective, error: Exception) -> None:
         """This rank cannot make its next call; the others hear of it if they are to compare."""
         if self.settings.check:
             if self.watch is not None:
+                self.watch.begin(definition.method)
+            self._share(_refusal(definition, error))
+
+    def start(self, prepared: Prepared) -> tuple[Ticket | None, agree.Comparison | None]:
+        """The same as :meth:`enter` for a call that must not wait for others.
+
+        Returns the number that the call has for the time limit, and whether the ranks agree.
+        """
+        ticket = None if self.watch is None else self.watch.enter(prepared.described())
+        return ticket, self._compare(prepared.facts()) if self.settings.check else None
+
+    def refuse_start(self, definition: Collective, error: Exception) -> None:
+        """The same as :meth:`refuse` for a call that must not wait for others."""
+        if self.settings.check:
+            if self.watch is not None:
                 self.watch.enter(definition.method)
-            words = f"{type(error).__name__}: {error}"
-            agree.share(self.private, {"collective": definition.method, "error": words}, self.wait)
+            self._compare(_refusal(definition, error))
+
+    def _compare(self, facts: agree.Facts) -> agree.Comparison:
+        comparison = agree.Comparison(self.private, facts, self.fail)
+        self._comparisons = [c for c in self._comparisons if not c.over] + [comparison]
+        return comparison
+
+    def _share(self, facts: agree.Facts) -> list[dict[str, Any]]:
+        """The facts of all ranks, if they have agreed on all that was started before."""
+        try:
+            progress.until(lambda: all(c.over for c in self._comparisons), self.pause)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self.check()
+        return agree.share(self.private, facts, self.wait)
 
     def wait(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for a request within the time limit; its buffers are kept if it does not end."""
@@ -117,7 +155,7 @@ class State:
                 self.pause()
         except BaseException as error:
             self.fail(error)
-            self._abandoned += [request, *buffers]
+            self.abandon(request, *buffers)
             raise
 
     def run(
@@ -138,6 +176,15 @@ class State:
             raise
         self.give_back(planned)
 
+    def count(self, collective: str, algorithm: str) -> None:
+        """A call has run."""
+        with self._lock:
+            self.calls[collective, algorithm] += 1
+
+    def abandon(self, *things: object) -> None:
+        """Keep what MPI may still use."""
+        self._abandoned += things
+
     def fail(self, error: BaseException) -> None:
         """Let every later call raise: the first error is the one that tells why."""
         self.failure = self.failure or error
@@ -147,15 +194,18 @@ class State:
 
         While it runs, it is not in the cache, so that nobody else can start it.
         """
-        return self._take(shape) or plan.build(shape)
+        with self._lock:
+            planned = self._take(shape)
+        return planned or plan.build(shape)
 
     def give_back(self, planned: plan.Plan) -> None:
         """Put a plan into the cache, as the one used last."""
-        self._take(planned.shape)  # one more was built while this one ran
-        self._plans[planned.shape] = planned
-        self._space += sum(planned.temporary)
-        while len(self._plans) > PLANS or (self._space > SPACE and len(self._plans) > 1):
-            self._take(next(iter(self._plans)))
+        with self._lock:
+            self._take(planned.shape)  # one more was built while this one ran
+            self._plans[planned.shape] = planned
+            self._space += sum(planned.temporary)
+            while len(self._plans) > PLANS or (self._space > SPACE and len(self._plans) > 1):
+                self._take(next(iter(self._plans)))
 
     def _take(self, shape: plan.Shape) -> plan.Plan | None:
         """Take a plan out of the cache, if it is there."""
@@ -190,7 +240,13 @@ def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:
     state.close()
 
 
+def _refusal(definition: Collective, error: Exception) -> agree.Facts:
+    """What the other ranks are told of an error in this rank's arguments."""
+    return {"collective": definition.method, "error": f"{type(error).__name__}: {error}"}
+
+
 def _finalizing(comm: MPI.Comm, keyval: int, value: object) -> None:
+    progress.stop()
     for state in reversed([*_OPEN]):
         state.close()
 
@@ -221,6 +277,7 @@ def attach(comm: MPI.Intracomm, settings: Settings | None = None) -> State:
 
     Raises:
         ValueError: on all ranks, if rank 0's environment has a setting that is not understood.
+        RuntimeError: on all ranks, if it asks for a thread that MPI does not allow.
     """
     caller.check()
     state = find(comm)
@@ -248,6 +305,15 @@ def _read_settings(private: MPI.Intracomm) -> Settings:
     found = private.bcast(found)
     if isinstance(found, str):
         raise ValueError(found)
+    if found.progress:
+        levels = private.allgather(MPI.Query_thread())
+        below = [rank for rank, level in enumerate(levels) if level < MPI.THREAD_MULTIPLE]
+        if below:
+            raise RuntimeError(
+                f"MPICOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE, which {ranges(below)} did not "
+                "get; set mpi4py.rc.thread_level = 'multiple' before MPI is imported, or unset "
+                "MPICOLL_PROGRESS"
+            )
     return found
 
 
@@ -258,12 +324,16 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
     check = environment.get("MPICOLL_CHECK") or "0"
     if check not in ("0", "1"):
         raise ValueError(f"MPICOLL_CHECK={check!r} must be 1 or 0")
+    thread = environment.get("MPICOLL_PROGRESS") or ""
+    if thread not in ("", "thread"):
+        raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
     return Settings(
         tuning.from_environment(environment),
         policy,
         timeout=_timeout_from(environment),
         check=check == "1",
         trace=environment.get("MPICOLL_TRACE", ""),
+        progress=thread == "thread",
     )
 
 
