@@ -8,7 +8,7 @@ contiguous is copied into memory that is, and back when the collective is comple
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,9 @@ from mpicoll import caller
 __all__ = ["Packed", "Part", "absolute", "is_flat", "typed"]
 
 Bytes = npt.NDArray[np.uint8]
+
+#: Most bytes packed at once: libraries may count them in a C int.
+LIMIT = 1 << 30
 
 
 class Packed:
@@ -60,6 +63,11 @@ class Part:
     count: int
     datatype: MPI.Datatype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes without holes."""
+        return self.count * self.datatype.size
+
 
 #: Handles of predefined datatypes without holes.
 _FLAT: set[int] = set()
@@ -89,7 +97,7 @@ def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
     Raises:
         ValueError: they do not lie within the memory.
     """
-    used = [part for part in parts if part.count and part.datatype.size]
+    used = [part for part in parts if part.nbytes]
     for part in used:
         first, end = _bounds(part)
         if first < 0 or end > memory.size:
@@ -98,28 +106,60 @@ def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
                 f"byte {part.offset} reach from byte {first} to {end} of a buffer of "
                 f"{memory.size} bytes; pass a larger buffer or a smaller count"
             )
-    if not used:
-        return Packed(0, lambda packed: None, lambda packed: None)
-    offsets, counts, types = zip(*used, strict=True)
-    every = MPI.Datatype.Create_struct(counts, offsets, types)
-    # As long as the memory, so that Pack and Unpack take it for one element.
-    whole = every.Create_resized(0, memory.size).Commit()
-    every.Free()
+    pieces: list[tuple[MPI.Datatype, slice]] = []
+    offset = 0
+    for group in _groups(used):
+        length = sum(part.nbytes for part in group)
+        pieces.append((_whole(group, memory.size), slice(offset, offset + length)))
+        offset += length
 
     def gather(packed: Bytes) -> None:
-        whole.Pack(memory, packed, 0, MPI.COMM_SELF)
+        for whole, where in pieces:
+            whole.Pack(memory, packed[where], 0, MPI.COMM_SELF)
 
     def scatter(packed: Bytes) -> None:
-        whole.Unpack(packed, 0, memory, MPI.COMM_SELF)
+        for whole, where in pieces:
+            whole.Unpack(packed[where], 0, memory, MPI.COMM_SELF)
 
-    packed = Packed(sum(part.count * part.datatype.size for part in used), gather, scatter)
-    weakref.finalize(packed, _free, whole).atexit = False
+    packed = Packed(offset, gather, scatter)
+    weakref.finalize(packed, _free, [whole for whole, _ in pieces]).atexit = False
     return packed
+
+
+def _groups(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """The parts, cut between elements, in groups of at most :data:`LIMIT` bytes if possible."""
+    group: list[Part] = []
+    space = LIMIT
+    for part in parts:
+        _, extent = part.datatype.Get_extent()
+        done = 0
+        while done < part.count:
+            if group and space < part.datatype.size:
+                yield group
+                group, space = [], LIMIT
+            count = min(part.count - done, max(space // part.datatype.size, 1))
+            group.append(Part(part.offset + done * extent, count, part.datatype))
+            space -= group[-1].nbytes
+            done += count
+    if group:
+        yield group
+
+
+def _whole(parts: Sequence[Part], nbytes: int) -> MPI.Datatype:
+    """One datatype of all parts; as long as the memory, which Pack so takes for one element."""
+    every = MPI.Datatype.Create_struct(
+        [part.count for part in parts],
+        [part.offset for part in parts],
+        [part.datatype for part in parts],
+    )
+    whole = every.Create_resized(0, nbytes).Commit()
+    every.Free()
+    return whole
 
 
 def absolute(parts: Iterable[Part], what: str) -> Packed:
     """The same for parts whose places are addresses (``MPI.BOTTOM``)."""
-    used = [part for part in parts if part.count and part.datatype.size]
+    used = [part for part in parts if part.nbytes]
     bounds = [_bounds(part) for part in used]
     first = min((first for first, _ in bounds), default=0)
     end = max((end for _, end in bounds), default=0)
@@ -138,6 +178,7 @@ def _bounds(part: Part) -> tuple[int, int]:
     return part.offset + low + min(last, 0), part.offset + low + length + max(last, 0)
 
 
-def _free(datatype: MPI.Datatype) -> None:
+def _free(datatypes: list[MPI.Datatype]) -> None:
     if not (caller.is_forked() or MPI.Is_finalized()):
-        datatype.Free()
+        for datatype in datatypes:
+            datatype.Free()

@@ -110,7 +110,7 @@ def _by_value(
 
     def noted(held: int) -> list[Part]:
         found = parts(held)
-        lengths[:] = [part.count * part.datatype.size for part in found]
+        lengths[:] = [part.nbytes for part in found]
         return found
 
     return by_value(message, counted, noted, what, writable), layout.displaced(lengths)
