@@ -20,7 +20,7 @@ from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
 from mpicoll.exact import EXACT
-from mpicoll.library import LibraryPrequest, LibraryRequest
+from mpicoll.library import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
 from mpicoll.observe import observe
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
@@ -150,13 +150,16 @@ class Dispatch(MPI.Intracomm):
             return Request.begin(state, prepared, self._report)
         ticket, comparison = state.start(prepared)
         observation = observe(state, prepared)
-        request = self._native(state, asked.passed_on(call), "I" + method.lower())
+        asked = asked.passed_on(call)
+        request = self._native(state, asked, "I" + method.lower())
         if observation is not None:
             observation.end(complete=False)
         progress.poll()
-        if ticket is None and comparison is None:
-            return request
-        return LibraryRequest.of(request, state, ticket, comparison)
+        kept = KeptRequest(request)
+        if ticket is not None or comparison is not None:
+            kept = LibraryRequest.of(request, state, ticket, comparison)
+        kept.kept = asked
+        return kept
 
     def _persistent(
         self,
@@ -183,11 +186,14 @@ class Dispatch(MPI.Intracomm):
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Prequest(state, prepared, self._report)
+        asked = asked.passed_on(call)
         with progress.meanwhile():
-            request = self._native(state, asked.passed_on(call), f"{method}_init", info)
-        if state.watch is None and state.tracer is None and not hooks.installed:
-            return request
-        return LibraryPrequest.bound(request, state, prepared)
+            request = self._native(state, asked, f"{method}_init", info)
+        kept: KeptPrequest = KeptPrequest(request)
+        if state.watch is not None or state.tracer is not None or hooks.installed:
+            kept = LibraryPrequest.bound(request, state, prepared)
+        kept.kept = asked
+        return kept
 
     def _asked(
         self,

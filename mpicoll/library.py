@@ -1,10 +1,10 @@
-"""The MPI library's own requests, where mpicoll has something to add to them.
+"""The MPI library's own requests, and what mpicoll has to add to them.
 
-With ``MPICOLL_TIMEOUT`` or ``MPICOLL_CHECK=1`` non-blocking and persistent collectives that the
-library serves are of these classes: their own ``Wait``, ``Test``, ... and mpicoll's functions
-for several requests (:class:`mpicoll.requests.Request`) look at the clock, and raise where the
-ranks do not agree.  The library's ``Waitall`` and its like take them as what they are, and do
-neither.
+They keep what the caller has passed alive, a temporary for example, which mpi4py leaves to the
+caller.  With ``MPICOLL_TIMEOUT`` or ``MPICOLL_CHECK=1`` their own ``Wait``, ``Test``, ... and
+mpicoll's functions for several requests (:class:`mpicoll.requests.Request`) also look at the clock,
+and raise where the ranks do not agree.  The library's ``Waitall`` and its like take them for what
+they are, and do neither.
 """
 
 from __future__ import annotations
@@ -22,11 +22,23 @@ from mpicoll.observe import observe
 from mpicoll.state import State
 from mpicoll.watch import Patience, Ticket
 
-__all__ = ["LibraryPrequest", "LibraryRequest"]
+__all__ = ["KeptPrequest", "KeptRequest", "LibraryPrequest", "LibraryRequest"]
 
 
-class LibraryRequest(Watched, MPI.Request):
-    """A request of the MPI library; see the module."""
+class KeptRequest(MPI.Request):
+    """A request that keeps its operation's arguments alive as long as it is there."""
+
+    kept: object = None
+
+
+class KeptPrequest(MPI.Prequest):
+    """The same for a persistent operation."""
+
+    kept: object = None
+
+
+class LibraryRequest(Watched, KeptRequest):
+    """A request that is looked after; see the module."""
 
     _state: State
     _ticket: Ticket | None = None
@@ -105,8 +117,8 @@ class LibraryRequest(Watched, MPI.Request):
         return self.Test(status), None
 
 
-class LibraryPrequest(LibraryRequest, MPI.Prequest):
-    """A persistent request of the MPI library; see the module.
+class LibraryPrequest(LibraryRequest, KeptPrequest):
+    """A persistent request that is looked after; see the module.
 
     Also where a trace or hooks are there when it is made, which hear of its starts.
     """

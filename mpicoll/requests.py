@@ -266,7 +266,7 @@ class Prequest(Request):
         super().__init__(state, prepared, report)
         self._number = 0 if state.watch is None else state.watch.plan()
         self._plan = plan.build(self._shape)
-        self._lane = state.lanes.take()
+        self._lane = state.lanes.take(state.pause)
         # Also where the object is dropped.
         self._unbind = weakref.finalize(self, state.lanes.give_back, self._lane)
         self._unbind.atexit = False
