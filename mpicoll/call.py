@@ -164,9 +164,9 @@ class Call:
 
     def load(self) -> None:
         """Bring what goes by value into the memory that a runner sees; before it starts."""
-        for packed in {id(b): b.packed for b in (self.send, self.recv) if b is not None}.values():
-            if packed is not None:
-                packed.load()
+        for buffer in (self.send, None if self.recv is self.send else self.recv):
+            if buffer is not None and buffer.packed is not None:
+                buffer.packed.load()
 
     def write_back(self) -> None:
         """Bring what has come by value to the caller's memory; once the runner is done."""
