@@ -549,6 +549,11 @@ cdef class Program:
     def __cinit__(self, plan, Device device not None):
         cdef int i
         self.plan, self.device = plan, device
+        longest = max(
+            [m.span.length for c in plan.channels for p in c.phases for m in p.sends], default=0
+        )
+        if device.shared.base != NULL and <uint64_t> longest > device.shared.slot:
+            raise ValueError(f"a message of {longest} bytes, but slots of {device.shared.slot}")
         channels = lowering.lower(plan)
         phases = [phase for channel in channels for phase in channel]
         units = [unit for phase in phases for unit in phase.units]

@@ -3,6 +3,11 @@
 The ranks exchange what their calls must have in common.  The exchange is the same whatever the
 calls are, so it cannot hang where they differ: then every rank raises the same error instead, and
 the communicator can still be used.  A rank that finds a mistake in its own arguments says so too.
+
+A blocking call exchanges before it runs, and a persistent operation where it is made, which MPI
+allows to wait for other ranks.  A non-blocking call must not wait: its exchange is under way beside
+it, and its request is complete when the exchange is too.  So it is its request that raises, and
+then the communicator cannot be used any more, because what was started later may be under way.
 """
 
 from __future__ import annotations
@@ -16,10 +21,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import algorithms
+from mpicoll import algorithms, progress
 from mpicoll.watch import ranges
 
-__all__ = ["Disagreement", "Facts", "compare", "schedule_hash", "share"]
+__all__ = ["Comparison", "Disagreement", "Facts", "compare", "schedule_hash", "share"]
 
 #: What ranks must have in common, by name; None: this rank cannot tell, or it need not be equal.
 Facts = Mapping[str, Any]
@@ -44,14 +49,59 @@ def share(
         facts: those of this rank.
         wait: waits for a request, given it and the buffers that it uses.
     """
-    text = json.dumps(facts).encode()
-    if len(text) > _RECORD:
-        text = json.dumps({**facts, "error": str(facts.get("error"))[:_WORDS]}).encode()
-    own = np.zeros(_RECORD, np.uint8)
-    own[: len(text)] = np.frombuffer(text, np.uint8)
-    every = np.empty((private.Get_size(), _RECORD), np.uint8)
-    wait(private.Iallgather(own, every), own, every)
-    return [json.loads(record.tobytes().rstrip(b"\0")) for record in every]
+    exchange = _Exchange(private, facts)
+    wait(exchange.request, exchange)
+    return exchange.facts()
+
+
+class _Exchange:
+    """The facts of all ranks, once the request is complete."""
+
+    def __init__(self, private: MPI.Intracomm, facts: Facts) -> None:
+        text = json.dumps(facts).encode()
+        if len(text) > _RECORD:
+            text = json.dumps({**facts, "error": str(facts.get("error"))[:_WORDS]}).encode()
+        self._own = np.zeros(_RECORD, np.uint8)
+        self._own[: len(text)] = np.frombuffer(text, np.uint8)
+        self._every = np.empty((private.Get_size(), _RECORD), np.uint8)
+        self.request = private.Iallgather(self._own, self._every)
+
+    def facts(self) -> list[dict[str, Any]]:
+        return [json.loads(record.tobytes().rstrip(b"\0")) for record in self._every]
+
+
+class Comparison:
+    """Whether the ranks agree on a call that does not wait for the answer.
+
+    Args:
+        private, facts: see :func:`share`.
+        fail: told of an error.
+
+    Attributes:
+        over: there is an answer.
+        error: that the ranks do not agree, or what MPI has reported.
+    """
+
+    def __init__(
+        self, private: MPI.Intracomm, facts: Facts, fail: Callable[[BaseException], object]
+    ) -> None:
+        self.over = False
+        self.error: Exception | None = None
+        self._fail = fail
+        self._exchange = _Exchange(private, facts)
+        progress.add(self)
+
+    def advance(self) -> None:
+        """See :class:`mpicoll.progress.Operation`."""
+        try:
+            if not self._exchange.request.Test():
+                return
+            compare(self._exchange.facts())
+        except (Disagreement, MPI.Exception) as error:
+            self.error = error
+            self._fail(error)
+        progress.remove(self)
+        self.over = True
 
 
 def compare(facts: Sequence[Facts]) -> None:

@@ -9,12 +9,15 @@ collective takes a block a rank (all-gather's receive buffer, ...), as in MPI.
 Errors are of the classes that mpi4py raises: TypeError for what is no buffer or has no datatype,
 ValueError for counts, BufferError for memory that is not contiguous or not writable.  What a
 program may legally pass but mpicoll cannot serve raises :class:`Unsupported` instead, so that the
-caller can hand it to the MPI library.
+caller can hand it to the MPI library.  That must be the same on all ranks: to collectives that only
+move data, of which MPI wants equal type signatures alone, derived datatypes go by value (see
+:mod:`mpicoll.packing`); to reductions, of which it wants equal datatypes, they are unsupported.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -24,15 +27,19 @@ import numpy.typing as npt
 from mpi4py import MPI
 from mpi4py.util.dtlib import to_numpy_dtype
 
+from mpicoll import packing
 from mpicoll.collectives import Collective, Place
 from mpicoll.layout import Layout
+from mpicoll.packing import Packed, Part
 
 __all__ = [
     "Buffer",
     "Kind",
     "Operands",
     "Unsupported",
+    "by_value",
     "differ",
+    "goes_by_value",
     "kind_of",
     "natural",
     "no_place",
@@ -66,6 +73,8 @@ class Buffer:
         datatype: MPI datatype of an element, None if the library has none.
         writable: whether the memory may be written.
         order: "C" or "F" for an array of which the order of the axes matters, else "".
+        packed: what stands behind memory that is a copy; then elements are bytes.
+        given: the argument as mpi4py takes it, where that is not this memory.
     """
 
     memory: Bytes
@@ -76,6 +85,8 @@ class Buffer:
     datatype: MPI.Datatype | None
     writable: bool
     order: str = ""
+    packed: Packed | None = None
+    given: Any = None
 
     @property
     def name(self) -> str:
@@ -91,6 +102,8 @@ class Buffer:
 
     def message(self, reduced: bool) -> list[Any]:
         """The argument as mpi4py wants it: memory, count of one block, datatype."""
+        if self.given is not None:
+            return list(self.given)
         if self.datatype is None:
             return [self.memory, self.block_bytes, MPI.BYTE]
         if reduced and self.datatype == MPI.BYTE:
@@ -106,7 +119,14 @@ class Kind(NamedTuple):
     itemsize: int
 
 
-def parse(message: Any, *, what: str = "buffer", writable: bool = False, blocks: int = 1) -> Buffer:
+def parse(
+    message: Any,
+    *,
+    what: str = "buffer",
+    writable: bool = False,
+    blocks: int = 1,
+    moved: bool = False,
+) -> Buffer:
     """The memory, count and type that a message names.
 
     Args:
@@ -114,6 +134,7 @@ def parse(message: Any, *, what: str = "buffer", writable: bool = False, blocks:
         what: how to call it in an error, e.g. "send buffer".
         writable: whether it is going to be written.
         blocks: number of blocks; an explicit count is that of one block.
+        moved: whether it is only moved, not reduced, so that any datatype will do.
 
     Raises:
         TypeError: no buffer, or no MPI datatype.
@@ -123,6 +144,15 @@ def parse(message: Any, *, what: str = "buffer", writable: bool = False, blocks:
         Unsupported: derived datatypes, ``MPI.BOTTOM``.
     """
     owner, count, displacement, datatype = _unpack(message, what)
+    if moved and goes_by_value(owner, datatype):
+        _, extent = datatype.Get_extent()
+
+        def parts(held: int) -> list[Part]:
+            entries = held - displacement * extent
+            number = blocks * (_share(entries, extent, blocks, what) if count is None else count)
+            return [Part(displacement * extent, number, datatype)]
+
+        return by_value(message, count or 0, parts, what, writable, blocks)
     memory, kind, order = view(owner, datatype, count or 0, what, writable)
     memory, count = _range(memory, count, displacement, kind, blocks, what)
     return Buffer(memory, count, blocks, kind.dtype, kind.itemsize, kind.datatype, writable, order)
@@ -146,6 +176,51 @@ def view(
     elif not dtype.isnative and kind.datatype != MPI.BYTE:
         raise _byte_order(dtype, what)
     return memory, kind, order
+
+
+def goes_by_value(owner: Any, datatype: Any) -> bool:
+    """Whether elements that are only moved have to be copied one behind the other."""
+    typed = isinstance(datatype, MPI.Datatype) and datatype != MPI.DATATYPE_NULL
+    return typed and (owner is MPI.BOTTOM or not packing.is_flat(datatype))
+
+
+def by_value(
+    message: Any,
+    counted: int,
+    parts: Callable[[int], Sequence[Part]],
+    what: str,
+    writable: bool,
+    blocks: int = 1,
+) -> Buffer:
+    """A buffer of bytes that are a copy of elements of any datatypes.
+
+    Args:
+        message: the argument, a list or tuple that begins with the owner of the memory.
+        counted: elements that it asks for, as far as it says.
+        parts: the elements, given the bytes of memory that there are.
+        what, writable, blocks: see :func:`parse`.
+
+    Raises:
+        TypeError, ValueError, BufferError: see :func:`parse`.
+    """
+    owner = message[0]
+    if owner is MPI.BOTTOM:
+        packed = packing.absolute(parts(0), what)
+    else:
+        byte = kind_of(MPI.BYTE, what)
+        memory = view(owner, byte.datatype, counted, what, writable)[0]
+        packed = packing.typed(memory, parts(memory.size), what)
+    return Buffer(
+        packed.memory,
+        packed.memory.size // blocks,
+        blocks,
+        np.dtype(np.uint8),
+        1,
+        MPI.BYTE,
+        writable,
+        packed=packed,
+        given=message,
+    )
 
 
 def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:
@@ -343,18 +418,7 @@ def _range(
             f"{held // kind.itemsize} elements of {kind.itemsize} bytes"
         )
     if count is None:
-        entries, rest = divmod(held - offset, kind.itemsize)
-        if rest:
-            raise ValueError(
-                f"{what}: {held - offset} bytes are not a multiple of the datatype's "
-                f"{kind.itemsize} bytes; pass a count"
-            )
-        count, rest = divmod(entries, blocks)
-        if rest:
-            raise ValueError(
-                f"{what}: {entries} elements cannot be cut into {blocks} equal blocks, one a "
-                f"rank; make their number a multiple of {blocks} or pass [buffer, count, datatype]"
-            )
+        count = _share(held - offset, kind.itemsize, blocks, what)
     used = count * blocks * kind.itemsize
     if used > held - offset:
         times = f"{blocks} blocks of " if blocks > 1 else ""
@@ -363,6 +427,27 @@ def _range(
             f"bytes, there are {held - offset}; pass a larger buffer or a smaller count"
         )
     return memory[offset : offset + used], count
+
+
+def _share(held: int, extent: int, blocks: int, what: str) -> int:
+    """Elements of one block where the buffer is cut into equal ones."""
+    if held and extent < 1:
+        raise ValueError(
+            f"{what}: how many elements of {extent} bytes fit cannot be told; pass a count"
+        )
+    entries, rest = divmod(max(held, 0), max(extent, 1))
+    if rest:
+        raise ValueError(
+            f"{what}: {held} bytes are not a multiple of the datatype's {extent} bytes; pass a "
+            "count"
+        )
+    count, rest = divmod(entries, blocks)
+    if rest:
+        raise ValueError(
+            f"{what}: {entries} elements cannot be cut into {blocks} equal blocks, one a "
+            f"rank; make their number a multiple of {blocks} or pass [buffer, count, datatype]"
+        )
+    return count
 
 
 @dataclass(frozen=True)
@@ -403,9 +488,10 @@ def operands(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any) -
     """
     if definition.name == "barrier":
         return Operands(None, None)
+    moved = not definition.reduces
     sent, received = len([*definition.held(place)]), len([*definition.wanted(place)])
     if definition.name == "bcast":
-        buffer = parse(recvbuf, what="buffer", writable=not place.is_root)
+        buffer = parse(recvbuf, what="buffer", writable=not place.is_root, moved=True)
         return Operands(buffer if place.is_root else None, buffer, in_place=True)
     scatter = definition.name == "scatter"
     if sendbuf is MPI.IN_PLACE or recvbuf is MPI.IN_PLACE:
@@ -415,12 +501,14 @@ def operands(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any) -
         if sendbuf is MPI.IN_PLACE and input_only:
             raise no_place(definition, "send", place)
         whole, what = (sendbuf, "send buffer") if scatter else (recvbuf, "receive buffer")
-        buffer = parse(whole, what=what, writable=not scatter, blocks=max(sent, received))
+        buffer = parse(
+            whole, what=what, writable=not scatter, blocks=max(sent, received), moved=moved
+        )
         return Operands(buffer, buffer, in_place=True)
-    send = parse(sendbuf, what="send buffer", blocks=sent) if sent else None
+    send = parse(sendbuf, what="send buffer", blocks=sent, moved=moved) if sent else None
     recv = None
     if received:
-        recv = parse(recvbuf, what="receive buffer", writable=True, blocks=received)
+        recv = parse(recvbuf, what="receive buffer", writable=True, blocks=received, moved=moved)
     if send is not None and recv is not None:
         _check_pair(send, recv, definition)
     return Operands(send, recv)

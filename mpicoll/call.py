@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -162,6 +162,17 @@ class Call:
         send, recv = self.send, self.recv
         return None if send is None else send.memory, None if recv is None else recv.memory
 
+    def load(self) -> None:
+        """Bring what goes by value into the memory that a runner sees; before it starts."""
+        for buffer in (self.send, None if self.recv is self.send else self.recv):
+            if buffer is not None and buffer.packed is not None:
+                buffer.packed.load()
+
+    def write_back(self) -> None:
+        """Bring what has come by value to the caller's memory; once the runner is done."""
+        if self.recv is not None and self.recv.packed is not None and self.recv.writable:
+            self.recv.packed.write_back()
+
     def shape(self, choice: Choice) -> plan.Shape:
         """What to plan.  Reductions are cut in elements, data movement in bytes."""
         length, itemsize, wide = 0, 1, 1
@@ -218,6 +229,10 @@ class Prepared(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the whole vector; 0 where that is not known."""
         return self.call.nbytes if self.call is not None else 0
+
+    def described(self) -> str:
+        """The call in words."""
+        return f"{self.definition.method} by {self.choice.algorithm}"
 
     def facts(self) -> agree.Facts:
         """What must be equal on all ranks."""
@@ -303,11 +318,35 @@ def _reduction(op: Any, buffer: Buffer) -> ops.Reduction:
             "library; convert the array"
         )
 
-    def function(invec: np.ndarray, inoutvec: np.ndarray) -> None:
-        op.Reduce_local([invec, invec.size, datatype], [inoutvec, inoutvec.size, datatype])
-
     dtype = buffer.dtype if buffer.dtype is not None else np.dtype(f"V{buffer.itemsize}")
-    return ops.user(function, dtype, op.Is_commutative())
+    return ops.user(_function(op, datatype), dtype, op.Is_commutative())
+
+
+def _function(op: MPI.Op, datatype: MPI.Datatype) -> ops.UserFunction:
+    """What a user-defined operator does to arrays of a datatype, also once it has been freed.
+
+    MPI frees an operator when all that uses it is complete, but ``op.Free()`` takes the handle away
+    at once, and mpi4py forgets the function.  So the function itself is kept, as pickling has it;
+    an operator that was not made in Python is only its handle, and must be kept by its owner.
+    """
+    try:
+        reduced: Any = op.__reduce__()
+    except ValueError:
+
+        def through_handle(invec: np.ndarray, inoutvec: np.ndarray) -> None:
+            op.Reduce_local([invec, invec.size, datatype], [inoutvec, inoutvec.size, datatype])
+
+        return through_handle
+    python: Callable[..., object] = reduced[1][0]
+
+    def function(invec: np.ndarray, inoutvec: np.ndarray) -> None:
+        left, right = (
+            MPI.buffer.frombuffer(array.view(np.uint8), readonly=not array.flags.writeable)
+            for array in (invec, inoutvec)
+        )
+        python(left, right, datatype)
+
+    return function
 
 
 def place_of(definition: Collective, rank: int, size: int, root: Any) -> Place:

@@ -7,7 +7,7 @@ from functools import cache
 
 from mpi4py import MPI
 
-__all__ = ["check", "parent"]
+__all__ = ["check", "is_forked", "parent"]
 
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -17,6 +17,11 @@ _LEVELS = {
 
 #: The process that a child was forked from; empty in a process of its own.
 parent: list[int] = []
+
+
+def is_forked() -> bool:
+    """Whether this is a child forked after MPI was initialised, which must not call MPI."""
+    return bool(parent)
 
 
 def check() -> None:

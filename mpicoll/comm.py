@@ -111,10 +111,10 @@ class Intracomm(Blocking, Nonblocking, Persistent):
     ``mpicoll list``, or ``"native"``: the MPI library's own) and that algorithm's parameters.  All
     ranks must pass the same.  Without ``algorithm`` the environment of rank 0 decides, else a
     table, by the number of bytes.  Non-blocking and persistent ones without ``algorithm`` are the
-    library's own, and return its requests; with it see :mod:`mpicoll.requests`.  What mpicoll
-    cannot serve (derived datatypes, ``MPI.BOTTOM``) goes to the MPI library's own collective, under
-    the policy ``MPICOLL_FALLBACK``: ``error``, ``warn`` (once, the default) or ``silent``; with
-    ``algorithm`` given it is an error.
+    library's own, and return its requests, unless ``MPICOLL_PROGRESS=thread`` on rank 0; with it
+    see :mod:`mpicoll.requests`.  What mpicoll cannot serve (reductions of derived datatypes) goes
+    to the MPI library's own collective, under the policy ``MPICOLL_FALLBACK``: ``error``, ``warn``
+    (once, the default) or ``silent``; with ``algorithm`` given it is an error.
 
     They raise TypeError, ValueError and BufferError for arguments that do not fit (see
     :mod:`mpicoll.buffers`), and MPI.Exception, after a call of the communicator's error handler,

@@ -3,12 +3,12 @@
 Checks use this rank's arguments alone.  A call goes by one of mpicoll's algorithms, or to the MPI
 library's own collective: because that is the choice, because mpicoll cannot serve what is asked for
 (a fallback), or because the call is non-blocking or persistent and names no algorithm.  The latter
-must make progress while a program is in any call of MPI, and only the library sees to that.
+must make progress while a program is in any call of MPI, and only the library sees to that, or the
+thread of :mod:`mpicoll.progress`.
 """
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
 from mpicoll.exact import EXACT
+from mpicoll.library import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
+from mpicoll.observe import observe
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
 from mpicoll.tuning import ARGUMENT, BUILTIN_SOURCE, NATIVE, NEAR_SOURCE, Choice
@@ -95,31 +97,18 @@ class Dispatch(MPI.Intracomm):
             state.refuse(asked.definition, error)
             raise
         state.enter(prepared)
-        if hooks.installed or state.tracer is not None:
-            self._observe(state, asked, prepared)
-        else:
+        observation = observe(state, prepared)
+        if observation is None:
             self._run(state, asked, prepared)
-
-    def _observe(self, state: State, asked: _Asked, prepared: Prepared) -> None:
-        """Run a collective, and tell the trace and the hooks."""
-        name, algorithm = prepared.definition.name, prepared.choice.algorithm
-        tracer = state.tracer.call(name, algorithm) if state.tracer is not None else None
+            return
         failure: BaseException | None = None
-        start = time.perf_counter()
         try:
-            self._run(state, asked, prepared, tracer.step if tracer is not None else None)
+            self._run(state, asked, prepared, observation.step)
         except BaseException as error:
             failure = error
             raise
         finally:
-            seconds = time.perf_counter() - start
-            if tracer is not None:
-                tracer.end(prepared.nbytes, failure)
-            hooks.report(
-                hooks.Event(
-                    name, algorithm, state.size, state.rank, prepared.nbytes, seconds, failure
-                )
-            )
+            observation.end(failure)
 
     def _run(
         self, state: State, asked: _Asked, prepared: Prepared, step: trace.Step | None = None
@@ -140,12 +129,14 @@ class Dispatch(MPI.Intracomm):
                 function = getattr(MPI.Intracomm, definition.method)
                 state.pass_on(definition, given, function, _taken(definition))
             return
+        call.load()
         try:
             planned = state.run(call.shape(choice), *call.memory(), call.reduction, step)
         except MPI.Exception as error:
             self._report(error)
             raise
-        state.calls[definition.name, choice.algorithm] += 1
+        call.write_back()
+        state.count(definition.name, choice.algorithm)
         if choice.source not in ("", ARGUMENT):
             state.learn(call, asked[1:5], choice.algorithm, planned)
 
@@ -164,12 +155,26 @@ class Dispatch(MPI.Intracomm):
         """Start a collective; returns a request."""
         state = self._ready()
         asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
-        _, _, choice, call = self._decide(state, asked, algorithm, parameters, False)
-        if call is None or choice.algorithm == NATIVE:
-            request = self._native(state, asked.passed_on(call), "I" + method.lower())
-            progress.poll()
-            return request
-        return Request.begin(state, call, call.shape(choice), self._report)
+        try:
+            prepared = self._decide(state, asked, algorithm, parameters, False)
+        except Exception as error:
+            state.refuse_start(asked.definition, error)
+            raise
+        call = prepared.call
+        if call is not None and prepared.choice.algorithm != NATIVE:
+            return Request.begin(state, prepared, self._report)
+        ticket, comparison = state.start(prepared)
+        observation = observe(state, prepared)
+        asked = asked.passed_on(call)
+        request = self._native(state, asked, "I" + method.lower())
+        if observation is not None:
+            observation.end(complete=False)
+        progress.poll()
+        kept = KeptRequest(request)
+        if ticket is not None or comparison is not None:
+            kept = LibraryRequest.of(request, state, ticket, comparison)
+        kept.kept = asked
+        return kept
 
     def _persistent(
         self,
@@ -187,11 +192,23 @@ class Dispatch(MPI.Intracomm):
         """Bind a collective to its buffers; returns a persistent request."""
         state = self._ready()
         asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
-        _, _, choice, call = self._decide(state, asked, algorithm, parameters, False)
-        if call is None or choice.algorithm == NATIVE:
-            with progress.meanwhile():
-                return self._native(state, asked.passed_on(call), f"{method}_init", info)
-        return Prequest(state, call, call.shape(choice), self._report)
+        try:
+            prepared = self._decide(state, asked, algorithm, parameters, False)
+        except Exception as error:
+            state.refuse(asked.definition, error)
+            raise
+        state.enter(prepared)
+        call = prepared.call
+        if call is not None and prepared.choice.algorithm != NATIVE:
+            return Prequest(state, prepared, self._report)
+        asked = asked.passed_on(call)
+        with progress.meanwhile():
+            request = self._native(state, asked, f"{method}_init", info)
+        kept: KeptPrequest = KeptPrequest(request)
+        if state.watch is not None or state.tracer is not None or hooks.installed:
+            kept = LibraryPrequest.bound(request, state, prepared)
+        kept.kept = asked
+        return kept
 
     def _asked(
         self,
@@ -260,11 +277,11 @@ class Dispatch(MPI.Intracomm):
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
         """The algorithm where the caller names none; why it is not the one of the environment."""
         choice, refused = call.choose(state.table)
-        if not blocking and choice.algorithm != NATIVE:
+        if not (blocking or state.settings.progress or choice.algorithm == NATIVE):
             if choice.source not in (BUILTIN_SOURCE, NEAR_SOURCE):
                 refused = (
                     f"{choice.source}: what is not blocking must progress outside mpicoll's calls "
-                    f"too unless algorithm= is given, so {NATIVE} serves"
+                    f"too unless algorithm= is given or MPICOLL_PROGRESS=thread, so {NATIVE} serves"
                 )
             choice = Choice(NATIVE, (), choice.source)
         return choice, refused
@@ -276,7 +293,7 @@ class Dispatch(MPI.Intracomm):
         if definition.method == "Reduce_scatter":
             arguments.insert(2, asked.counts)
         result = getattr(MPI.Intracomm, method)(self, *arguments, *more)
-        state.calls[definition.name, NATIVE] += 1
+        state.count(definition.name, NATIVE)
         return result
 
     def _report(self, error: BaseException) -> None:

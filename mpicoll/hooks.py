@@ -5,6 +5,10 @@
     from mpicoll import hooks
 
     hooks.add(lambda event: print(event.collective, event.algorithm, event.nbytes, event.seconds))
+
+A non-blocking collective and each start of a persistent one is a call too.  By mpicoll's algorithms
+it is reported when it is found complete, in whatever call or thread that is, if hooks were there
+when it was started; the library's own when it has been started.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ __all__ = ["Event", "Hook", "add", "installed", "remove", "report"]
 
 
 class Event(NamedTuple):
-    """A collective call of this rank that has ended.
+    """A collective call of this rank that has ended, or that the MPI library has started.
 
     Attributes:
         collective, algorithm: names as in ``mpicoll list``; ``native``: the MPI library's own.
@@ -24,6 +28,8 @@ class Event(NamedTuple):
         nbytes: bytes of the whole vector; 0 where this rank cannot tell.
         seconds: from the call to its end on this rank.
         error: what it raised, if it failed.
+        complete: False for a call that the MPI library has started and alone knows the end of; then
+            ``seconds`` is how long the start took.
     """
 
     collective: str
@@ -33,6 +39,7 @@ class Event(NamedTuple):
     nbytes: int
     seconds: float
     error: BaseException | None = None
+    complete: bool = True
 
 
 Hook: TypeAlias = Callable[[Event], object]
@@ -44,7 +51,7 @@ installed: list[Hook] = []
 def add(hook: Hook) -> None:
     """Call ``hook(event)`` after every collective call from now on.
 
-    What it raises comes out of that call.
+    What it raises comes out of that call; of a non-blocking one, out of ``Wait`` or ``Test``.
     """
     installed.append(hook)
 

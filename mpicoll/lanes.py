@@ -8,8 +8,9 @@ it is made, and gives it back when it is freed, because ranks may start plans in
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -52,12 +53,14 @@ class Lanes:
         #: Free on all ranks when they last agreed, and not handed out since: equal on all ranks.
         self._free = deque(Lane(0, number) for number in PLANS)
         self._taken: set[Lane] = set()
+        self._lock = threading.Lock()  # calls begin and end in different threads
 
     def join(self, call: Hashable) -> Lane:
         """The lane of a non-blocking call, the next one in sequence; see :meth:`is_first`."""
-        number = CALLS[self._calls % len(CALLS)]
-        self._calls += 1
-        self._queues.setdefault(number, deque()).append(call)
+        with self._lock:
+            number = CALLS[self._calls % len(CALLS)]
+            self._calls += 1
+            self._queues.setdefault(number, deque()).append(call)
         return Lane(0, number)
 
     def is_first(self, call: Hashable, lane: Lane) -> bool:
@@ -66,15 +69,19 @@ class Lanes:
 
     def leave(self, call: Hashable, lane: Lane) -> None:
         """The call is over."""
-        queue = self._queues[lane.number]
-        queue.remove(call)
-        if not queue:
-            del self._queues[lane.number]
+        with self._lock:
+            queue = self._queues[lane.number]
+            queue.remove(call)
+            if not queue:
+                del self._queues[lane.number]
 
-    def take(self) -> Lane:
-        """A lane for a plan.  Collective: communicates when those agreed upon are used up."""
+    def take(self, pause: Callable[[], object]) -> Lane:
+        """A lane for a plan.  Collective: communicates when those agreed upon are used up.
+
+        ``pause`` is called while it waits for other ranks, and may raise.
+        """
         if not self._free:
-            self._agree()
+            self._agree(pause)
         lane = self._free.popleft()
         self._taken.add(lane)
         return lane
@@ -83,17 +90,17 @@ class Lanes:
         """A plan is freed.  Local: ranks may free their plans at different times."""
         self._taken.discard(lane)
 
-    def _agree(self) -> None:
+    def _agree(self, pause: Callable[[], object]) -> None:
         """Find the lanes that are free on all ranks, on one more communicator if there are none."""
         every = [Lane(comm, number) for comm in range(len(self.comms)) for number in PLANS]
         mine = np.array([lane not in self._taken for lane in every])
         common = np.empty_like(mine)
         # The other ranks may have to complete something under way before they come here.
-        progress.until(self.comms[0].Iallreduce(mine, common, MPI.LAND).Test)
+        progress.until(self.comms[0].Iallreduce(mine, common, MPI.LAND).Test, pause)
         self._free.extend(lane for lane, free in zip(every, common, strict=True) if free)
         if not self._free:
             more, request = self.comms[0].Idup()
-            progress.until(request.Test)
+            progress.until(request.Test, pause)
             more.Set_errhandler(MPI.ERRORS_RETURN)
             self.comms.append(more)
             self._free.extend(Lane(len(self.comms) - 1, number) for number in PLANS)

@@ -1,6 +1,7 @@
 """The non-blocking collectives of mpi4py, with ``algorithm=`` and its parameters by keyword.
 
-They return a request of the MPI library; with ``algorithm=`` a :class:`mpicoll.requests.Request`.
+They return a request of the MPI library; with ``algorithm=``, or where a thread makes progress, a
+:class:`mpicoll.requests.Request`.  Functions on several requests that take both kinds are there.
 """
 
 from __future__ import annotations

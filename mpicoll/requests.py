@@ -1,124 +1,157 @@
 """Non-blocking and persistent collectives by mpicoll's own algorithms.
 
 They are no requests of the MPI library, so its ``Waitall`` refuses them; :meth:`Request.Waitall`
-and its like take both kinds.  They make progress while this process is inside any call of mpicoll
-(see :mod:`mpicoll.progress`), not elsewhere: a rank that waits in a receive of the MPI library
-for something that another rank sends only after such a collective, waits for ever.
+and its like take both kinds.  They make progress while this process is inside any call of mpicoll,
+or all the time where a thread sees to it (see :mod:`mpicoll.progress`), not elsewhere: without the
+thread a rank that waits in a receive of the MPI library for something that another rank sends only
+after such a collective, waits for ever.
+
+With ``MPICOLL_TIMEOUT`` a call that waits for them is given that time.  With ``MPICOLL_CHECK=1``
+they wait for the ranks to agree before they send anything, without keeping anybody waiting.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll import plan, progress
-from mpicoll.call import Call
+from mpicoll import agree, caller, plan, progress
+from mpicoll.call import Prepared
+from mpicoll.completion import Completion, Watched
 from mpicoll.lanes import Lane
+from mpicoll.observe import Observation, observe
 from mpicoll.runner import Execution
 from mpicoll.state import State
+from mpicoll.watch import Patience, Ticket
 
 __all__ = ["Prequest", "Request"]
 
 _R = TypeVar("_R", bound="Request")
 
 
-class Request:
+class Request(Completion, Watched):
     """A collective under way.  It keeps its buffers alive until it is complete.
 
     ``Wait`` and ``Test`` raise what went wrong; then the communicator cannot be used any more.
 
     Args:
         state: of the communicator.
-        call: the parsed call.
-        shape: what to plan.
+        prepared: the call.
         report: told of a failure before it is raised.
     """
 
     def __init__(
-        self,
-        state: State,
-        call: Call,
-        shape: plan.Shape,
-        report: Callable[[BaseException], None],
+        self, state: State, prepared: Prepared, report: Callable[[BaseException], None]
     ) -> None:
-        self._state, self._call, self._report = state, call, report
-        self._name = call.definition.method
-        self._shape = shape
+        assert prepared.call is not None
+        self._state, self._prepared, self._report = state, prepared, report
+        self._call = prepared.call
+        self._name = prepared.definition.method
+        self._shape = self._call.shape(prepared.choice)
         self._plan: plan.Plan | None = None
         self._lane: Lane | None = None
         self._execution: Execution | None = None
+        self._ticket: Ticket | None = None
+        self._comparison: agree.Comparison | None = None
+        self._observation: Observation | None = None
         self._error: BaseException | None = None
-        self._active = False
+        self._complaint: BaseException | None = None  # a hook's
+        self._active = self._pending = False
 
     @classmethod
     def begin(
-        cls: type[_R],
-        state: State,
-        call: Call,
-        shape: plan.Shape,
-        report: Callable[[BaseException], None],
+        cls: type[_R], state: State, prepared: Prepared, report: Callable[[BaseException], None]
     ) -> _R:
         """Start a call."""
-        request = cls(state, call, shape, report)
-        request._plan = state.borrow(shape)
+        request = cls(state, prepared, report)
+        request._ticket, request._comparison = state.start(prepared)
+        request._plan = state.borrow(request._shape)
         request._lane = state.lanes.join(request)
         request._activate()
         return request
 
     def __bool__(self) -> bool:
-        return self._active
+        return self._pending
 
     def __repr__(self) -> str:
         how = "active" if self._active else "inactive"
         return f"<{type(self).__name__} of {self._name} by {self._shape.algorithm}, {how}>"
 
+    @property
+    def pending(self) -> bool:
+        """Whether it has been started, and not been found complete by its owner."""
+        return self._pending
+
     # --- running ---
 
     def _activate(self) -> None:
-        self._active = True
+        self._active = self._pending = True
+        self._observation = observe(self._state, self._prepared)
         self._state.under_way[self] = None
         progress.add(self)
         progress.poll()
 
-    def advance(self) -> bool:
-        """Make what progress is possible without waiting; True once it is over."""
-        if not self._active or self._error is not None:
-            return True
+    def advance(self) -> None:
+        """See :class:`mpicoll.progress.Operation`."""
         try:
             if self._execution is None:
                 if not self._may_start():
-                    return False
+                    return
                 self._execution = self._execute()
             if not self._execution.test():
-                return False
+                return
+            self._call.write_back()
         except BaseException as error:
-            # Messages may be under way: buffers and requests must stay, and no call follow.
-            self._error = error
-            self._state.fail(error)
+            self._fail(error)
             if not isinstance(error, Exception):
                 raise
-            return True
+            return
         self._finish()
-        return True
 
     def _execute(self) -> Execution:
         assert self._plan is not None and self._lane is not None
+        self._call.load()
+        step = self._observation.step if self._observation is not None else None
         memory, reduction = self._call.memory(), self._call.reduction
-        return self._state.start(self._plan, self._lane, *memory, reduction)
+        return self._state.execute(self._plan, self._lane, *memory, reduction, step)
 
     def _may_start(self) -> bool:
         assert self._lane is not None
+        if self._comparison is not None:
+            if self._comparison.error is not None:
+                raise self._comparison.error
+            if not self._comparison.over:
+                return False
         return self._state.lanes.is_first(self, self._lane)
 
     def _finish(self) -> None:
-        self._active = False
         self._execution = None
         del self._state.under_way[self]
-        self._state.calls[self._shape.collective, self._shape.algorithm] += 1
+        self._state.count(self._shape.collective, self._shape.algorithm)
+        self._tell(None)
         self._release()
+        progress.remove(self)
+        self._active = False  # last: whoever waits goes on from here
+
+    def _fail(self, error: BaseException) -> None:
+        """Messages may be under way: buffers and requests must stay, and no call follow."""
+        self._state.fail(error)
+        self._tell(error)
+        progress.remove(self)
+        self._error = error
+
+    def _tell(self, failure: BaseException | None) -> None:
+        """Tell trace and hooks of the end; whatever those raise is for who waits."""
+        observation, self._observation = self._observation, None
+        if observation is not None:
+            try:
+                observation.end(failure)
+            except Exception as error:
+                self._complaint = error
 
     def _release(self) -> None:
         """Give back all that the call has needed."""
@@ -126,33 +159,63 @@ class Request:
         self._state.lanes.leave(self, self._lane)
         self._state.give_back(self._plan)
         self._plan = self._lane = None
-        del self._call
+        del self._call, self._prepared
+
+    # --- waiting ---
 
     def _over(self) -> bool:
         return not self._active or self._error is not None
 
-    def _raise(self) -> None:
+    def _completed(self, status: MPI.Status | None) -> None:
+        """The owner hears that it is over, and of what went wrong."""
         if self._error is not None:
             self._report(self._error)
             raise self._error
+        self._pending = False
+        _fill(status)
+        complaint, self._complaint = self._complaint, None
+        if complaint is not None:
+            raise complaint
+
+    def patience(self) -> Callable[[], object]:
+        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
+        if self._ticket is None or self._state.watch is None:
+            return os.sched_yield
+        patience = Patience(self._state.watch, self._ticket)
+
+        def pause() -> None:
+            if self._over():
+                return
+            try:
+                patience.pause()
+            except TimeoutError as error:
+                with progress.alone():
+                    if self._over():
+                        return
+                    self._fail(error)
+                raise
+
+        return pause
 
     # --- mpi4py's methods ---
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait until the collective is complete on this rank."""
-        progress.until(self._over)
-        self._raise()
-        _fill(status)
+        caller.check()
+        progress.until(self._over, self.patience())
+        self._completed(status)
         return True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Whether the collective is complete on this rank."""
-        done = self.Get_status(status)
-        self._raise()
+        done = self.Get_status()
+        if done:
+            self._completed(status)
         return done
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """Whether ``Wait`` would return at once."""
+        """Whether ``Wait`` would return, or raise, at once."""
+        caller.check()
         progress.poll()
         if self._over():
             _fill(status)
@@ -189,45 +252,20 @@ class Request:
         """
         raise RuntimeError(f"{self._name} cannot be cancelled, which MPI forbids; Wait for it")
 
-    @staticmethod
-    def Waitall(
-        requests: Sequence[Request | MPI.Request], statuses: list[MPI.Status] | None = None
-    ) -> Literal[True]:
-        """Wait for requests, mpicoll's or the MPI library's, in whatever order they complete."""
-        progress.until(lambda: _all_complete(requests))
-        _complete(requests, statuses)
-        return True
-
-    @staticmethod
-    def Testall(
-        requests: Sequence[Request | MPI.Request], statuses: list[MPI.Status] | None = None
-    ) -> bool:
-        """Whether all requests, mpicoll's or the MPI library's, are complete."""
-        done = _all_complete(requests)
-        if done:
-            _complete(requests, statuses)
-        return done
-
-    @staticmethod
-    def waitall(requests: Sequence[Request | MPI.Request]) -> list[Any]:
-        """Wait for requests, mpicoll's or the MPI library's; what each ``wait`` returns."""
-        progress.until(lambda: _all_complete(requests))
-        return [request.wait() for request in requests]
-
 
 class Prequest(Request):
-    """A persistent collective: bound to its buffers, started by ``Start`` any number of times."""
+    """A persistent collective: bound to its buffers, started by ``Start`` any number of times.
+
+    Collective: ranks that are to compare their calls do so here, and not at each start.
+    """
 
     def __init__(
-        self,
-        state: State,
-        call: Call,
-        shape: plan.Shape,
-        report: Callable[[BaseException], None],
+        self, state: State, prepared: Prepared, report: Callable[[BaseException], None]
     ) -> None:
-        super().__init__(state, call, shape, report)
-        self._plan = plan.build(shape)
-        self._lane = state.lanes.take()
+        super().__init__(state, prepared, report)
+        self._number = 0 if state.watch is None else state.watch.plan()
+        self._plan = self._state.build(self._shape)
+        self._lane = state.lanes.take(state.pause)
         # Also where the object is dropped.
         self._unbind = weakref.finalize(self, state.lanes.give_back, self._lane)
         self._unbind.atexit = False
@@ -249,6 +287,8 @@ class Prequest(Request):
         if self._active:
             raise RuntimeError(f"Start of {self._name} under way; complete it by Wait first")
         self._state.check()
+        if self._state.watch is not None:
+            self._ticket = self._state.watch.enter(self._prepared.described(), self._number)
         self._activate()
 
     def Free(self) -> None:
@@ -261,7 +301,7 @@ class Prequest(Request):
         if self._unbind.alive:
             self._unbind()
             self._plan = self._lane = None
-            del self._call
+            del self._call, self._prepared
 
     @staticmethod
     def Startall(requests: Sequence[Prequest | MPI.Prequest]) -> None:
@@ -270,22 +310,10 @@ class Prequest(Request):
             request.Start()
 
     def _may_start(self) -> bool:
-        return True
+        return True  # on a lane of its own
 
     def _release(self) -> None:
         pass  # until freed
-
-
-def _all_complete(requests: Sequence[Request | MPI.Request]) -> bool:
-    return all(request.Get_status() for request in requests)
-
-
-def _complete(requests: Sequence[Request | MPI.Request], statuses: list[MPI.Status] | None) -> None:
-    """Complete requests that are ready; ``statuses`` grows as long as they are, as in mpi4py."""
-    if statuses is not None:
-        statuses += [MPI.Status() for _ in range(len(statuses), len(requests))]
-    for index, request in enumerate(requests):
-        request.Wait(statuses[index] if statuses is not None else None)
 
 
 def _fill(status: MPI.Status | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
@@ -21,7 +22,7 @@ from mpicoll import agree, caller, hooks, ops, plan, progress, runner, shared, t
 from mpicoll.call import Call, Prepared
 from mpicoll.collectives import Collective
 from mpicoll.lanes import BLOCKING, Lane, Lanes
-from mpicoll.watch import Watch
+from mpicoll.watch import Ticket, Watch, ranges
 
 __all__ = ["METHODS", "Settings", "State", "attach", "find"]
 
@@ -60,6 +61,8 @@ class Settings(NamedTuple):
     trace: str = ""
     #: One of :data:`mpicoll.shared.TRANSPORTS`.
     transport: str = "auto"
+    #: Whether a thread of each process makes progress.
+    progress: bool = False
 
 
 class State:
@@ -104,7 +107,12 @@ class State:
         self.table = tuning.prefer(tuning.NEAR, settings.table) if near else settings.table
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
+        if settings.progress:
+            progress.start()
         self._abandoned: list[object] = []
+        self._comparisons: list[agree.Comparison] = []
+        #: Plans and counters are used by all threads that make progress.
+        self._lock = threading.Lock()
         self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
         self._space = 0
         _OPEN[self] = None
@@ -174,24 +182,54 @@ class State:
             ) from self.failure
 
     def enter(self, prepared: Prepared) -> None:
-        """This rank enters its next call; all ranks make the same calls in the same order.
+        """This rank enters its next call, a blocking one or the making of a persistent operation.
+
+        All ranks make the same calls in the same order.
 
         Raises:
             Disagreement: on all ranks, where they are asked to compare and do not agree.
         """
         if self.watch is not None:
-            name = prepared.definition.method
-            self.watch.enter(f"{name} by {prepared.choice.algorithm}")
+            self.watch.begin(prepared.described())
         if self.settings.check:
-            agree.compare(agree.share(self.private, prepared.facts(), self.wait))
+            agree.compare(self._share(prepared.facts()))
 
     def refuse(self, definition: Collective, error: Exception) -> None:
         """This rank cannot make its next call; the others hear of it if they are to compare."""
         if self.settings.check:
             if self.watch is not None:
+                self.watch.begin(definition.method)
+            self._share(_refusal(definition, error))
+
+    def start(self, prepared: Prepared) -> tuple[Ticket | None, agree.Comparison | None]:
+        """The same as :meth:`enter` for a call that must not wait for others.
+
+        Returns the number that the call has for the time limit, and whether the ranks agree.
+        """
+        ticket = None if self.watch is None else self.watch.enter(prepared.described())
+        return ticket, self._compare(prepared.facts()) if self.settings.check else None
+
+    def refuse_start(self, definition: Collective, error: Exception) -> None:
+        """The same as :meth:`refuse` for a call that must not wait for others."""
+        if self.settings.check:
+            if self.watch is not None:
                 self.watch.enter(definition.method)
-            words = f"{type(error).__name__}: {error}"
-            agree.share(self.private, {"collective": definition.method, "error": words}, self.wait)
+            self._compare(_refusal(definition, error))
+
+    def _compare(self, facts: agree.Facts) -> agree.Comparison:
+        comparison = agree.Comparison(self.private, facts, self.fail)
+        self._comparisons = [c for c in self._comparisons if not c.over] + [comparison]
+        return comparison
+
+    def _share(self, facts: agree.Facts) -> list[dict[str, Any]]:
+        """The facts of all ranks, if they have agreed on all that was started before."""
+        try:
+            progress.until(lambda: all(c.over for c in self._comparisons), self.pause)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self.check()
+        return agree.share(self.private, facts, self.wait)
 
     def wait(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for a request within the time limit; its buffers are kept if it does not end."""
@@ -215,7 +253,7 @@ class State:
         planned = self.borrow(shape)
         execution: runner.Execution | None = None
         try:
-            execution = self.start(planned, BLOCKING, send, recv, reduction, step)
+            execution = self.execute(planned, BLOCKING, send, recv, reduction, step)
             execution.wait(self._pause)
         except BaseException as error:
             # Messages may be under way that no later call must receive.
@@ -224,7 +262,7 @@ class State:
         self.give_back(planned)
         return planned
 
-    def start(
+    def execute(
         self,
         planned: plan.Plan,
         lane: Lane,
@@ -243,13 +281,22 @@ class State:
         program.start(comm, lane.comm, lane.number, send, recv, reduction)
         return program
 
+    def count(self, collective: str, algorithm: str) -> None:
+        """A call has run."""
+        with self._lock:
+            self.calls[collective, algorithm] += 1
+
+    def abandon(self, *things: object) -> None:
+        """Keep what MPI, or another rank, may still use."""
+        self._abandoned += things
+
     def fail(self, error: BaseException, *kept: object) -> None:
         """Let every later call raise: the first error is the one that tells why.
 
         ``kept``: what MPI, or another rank, may still use.
         """
+        self.abandon(*kept)
         self.failure = self.failure or error
-        self._abandoned += kept
         self._end_front()
 
     def _end_front(self) -> None:
@@ -261,20 +308,26 @@ class State:
 
         While it runs, it is not in the cache, so that nobody else can start it.
         """
-        planned = self._take(shape)
+        with self._lock:
+            planned = self._take(shape)
         if planned is None or (self.device is not None and shared.is_active(planned)):
-            planned = plan.build(shape, self._piece)
+            planned = self.build(shape)
         return planned
+
+    def build(self, shape: plan.Shape) -> plan.Plan:
+        """A new plan, of messages that are not too long for what they go through."""
+        return plan.build(shape, self._piece)
 
     def give_back(self, planned: plan.Plan) -> None:
         """Put a plan into the cache, as the one used last."""
-        self._take(planned.shape)  # one more was built while this one ran
-        self._plans[planned.shape] = planned
-        self._space += sum(planned.temporary)
-        while len(self._plans) > PLANS or (self._space > SPACE and len(self._plans) > 1):
-            self._take(next(iter(self._plans)))
-            if self.front is not None:
-                self.front.forget()
+        with self._lock:
+            self._take(planned.shape)  # one more was built while this one ran
+            self._plans[planned.shape] = planned
+            self._space += sum(planned.temporary)
+            while len(self._plans) > PLANS or (self._space > SPACE and len(self._plans) > 1):
+                self._take(next(iter(self._plans)))
+                if self.front is not None:
+                    self.front.forget()
 
     def _take(self, shape: plan.Shape) -> plan.Plan | None:
         """Take a plan out of the cache, if it is there."""
@@ -310,7 +363,13 @@ def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:
     state.close()
 
 
+def _refusal(definition: Collective, error: Exception) -> agree.Facts:
+    """What the other ranks are told of an error in this rank's arguments."""
+    return {"collective": definition.method, "error": f"{type(error).__name__}: {error}"}
+
+
 def _finalizing(comm: MPI.Comm, keyval: int, value: object) -> None:
+    progress.stop()
     for state in reversed([*_OPEN]):
         state.close()
 
@@ -341,6 +400,7 @@ def attach(comm: MPI.Intracomm, settings: Settings | None = None) -> State:
 
     Raises:
         ValueError: on all ranks, if rank 0's environment has a setting that is not understood.
+        RuntimeError: on all ranks, if it asks for a thread that MPI does not allow.
     """
     caller.check()
     state = find(comm)
@@ -368,6 +428,15 @@ def _read_settings(private: MPI.Intracomm) -> Settings:
     found = private.bcast(found)
     if isinstance(found, str):
         raise ValueError(found)
+    if found.progress:
+        levels = private.allgather(MPI.Query_thread())
+        below = [rank for rank, level in enumerate(levels) if level < MPI.THREAD_MULTIPLE]
+        if below:
+            raise RuntimeError(
+                f"MPICOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE, which {ranges(below)} did not "
+                "get; set mpi4py.rc.thread_level = 'multiple' before MPI is imported, or unset "
+                "MPICOLL_PROGRESS"
+            )
     return found
 
 
@@ -378,6 +447,9 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
     check = environment.get("MPICOLL_CHECK") or "0"
     if check not in ("0", "1"):
         raise ValueError(f"MPICOLL_CHECK={check!r} must be 1 or 0")
+    thread = environment.get("MPICOLL_PROGRESS") or ""
+    if thread not in ("", "thread"):
+        raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
     return Settings(
         tuning.from_environment(environment),
         policy,
@@ -385,6 +457,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         check=check == "1",
         trace=environment.get("MPICOLL_TRACE", ""),
         transport=_transport_from(environment),
+        progress=thread == "thread",
     )
 
 

@@ -11,12 +11,15 @@ other line is a step:
   vector and, if it failed, ``error``;
 * ``start`` and ``end``, seconds since the epoch by the node's clock: posted and found complete.
 
-The MPI library's own collectives have no other step than ``call``.
+The MPI library's own collectives have no other step than ``call``.  Where they are not blocking
+it has ``"complete": false``: its end is that of the call that has started them, because the library
+alone knows when they end.  Each start of a persistent operation is a call.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,6 +31,7 @@ __all__ = ["Step", "Tracer", "lines", "read"]
 Step: TypeAlias = Callable[[str, int | None, int, int, int, float], None]
 
 _FILES: dict[str, IO[str]] = {}
+_LOCK = threading.Lock()
 
 
 class Tracer:
@@ -81,16 +85,19 @@ class CallTrace:
             self._file, {**self._known, "step": kind, **about, "start": start, "end": time.time()}
         )
 
-    def end(self, nbytes: int, error: BaseException | None = None) -> None:
-        """The call ends now."""
+    def end(self, nbytes: int, error: BaseException | None = None, complete: bool = True) -> None:
+        """The call ends now; or it has been started, and nobody will tell when it ends."""
         about: dict[str, Any] = {"step": "call", "bytes": nbytes}
+        if not complete:
+            about["complete"] = False
         if error is not None:
             about["error"] = f"{type(error).__name__}: {error}"
         _write(self._file, {**self._known, **about, "start": self._start, "end": time.time()})
 
 
 def _write(file: IO[str], record: dict[str, Any]) -> None:
-    file.write(json.dumps(record) + "\n")
+    with _LOCK:  # threads share a file
+        file.write(json.dumps(record) + "\n")
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
@@ -138,6 +145,7 @@ def _line(step: dict[str, Any], begin: float) -> str:
     start, took = 1e6 * (step["start"] - begin), 1e6 * (step["end"] - step["start"])
     text = f"{start:10.1f} +{took:8.1f}  rank {step['rank']:<4} {step['step']:<4}"
     if step["step"] == "call":
+        text += "" if step.get("complete", True) else "  started"
         return text + (f"  {step['error']}" if "error" in step else "")
     peer = f"{step['peer']:>5}" if "peer" in step else "     "
     return (

@@ -14,7 +14,7 @@ buffer, and for receive blocks that overlap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,9 @@ from mpicoll.buffers import (
     Buffer,
     Operands,
     Unsupported,
+    by_value,
     differ,
+    goes_by_value,
     kind_of,
     natural,
     no_place,
@@ -34,6 +36,7 @@ from mpicoll.buffers import (
 )
 from mpicoll.collectives import Collective, Place
 from mpicoll.layout import Layout
+from mpicoll.packing import Part
 
 __all__ = ["ALL", "METHODS", "OWN", "count", "operands", "parse_typed", "parse_vector"]
 
@@ -57,21 +60,26 @@ def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tup
     """The memory of a vector, up to the end of its last block, and its blocks in elements."""
     owner, counts, displacements, datatype = _unpack(message, what)
     cut = None if counts is None else _numbers(counts, blocks, "counts", what)
-    memory, kind, order = view(owner, datatype, sum(cut or ()), what, writable)
-    if cut is None:
-        entries, rest = divmod(memory.size, kind.itemsize)
-        if rest:
-            raise ValueError(
-                f"{what}: {memory.size} bytes are not a multiple of the datatype's "
-                f"{kind.itemsize} bytes; pass counts"
-            )
-        cut = list(layout.even(entries, blocks).counts)
     places = None
     if isinstance(displacements, (int, np.integer)):
         distance = natural(displacements, "displacement", what)
         places = [distance * index for index in range(blocks)]
     elif displacements is not None:
         places = _numbers(displacements, blocks, "displacements", what)
+    if goes_by_value(owner, datatype):
+        _, extent = datatype.Get_extent()
+
+        def parts(held: int) -> list[Part]:
+            vector = layout.displaced(
+                _even(held, extent, blocks, what) if cut is None else cut, places
+            )
+            pairs = zip(vector.offsets, vector.counts, strict=True)
+            return [Part(offset * extent, count, datatype) for offset, count in pairs]
+
+        return _by_value(message, sum(cut or ()), parts, what, writable)
+    memory, kind, order = view(owner, datatype, sum(cut or ()), what, writable)
+    if cut is None:
+        cut = _even(memory.size, kind.itemsize, blocks, what)
     vector = layout.displaced(cut, places)
     _check_blocks(layout.scaled(vector, kind.itemsize), memory.size, what, writable)
     used = _extent(vector) * kind.itemsize
@@ -79,6 +87,33 @@ def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tup
         memory[:used], sum(cut), 1, kind.dtype, kind.itemsize, kind.datatype, writable, order
     )
     return buffer, vector
+
+
+def _even(held: int, extent: int, blocks: int, what: str) -> list[int]:
+    """Elements of each block where the message does not say."""
+    if held % max(extent, 1) or (held and extent < 1):
+        raise ValueError(
+            f"{what}: {held} bytes are not a multiple of the datatype's {extent} bytes; pass counts"
+        )
+    return list(layout.even(held // max(extent, 1), blocks).counts)
+
+
+def _by_value(
+    message: Any,
+    counted: int,
+    parts: Callable[[int], list[Part]],
+    what: str,
+    writable: bool,
+) -> tuple[Buffer, Layout]:
+    """A copy of elements of any datatypes, one part a block, and the blocks in bytes."""
+    lengths: list[int] = []
+
+    def noted(held: int) -> list[Part]:
+        found = parts(held)
+        lengths[:] = [part.nbytes for part in found]
+        return found
+
+    return by_value(message, counted, noted, what, writable), layout.displaced(lengths)
 
 
 def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tuple[Buffer, Layout]:
@@ -97,12 +132,19 @@ def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tupl
         counts, displacements = message[1:3]
     if len(datatypes) != blocks:
         raise ValueError(f"{what}: {len(datatypes)} datatypes for {blocks} ranks; pass one a rank")
-    sizes = [kind_of(datatype, what).itemsize for datatype in datatypes]
     numbers = _numbers(counts, blocks, "counts", what)
+    places = _numbers(displacements, blocks, "displacements", what)
+    if any(goes_by_value(owner, datatype) for datatype in datatypes):
+        kinds = [
+            d if goes_by_value(owner, d) else MPI.Datatype(kind_of(d, what).datatype)
+            for d in datatypes
+        ]
+        parts = [*map(Part, places, numbers, kinds)]
+        return _by_value(message, sum(numbers), lambda held: parts, what, writable)
+    sizes = [kind_of(datatype, what).itemsize for datatype in datatypes]
     memory, _, order = view(owner, MPI.BYTE, sum(numbers), what, writable)
     vector = layout.displaced(
-        [count * size for count, size in zip(numbers, sizes, strict=True)],
-        _numbers(displacements, blocks, "displacements", what),
+        [count * size for count, size in zip(numbers, sizes, strict=True)], places
     )
     _check_blocks(vector, memory.size, what, writable)
     used = memory[: _extent(vector)]
@@ -237,7 +279,7 @@ def _side(
     """A buffer of blocks of all ranks, or of this rank's block alone; its blocks in bytes."""
     what = "receive buffer" if writable else "send buffer"
     if not whole:
-        alone = parse(message, what=what, writable=writable)
+        alone = parse(message, what=what, writable=writable, moved=True)
         lengths = [alone.block_bytes * (rank == place.rank) for rank in range(place.size)]
         return alone, layout.displaced(lengths)
     read = parse_typed if definition.method == "Alltoallw" else parse_vector

@@ -1,10 +1,11 @@
-"""The time limit of collective calls, and who has not come to a call that does not end.
+"""The time limit of collective operations, and who has not come to one that does not end.
 
-Calls of one communicator are made in the same order on all ranks, so they can be numbered.  Each
-rank keeps the number of its latest call where the other ranks of its node can read it, in a small
-file that all of them map: a rank that is stuck elsewhere need not take part.  Ranks of other nodes
-are asked, by messages that only flow once a call has exceeded the limit; what they do not answer
-within a grace time is said as it is.  A call that ends in time sends nothing.
+Calls of one communicator are made in the same order on all ranks, so they can be numbered.
+Persistent operations may be started in different orders, so each has a number of its own, counting
+its starts.  Each rank keeps these numbers where the other ranks of its node can read them, in a
+small file that all of them map: a rank that is stuck elsewhere need not take part.  Ranks of other
+nodes are asked, by messages that only flow once an operation has exceeded the limit; what they do
+not answer within a grace time is said as it is.  What ends in time sends nothing.
 """
 
 from __future__ import annotations
@@ -14,24 +15,46 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-__all__ = ["NOTICE_TAG", "Watch", "ranges"]
+__all__ = ["NOTICE_TAG", "Patience", "Ticket", "Watch", "ranges"]
 
 #: Tag of the messages between ranks that wait: the last one that every MPI has, and no plan's.
 NOTICE_TAG = 32767
 #: Seconds to wait for the answers of ranks on other nodes, and between two looks for questions.
 GRACE, LOOK = 1.0, 0.05
+#: Numbers that a rank keeps: of its calls, and of the starts of persistent operations.  Where there
+#: are more of the latter they share numbers, and the ranks named may be too few.
+NUMBERS = 128
+
+
+class Ticket(NamedTuple):
+    """An operation that this rank has entered.
+
+    Attributes:
+        what: in words.
+        counter: which of the numbers counts it.
+        number: that number now.
+    """
+
+    what: str
+    counter: int
+    number: int
+
+    def __str__(self) -> str:
+        count = f"start {self.number}" if self.counter else f"call {self.number}"
+        return f"{self.what}, {count} {'of this plan' if self.counter else 'on this communicator'}"
 
 
 class Watch:
-    """The time limit of the calls on one communicator.
+    """The time limit of the operations on one communicator.
 
     Args:
         private: the communicator that carries the collectives' messages.  Collective over it.
-        seconds: how long a call may wait.
+        seconds: how long a wait may take.
         share: whether ranks of one node read each other's numbers in shared memory.
     """
 
@@ -43,47 +66,46 @@ class Watch:
         self._near: dict[int, int]
         self._numbers, self._near = _shared(private) if share else _alone(self._rank)
         self._far = [rank for rank in range(private.Get_size()) if rank not in self._near]
-        self._heard = dict.fromkeys(self._far, 0)
+        self._heard = {rank: np.zeros(NUMBERS, np.int64) for rank in self._far}
         self._sent: list[tuple[MPI.Request, np.ndarray]] = []
-        self._number = 0
-        self._what = ""
-        self._since: float | None = None
-        self._look = 0.0
+        self._plans = 0
+        self._current = Patience(self, Ticket("nothing", 0, 0))
 
-    def enter(self, what: str) -> None:
-        """This rank enters its next call."""
-        self._number += 1
-        self._what = what
-        self._since = None
-        self._numbers[self._near[self._rank]] = self._number
+    def plan(self) -> int:
+        """The index of the number of the next persistent operation; equal on all ranks."""
+        self._plans += 1
+        return 1 + (self._plans - 1) % (NUMBERS - 1)
+
+    def enter(self, what: str, index: int = 0) -> Ticket:
+        """This rank enters its next call, or starts the persistent operation of this index."""
+        own = self._numbers[self._near[self._rank]]
+        own[index] += 1
+        return Ticket(what, index, int(own[index]))
+
+    def begin(self, what: str) -> None:
+        """This rank enters its next call, and is going to wait for it by :meth:`pause`."""
+        self._current = Patience(self, self.enter(what))
 
     def pause(self) -> None:
-        """Offer the processor to others; called again and again while a call makes no progress.
+        """Wait a moment for the call that was begun last; see :meth:`Patience.pause`."""
+        self._current.pause()
 
-        Raises:
-            TimeoutError: the limit is exceeded; names the ranks that have not entered the call.
-        """
-        os.sched_yield()
-        now = time.monotonic()
-        if self._since is None:
-            self._since, self._look = now, now + LOOK
-        elif now > self._since + self.seconds:
-            raise TimeoutError(self._explanation())
-        elif self._far and now > self._look:
-            self._look = now + LOOK
-            for rank in self._listen():
-                self._tell(rank)
+    def answer(self) -> None:
+        """Answer the ranks of other nodes that have asked."""
+        if not self._far:
+            return
+        for rank in self._listen():
+            self._tell(rank)
 
-    def _explanation(self) -> str:
-        silent = self._ask()
-        absent = [rank for rank, index in self._near.items() if self._numbers[index] < self._number]
+    def explain(self, ticket: Ticket) -> str:
+        """Why an operation has not ended, as far as can be found out."""
+        index, number = ticket.counter, ticket.number
+        silent = self._ask(ticket)
+        absent = [rank for rank, row in self._near.items() if self._numbers[row, index] < number]
         absent += [
-            rank for rank in self._far if rank not in silent and self._heard[rank] < self._number
+            rank for rank in self._far if rank not in silent and self._heard[rank][index] < number
         ]
-        text = (
-            f"{self._what}, call {self._number} on this communicator, has not ended within "
-            f"MPICOLL_TIMEOUT={self.seconds:g} s: "
-        )
+        text = f"{ticket}, has not ended within MPICOLL_TIMEOUT={self.seconds:g} s: "
         found = []
         if absent:
             found.append(f"{ranges(absent)} {_have(absent)} not entered it")
@@ -99,47 +121,78 @@ class Watch:
 
     # --- messages between nodes ---
 
-    def _ask(self) -> list[int]:
+    def _ask(self, ticket: Ticket) -> list[int]:
         """Tell the ranks of other nodes where this one is, which asks them to do the same.
 
         Returns those that have never said anything.
         """
         for rank in self._far:
             self._tell(rank)
-        waiting = {rank for rank in self._far if self._heard[rank] < self._number}
+        index, number = ticket.counter, ticket.number
+        waiting = {rank for rank in self._far if self._heard[rank][index] < number}
         end = time.monotonic() + GRACE
         while waiting and time.monotonic() < end:
             waiting.difference_update(self._listen())
             os.sched_yield()
-        return sorted(rank for rank in waiting if not self._heard[rank])
+        return sorted(rank for rank in waiting if not self._heard[rank].any())
 
     def _listen(self) -> list[int]:
         """Take in what other ranks have sent; returns who did."""
         senders = []
         status = MPI.Status()
         while self._private.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, status):
-            number = np.zeros(1, np.int64)
+            numbers = np.zeros(NUMBERS, np.int64)
             sender = status.Get_source()
-            self._private.Recv(number, sender, NOTICE_TAG)
-            self._heard[sender] = max(self._heard[sender], int(number[0]))
+            self._private.Recv(numbers, sender, NOTICE_TAG)
+            np.maximum(self._heard[sender], numbers, out=self._heard[sender])
             senders.append(sender)
         return senders
 
     def _tell(self, rank: int) -> None:
-        number = np.array([self._number], np.int64)
-        self._sent.append((self._private.Isend(number, rank, NOTICE_TAG), number))
+        numbers = self._numbers[self._near[self._rank]].copy()
+        self._sent.append((self._private.Isend(numbers, rank, NOTICE_TAG), numbers))
+
+
+class Patience:
+    """One wait for an operation.
+
+    Args:
+        watch: of its communicator.
+        ticket: the operation.
+    """
+
+    def __init__(self, watch: Watch, ticket: Ticket) -> None:
+        self._watch, self._ticket = watch, ticket
+        self._since: float | None = None
+        self._look = 0.0
+
+    def pause(self) -> None:
+        """Offer the processor to others; called again and again while nothing moves.
+
+        Raises:
+            TimeoutError: the limit is exceeded; names the ranks that have not entered.
+        """
+        os.sched_yield()
+        now = time.monotonic()
+        if self._since is None:
+            self._since, self._look = now, now + LOOK
+        elif now > self._since + self._watch.seconds:
+            raise TimeoutError(self._watch.explain(self._ticket))
+        elif now > self._look:
+            self._look = now + LOOK
+            self._watch.answer()
 
 
 def _shared(private: MPI.Intracomm) -> tuple[np.ndarray, dict[int, int]]:
-    """Numbers that all ranks of this node read and write, and the index of each rank's.
+    """Numbers that all ranks of this node read and write, and the row of each rank's.
 
     The file has no name any more when this returns.  A node where it cannot be made or mapped has
-    none, and each of its ranks keeps its number to itself.
+    none, and each of its ranks keeps its numbers to itself.
     """
     node = private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank())
     try:
         ranks = node.allgather(private.Get_rank())
-        name = _new_file(8 * len(ranks)) if node.Get_rank() == 0 else None
+        name = _new_file(8 * NUMBERS * len(ranks)) if node.Get_rank() == 0 else None
         name = node.bcast(name)
         numbers = _mapped(name) if name else None
         everywhere = node.allreduce(numbers is not None, MPI.LAND)
@@ -149,12 +202,12 @@ def _shared(private: MPI.Intracomm) -> tuple[np.ndarray, dict[int, int]]:
         node.Free()
     if numbers is None or not everywhere:
         return _alone(private.Get_rank())
-    return numbers, {rank: index for index, rank in enumerate(ranks)}
+    return numbers, {rank: row for row, rank in enumerate(ranks)}
 
 
 def _alone(rank: int) -> tuple[np.ndarray, dict[int, int]]:
-    """The number of this rank, which no other can read."""
-    return np.zeros(1, np.int64), {rank: 0}
+    """The numbers of this rank, which no other can read."""
+    return np.zeros((1, NUMBERS), np.int64), {rank: 0}
 
 
 def _new_file(length: int) -> str | None:
@@ -171,7 +224,8 @@ def _new_file(length: int) -> str | None:
 def _mapped(name: str) -> np.ndarray | None:
     try:
         with open(name, "r+b") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), 0), np.int64)
+            numbers = np.frombuffer(mmap.mmap(file.fileno(), 0), np.int64)
+            return numbers.reshape(-1, NUMBERS)
     except (OSError, ValueError):
         return None
 

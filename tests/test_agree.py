@@ -75,6 +75,88 @@ def test_a_mistake_of_one_rank_reaches_all(job):
     assert out.count(told) == 4, out
 
 
+NONBLOCKING = """
+def call(rank):
+    one, out = np.ones(8), np.zeros(8)
+    {body}
+
+comm.Iallreduce(np.ones(3), np.zeros(3), algorithm="ring").Wait()
+try:
+    call(comm.rank).Wait()
+except Exception as error:
+    print(f"<{{comm.rank}} {{type(error).__name__}}: {{error}}>", flush=True)
+try:
+    comm.Barrier()
+except RuntimeError as error:
+    print("poisoned" if "cannot be used any more" in str(error) else error, flush=True)
+world.Barrier()
+os._exit(0)  # the library may still have its part of a call under way
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            "return comm.Ibarrier() if rank == 1 else comm.Iallreduce(one, out)",
+            "collective: Allreduce on ranks 0, 2, Barrier on rank 1",
+        ),
+        (
+            "return comm.Iallreduce(one[:8 - rank // 2], out[:8 - rank // 2], algorithm='ring')",
+            "count: 8 on ranks 0-1, 7 on rank 2",
+        ),
+        (
+            "return comm.Iallreduce(one, out, algorithm='ring' if rank else 'native')",
+            "algorithm: native on rank 0, ring on ranks 1-2",
+        ),
+        (
+            "return comm.Ibcast(one, root=rank // 2, algorithm='linear')",
+            "root: 0 on ranks 0-1, 1 on rank 2",
+        ),
+    ],
+)
+def test_every_request_is_told(job, body, words):
+    script = "import os\n" + NONBLOCKING.format(body=body)
+    _, out, err = job(3, script, MPICOLL_CHECK="1", MPICOLL_TIMEOUT="20")
+    for rank in range(3):
+        assert out.count(f"<{rank} Disagreement: ") == 1, out + err
+    assert out.count(words) == 3, out
+    assert out.count("poisoned") == 3, out
+
+
+def test_a_mistake_in_a_non_blocking_call_reaches_all(job):
+    body = "return comm.Iallreduce(one, out[: 8 - (rank == 1)], algorithm='ring')"
+    script = "import os\n" + NONBLOCKING.format(body=body)
+    _, out, err = job(3, script, MPICOLL_CHECK="1", MPICOLL_TIMEOUT="20")
+    assert out.count("<1 ValueError: send buffer of 8 elements but") == 1, out + err
+    assert out.count("Disagreement: the ranks do not make the same call: rank 1 raised") == 2, out
+    assert out.count("poisoned") == 3, out
+
+
+@pytest.mark.parametrize("algorithm", ["'ring'", "'native'"])
+def test_plans_are_compared_when_they_are_made(job, algorithm):
+    body = f"comm.Allreduce_init(one, out, MPI.MAX if rank else MPI.SUM, algorithm={algorithm})"
+    status, out, err = job(3, CALLS.format(body=body), MPICOLL_CHECK="1", MPICOLL_TIMEOUT="20")
+    assert (status, err) == (0, ""), err
+    assert out.count("operator: sum on rank 0, max on ranks 1-2") == 6, out
+
+
+@pytest.mark.parametrize("algorithm", ["'ring'", "None"])
+def test_a_non_blocking_call_waits_for_nobody(job, algorithm):
+    """Rank 1 enters only after a message that rank 0 sends after its own call."""
+    script = f"""
+    out, mail = np.zeros(8), np.zeros(1)
+    if comm.rank == 1:
+        comm.Recv(mail, 0)
+    request = comm.Iallreduce(np.ones(8), out, algorithm={algorithm})
+    if comm.rank == 0:
+        comm.Send(np.ones(1), 1)
+    request.Wait()
+    assert out.tolist() == [comm.size] * 8
+    """
+    assert job(2, script, MPICOLL_CHECK="1", MPICOLL_TIMEOUT="20") == (0, "", "")
+
+
 def test_another_schedule_under_the_same_name(job):
     script = """
     from mpicoll import algorithms, registry

@@ -88,6 +88,85 @@ time.sleep(9)
     assert ("rank 1 has" if before else "ranks 1-2 have") + " not entered it" in lines["0"]
 
 
+REQUESTS = """
+import time
+from mpicoll.requests import Request
+{before}
+def late(call):
+    try:
+        call()
+    except TimeoutError as error:
+        return str(error)
+    return ""
+
+out = np.zeros(8)
+comm.Iallreduce(np.ones(8), out, algorithm="ring").Wait()
+plan = comm.Allreduce_init(np.ones(8), out, algorithm={how!r})
+spare = comm.Barrier_init(algorithm="dissemination")
+for one in (plan, spare) if comm.rank else (spare, plan):  # numbered apart
+    one.Start()
+Request.Waitall([plan, spare])
+if comm.rank == 1:
+    spare.Start()
+    time.sleep({nap})
+else:
+    {start}
+    text = late(lambda: {wait})
+    assert {words!r} in text, text
+    assert "{what}" in text, text
+    try:
+        comm.Barrier()
+    except RuntimeError as error:
+        assert "cannot be used any more" in str(error)
+        print("raised", flush=True)
+world.Abort(0) if comm.rank == 1 else time.sleep(9)
+"""
+WAITS = [
+    ("request.Wait()", "rank 1 has not entered it", ""),
+    ("Request.Waitall([request, comm.Irecv(np.zeros(1), 1)])", "rank 1 has not entered it", ""),
+    ("Request.Waitany([request])", "rank 1 has not answered", MESSAGES),
+]
+
+
+@pytest.mark.parametrize("how", ["ring", "native"])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("wait", "words", "before"), WAITS)
+def test_waiting_for_requests_is_limited(job, how, persistent, wait, words, before):
+    start = f"request = comm.Iallreduce(np.ones(8), out, algorithm='{how}')"
+    if persistent:
+        start = "request = plan; plan.Start()"
+    # Calls before it: the first one, and those that have made the two plans.
+    what = f"Allreduce by {how}, " + ("start 2 of this plan" if persistent else "call 4 on this")
+    script = REQUESTS.format(
+        how=how,
+        start=start,
+        wait=wait,
+        words=words,
+        before=before,
+        what=what,
+        nap=3 if before else 1,
+    )
+    _, out, err = job(3, script, MPICOLL_TIMEOUT="0.4")
+    assert out.count("raised") == 2, out + err
+
+
+def test_what_has_ended_is_not_late(job):
+    """The limit is that of a wait, not of the time since the start."""
+    script = """
+    import time
+    from mpicoll.requests import Request
+    for how in ("ring", "native"):
+        out = np.zeros(8)
+        request = comm.Iallreduce(np.ones(8), out, algorithm=how)
+        time.sleep(0.5)
+        done = comm.Iallreduce(np.ones(8), np.zeros(8), algorithm=how)
+        done.Wait()
+        Request.Waitall([request, done])
+        assert out.tolist() == [comm.size] * 8
+    """
+    assert job(2, script, MPICOLL_TIMEOUT="0.4") == (0, "", "")
+
+
 def test_ended_in_time_nothing_is_different(job):
     script = """
     import time

@@ -303,47 +303,56 @@ def test_a_bad_setting_raises_on_all_ranks(monkeypatch, variable, value):
 
 
 @pytest.fixture
-def strided():
-    datatype = MPI.DOUBLE.Create_vector(3, 1, 2).Commit()
-    yield datatype
+def derived():
+    """A datatype and an operator on it: of reductions of it the library knows more."""
+    datatype = MPI.UINT64_T.Create_contiguous(2).Commit()
+    op = MPI.Op.Create(compose, commute=False)
+    yield datatype, op
     datatype.Free()
+    op.Free()
 
 
-def test_derived_datatypes_go_to_the_library_visibly(monkeypatch, strided):
+def test_reductions_of_derived_datatypes_go_to_the_library_visibly(monkeypatch, derived):
     ours = settings(monkeypatch)
     monkeypatch.setattr(dispatch, "_WARNED", set())
-    data = np.arange(6.0) if RANK == 0 else np.zeros(6)
+    datatype, op = derived
+    send, recv, want = np.array([3, RANK], "u8"), np.zeros(2, "u8"), np.zeros(2, "u8")
+    WORLD.Allreduce([send, 1, datatype], [want, 1, datatype], op)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ours.Bcast([data, 1, strided])
+        ours.Allreduce([send, 1, datatype], [recv, 1, datatype], op)
     assert len(caught) == (RANK == 0)
     if RANK == 0:
         assert caught[0].category is FallbackWarning
         assert caught[0].filename == __file__
         assert re.search(
-            "^Bcast: buffer has a derived datatype .*, so native serves", str(caught[0].message)
+            "^Allreduce: send buffer has a derived datatype .*, so native serves",
+            str(caught[0].message),
         )
-    assert data[::2].tolist() == [0, 2, 4]
-    ours.Bcast([data, 1, strided])  # said once
+    assert recv.tolist() == want.tolist()
+    arguments = [send, 1, datatype], [recv, 1, datatype], op
+    ours.Allreduce(*arguments)  # said once
     stats = ours.stats()
-    assert stats.calls == {("bcast", "native"): 2}
+    assert stats.calls == {("allreduce", "native"): 2}
     assert sum(stats.fallbacks.values()) == 2
-    ours.Bcast([data, 1, strided], algorithm="native")  # asked for: no fallback
+    ours.Allreduce(*arguments, algorithm="native")  # asked for: no fallback
     assert sum(ours.stats().fallbacks.values()) == 2
-    with pytest.raises(TypeError, match=r"Bcast by algorithm='linear': .*derived.*'native'"):
-        ours.Bcast([data, 1, strided], algorithm="linear")
+    with pytest.raises(TypeError, match=r"Allreduce by algorithm='linear': .*derived.*'native'"):
+        ours.Allreduce(*arguments, algorithm="linear")
     ours.Free()
 
 
-def test_fallback_policies(monkeypatch, strided):
+def test_fallback_policies(monkeypatch, derived):
     monkeypatch.setattr(dispatch, "_WARNED", set())
+    datatype, op = derived
+    arguments = [np.ones(2, "u8"), 1, datatype], [np.ones(2, "u8"), 1, datatype], op
     silent = settings(monkeypatch, MPICOLL_FALLBACK="silent")
-    silent.Bcast([np.zeros(6), 1, strided])
+    silent.Allreduce(*arguments)
     assert sum(silent.stats().fallbacks.values()) == 1
     silent.Free()
     strict = settings(monkeypatch, MPICOLL_FALLBACK="error")
     with pytest.raises(TypeError, match="MPICOLL_FALLBACK=error forbids"):
-        strict.Bcast([np.zeros(6), 1, strided])
+        strict.Allreduce(*arguments)
     strict.Free()
 
 

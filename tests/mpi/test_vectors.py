@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import algorithms, dispatch, plan, vectors
-from mpicoll.buffers import Unsupported
+from mpicoll import algorithms, plan, vectors
 from mpicoll.call import METHODS
 from mpicoll.comm import Intracomm
 from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS
@@ -341,16 +340,6 @@ def test_an_algorithm_of_the_environment_that_cannot_serve_is_a_fallback(monkeyp
     ((_, reason),) = ours.stats().fallbacks
     assert "MPICOLL_GATHER: binomial passes on blocks" in reason
     ours.Free()
-
-
-def test_derived_datatypes_are_a_fallback(ours, monkeypatch):
-    monkeypatch.setattr(dispatch, "_WARNED", set())
-    strided = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
-    types = [strided] * P
-    data = [np.arange(4.0 * P), ([1] * P, range(0, 32 * P, 32)), types]
-    with pytest.raises(Unsupported, match=r"Alltoallw by algorithm='pairwise'.*derived datatype"):
-        ours.Alltoallw(data, data, algorithm="pairwise")
-    strided.Free()
 
 
 BAD = [

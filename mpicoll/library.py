@@ -1,0 +1,159 @@
+"""The MPI library's own requests, and what mpicoll has to add to them.
+
+They keep what the caller has passed alive, a temporary for example, which mpi4py leaves to the
+caller.  With ``MPICOLL_TIMEOUT`` or ``MPICOLL_CHECK=1`` their own ``Wait``, ``Test``, ... and
+mpicoll's functions for several requests (:class:`mpicoll.requests.Request`) also look at the clock,
+and raise where the ranks do not agree.  The library's ``Waitall`` and its like take them for what
+they are, and do neither.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+from mpi4py import MPI
+
+from mpicoll import agree, caller, progress
+from mpicoll.call import Prepared
+from mpicoll.completion import Watched
+from mpicoll.observe import observe
+from mpicoll.state import State
+from mpicoll.watch import Patience, Ticket
+
+__all__ = ["KeptPrequest", "KeptRequest", "LibraryPrequest", "LibraryRequest"]
+
+
+class KeptRequest(MPI.Request):
+    """A request that keeps its operation's arguments alive as long as it is there."""
+
+    kept: object = None
+
+
+class KeptPrequest(MPI.Prequest):
+    """The same for a persistent operation."""
+
+    kept: object = None
+
+
+class LibraryRequest(Watched, KeptRequest):
+    """A request that is looked after; see the module."""
+
+    _state: State
+    _ticket: Ticket | None = None
+    _comparison: agree.Comparison | None = None
+
+    @classmethod
+    def of(
+        cls,
+        request: MPI.Request,
+        state: State,
+        ticket: Ticket | None,
+        comparison: agree.Comparison | None,
+    ) -> LibraryRequest:
+        """The request of an operation that has just been started."""
+        made = cls(request)
+        made._state, made._ticket, made._comparison = state, ticket, comparison
+        return made
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has been started, and not been found complete by its owner."""
+        return self != MPI.REQUEST_NULL
+
+    def patience(self) -> Callable[[], object]:
+        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
+        if self._ticket is None or self._state.watch is None:
+            return os.sched_yield
+        patience = Patience(self._state.watch, self._ticket)
+
+        def pause() -> None:
+            if not self.pending or self.Get_status():
+                return
+            try:
+                patience.pause()
+            except TimeoutError as error:
+                self._state.fail(error)
+                self._state.abandon(self)
+                raise
+
+        return pause
+
+    def _agreed(self) -> bool:
+        """Whether the ranks agree, as far as they are to say; raises if they do not."""
+        if self._comparison is None:
+            return True
+        if self._comparison.error is not None:
+            self._state.abandon(self)
+            raise self._comparison.error
+        return self._comparison.over
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait until the collective is complete on this rank."""
+        progress.until(lambda: self.Test(status), self.patience())
+        return True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether the collective is complete on this rank."""
+        caller.check()
+        progress.poll()
+        return self._agreed() and MPI.Request.Test(self, status)
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Whether ``Wait`` would return, or raise, at once."""
+        progress.poll()
+        if self._comparison is not None and not self._comparison.over:
+            return False
+        failed = self._comparison is not None and self._comparison.error is not None
+        return failed or MPI.Request.Get_status(self, status)
+
+    def wait(self, status: MPI.Status | None = None) -> Any:
+        """Wait until the collective is complete on this rank."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, Any]:
+        """Whether the collective is complete on this rank, and None."""
+        return self.Test(status), None
+
+
+class LibraryPrequest(LibraryRequest, KeptPrequest):
+    """A persistent request that is looked after; see the module.
+
+    Also where a trace or hooks are there when it is made, which hear of its starts.
+    """
+
+    _prepared: Prepared
+    _number = 0
+    _started = False
+
+    @classmethod
+    def bound(cls, request: MPI.Prequest, state: State, prepared: Prepared) -> LibraryPrequest:
+        """The request of an operation that has been made."""
+        made = cls(request)
+        made._state, made._prepared = state, prepared
+        if state.watch is not None:
+            made._number = state.watch.plan()
+        return made
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has been started, and not been found complete by its owner."""
+        return self._started
+
+    def Start(self) -> None:
+        """Start the collective."""
+        self._state.check()
+        observation = observe(self._state, self._prepared)
+        MPI.Prequest.Start(self)
+        self._started = True
+        if self._state.watch is not None:
+            self._ticket = self._state.watch.enter(self._prepared.described(), self._number)
+        if observation is not None:
+            observation.end(complete=False)
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether the collective is complete on this rank."""
+        done = super().Test(status)
+        self._started = self._started and not done
+        return done
