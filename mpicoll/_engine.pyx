@@ -1298,6 +1298,10 @@ cdef class Front:
         known = &self.known[index]
         if self.names[index] is None or not _same(&known.key, &key):
             return False
+        if (
+            address[0] < address[1] + key.lengths[1] and address[1] < address[0] + key.lengths[0]
+        ):
+            return False  # they overlap
         if known.program == NULL:
             if self.under_way:
                 return False
@@ -1309,12 +1313,6 @@ cdef class Front:
         program = <Program> known.program
         if program.active:
             return False
-        if key.kinds[0] >= 0 and key.kinds[1] >= 0 and known.sources[0] != known.sources[1]:
-            if (
-                address[0] < address[1] + key.lengths[1]
-                and address[1] < address[0] + key.lengths[0]
-            ):
-                return False  # they overlap
         if self.under_way:
             self.poll()
         program.bind(self.comm, 0, 0)

@@ -1,0 +1,314 @@
+"""The compiled engine and its transports: the same bits as the Python runner."""
+
+import os
+import warnings
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm, algorithms, hooks, ops, shared
+from mpicoll.collectives import COLLECTIVES
+from mpicoll.shared import TransportWarning
+
+WORLD = MPI.COMM_WORLD
+RANK, P = WORLD.Get_rank(), WORLD.Get_size()
+
+pytestmark = pytest.mark.skipif(
+    bool(shared.engine_problem()), reason=f"no engine: {shared.engine_problem()}"
+)
+
+
+@pytest.fixture(scope="module", params=shared.TRANSPORTS)
+def ours(request):
+    """A communicator of each transport; rank 0's environment decides."""
+    before = os.environ.get("MPICOLL_TRANSPORT")
+    os.environ["MPICOLL_TRANSPORT"] = request.param
+    try:
+        comm = Intracomm(WORLD.Dup())
+    finally:
+        if before is None:
+            del os.environ["MPICOLL_TRANSPORT"]
+        else:
+            os.environ["MPICOLL_TRANSPORT"] = before
+    yield comm
+    comm.Free()
+
+
+@pytest.fixture(scope="module")
+def python():
+    """A communicator whose plans run in Python."""
+    comm = Intracomm(WORLD.Dup())
+    comm._state.device = comm._state.front = comm._front = None
+    yield comm
+    comm.Free()
+
+
+ENTRIES = [
+    (collective, name)
+    for collective in COLLECTIVES
+    for name in algorithms.names(collective)
+    if algorithms.find(collective, name).runs_on(P)
+]
+
+
+def arguments(collective, count, root=0):
+    """Buffers of one call, with floats whose sum depends on the order; and those that it writes."""
+    random = np.random.default_rng(RANK)
+    definition = COLLECTIVES[collective]
+
+    def numbers(size):
+        return (random.standard_normal(size) * 10.0 ** random.integers(-8, 8, size)).astype("f4")
+
+    if collective == "barrier":
+        return (), ()
+    if collective == "bcast":
+        buffer = numbers(count)
+        return (buffer, root), (buffer,)
+    whole = count * P if definition.block_per_rank else count
+    send = numbers(count if definition.input_alone else whole)
+    recv = np.zeros(count if definition.output_alone else whole, "f4")
+    rooted = (root,) if definition.rooted else ()
+    if collective == "reduce":
+        return (send, recv, MPI.SUM, root), (recv,)
+    return (send, recv, *rooted), (recv,)
+
+
+@pytest.mark.parametrize(("collective", "name"), ENTRIES)
+def test_the_same_bits_as_in_python(ours, python, collective, name):
+    method = COLLECTIVES[collective].method
+    # Empty, in the entry, behind it, in a slot, in several pieces.
+    for count in (0, 1, P - 1, P + 1, 300, 40_001, 600_011):
+        if count > 50_000 and (P > 4 or collective in ("scan", "exscan")):
+            continue
+        given, wanted = arguments(collective, count)
+        getattr(python, method)(*given, algorithm=name)
+        expected = [array.copy() for array in wanted]
+        given, found = arguments(collective, count)
+        getattr(ours, method)(*given, algorithm=name)
+        for have, want in zip(found, expected, strict=True):
+            assert have.tobytes() == want.tobytes(), count
+
+
+@pytest.mark.parametrize("segments", [1, 2, 7])
+def test_many_channels(ours, segments):
+    parameters = {"algorithm": "double_binary_tree", "segments": segments, "window": 2}
+    for count in (1, 1000, 300_001):
+        data = np.arange(count) % 97 + RANK
+        ours.Allreduce(MPI.IN_PLACE, data, **parameters)
+        np.testing.assert_array_equal(data, P * (np.arange(count) % 97) + P * (P - 1) // 2)
+
+
+def test_operators_in_python(ours):
+    def first(a, b, _):
+        x, y = np.frombuffer(a, "i8"), np.frombuffer(b, "i8")
+        y[:] = 10 * x + y  # not commutative
+
+    op = MPI.Op.Create(first, commute=False)
+    data, result = np.full(5, RANK + 1), np.zeros(5, int)
+    ours.Allreduce(data, result, op, algorithm="linear")
+    want = 0
+    for rank in range(P):
+        want = 10 * want + rank + 1
+    assert result.tolist() == [want] * 5
+    op.Free()
+
+
+def test_narrow_sums_in_parts():
+    ours = Intracomm(WORLD.Dup())
+    data = np.full(3000, 0.1 * (RANK + 1), np.float16)
+    result = np.empty_like(data)
+    shape_of = ours._state.build
+    # Too little space for all ranks' pieces at once: partial sums stay in float32.
+    ours._state.build = lambda shape: runner_plan(shape)
+    try:
+        ours.Allreduce(data, result, algorithm="parameter_server")
+    finally:
+        ours._state.build = shape_of
+    want = np.empty_like(data)
+    parts = [np.full(3000, 0.1 * (rank + 1), np.float16) for rank in range(P)]
+    ops.reduction("sum", np.dtype(np.float16)).fold(want, parts)
+    assert result.tobytes() == want.tobytes()
+    ours.Free()
+
+
+def runner_plan(shape):
+    from mpicoll import plan
+
+    return plan.build(shape, piece=512, space=1024)
+
+
+def test_an_error_in_an_operator_ends_the_call_and_the_communicator():
+    ours = Intracomm(WORLD.Dup())
+    calls = []
+
+    class Broken(ops.Reduction):
+        def fold(self, dst, operands):
+            calls.append(dst.size)
+            raise ArithmeticError("no sum today")
+
+    if P == 1:
+        pytest.skip("nothing is folded")
+    plain = ops.reduction("sum", np.dtype(float))
+    broken = Broken("user", plain.dtype, True, plain.wide, "", function=lambda a, b: None)
+    state = ours._state
+    send, recv = np.ones(3), np.zeros(3)
+    call_shape = shape(ours, send, recv)
+    with pytest.raises(ArithmeticError, match="no sum today"):
+        state.run(call_shape, send.view("u1"), recv.view("u1"), broken)
+    assert calls
+    with pytest.raises(RuntimeError, match="cannot be used any more"):
+        ours.Barrier()
+
+
+def shape(comm, send, recv):
+    from mpicoll.call import parse, place_of
+    from mpicoll.tuning import Choice, check
+
+    # Every rank folds, so that none waits for one that has failed.
+    name, definition = "recursive_doubling", COLLECTIVES["allreduce"]
+    place = place_of(definition, comm.rank, comm.size, 0)
+    call = parse(definition, place, send, recv, MPI.SUM)
+    return call.shape(Choice(name, check("allreduce", name, {})))
+
+
+# --- the short way in ---
+
+
+def test_a_repeated_call_goes_the_short_way(ours):
+    table = ours.explain("allreduce", 24)
+    before = ours.stats().calls
+    data = np.zeros(3)
+    for turn in range(5):
+        data[:] = RANK + turn
+        ours.Allreduce(MPI.IN_PLACE, data)
+        assert data.tolist() == [P * (P - 1) / 2 + P * turn] * 3
+    after = ours.stats().calls
+    ran = {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
+    assert list(ran.values()) == [5]
+    assert next(iter(ran))[1] in table
+    assert sum(ours._front.calls().values()) >= 4
+
+
+def test_the_short_way_is_for_the_same_call_alone():
+    ours = Intracomm(WORLD.Dup())
+    total, least = P * (P + 1) // 2, 1
+    data = np.full(4, RANK + 1)
+    for _ in range(3):
+        result = np.zeros(4, int)
+        ours.Allreduce(data, result)
+        assert result.tolist() == [total] * 4
+        ours.Allreduce(data, result, MPI.MIN)
+        assert result.tolist() == [least] * 4
+        ours.Allreduce(data.astype(float), result.astype(float))
+        ours.Allreduce(data[:2], result[:2])
+        assert result.tolist() == [total] * 2 + [least] * 2
+        for root in range(P):
+            box = np.full(2, RANK)
+            ours.Bcast(box, root)
+            assert box.tolist() == [root] * 2
+        with pytest.raises(ValueError, match=r"overlap|same memory"):
+            ours.Allreduce(data, data)
+        locked = np.zeros(4, int)
+        locked.flags.writeable = False
+        with pytest.raises(BufferError, match="read-only"):
+            ours.Allreduce(data, locked)
+    ours.Free()
+    with pytest.raises((ValueError, MPI.Exception)):
+        ours.Allreduce(data, result)
+
+
+def test_hooks_hear_of_what_went_the_short_way_before():
+    ours = Intracomm(WORLD.Dup())
+    data, heard = np.zeros(2), []
+    for _ in range(3):
+        ours.Allreduce(MPI.IN_PLACE, data)
+    hooks.add(heard.append)
+    try:
+        ours.Allreduce(MPI.IN_PLACE, data)
+    finally:
+        hooks.remove(heard.append)
+    assert [event.collective for event in heard] == ["allreduce"]
+    ours.Free()
+
+
+def test_plans_that_are_under_way_are_not_run_by_others():
+    ours = Intracomm(WORLD.Dup())
+    choice = ours.explain("allreduce", 24).split(": ")[1].split(" ")[0]
+    if choice == "native":
+        pytest.skip("the library's own")
+    data = np.full(3, RANK)
+    for _ in range(2):
+        ours.Allreduce(data, np.zeros(3, int))
+    first, second = np.zeros(3, int), np.zeros(3, int)
+    request = ours.Iallreduce(data, first, algorithm=choice)
+    ours.Allreduce(data, second)
+    request.Wait()
+    assert first.tolist() == second.tolist() == [P * (P - 1) // 2] * 3
+    ours.Free()
+
+
+# --- transports ---
+
+
+def test_memory_is_shared_where_ranks_are_near():
+    ours = Intracomm(WORLD.Dup())
+    everywhere = WORLD.allreduce(ours._state.device.is_near(), MPI.LAND)
+    assert everywhere == (P > 1)  # all ranks of the tests run on one node
+    assert not any("mpicoll" in name for name in os.listdir("/dev/shm"))
+    ours.Free()
+
+
+@pytest.mark.skipif(P == 1, reason="nothing is shared")
+def test_where_memory_cannot_be_shared_messages_serve(monkeypatch):
+    def refused(*arguments):
+        raise OSError(28, "No space left on device")
+
+    shared._WARNED.clear()
+    monkeypatch.setattr(shared.os, "memfd_create", refused)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = Intracomm(WORLD.Dup())
+    texts = [str(w.message) for w in caught if w.category is TransportWarning]
+    assert len(texts) == (RANK == 0)
+    assert all("No space left on device" in text for text in texts)
+    assert not ours._state.device.is_near()
+    data = np.full(3, RANK)
+    ours.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
+    assert data.tolist() == [P * (P - 1) // 2] * 3
+    ours.Free()
+
+
+@pytest.mark.skipif(P == 1, reason="nothing is shared")
+def test_one_rank_without_engine_is_enough_for_python(monkeypatch):
+    shared._WARNED.clear()
+    if RANK == P - 1:
+        monkeypatch.setattr(shared, "engine_problem", lambda: "of a test")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = Intracomm(WORLD.Dup())
+    assert ours._state.device is None
+    data = np.full(3, RANK)
+    ours.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
+    assert data.tolist() == [P * (P - 1) // 2] * 3
+    ours.Free()
+
+
+def test_a_transport_that_is_not_known(monkeypatch):
+    monkeypatch.setenv("MPICOLL_TRANSPORT", "pigeon")
+    with pytest.raises(
+        ValueError, match="MPICOLL_TRANSPORT='pigeon' must be one of auto, shm, mpi"
+    ):
+        Intracomm(WORLD.Dup())
+
+
+@pytest.mark.skipif(P != 2, reason="two ranks that disagree")
+def test_counts_that_differ_are_an_error():
+    ours = Intracomm(WORLD.Dup())
+    if not WORLD.allreduce(ours._state.device.is_near(), MPI.LAND):
+        pytest.skip("no shared memory")
+    if RANK < 2:
+        data = np.zeros(3 + RANK)
+        with pytest.raises(RuntimeError, match="MPICOLL_CHECK=1 tells who differs"):
+            ours.Allreduce(MPI.IN_PLACE, data, algorithm="linear")
+    WORLD.Barrier()
