@@ -152,7 +152,7 @@ def test_an_error_in_an_operator_ends_the_call_and_the_communicator():
     plain = ops.reduction("sum", np.dtype(float))
     broken = Broken("user", plain.dtype, True, plain.wide, "", function=lambda a, b: None)
     state = ours._state
-    send, recv = np.ones(3), np.zeros(3)
+    send, recv = np.ones(64), np.zeros(64)
     call_shape = shape(ours, send, recv)
     with pytest.raises(ArithmeticError, match="no sum today"):
         state.run(call_shape, send.view("u1"), recv.view("u1"), broken)
@@ -166,7 +166,7 @@ def shape(comm, send, recv):
     from mpicoll.tuning import Choice, check
 
     # Every rank folds, so that none waits for one that has failed.
-    name, definition = "recursive_doubling", COLLECTIVES["allreduce"]
+    name, definition = "parameter_server", COLLECTIVES["allreduce"]
     place = place_of(definition, comm.rank, comm.size, 0)
     call = parse(definition, place, send, recv, MPI.SUM)
     return call.shape(Choice(name, check("allreduce", name, {})))
@@ -310,5 +310,5 @@ def test_counts_that_differ_are_an_error():
     if RANK < 2:
         data = np.zeros(3 + RANK)
         with pytest.raises(RuntimeError, match="MPICOLL_CHECK=1 tells who differs"):
-            ours.Allreduce(MPI.IN_PLACE, data, algorithm="linear")
+            ours.Allreduce(MPI.IN_PLACE, data, algorithm="recursive_doubling")
     WORLD.Barrier()
