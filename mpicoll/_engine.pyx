@@ -294,6 +294,18 @@ cdef class Device:
         """Whether this rank shares memory with all others, of which there are some."""
         return self.shared.base != NULL and self.shared.ranks == self.size
 
+    def memory_of_node(self):
+        """See :meth:`mpicoll.Intracomm.shared_memory`."""
+        if self.shared.base == NULL:
+            return None
+        return {
+            "bytes": shared_length(&self.shared),
+            "slots": self.shared.slots,
+            "slot": self.shared.slot,
+            "inside": self.shared.inside,
+            "reads": bool(self.reads),
+        }
+
     # --- sending ---
 
     cdef bint has_entry(self, int reader) noexcept nogil:

@@ -20,7 +20,7 @@ from mpicoll.plan import Fold, Message, Move, Phase, Plan
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 from mpicoll.spans import Span
 
-__all__ = ["Execution", "fold_spans", "run"]
+__all__ = ["Execution", "fold_spans"]
 
 
 class Execution:
@@ -254,26 +254,3 @@ def _temporary(plan: Plan) -> list[np.ndarray]:
 def tag(lane: int, channel: int) -> int:
     """The tag of a channel's messages; lanes keep operations under way together apart."""
     return lane * MAX_OPEN_CHANNELS + channel % MAX_OPEN_CHANNELS
-
-
-#: Executions that failed: MPI may still use their memory.
-_ABANDONED: list[Execution] = []
-
-
-def run(
-    plan: Plan,
-    comm: MPI.Comm,
-    send: np.ndarray | None,
-    recv: np.ndarray | None,
-    reduction: Reduction | None = None,
-    lane: int = 0,
-    pause: Callable[[], object] = os.sched_yield,
-    step: trace.Step | None = None,
-) -> None:
-    """Execute a plan and wait for it; see :class:`Execution`."""
-    execution = Execution(plan, comm, send, recv, reduction, lane, step)
-    try:
-        execution.wait(pause)
-    except BaseException:
-        _ABANDONED.append(execution)
-        raise

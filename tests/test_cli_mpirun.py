@@ -162,6 +162,8 @@ def test_doctor(mpirun):
     (host,) = facts["hosts"]
     assert host["ranks"] == 3
     assert bool(facts["warnings"]) >= (host["cores"] < 3)
+    if not facts["engine"]["problem"]:
+        assert facts["engine"]["shared"]["bytes"] > 3 * 4096
     said = mpirun(2, "-m", "mpicoll", "doctor").out
     assert "ranks seen" in said
     assert "all is well" in said

@@ -1,5 +1,7 @@
 """How jobs end: quietly when all is well, at once and with the rank when one of them fails."""
 
+import os
+
 import pytest
 
 
@@ -89,3 +91,22 @@ def test_alone_the_exception_is_left_as_it_is(job):
     assert status != 0
     assert "\nZeroDivisionError" in err
     assert "[rank" not in err
+
+
+def test_a_rank_that_is_killed_ends_the_job(job):
+    # The others wait in shared memory, where nobody tells them.
+    status, out, _ = job(
+        3,
+        """
+        import os, signal
+        data = np.ones(1 << 20)
+        for turn in range(20):
+            if comm.rank == 1 and turn == 10:
+                os.kill(os.getpid(), signal.SIGKILL)
+            comm.Allreduce(MPI.IN_PLACE, data, algorithm="parameter_server")
+        print("not reached")
+        """,
+    )
+    assert status != 0
+    assert "not reached" not in out
+    assert not any("mpicoll" in name for name in os.listdir("/dev/shm"))

@@ -57,9 +57,15 @@ def examine() -> dict[str, Any]:
         problems.append(str(error))
     else:
         facts["mpi"] = _mpi(comm)
+        facts["engine"] = _engine(comm)
         facts["hosts"] = _hosts(comm)
         problems += _mpi_problems(facts["mpi"], started)
         warnings += _host_warnings(facts["hosts"])
+        if facts["engine"]["problem"]:
+            warnings.append(
+                f"the compiled engine does not serve: {facts['engine']['problem']}; install mpicoll "
+                "with this MPI's mpicc on PATH"
+            )
     if facts["mpicoll"]["kernels"] is None:
         warnings.append(
             "the compiled reductions are not built, NumPy does their work more slowly; build them "
@@ -104,6 +110,18 @@ def _mpi(comm: MPI.Intracomm) -> dict[str, Any]:
         "tag_limit": MPI.COMM_WORLD.Get_attr(MPI.TAG_UB),
         "cuda_aware": libraries.cuda_aware(),
     }
+
+
+def _engine(comm: MPI.Intracomm) -> dict[str, Any]:
+    """What runs the algorithms, and the memory that the ranks of this rank's node share."""
+    import mpicoll
+    from mpicoll import shared
+
+    own = mpicoll.Intracomm(comm.Dup())
+    try:
+        return {"problem": shared.engine_problem(), "shared": own.shared_memory()}
+    finally:
+        own.Free()
 
 
 def _hosts(comm: MPI.Intracomm) -> list[dict[str, Any]]:
@@ -183,6 +201,11 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             )
             for host in facts["hosts"]
         ]
+    if mpi is not None:
+        lines += [
+            ("engine", "Python" if facts["engine"]["problem"] else "compiled"),
+            ("shared memory", _shared(facts["engine"]["shared"])),
+        ]
     kernels = own["kernels"]
     built = f"compiled by {kernels['compiler'] or 'an unknown compiler'}" if kernels else "NumPy"
     limits = [
@@ -196,6 +219,15 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("BLAS threads", ", ".join([_or_unknown(own["blas_threads"]), *limits])),
     ]
     return lines
+
+
+def _shared(memory: dict[str, Any] | None) -> str:
+    if memory is None:
+        return "none"
+    size = f"{memory['bytes'] / (1 << 20):.1f} MiB a node for each communicator"
+    slots = f"{memory['slots']} slots of {memory['slot'] >> 10} KiB a rank"
+    reads = "read" if memory["reads"] else "not read"
+    return f"{size} ({slots}); large messages are {reads} from the sender's memory"
 
 
 def _or_unknown(value: int | None) -> str:

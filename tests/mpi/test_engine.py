@@ -78,7 +78,7 @@ def arguments(collective, count, root=0):
 def test_the_same_bits_as_in_python(ours, python, collective, name):
     method = COLLECTIVES[collective].method
     # Empty, in the entry, behind it, in a slot, in several pieces.
-    for count in (0, 1, P - 1, P + 1, 300, 40_001, 600_011):
+    for count in (0, 1, P - 1, P + 1, 300, 40_001, 300_011):
         if count > 50_000 and (P > 4 or collective in ("scan", "exscan")):
             continue
         given, wanted = arguments(collective, count)

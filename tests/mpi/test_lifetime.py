@@ -265,7 +265,9 @@ def test_plans_are_kept_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(module, "PLANS", 4)
     built = []
     build = module.plan.build
-    monkeypatch.setattr(module.plan, "build", lambda shape: built.append(shape) or build(shape))
+    monkeypatch.setattr(
+        module.plan, "build", lambda shape, piece: built.append(shape) or build(shape, piece)
+    )
     ours = Intracomm(WORLD.Dup())
 
     def call(count):
@@ -310,13 +312,13 @@ def test_a_plan_that_runs_is_not_started_again(monkeypatch):
     ours = Intracomm(WORLD.Dup())
     shared = ours._state
     seen = []
-    run = module.runner.run
+    execute = shared.execute
 
     def spy(planned, *arguments):
         seen.append(planned in shared._plans.values())
-        run(planned, *arguments)
+        return execute(planned, *arguments)
 
-    monkeypatch.setattr(module.runner, "run", spy)
+    monkeypatch.setattr(shared, "execute", spy)
     works(ours)
     works(ours)
     assert seen == [False, False]
@@ -343,7 +345,7 @@ def test_a_failure_poisons_the_communicator(monkeypatch):
     ours = Intracomm(base)
     shared = ours._state
     with monkeypatch.context() as patch:
-        patch.setattr(module.runner, "run", failing(Broken("first")))
+        patch.setattr(module.State, "execute", failing(Broken("first")))
         with pytest.raises(Broken, match="first"):
             works(ours)
     for call in (works, lambda c: c.Barrier(), lambda c: c.stats(), works):
@@ -372,7 +374,7 @@ def test_mpi_errors_go_through_the_users_error_handler(monkeypatch):
     # What goes wrong on the private communicator comes back as an error code ...
     assert ours._state.private.Get_errhandler() == MPI.ERRORS_RETURN
     with monkeypatch.context() as patch:
-        patch.setattr(module.runner, "run", failing(MPI.Exception(MPI.ERR_TRUNCATE)))
+        patch.setattr(module.State, "execute", failing(MPI.Exception(MPI.ERR_TRUNCATE)))
         with pytest.raises(MPI.Exception) as caught:
             works(ours)
     # ... which the user's handler hears, and then the caller.

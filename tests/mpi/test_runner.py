@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpicoll import algorithms, layout, local, ops, registry
 from mpicoll.plan import PIECE, SPACE, Shape, build
-from mpicoll.runner import Execution, run
+from mpicoll.runner import Execution
 from mpicoll.schedule import Copy, Recv, RecvReduce, Send, given, scratch
 
 pytestmark = pytest.mark.mpi
@@ -33,6 +33,11 @@ def private():
     comm = WORLD.Dup()
     yield comm
     comm.Free()
+
+
+def run(plan, comm, send, recv, reduction=None):
+    """Execute a plan and wait for it."""
+    Execution(plan, comm, send, recv, reduction).wait()
 
 
 def settings(algorithm):
