@@ -63,8 +63,8 @@ def examine() -> dict[str, Any]:
         warnings += _host_warnings(facts["hosts"])
         if facts["engine"]["problem"]:
             warnings.append(
-                f"the compiled engine does not serve: {facts['engine']['problem']}; install mpicoll "
-                "with this MPI's mpicc on PATH"
+                f"the compiled engine does not serve: {facts['engine']['problem']}; install "
+                "mpicoll with this MPI's mpicc on PATH"
             )
     if facts["mpicoll"]["kernels"] is None:
         warnings.append(
