@@ -85,6 +85,9 @@ cdef enum:
     # taken in that nothing is posted for yet.
     HELD = 100
     UNEXPECTED = 2000
+    # Looks at a message in a slot that nothing is posted for, while another one of its sender is
+    # awaited, before it is moved out of the way.
+    STUCK = 200
     # Tag that no message has, of the lane for messages that belong to no plan.
     NO_TAG = 32766
 
@@ -226,6 +229,7 @@ cdef class Device:
     cdef uint64_t *received
     cdef Receive **posted
     cdef Stray **strays
+    cdef int *stuck
     cdef Slot *slots
     cdef int next_slot
     cdef mpi.MPI_Comm probe
@@ -258,6 +262,7 @@ cdef class Device:
         self.received = <uint64_t *> calloc(ranks, sizeof(uint64_t))
         self.posted = <Receive **> calloc(ranks, sizeof(Receive *))
         self.strays = <Stray **> calloc(ranks, sizeof(Stray *))
+        self.stuck = <int *> calloc(ranks, sizeof(int))
         self.slots = <Slot *> calloc(self.shared.slots, sizeof(Slot))
         for i in range(self.shared.slots):
             self.slots[i].readers = <Reference *> calloc(ranks, sizeof(Reference))
@@ -288,6 +293,7 @@ cdef class Device:
         free(self.received)
         free(self.posted)
         free(self.strays)
+        free(self.stuck)
         free(self.slots)
 
     def is_near(self):
@@ -442,7 +448,14 @@ cdef class Device:
                     at = &at[0].next
                 receive = at[0]
                 if receive == NULL:
-                    break
+                    # Another one is awaited behind it.
+                    self.stuck[writer] += 1
+                    if entry.kind == SLOT and self.stuck[writer] < STUCK:
+                        break
+                    if not self.set_aside(writer, entry):
+                        break
+                    continue
+                self.stuck[writer] = 0
                 at[0] = receive.next
                 self.received[writer] += 1
                 receive.use = self.received[writer]
@@ -461,8 +474,6 @@ cdef class Device:
         """Take in the messages that nothing is posted for yet: others may wait behind them."""
         cdef int writer
         cdef entry_t *entry
-        cdef Stray *stray
-        cdef Stray **end
         cdef Receive *receive
         for writer in range(self.shared.ranks):
             while True:
@@ -474,29 +485,33 @@ cdef class Device:
                     receive = receive.next
                 if receive != NULL:
                     break  # for `poll`
-                stray = <Stray *> malloc(sizeof(Stray))
-                if stray == NULL:
+                if not self.set_aside(writer, entry):
                     return
-                stray.data = NULL
-                if entry.kind != REMOTE:
-                    stray.data = <char *> malloc(max(entry.length, 1))
-                    if stray.data == NULL:
-                        free(stray)
-                        return
-                    memcpy(
-                        stray.data, shared_content(&self.shared, writer, entry), entry.length
-                    )
-                self.received[writer] += 1
-                stray.use = self.received[writer]
-                stray.tag, stray.kind = entry.tag, entry.kind
-                stray.length, stray.where = entry.length, entry.where
-                stray.next = NULL
-                if entry.kind != REMOTE:
-                    shared_acknowledge(&self.shared, writer, stray.use)
-                end = &self.strays[writer]
-                while end[0] != NULL:
-                    end = &end[0].next
-                end[0] = stray
+
+    cdef bint set_aside(self, int writer, entry_t *entry) noexcept nogil:
+        """Take in a message that nothing is posted for; False if there is no memory."""
+        cdef Stray *stray = <Stray *> malloc(sizeof(Stray))
+        cdef Stray **end = &self.strays[writer]
+        if stray == NULL:
+            return False
+        stray.data = NULL
+        self.received[writer] += 1
+        stray.use, stray.next = self.received[writer], NULL
+        stray.tag, stray.kind = entry.tag, entry.kind
+        stray.length, stray.where = entry.length, entry.where
+        if entry.kind != REMOTE:
+            stray.data = <char *> malloc(entry.length + 1)
+            if stray.data == NULL:
+                free(stray)
+                self.received[writer] -= 1
+                return False
+            memcpy(stray.data, shared_content(&self.shared, writer, entry), entry.length)
+            shared_acknowledge(&self.shared, writer, stray.use)
+        while end[0] != NULL:
+            end = &end[0].next
+        end[0] = stray
+        self.stuck[writer] = 0
+        return True
 
     cdef void withdraw(self, void *owner) noexcept nogil:
         """Forget the receives of a program."""
@@ -546,6 +561,7 @@ cdef class Program:
     cdef int64_t *blocked
     cdef int64_t scan
     cdef int pending  # sends that wait or are not acknowledged
+    cdef int idle  # tests without progress
     cdef bint touched  # by a message, since it last advanced
     cdef fold_function kernel
     cdef int64_t itemsize
@@ -754,6 +770,9 @@ cdef class Program:
         if self.active:
             with nogil:
                 moved = self.step()
+                self.idle = 0 if moved else self.idle + 1
+                if self.idle % HELD == HELD - 1:
+                    self.ease(self.idle + 1)
             if moved < 0:
                 self.throw()
         return not self.active

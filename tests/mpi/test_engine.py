@@ -232,6 +232,17 @@ def test_hooks_hear_of_what_went_the_short_way_before():
     ours.Free()
 
 
+def test_messages_of_several_calls_do_not_wait_for_each_other(ours):
+    for count in (3, 3000, 300_001):
+        first, second = np.zeros(count, int), np.zeros(count)
+        request = ours.Iallreduce(np.full(count, RANK), first, algorithm="ring")
+        if RANK:
+            request.Wait()
+        ours.Allreduce(np.full(count, float(RANK)), second, algorithm="ring")
+        request.Wait()
+        assert set(first) == set(second) == {P * (P - 1) / 2}
+
+
 def test_plans_that_are_under_way_are_not_run_by_others():
     ours = Intracomm(WORLD.Dup())
     choice = ours.explain("allreduce", 24).split(": ")[1].split(" ")[0]

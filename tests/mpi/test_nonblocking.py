@@ -305,7 +305,9 @@ def test_every_call_of_ours_makes_progress(alone):
 def test_the_same_call_under_way_several_times(alone, monkeypatch):
     built = []
     build = state.plan.build
-    monkeypatch.setattr(state.plan, "build", lambda shape: built.append(shape) or build(shape))
+    monkeypatch.setattr(
+        state.plan, "build", lambda shape, piece: built.append(shape) or build(shape, piece)
+    )
     if RANK == 0:
         time.sleep(0.02)  # the others cannot be done before
     mine = [started(alone, RANK + k, algorithm="linear") for k in range(3)]
