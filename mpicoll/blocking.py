@@ -10,6 +10,7 @@ from mpi4py import MPI
 from mpicoll import fused
 from mpicoll.collectives import Place
 from mpicoll.dispatch import Dispatch
+from mpicoll.registry import Parameter
 
 __all__ = ["Blocking"]
 
@@ -17,12 +18,12 @@ __all__ = ["Blocking"]
 class Blocking(Dispatch):
     """Collectives that return when they are complete on this rank."""
 
-    def Barrier(self, *, algorithm: str | None = None, **parameters: int) -> None:
+    def Barrier(self, *, algorithm: str | None = None, **parameters: Parameter) -> None:
         """Wait until all ranks have entered."""
         self._blocking("Barrier", algorithm=algorithm, parameters=parameters)
 
     def Bcast(
-        self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: int
+        self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Copy the root's buffer to all ranks."""
         self._blocking("Bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters)
@@ -36,7 +37,7 @@ class Blocking(Dispatch):
         *,
         algorithm: str | None = None,
         reproducible: bool = False,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks, to the root."""
         self._blocking(
@@ -58,7 +59,7 @@ class Blocking(Dispatch):
         *,
         algorithm: str | None = None,
         reproducible: bool = False,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks, to all of them.
 
@@ -101,7 +102,7 @@ class Blocking(Dispatch):
         *,
         algorithm: str | None = None,
         reproducible: bool = False,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, all blocks equally long."""
         self._blocking(
@@ -123,7 +124,7 @@ class Blocking(Dispatch):
         *,
         algorithm: str | None = None,
         reproducible: bool = False,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, ``recvcounts[i]`` elements."""
         self._blocking(
@@ -138,13 +139,13 @@ class Blocking(Dispatch):
         )
 
     def Allgather(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them."""
         self._blocking("Allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Allgatherv(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them; lengths may differ."""
         self._blocking("Allgatherv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -156,7 +157,7 @@ class Blocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root."""
         self._blocking(
@@ -170,7 +171,7 @@ class Blocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root; lengths may differ."""
         self._blocking(
@@ -184,7 +185,7 @@ class Blocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer."""
         self._blocking(
@@ -198,7 +199,7 @@ class Blocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer; lengths may differ."""
         self._blocking(
@@ -206,19 +207,19 @@ class Blocking(Dispatch):
         )
 
     def Alltoall(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send block j to rank j, for every j, and receive block i from rank i."""
         self._blocking("Alltoall", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Alltoallv(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; lengths may differ."""
         self._blocking("Alltoallv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Alltoallw(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; datatypes may differ too."""
         self._blocking("Alltoallw", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -230,7 +231,7 @@ class Blocking(Dispatch):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks up to this one."""
         self._blocking("Scan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters)
@@ -242,7 +243,7 @@ class Blocking(Dispatch):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks before this one; rank 0's receive buffer is left alone."""
         self._blocking(

@@ -17,7 +17,7 @@ from mpicoll.buffers import Buffer, Unsupported
 from mpicoll.collectives import COLLECTIVES, Collective, Place
 from mpicoll.exact import EXACT, SCHEDULES
 from mpicoll.layout import Layout
-from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS
+from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS, Parameter
 from mpicoll.tuning import NATIVE, Choice
 
 __all__ = ["METHODS", "Call", "Prepared", "asked_for", "parse", "place_of", "summed_exactly"]
@@ -76,8 +76,9 @@ class Call:
             return sum(self.layouts[1].counts) * unit
         return self.buffer.block_bytes * self.place.nblocks if self.buffer is not None else 0
 
-    def obstacle(self, algorithm: str) -> TypeError | ValueError | None:
+    def obstacle(self, choice: Choice) -> TypeError | ValueError | None:
         """Why an algorithm cannot serve this call, None if it can; equal on all ranks."""
+        algorithm = choice.algorithm
         if algorithm == NATIVE:
             if self.buffer is None or self.reduction is None or self._has_datatype():
                 return None
@@ -91,9 +92,8 @@ class Call:
                 f"{algorithm} passes on blocks of other ranks, whose lengths a rank does not know "
                 f"in {self.definition.method}"
             )
-        if not entry.runs_on(self.place.size):
-            return ValueError(f"{algorithm} needs an even number of ranks, not {self.place.size}")
-        return None
+        misfit = entry.misfit(self.place.size, dict(choice.parameters))
+        return ValueError(f"{algorithm}: {misfit}") if misfit else None
 
     def _has_datatype(self) -> bool:
         return self.buffer is None or self.buffer.datatype is not None
@@ -102,10 +102,10 @@ class Call:
         """The algorithm if the caller names none; why it is not the one the environment names."""
         facts = self.definition.name, self.place.size, self.nbytes, table
         wanted = tuning.choose(*facts)
-        obstacle = self.obstacle(wanted.algorithm)
+        obstacle = self.obstacle(wanted)
         if not obstacle:
             return wanted, ""
-        choice = tuning.choose(*facts, serves=lambda algorithm: not self.obstacle(algorithm))
+        choice = tuning.choose(*facts, serves=lambda candidate: not self.obstacle(candidate))
         if wanted.source == tuning.BUILTIN_SOURCE:
             return choice, ""
         return choice, f"{wanted.source}: {obstacle}, so {choice.algorithm} serves"
@@ -240,9 +240,7 @@ class Prepared(NamedTuple):
         known: dict[str, Any] = {"collective": self.definition.method}
         if self.definition.rooted:
             known["root"] = root
-        known["algorithm"] = " ".join(
-            [choice.algorithm, *(f"{name}={value}" for name, value in choice.parameters)]
-        )
+        known["algorithm"] = choice.words
         if choice.algorithm != NATIVE:
             algorithm = _schedule(self.definition, choice)
             known["schedule"] = agree.schedule_hash(
@@ -366,7 +364,7 @@ def place_of(definition: Collective, rank: int, size: int, root: Any) -> Place:
 
 
 def asked_for(
-    definition: Collective, algorithm: str | None, parameters: Mapping[str, int]
+    definition: Collective, algorithm: str | None, parameters: Mapping[str, Parameter]
 ) -> Choice | None:
     """The algorithm that the caller names, with all its parameters; None if none is named.
 

@@ -22,6 +22,7 @@ from mpicoll.collectives import Collective
 from mpicoll.exact import EXACT
 from mpicoll.library import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
 from mpicoll.observe import observe
+from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
 from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, Choice
@@ -76,7 +77,7 @@ class Dispatch(MPI.Intracomm):
         root: Any = 0,
         counts: Sequence[int] | None = None,
         algorithm: str | None,
-        parameters: Mapping[str, int],
+        parameters: Mapping[str, Parameter],
         reproducible: bool = False,
     ) -> None:
         """Run a collective."""
@@ -135,7 +136,7 @@ class Dispatch(MPI.Intracomm):
         root: Any = 0,
         counts: Sequence[int] | None = None,
         algorithm: str | None,
-        parameters: Mapping[str, int],
+        parameters: Mapping[str, Parameter],
     ) -> Any:
         """Start a collective; returns a request."""
         state = self._ready()
@@ -172,7 +173,7 @@ class Dispatch(MPI.Intracomm):
         counts: Sequence[int] | None = None,
         info: MPI.Info,
         algorithm: str | None,
-        parameters: Mapping[str, int],
+        parameters: Mapping[str, Parameter],
     ) -> Any:
         """Bind a collective to its buffers; returns a persistent request."""
         state = self._ready()
@@ -219,7 +220,7 @@ class Dispatch(MPI.Intracomm):
         state: State,
         asked: _Asked,
         algorithm: str | None,
-        parameters: Mapping[str, int],
+        parameters: Mapping[str, Parameter],
         blocking: bool,
         reproducible: bool = False,
     ) -> Prepared:
@@ -252,7 +253,7 @@ class Dispatch(MPI.Intracomm):
         choice, refused = (named, "") if named else self._choose(state, call, blocking)
         if refused:
             self._fall_back(state, definition, refused)
-        obstacle = call.obstacle(choice.algorithm)
+        obstacle = call.obstacle(choice)
         if obstacle:
             how = f" by algorithm={choice.algorithm!r}" if named else ""
             remedy = "" if named else "; name an algorithm by algorithm="
