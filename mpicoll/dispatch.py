@@ -108,14 +108,7 @@ class Dispatch(MPI.Intracomm):
         """Run a collective that is decided."""
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
-            asked = asked.passed_on(call)
-            if state.watch is not None:
-                # Within the library's blocking call nobody would look at the clock.
-                request = self._native(state, asked, "I" + definition.method.lower())
-                state.wait(request, asked)
-                return
-            with progress.meanwhile():
-                self._native(state, asked, definition.method)
+            self._run_native(state, asked.passed_on(call), call)
             return
         call.load()
         try:
@@ -125,6 +118,21 @@ class Dispatch(MPI.Intracomm):
             raise
         call.write_back()
         state.count(definition.name, choice.algorithm)
+
+    def _run_native(self, state: State, asked: _Asked, call: Call | None) -> None:
+        """Run the MPI library's own collective."""
+        if call is not None:
+            call.load(native=True)
+        method = asked.definition.method
+        if state.watch is not None:
+            # Within the library's blocking call nobody would look at the clock.
+            request = self._native(state, asked, "I" + method.lower())
+            state.wait(request, asked)
+        else:
+            with progress.meanwhile():
+                self._native(state, asked, method)
+        if call is not None:
+            call.write_back(native=True)
 
     def _non_blocking(
         self,
@@ -258,6 +266,8 @@ class Dispatch(MPI.Intracomm):
             how = f" by algorithm={choice.algorithm!r}" if named else ""
             remedy = "" if named else "; name an algorithm by algorithm="
             raise type(obstacle)(f"{definition.method}{how}: {obstacle}{remedy}")
+        if choice.algorithm == NATIVE and not blocking:
+            call.check_lasting()
         return Prepared(definition, place, choice, call)
 
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
