@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import algorithms, progress
+from mpicoll.registry import Value
 from mpicoll.watch import ranges
 
 __all__ = ["Comparison", "Disagreement", "Facts", "compare", "schedule_hash", "share"]
@@ -141,7 +142,7 @@ def _difference(name: str, facts: Sequence[Facts]) -> str:
 
 @lru_cache(maxsize=256)
 def schedule_hash(
-    collective: str, algorithm: str, parameters: tuple[tuple[str, int], ...], size: int, root: int
+    collective: str, algorithm: str, parameters: tuple[tuple[str, Value], ...], size: int, root: int
 ) -> str:
     """A number in place of the schedules of all ranks; of at most 64 of them, evenly spread."""
     entry = algorithms.find(collective, algorithm)

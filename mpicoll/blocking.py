@@ -10,6 +10,7 @@ from mpi4py import MPI
 from mpicoll import fused
 from mpicoll.collectives import Place
 from mpicoll.dispatch import Dispatch
+from mpicoll.registry import Parameter
 from mpicoll.state import METHODS
 
 __all__ = ["Blocking"]
@@ -32,7 +33,7 @@ __all__ = ["Blocking"]
 class Blocking(Dispatch):
     """Collectives that return when they are complete on this rank."""
 
-    def Barrier(self, *, algorithm: str | None = None, **parameters: int) -> None:
+    def Barrier(self, *, algorithm: str | None = None, **parameters: Parameter) -> None:
         """Wait until all ranks have entered."""
         front = self._front
         if (
@@ -44,7 +45,7 @@ class Blocking(Dispatch):
         self._blocking("Barrier", algorithm=algorithm, parameters=parameters)
 
     def Bcast(
-        self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: int
+        self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Copy the root's buffer to all ranks."""
         front = self._front
@@ -65,7 +66,7 @@ class Blocking(Dispatch):
         *,
         algorithm: str | None = None,
         reproducible: bool = False,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks, to the root."""
         front = self._front
@@ -94,7 +95,7 @@ class Blocking(Dispatch):
         *,
         algorithm: str | None = None,
         reproducible: bool = False,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks, to all of them.
 
@@ -144,7 +145,7 @@ class Blocking(Dispatch):
         *,
         algorithm: str | None = None,
         reproducible: bool = False,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, all blocks equally long."""
         front = self._front
@@ -173,7 +174,7 @@ class Blocking(Dispatch):
         *,
         algorithm: str | None = None,
         reproducible: bool = False,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, ``recvcounts[i]`` elements."""
         self._blocking(
@@ -188,7 +189,7 @@ class Blocking(Dispatch):
         )
 
     def Allgather(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them."""
         front = self._front
@@ -201,7 +202,7 @@ class Blocking(Dispatch):
         self._blocking("Allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Allgatherv(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them; lengths may differ."""
         self._blocking("Allgatherv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -213,7 +214,7 @@ class Blocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root."""
         front = self._front
@@ -234,7 +235,7 @@ class Blocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root; lengths may differ."""
         self._blocking(
@@ -248,7 +249,7 @@ class Blocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer."""
         front = self._front
@@ -269,7 +270,7 @@ class Blocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer; lengths may differ."""
         self._blocking(
@@ -277,7 +278,7 @@ class Blocking(Dispatch):
         )
 
     def Alltoall(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send block j to rank j, for every j, and receive block i from rank i."""
         front = self._front
@@ -290,13 +291,13 @@ class Blocking(Dispatch):
         self._blocking("Alltoall", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Alltoallv(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; lengths may differ."""
         self._blocking("Alltoallv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Alltoallw(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; datatypes may differ too."""
         self._blocking("Alltoallw", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -308,7 +309,7 @@ class Blocking(Dispatch):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks up to this one."""
         front = self._front
@@ -327,7 +328,7 @@ class Blocking(Dispatch):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks before this one; rank 0's receive buffer is left alone."""
         front = self._front

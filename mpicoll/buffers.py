@@ -1,4 +1,4 @@
-"""What mpi4py takes as a buffer, as a flat view of the memory used: parsed, checked, never copied.
+"""What mpi4py takes as a buffer, as a flat view of the memory used: parsed and checked.
 
 A message is an array (or bytes, array.array, memoryview, DLPack object, ...), or a list or tuple of
 it: ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, count, datatype]``,
@@ -6,12 +6,16 @@ it: ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, count, datatype]``,
 Counts and displacements are in elements of the datatype.  A count is that of one block where a
 collective takes a block a rank (all-gather's receive buffer, ...), as in MPI.
 
+An array that is contiguous, in C or in Fortran order, is its memory, as in mpi4py.  Any other array
+goes by value, in the order of its axes in memory: Fortran's if the first axis has the smallest
+strides, else C's; counts and displacements are in its elements, in that order.
+
 Errors are of the classes that mpi4py raises: TypeError for what is no buffer or has no datatype,
-ValueError for counts, BufferError for memory that is not contiguous or not writable.  What a
-program may legally pass but mpicoll cannot serve raises :class:`Unsupported` instead, so that the
-caller can hand it to the MPI library.  That must be the same on all ranks: to collectives that only
-move data, of which MPI wants equal type signatures alone, derived datatypes go by value (see
-:mod:`mpicoll.packing`); to reductions, of which it wants equal datatypes, they are unsupported.
+ValueError for counts, BufferError for memory that is not writable.  What a program may legally pass
+but mpicoll cannot serve raises :class:`Unsupported` instead, so that the caller can hand it to the
+MPI library.  That must be the same on all ranks: to collectives that only move data, of which MPI
+wants equal type signatures alone, derived datatypes go by value (see :mod:`mpicoll.packing`); to
+reductions, of which it wants equal datatypes, they are unsupported.
 """
 
 from __future__ import annotations
@@ -28,22 +32,17 @@ from mpi4py import MPI
 from mpi4py.util.dtlib import to_numpy_dtype
 
 from mpicoll import packing
-from mpicoll.collectives import Collective, Place
-from mpicoll.layout import Layout
 from mpicoll.packing import Packed, Part
 
 __all__ = [
     "Buffer",
     "Kind",
-    "Operands",
     "Unsupported",
+    "View",
     "by_value",
-    "differ",
     "goes_by_value",
     "kind_of",
     "natural",
-    "no_place",
-    "operands",
     "parse",
     "view",
 ]
@@ -65,7 +64,7 @@ class Buffer:
     """One argument of a collective.
 
     Attributes:
-        memory: the bytes used, all blocks; a view of the caller's memory.
+        memory: the bytes used, all blocks; a view of the caller's memory, or what is packed.
         count: elements of one block.
         blocks: number of blocks.
         dtype: NumPy dtype of an element, None if it has none (then only moved, not reduced).
@@ -73,8 +72,9 @@ class Buffer:
         datatype: MPI datatype of an element, None if the library has none.
         writable: whether the memory may be written.
         order: "C" or "F" for an array of which the order of the axes matters, else "".
-        packed: what stands behind memory that is a copy; then elements are bytes.
+        packed: what goes by value in ``memory``; of derived datatypes, as bytes.
         given: the argument as mpi4py takes it, where that is not this memory.
+        array: the caller's array, if there is one.
     """
 
     memory: Bytes
@@ -87,6 +87,7 @@ class Buffer:
     order: str = ""
     packed: Packed | None = None
     given: Any = None
+    array: npt.NDArray[Any] | None = None
 
     @property
     def name(self) -> str:
@@ -119,6 +120,24 @@ class Kind(NamedTuple):
     itemsize: int
 
 
+class View(NamedTuple):
+    """All of an owner's elements.
+
+    Attributes:
+        memory: their bytes, in the owner's memory or by value.
+        kind: what an element is.
+        order: of the axes: "C" or "F", "" where both are the same.
+        array: the owner as an array, if it is one.
+        packed: what goes by value in ``memory``, if anything.
+    """
+
+    memory: Bytes
+    kind: Kind
+    order: str = ""
+    array: npt.NDArray[Any] | None = None
+    packed: Packed | None = None
+
+
 def parse(
     message: Any,
     *,
@@ -139,8 +158,8 @@ def parse(
     Raises:
         TypeError: no buffer, or no MPI datatype.
         ValueError: a count that does not fit the buffer.
-        BufferError: not contiguous, not writable, not in this machine's byte order, not in memory
-            that the CPU reaches.
+        BufferError: not writable, not in this machine's byte order, not in memory that the CPU
+            reaches; not contiguous, where it is no array or has a derived datatype.
         Unsupported: derived datatypes, ``MPI.BOTTOM``.
     """
     owner, count, displacement, datatype = _unpack(message, what)
@@ -153,29 +172,56 @@ def parse(
             return [Part(displacement * extent, number, datatype)]
 
         return by_value(message, count or 0, parts, what, writable, blocks)
-    memory, kind, order = view(owner, datatype, count or 0, what, writable)
-    memory, count = _range(memory, count, displacement, kind, blocks, what)
-    return Buffer(memory, count, blocks, kind.dtype, kind.itemsize, kind.datatype, writable, order)
+    seen = view(owner, datatype, count or 0, what, writable)
+    kind = seen.kind
+    memory, count = _range(seen.memory, count, displacement, kind, blocks, what)
+    return Buffer(
+        memory,
+        count,
+        blocks,
+        kind.dtype,
+        kind.itemsize,
+        kind.datatype,
+        writable,
+        seen.order,
+        seen.packed,
+        array=seen.array,
+    )
 
 
-def view(
-    owner: Any, datatype: Any, counted: int, what: str, writable: bool
-) -> tuple[Bytes, Kind, str]:
-    """All of the owner's bytes, the kind of its elements, and the order of its axes.
+def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> View:
+    """All of the owner's elements.
 
     ``datatype`` overrules the owner's own; ``counted``: elements that the message asks for, as far
     as it says.  Raises as :func:`parse` does.
     """
     kind = None if datatype is None else kind_of(datatype, what)
     if owner is None or owner is MPI.BOTTOM:
-        memory, dtype, order = _bottom(owner, counted, kind, what)
-    else:
-        memory, dtype, order = _view(owner, writable, what)
+        return View(*_bottom(owner, counted, kind, what))
+    array, memory = _array(owner, writable, what)
+    dtype = array.dtype
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise TypeError(f"{what}: elements of dtype {dtype} have no bytes to send")
     if kind is None:
         kind = _type_of_dtype(dtype, what)
     elif not dtype.isnative and kind.datatype != MPI.BYTE:
         raise _byte_order(dtype, what)
-    return memory, kind, order
+    order = _order(array)
+    if memory is not None:
+        return View(memory, kind, order)
+    if writable and not array.flags.writeable:
+        raise BufferError(
+            f"{what}: read-only; pass a writable array (array.copy(), or bytearray for bytes)"
+        )
+    if array.flags.c_contiguous or array.flags.f_contiguous:
+        return View(array.ravel(order="K").view(np.uint8), kind, order, array)
+    if writable and any(n > 1 and not s for n, s in zip(array.shape, array.strides, strict=True)):
+        raise BufferError(
+            f"{what}: several elements at one address (shape {array.shape}, strides "
+            f"{array.strides}); pass array.copy()"
+        )
+    packed = packing.strided(array, order)
+    return View(packed.memory, kind, order, array, packed)
 
 
 def goes_by_value(owner: Any, datatype: Any) -> bool:
@@ -207,9 +253,13 @@ def by_value(
     if owner is MPI.BOTTOM:
         packed = packing.absolute(parts(0), what)
     else:
-        byte = kind_of(MPI.BYTE, what)
-        memory = view(owner, byte.datatype, counted, what, writable)[0]
-        packed = packing.typed(memory, parts(memory.size), what)
+        seen = view(owner, MPI.BYTE, counted, what, writable)
+        if seen.packed is not None:
+            raise BufferError(
+                f"{what}: not contiguous, but a derived datatype says where elements are in "
+                "memory; pass the array that this one is a view of, or numpy.ascontiguousarray"
+            )
+        packed = packing.typed(seen.memory, parts(seen.memory.size), what)
     return Buffer(
         packed.memory,
         packed.memory.size // blocks,
@@ -274,43 +324,20 @@ def natural(value: Any, name: str, what: str) -> int:
     return number
 
 
-def _bottom(
-    owner: Any, counted: int, kind: Kind | None, what: str
-) -> tuple[Bytes, np.dtype[Any], str]:
+def _bottom(owner: Any, counted: int, kind: Kind | None, what: str) -> tuple[Bytes, Kind]:
     if owner is MPI.BOTTOM:
         raise Unsupported(f"{what} is MPI.BOTTOM (absolute addresses)")
     if kind is None:
         raise TypeError(f"{what}: None is no buffer; pass an array (of length 0 for nothing)")
     if counted:
         raise ValueError(f"{what}: the buffer is None but the count is {counted}; pass an array")
-    return np.empty(0, np.uint8), np.dtype(np.uint8), ""
-
-
-def _view(owner: Any, writable: bool, what: str) -> tuple[Bytes, np.dtype[Any], str]:
-    """A flat view of the owner's bytes, its elements' dtype, and the order of its axes."""
-    if isinstance(owner, np.ndarray):
-        array = owner.view(np.ndarray)
-    else:
-        array, memory = _array(owner, writable, what)
-        if memory is not None:
-            return memory, array.dtype, _order(array)
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise BufferError(
-            f"{what}: not contiguous (shape {array.shape}, strides {array.strides}); pass "
-            "numpy.ascontiguousarray(array)"
-            + (" and copy its contents back afterwards" if writable else "")
-        )
-    if array.dtype.hasobject or array.dtype.itemsize == 0:
-        raise TypeError(f"{what}: elements of dtype {array.dtype} have no bytes to send")
-    if writable and not array.flags.writeable:
-        raise BufferError(
-            f"{what}: read-only; pass a writable array (array.copy(), or bytearray for bytes)"
-        )
-    return array.ravel(order="K").view(np.uint8), array.dtype, _order(array)
+    return np.empty(0, np.uint8), kind
 
 
 def _array(owner: Any, writable: bool, what: str) -> tuple[npt.NDArray[Any], Bytes | None]:
-    """What is no array as an array; and its memory, if that cannot be had through the array."""
+    """The owner as an array; and its memory, if that cannot be had through the array."""
+    if isinstance(owner, np.ndarray):
+        return owner.view(np.ndarray), None
     try:
         return np.asarray(memoryview(owner)), None
     except TypeError:
@@ -341,9 +368,12 @@ def _array(owner: Any, writable: bool, what: str) -> tuple[npt.NDArray[Any], Byt
 def _order(array: npt.NDArray[Any]) -> str:
     """The order of the axes, "" where both orders are the same."""
     flags = array.flags
-    if flags.c_contiguous and flags.f_contiguous:
+    if flags.c_contiguous or flags.f_contiguous:
+        return "" if flags.c_contiguous and flags.f_contiguous else "FC"[flags.c_contiguous]
+    strides = [abs(s) for n, s in zip(array.shape, array.strides, strict=True) if n > 1]
+    if len(strides) < 2:
         return ""
-    return "C" if flags.c_contiguous else "F"
+    return "F" if all(strides) and strides == sorted(strides) else "C"
 
 
 def kind_of(datatype: Any, what: str) -> Kind:
@@ -448,121 +478,3 @@ def _share(held: int, extent: int, blocks: int, what: str) -> int:
             f"rank; make their number a multiple of {blocks} or pass [buffer, count, datatype]"
         )
     return count
-
-
-@dataclass(frozen=True)
-class Operands:
-    """The buffers of one rank's call.
-
-    Attributes:
-        send: what the rank gives; None if nothing.
-        recv: what the rank gets; None if nothing.  In place, ``send`` and ``recv`` name the same
-            memory wherever the rank has both.
-        in_place: whether the caller passed ``MPI.IN_PLACE`` (always so for a broadcast).
-        layouts: the blocks of input and output, where their lengths may differ: in elements for
-            reductions, else in bytes.  A block that this rank neither gives nor gets is empty.
-    """
-
-    send: Buffer | None
-    recv: Buffer | None
-    in_place: bool = False
-    layouts: tuple[Layout, Layout] | None = None
-
-
-def operands(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any) -> Operands:
-    """Parse and check the two buffers of a collective call as one rank makes it.
-
-    A buffer that is not significant on this rank (the receive buffer of a gather away from the
-    root, ...) is not looked at.
-
-    Args:
-        definition: the collective.
-        place: rank, size and root, with a block a rank if the collective has that.
-        sendbuf: as the caller passed it; None for a broadcast, which has one buffer.
-        recvbuf: as the caller passed it.
-
-    Raises:
-        TypeError, ValueError, BufferError: see :func:`parse`; and datatypes or counts of the two
-            buffers that differ, buffers that overlap, ``MPI.IN_PLACE`` where it has no place.
-        Unsupported: see :func:`parse`.
-    """
-    if definition.name == "barrier":
-        return Operands(None, None)
-    moved = not definition.reduces
-    sent, received = len([*definition.held(place)]), len([*definition.wanted(place)])
-    if definition.name == "bcast":
-        buffer = parse(recvbuf, what="buffer", writable=not place.is_root, moved=True)
-        return Operands(buffer if place.is_root else None, buffer, in_place=True)
-    scatter = definition.name == "scatter"
-    if sendbuf is MPI.IN_PLACE or recvbuf is MPI.IN_PLACE:
-        if recvbuf is MPI.IN_PLACE and not (scatter and place.is_root):
-            raise no_place(definition, "receive", place)
-        input_only = scatter or (definition.rooted and not received)
-        if sendbuf is MPI.IN_PLACE and input_only:
-            raise no_place(definition, "send", place)
-        whole, what = (sendbuf, "send buffer") if scatter else (recvbuf, "receive buffer")
-        buffer = parse(
-            whole, what=what, writable=not scatter, blocks=max(sent, received), moved=moved
-        )
-        return Operands(buffer, buffer, in_place=True)
-    send = parse(sendbuf, what="send buffer", blocks=sent, moved=moved) if sent else None
-    recv = None
-    if received:
-        recv = parse(recvbuf, what="receive buffer", writable=True, blocks=received, moved=moved)
-    if send is not None and recv is not None:
-        _check_pair(send, recv, definition)
-    return Operands(send, recv)
-
-
-def no_place(definition: Collective, side: str, place: Place) -> ValueError:
-    """The error for ``MPI.IN_PLACE`` where it cannot stand."""
-    method = definition.method
-    if definition.name == "scatter":
-        rule = "its receive buffer at the root"
-    else:
-        rule = "its send buffer" + (" at the root" if definition.rooted else "")
-    where = f" at rank {place.rank} (root is {place.root})" if definition.rooted else ""
-    return ValueError(
-        f"MPI.IN_PLACE as {side} buffer of {method}{where}: {method} takes it as {rule} alone; "
-        "pass an array"
-    )
-
-
-def _check_pair(send: Buffer, recv: Buffer, definition: Collective) -> None:
-    """Send and receive buffer must be of one type and length, and apart in memory."""
-    if differ(send, recv, definition.reduces):
-        raise ValueError(
-            f"send buffer of {send.name} but receive buffer of {recv.name}: both must have the "
-            "same datatype; convert one with array.astype"
-        )
-    if send.block_bytes != recv.block_bytes:
-        unit = " a block" if definition.block_per_rank else ""
-        raise ValueError(
-            f"send buffer of {send.count} elements{unit} but receive buffer of {recv.count}: "
-            "the counts must be equal; change one, or pass [buffer, count, datatype]"
-        )
-    if {send.order, recv.order} == {"C", "F"}:
-        raise ValueError(
-            f"send buffer in {send.order} order but receive buffer in {recv.order} order: the "
-            "result would be transposed; copy one with numpy.asarray(array, order=...)"
-        )
-    if np.may_share_memory(send.memory, recv.memory):
-        same = (
-            send.memory.size == recv.memory.size
-            and send.memory.ctypes.data == recv.memory.ctypes.data
-        )
-        how = "are the same memory" if same else "overlap"
-        side = "receive" if definition.name == "scatter" else "send"
-        raise ValueError(
-            f"send and receive buffer {how}, which MPI forbids; pass MPI.IN_PLACE as the {side} "
-            "buffer, or a copy"
-        )
-
-
-def differ(send: Buffer, recv: Buffer, reduces: bool) -> bool:
-    """Whether two datatypes do not match.  What is only moved matches untyped bytes too."""
-    if send.dtype is None or recv.dtype is None:
-        return send.datatype != recv.datatype
-    if not reduces and np.dtype(np.uint8) in (send.dtype, recv.dtype):
-        return False
-    return send.dtype != recv.dtype

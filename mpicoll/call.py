@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import agree, algorithms, buffers, exact, layout, ops, plan, tuning, vectors
+from mpicoll import agree, algorithms, buffers, exact, layout, operands, ops, plan, tuning, vectors
 from mpicoll.buffers import Buffer, Unsupported
 from mpicoll.collectives import COLLECTIVES, Collective, Place
 from mpicoll.exact import EXACT, SCHEDULES
 from mpicoll.layout import Layout
-from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS
+from mpicoll.packing import Packed
+from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS, Parameter
 from mpicoll.tuning import NATIVE, Choice
 
 __all__ = ["METHODS", "Call", "Prepared", "asked_for", "parse", "place_of", "summed_exactly"]
@@ -47,7 +48,7 @@ class Call:
     Attributes:
         definition: the collective, under the method's name.
         place: rank, size and root; as many blocks as ranks where each rank has one, else one.
-        send, recv, in_place, layouts: see :class:`mpicoll.buffers.Operands`.
+        send, recv, in_place, layouts: see :class:`mpicoll.operands.Operands`.
         reduction: what the operator is on these elements; None where nothing is reduced.
         given: the two buffers as the caller passed them.
     """
@@ -76,8 +77,9 @@ class Call:
             return sum(self.layouts[1].counts) * unit
         return self.buffer.block_bytes * self.place.nblocks if self.buffer is not None else 0
 
-    def obstacle(self, algorithm: str) -> TypeError | ValueError | None:
+    def obstacle(self, choice: Choice) -> TypeError | ValueError | None:
         """Why an algorithm cannot serve this call, None if it can; equal on all ranks."""
+        algorithm = choice.algorithm
         if algorithm == NATIVE:
             if self.buffer is None or self.reduction is None or self._has_datatype():
                 return None
@@ -91,9 +93,8 @@ class Call:
                 f"{algorithm} passes on blocks of other ranks, whose lengths a rank does not know "
                 f"in {self.definition.method}"
             )
-        if not entry.runs_on(self.place.size):
-            return ValueError(f"{algorithm} needs an even number of ranks, not {self.place.size}")
-        return None
+        misfit = entry.misfit(self.place.size, dict(choice.parameters))
+        return ValueError(f"{algorithm}: {misfit}") if misfit else None
 
     def _has_datatype(self) -> bool:
         return self.buffer is None or self.buffer.datatype is not None
@@ -102,10 +103,10 @@ class Call:
         """The algorithm if the caller names none; why it is not the one the environment names."""
         facts = self.definition.name, self.place.size, self.nbytes, table
         wanted = tuning.choose(*facts)
-        obstacle = self.obstacle(wanted.algorithm)
+        obstacle = self.obstacle(wanted)
         if not obstacle:
             return wanted, ""
-        choice = tuning.choose(*facts, serves=lambda algorithm: not self.obstacle(algorithm))
+        choice = tuning.choose(*facts, serves=lambda candidate: not self.obstacle(candidate))
         if wanted.source in (tuning.BUILTIN_SOURCE, tuning.NEAR_SOURCE):
             return choice, ""
         return choice, f"{wanted.source}: {obstacle}, so {choice.algorithm} serves"
@@ -139,7 +140,7 @@ class Call:
         """Send and receive buffer as mpi4py wants them."""
         method = self.definition.method
         if method in vectors.METHODS and method != "Reduce_scatter" and self._has_datatype():
-            return self.given
+            return self._vector(self.send, 0), self._vector(self.recv, 1)
         send = self._message(self.send, 0)
         recv = self._message(self.recv, 1)
         if self.definition.name == "exscan" and recv is None and send is not None:
@@ -148,6 +149,18 @@ class Call:
         if not self.in_place or self.definition.name == "bcast":
             return send, recv
         return (send, MPI.IN_PLACE) if self.definition.name == "scatter" else (MPI.IN_PLACE, recv)
+
+    def _vector(self, buffer: Buffer | None, side: int) -> Any:
+        """One buffer as the caller passed it, or what goes by value in its place."""
+        message = self.given[side]
+        packed = _by_value(buffer, native=True)
+        if buffer is None or packed is None or message is MPI.IN_PLACE:
+            return message
+        more = list(message[1:]) if isinstance(message, (list, tuple)) else []
+        typed = more and isinstance(more[-1], (MPI.Datatype, str))
+        if not typed and self.definition.method != "Alltoallw":
+            more.append(buffer.datatype)
+        return [packed.memory, *more]
 
     def _message(self, buffer: Buffer | None, side: int) -> Any:
         """One buffer as mpi4py wants it."""
@@ -162,16 +175,35 @@ class Call:
         send, recv = self.send, self.recv
         return None if send is None else send.memory, None if recv is None else recv.memory
 
-    def load(self) -> None:
-        """Bring what goes by value into the memory that a runner sees; before it starts."""
-        for buffer in (self.send, None if self.recv is self.send else self.recv):
-            if buffer is not None and buffer.packed is not None:
-                buffer.packed.load()
+    def load(self, native: bool = False) -> None:
+        """Bring what goes by value into the memory that a runner sees; before it starts.
 
-    def write_back(self) -> None:
+        ``native``: what the MPI library's own collective sees.
+        """
+        for buffer in (self.send, None if self.recv is self.send else self.recv):
+            packed = _by_value(buffer, native)
+            if packed is not None:
+                packed.load()
+
+    def write_back(self, native: bool = False) -> None:
         """Bring what has come by value to the caller's memory; once the runner is done."""
-        if self.recv is not None and self.recv.packed is not None and self.recv.writable:
-            self.recv.packed.write_back()
+        packed = _by_value(self.recv, native)
+        if packed is not None and self.recv is not None and self.recv.writable:
+            packed.write_back()
+
+    def check_lasting(self) -> None:
+        """Raise if something goes by value where nobody would bring it back.
+
+        Raises:
+            BufferError: the requests of the MPI library's own collectives do not copy.
+        """
+        for side, buffer in (("send", self.send), ("receive", self.recv)):
+            if _by_value(buffer, native=True) is not None:
+                raise BufferError(
+                    f"{side} buffer: goes by value, because it is not contiguous or not in the "
+                    f"order of the other one, and a request of {NATIVE} does not copy it; pass "
+                    "numpy.ascontiguousarray(array), or name an algorithm by algorithm="
+                )
 
     def shape(self, choice: Choice) -> plan.Shape:
         """What to plan.  Reductions are cut in elements, data movement in bytes."""
@@ -200,6 +232,12 @@ class Call:
             output=output,
             whole=choice.algorithm == EXACT,
         )
+
+
+def _by_value(buffer: Buffer | None, native: bool) -> Packed | None:
+    """What goes by value, through mpicoll or the MPI library's own collective."""
+    packed = None if buffer is None else buffer.packed
+    return None if packed is None or (native and not packed.for_all) else packed
 
 
 _even = lru_cache(layout.even)
@@ -240,9 +278,7 @@ class Prepared(NamedTuple):
         known: dict[str, Any] = {"collective": self.definition.method}
         if self.definition.rooted:
             known["root"] = root
-        known["algorithm"] = " ".join(
-            [choice.algorithm, *(f"{name}={value}" for name, value in choice.parameters)]
-        )
+        known["algorithm"] = choice.words
         if choice.algorithm != NATIVE:
             algorithm = _schedule(self.definition, choice)
             known["schedule"] = agree.schedule_hash(
@@ -262,13 +298,13 @@ def parse(
     """Parse and check the arguments of a call, from what this rank alone knows.
 
     Raises:
-        TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.buffers.operands`; and
+        TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.operands.operands`; and
             TypeError for an operator that has no meaning for the elements.
     """
     if definition.method in vectors.METHODS:
         found = vectors.operands(definition, place, sendbuf, recvbuf, counts)
     else:
-        found = buffers.operands(definition, place, sendbuf, recvbuf)
+        found = operands.operands(definition, place, sendbuf, recvbuf)
     reduction = None
     if definition.reduces and found.send is not None:
         reduction = _reduction(op, found.send)
@@ -366,7 +402,7 @@ def place_of(definition: Collective, rank: int, size: int, root: Any) -> Place:
 
 
 def asked_for(
-    definition: Collective, algorithm: str | None, parameters: Mapping[str, int]
+    definition: Collective, algorithm: str | None, parameters: Mapping[str, Parameter]
 ) -> Choice | None:
     """The algorithm that the caller names, with all its parameters; None if none is named.
 

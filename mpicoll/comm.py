@@ -265,11 +265,16 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         collectives.collective(collective)
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes} must not be negative")
-        choice = tuning.choose(collective, state.size, nbytes, state.table)
-        parameters = "".join(f" {name}={value}" for name, value in choice.parameters)
+        choice = tuning.choose(
+            collective,
+            state.size,
+            nbytes,
+            state.table,
+            lambda candidate: tuning.fits(collective, candidate, state.size),
+        )
         known = ", ".join((*algorithms.names(collective), NATIVE))
         return (
-            f"{collective} of {nbytes} bytes on {state.size} ranks: {choice.algorithm}{parameters} "
+            f"{collective} of {nbytes} bytes on {state.size} ranks: {choice.words} "
             f"({choice.source}); known are {known}"
         )
 

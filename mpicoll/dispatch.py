@@ -22,6 +22,7 @@ from mpicoll.collectives import Collective
 from mpicoll.exact import EXACT
 from mpicoll.library import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
 from mpicoll.observe import observe
+from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
 from mpicoll.tuning import ARGUMENT, BUILTIN_SOURCE, NATIVE, NEAR_SOURCE, Choice
@@ -85,7 +86,7 @@ class Dispatch(MPI.Intracomm):
         root: Any = 0,
         counts: Sequence[int] | None = None,
         algorithm: str | None,
-        parameters: Mapping[str, int],
+        parameters: Mapping[str, Parameter],
         reproducible: bool = False,
     ) -> None:
         """Run a collective."""
@@ -117,14 +118,7 @@ class Dispatch(MPI.Intracomm):
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
             given = asked[1:5]
-            asked = asked.passed_on(call)
-            if state.watch is not None:
-                # Within the library's blocking call nobody would look at the clock.
-                request = self._native(state, asked, "I" + definition.method.lower())
-                state.wait(request, asked)
-                return
-            with progress.meanwhile():
-                self._native(state, asked, definition.method)
+            self._run_native(state, asked.passed_on(call), call)
             if call is not None and choice.source not in ("", ARGUMENT):
                 function = getattr(MPI.Intracomm, definition.method)
                 state.pass_on(definition, given, function, _taken(definition))
@@ -140,6 +134,21 @@ class Dispatch(MPI.Intracomm):
         if choice.source not in ("", ARGUMENT):
             state.learn(call, asked[1:5], choice.algorithm, planned)
 
+    def _run_native(self, state: State, asked: _Asked, call: Call | None) -> None:
+        """Run the MPI library's own collective."""
+        if call is not None:
+            call.load(native=True)
+        method = asked.definition.method
+        if state.watch is not None:
+            # Within the library's blocking call nobody would look at the clock.
+            request = self._native(state, asked, "I" + method.lower())
+            state.wait(request, asked)
+        else:
+            with progress.meanwhile():
+                self._native(state, asked, method)
+        if call is not None:
+            call.write_back(native=True)
+
     def _non_blocking(
         self,
         method: str,
@@ -150,7 +159,7 @@ class Dispatch(MPI.Intracomm):
         root: Any = 0,
         counts: Sequence[int] | None = None,
         algorithm: str | None,
-        parameters: Mapping[str, int],
+        parameters: Mapping[str, Parameter],
     ) -> Any:
         """Start a collective; returns a request."""
         state = self._ready()
@@ -187,7 +196,7 @@ class Dispatch(MPI.Intracomm):
         counts: Sequence[int] | None = None,
         info: MPI.Info,
         algorithm: str | None,
-        parameters: Mapping[str, int],
+        parameters: Mapping[str, Parameter],
     ) -> Any:
         """Bind a collective to its buffers; returns a persistent request."""
         state = self._ready()
@@ -234,7 +243,7 @@ class Dispatch(MPI.Intracomm):
         state: State,
         asked: _Asked,
         algorithm: str | None,
-        parameters: Mapping[str, int],
+        parameters: Mapping[str, Parameter],
         blocking: bool,
         reproducible: bool = False,
     ) -> Prepared:
@@ -267,11 +276,13 @@ class Dispatch(MPI.Intracomm):
         choice, refused = (named, "") if named else self._choose(state, call, blocking)
         if refused:
             self._fall_back(state, definition, refused)
-        obstacle = call.obstacle(choice.algorithm)
+        obstacle = call.obstacle(choice)
         if obstacle:
             how = f" by algorithm={choice.algorithm!r}" if named else ""
             remedy = "" if named else "; name an algorithm by algorithm="
             raise type(obstacle)(f"{definition.method}{how}: {obstacle}{remedy}")
+        if choice.algorithm == NATIVE and not blocking:
+            call.check_lasting()
         return Prepared(definition, place, choice, call)
 
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:

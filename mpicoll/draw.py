@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mpicoll.matching import Cell
-from mpicoll.registry import Algorithm
+from mpicoll.registry import Algorithm, Parameter, in_words
 from mpicoll.schedule import WORK
 from mpicoll.simulate import Transfer, trace
 
@@ -42,7 +42,7 @@ def text(
     algorithm: Algorithm,
     size: int,
     root: int = 0,
-    parameters: Mapping[str, int] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
 ) -> str:
     """The schedule as a table: a line a step, a column a rank.
 
@@ -71,7 +71,7 @@ def text(
         for row in rows
     ]
     with_root = f", root {root}" if algorithm.definition.rooted else ""
-    with_parameters = "".join(f", {key} {value}" for key, value in complete.items())
+    with_parameters = "".join(f", {word}" for word in in_words(complete).split())
     title = f"{algorithm.collective} {algorithm.name}, P = {size}{with_root}{with_parameters}"
     totals = (
         f"{len(steps)} steps, {len(transfers)} messages, {algorithm.blocks(size)} blocks; "
@@ -89,7 +89,7 @@ def svg(
     algorithm: Algorithm,
     size: int,
     root: int = 0,
-    parameters: Mapping[str, int] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
 ) -> None:
     """Write a space-time diagram: time to the right, a line a rank, an arrow a message.
 

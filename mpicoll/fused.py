@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import buffers
-from mpicoll.buffers import Bytes
+from mpicoll.buffers import Buffer
 from mpicoll.call import METHODS
 from mpicoll.collectives import Place
+from mpicoll.operands import operands
 
 __all__ = ["BUCKET", "Bucket", "buckets", "is_list"]
 
@@ -28,26 +28,31 @@ class Bucket(NamedTuple):
 
     Attributes:
         dtype: of their elements.
-        given, wanted: memory of each input and output; the same ones in place.
+        pairs: each input and output; the same buffer in place.
     """
 
     dtype: np.dtype[Any]
-    given: list[Bytes]
-    wanted: list[Bytes]
+    pairs: list[tuple[Buffer, Buffer]]
 
     def reduce(self, allreduce: Callable[[Any, Any], None]) -> None:
         """Reduce by an all-reduce of one send and one receive buffer."""
-        if len(self.given) == 1:
-            given, wanted = self.given[0], self.wanted[0]
-            in_place = given is wanted
-            allreduce(MPI.IN_PLACE if in_place else given.view(self.dtype), wanted.view(self.dtype))
-            return
-        memory = np.concatenate(self.given)
-        allreduce(MPI.IN_PLACE, memory.view(self.dtype))
-        offset = 0
-        for target in self.wanted:
-            target[:] = memory[offset : offset + target.size]
-            offset += target.size
+        for given, _ in self.pairs:
+            if given.packed is not None:
+                given.packed.load()
+        if len(self.pairs) == 1:
+            given, wanted = self.pairs[0]
+            send = MPI.IN_PLACE if given is wanted else given.memory.view(self.dtype)
+            allreduce(send, wanted.memory.view(self.dtype))
+        else:
+            memory = np.concatenate([given.memory for given, _ in self.pairs])
+            allreduce(MPI.IN_PLACE, memory.view(self.dtype))
+            offset = 0
+            for _, wanted in self.pairs:
+                wanted.memory[:] = memory[offset : offset + wanted.memory.size]
+                offset += wanted.memory.size
+        for _, wanted in self.pairs:
+            if wanted.packed is not None:
+                wanted.packed.write_back()
 
 
 def is_list(message: Any) -> bool:
@@ -68,7 +73,7 @@ def buckets(place: Place, send: Any, recv: Sequence[Any]) -> list[Bucket]:
         recv: arrays.
 
     Raises:
-        TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.buffers.operands`;
+        TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.operands.operands`;
             the number of the array stands before the message.
     """
     if send is not MPI.IN_PLACE and (not is_list(send) or len(send) != len(recv)):
@@ -79,24 +84,22 @@ def buckets(place: Place, send: Any, recv: Sequence[Any]) -> list[Bucket]:
     pairs = [_pair(place, send, recv, number) for number in range(len(recv))]
     found: list[Bucket] = []
     held = BUCKET
-    for dtype, given, wanted in pairs:
-        if held + given.size > BUCKET or found[-1].dtype != dtype:
-            found.append(Bucket(dtype, [], []))
+    for given, wanted in pairs:
+        assert wanted.dtype is not None
+        if held + given.memory.size > BUCKET or found[-1].dtype != wanted.dtype:
+            found.append(Bucket(wanted.dtype, []))
             held = 0
-        found[-1].given.append(given)
-        found[-1].wanted.append(wanted)
-        held += given.size
+        found[-1].pairs.append((given, wanted))
+        held += given.memory.size
     return found
 
 
-def _pair(
-    place: Place, send: Any, recv: Sequence[Any], number: int
-) -> tuple[np.dtype[Any], Bytes, Bytes]:
-    """Type and memory of one array, in and out."""
+def _pair(place: Place, send: Any, recv: Sequence[Any], number: int) -> tuple[Buffer, Buffer]:
+    """One array, in and out."""
     given = send if send is MPI.IN_PLACE else send[number]
     try:
-        pair = buffers.operands(METHODS["Allreduce"], place, given, recv[number])
+        pair = operands(METHODS["Allreduce"], place, given, recv[number])
     except (TypeError, ValueError, BufferError) as error:
         raise type(error)(f"array {number} of the list: {error}") from None
-    assert pair.send is not None and pair.recv is not None and pair.recv.dtype is not None
-    return pair.recv.dtype, pair.send.memory, pair.recv.memory
+    assert pair.send is not None and pair.recv is not None
+    return pair.send, pair.recv

@@ -14,7 +14,7 @@ from mpicoll import layout, ops
 from mpicoll.collectives import Place
 from mpicoll.layout import Layout
 from mpicoll.matching import Cell, Matching, Memory, run
-from mpicoll.registry import COMMUTATIVE, Algorithm
+from mpicoll.registry import COMMUTATIVE, Algorithm, Parameter
 from mpicoll.schedule import GIVEN, WORK
 from mpicoll.simulate import check_call
 
@@ -28,7 +28,7 @@ def execute(
     inputs: Sequence[Array | None],
     op: str | ops.Reduction = "sum",
     root: int = 0,
-    parameters: Mapping[str, int] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
     counts: Sequence[int] | None = None,
 ) -> list[Array | None]:
     """Run one collective over the inputs of all ranks, in this process.

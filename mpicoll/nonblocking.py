@@ -12,6 +12,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.dispatch import Dispatch
+from mpicoll.registry import Parameter
 
 __all__ = ["Nonblocking"]
 
@@ -19,12 +20,12 @@ __all__ = ["Nonblocking"]
 class Nonblocking(Dispatch):
     """Collectives that are complete when their request is."""
 
-    def Ibarrier(self, *, algorithm: str | None = None, **parameters: int) -> Any:
+    def Ibarrier(self, *, algorithm: str | None = None, **parameters: Parameter) -> Any:
         """Start a ``Barrier``."""
         return self._non_blocking("Barrier", algorithm=algorithm, parameters=parameters)
 
     def Ibcast(
-        self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: int
+        self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start a ``Bcast``."""
         return self._non_blocking(
@@ -39,7 +40,7 @@ class Nonblocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start a ``Reduce``."""
         return self._non_blocking(
@@ -53,7 +54,7 @@ class Nonblocking(Dispatch):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start an ``Allreduce``."""
         return self._non_blocking(
@@ -67,7 +68,7 @@ class Nonblocking(Dispatch):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start a ``Reduce_scatter_block``."""
         return self._non_blocking(
@@ -87,7 +88,7 @@ class Nonblocking(Dispatch):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start a ``Reduce_scatter``."""
         return self._non_blocking(
@@ -101,7 +102,7 @@ class Nonblocking(Dispatch):
         )
 
     def Iallgather(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Allgather``."""
         return self._non_blocking(
@@ -109,7 +110,7 @@ class Nonblocking(Dispatch):
         )
 
     def Iallgatherv(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Allgatherv``."""
         return self._non_blocking(
@@ -123,7 +124,7 @@ class Nonblocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start a ``Gather``."""
         return self._non_blocking(
@@ -137,7 +138,7 @@ class Nonblocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start a ``Gatherv``."""
         return self._non_blocking(
@@ -151,7 +152,7 @@ class Nonblocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start a ``Scatter``."""
         return self._non_blocking(
@@ -165,7 +166,7 @@ class Nonblocking(Dispatch):
         root: int = 0,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start a ``Scatterv``."""
         return self._non_blocking(
@@ -173,7 +174,7 @@ class Nonblocking(Dispatch):
         )
 
     def Ialltoall(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Alltoall``."""
         return self._non_blocking(
@@ -181,7 +182,7 @@ class Nonblocking(Dispatch):
         )
 
     def Ialltoallv(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Alltoallv``."""
         return self._non_blocking(
@@ -189,7 +190,7 @@ class Nonblocking(Dispatch):
         )
 
     def Ialltoallw(
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: int
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Alltoallw``."""
         return self._non_blocking(
@@ -203,7 +204,7 @@ class Nonblocking(Dispatch):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start a ``Scan``."""
         return self._non_blocking(
@@ -217,7 +218,7 @@ class Nonblocking(Dispatch):
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Start an ``Exscan``."""
         return self._non_blocking(

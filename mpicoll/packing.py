@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from mpi4py import MPI
 
 from mpicoll import caller
 
-__all__ = ["Packed", "Part", "absolute", "is_flat", "typed"]
+__all__ = ["Packed", "Part", "absolute", "is_flat", "strided", "typed"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -32,15 +33,22 @@ class Packed:
         nbytes: how much.
         gather: copies the caller's elements into the memory that it is given.
         scatter: copies them back from there.
+        for_all: whether the MPI library's own collectives use it too; else they understand the
+            caller's memory.
 
     Attributes:
         memory: the bytes that the collective sees; undefined before :meth:`load`.
     """
 
     def __init__(
-        self, nbytes: int, gather: Callable[[Bytes], object], scatter: Callable[[Bytes], object]
+        self,
+        nbytes: int,
+        gather: Callable[[Bytes], object],
+        scatter: Callable[[Bytes], object],
+        for_all: bool = False,
     ) -> None:
         self.memory: Bytes = np.empty(nbytes, np.uint8)
+        self.for_all = for_all
         self._gather, self._scatter = gather, scatter
 
     def load(self) -> None:
@@ -67,6 +75,35 @@ class Part:
     def nbytes(self) -> int:
         """Bytes without holes."""
         return self.count * self.datatype.size
+
+
+def strided(array: npt.NDArray[Any], order: str, blocks: int = 1) -> Packed:
+    """The elements of an array.
+
+    Args:
+        array: with any strides.
+        order: of the axes in memory, "C" (the last one changes fastest) or "F" (the first one).
+        blocks: the array is cut along its first axis into this many blocks, which lie one behind
+            the other and have their axes in that order.
+    """
+    cut = array.view()
+    if array.shape[0] != blocks:
+        # Raises where it would have to copy, which it never has to.
+        cut.shape = (blocks, array.shape[0] // blocks, *array.shape[1:])
+
+    def shaped(memory: Bytes) -> npt.NDArray[Any]:
+        elements = memory.view(array.dtype)
+        if order == "F":
+            backwards = range(cut.ndim - 1, 0, -1)
+            return elements.reshape(blocks, *cut.shape[:0:-1]).transpose(0, *backwards)
+        return elements.reshape(cut.shape)
+
+    return Packed(
+        array.nbytes,
+        lambda memory: np.copyto(shaped(memory), cut),
+        lambda memory: np.copyto(cut, shaped(memory)),
+        for_all=True,
+    )
 
 
 #: Handles of predefined datatypes without holes.

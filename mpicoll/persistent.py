@@ -12,6 +12,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.dispatch import Dispatch
+from mpicoll.registry import Parameter
 
 __all__ = ["Persistent"]
 
@@ -20,7 +21,11 @@ class Persistent(Dispatch):
     """Collectives bound to their arguments, to be started many times."""
 
     def Barrier_init(
-        self, info: MPI.Info = MPI.INFO_NULL, *, algorithm: str | None = None, **parameters: int
+        self,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Barrier`` to its arguments."""
         return self._persistent("Barrier", info=info, algorithm=algorithm, parameters=parameters)
@@ -32,7 +37,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Bcast`` to its arguments."""
         return self._persistent(
@@ -48,7 +53,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Reduce`` to its arguments."""
         return self._persistent(
@@ -70,7 +75,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind an ``Allreduce`` to its arguments."""
         return self._persistent(
@@ -91,7 +96,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Reduce_scatter_block`` to its arguments."""
         return self._persistent(
@@ -113,7 +118,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Reduce_scatter`` to its arguments."""
         return self._persistent(
@@ -134,7 +139,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind an ``Allgather`` to its arguments."""
         return self._persistent(
@@ -148,7 +153,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind an ``Allgatherv`` to its arguments."""
         return self._persistent(
@@ -163,7 +168,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Gather`` to its arguments."""
         return self._persistent(
@@ -184,7 +189,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Gatherv`` to its arguments."""
         return self._persistent(
@@ -205,7 +210,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Scatter`` to its arguments."""
         return self._persistent(
@@ -226,7 +231,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Scatterv`` to its arguments."""
         return self._persistent(
@@ -246,7 +251,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind an ``Alltoall`` to its arguments."""
         return self._persistent(
@@ -260,7 +265,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind an ``Alltoallv`` to its arguments."""
         return self._persistent(
@@ -274,7 +279,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind an ``Alltoallw`` to its arguments."""
         return self._persistent(
@@ -289,7 +294,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind a ``Scan`` to its arguments."""
         return self._persistent(
@@ -304,7 +309,7 @@ class Persistent(Dispatch):
         info: MPI.Info = MPI.INFO_NULL,
         *,
         algorithm: str | None = None,
-        **parameters: int,
+        **parameters: Parameter,
     ) -> Any:
         """Bind an ``Exscan`` to its arguments."""
         return self._persistent(

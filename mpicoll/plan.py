@@ -28,7 +28,7 @@ from mpicoll import algorithms, layout
 from mpicoll.collectives import Place
 from mpicoll.layout import Layout
 from mpicoll.matching import Cell
-from mpicoll.registry import Algorithm
+from mpicoll.registry import Algorithm, Value
 from mpicoll.schedule import (
     GIVEN,
     WORK,
@@ -138,7 +138,7 @@ class Shape:
 
     collective: str
     algorithm: str
-    parameters: tuple[tuple[str, int], ...]
+    parameters: tuple[tuple[str, Value], ...]
     rank: int
     size: int
     root: int

@@ -7,9 +7,11 @@ read it.  To add an algorithm is to write one schedule and one :func:`register` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 from mpicoll import collectives
 from mpicoll.collectives import Collective
@@ -19,14 +21,21 @@ __all__ = [
     "COMMUTATIVE",
     "EQUAL_BLOCKS",
     "EVEN_SIZE",
+    "NUMBER",
+    "PERMUTATION",
     "RANK_ORDER",
     "SAME_BITS",
     "Algorithm",
+    "Kind",
+    "Parameter",
+    "Value",
     "catalogue",
     "find",
+    "in_words",
     "names",
     "one_block",
     "per_rank",
+    "read_value",
     "register",
 ]
 
@@ -47,6 +56,84 @@ RANK_ORDER = "rank order"
 
 Count = Callable[..., int]
 Formula = Callable[..., float]
+
+#: What the caller passes for a parameter, and what a schedule gets.
+Parameter: TypeAlias = int | Sequence[int]
+Value: TypeAlias = int | tuple[int, ...]
+
+
+class Kind(NamedTuple):
+    """What the values of a parameter are.
+
+    Attributes:
+        words: what a value must be.
+        example: one, as it is written on the command line.
+        valid: whether a number, or a tuple of numbers, is one.
+        per_rank: a number for each rank, or ``()`` for the natural ones; else one number.
+        natural: the natural ones, in a few signs.
+    """
+
+    words: str
+    example: str
+    valid: Callable[[Any], bool]
+    per_rank: bool = False
+    natural: str = ""
+
+    def value(self, name: str, given: object) -> Value:
+        """What is given for a parameter, checked.
+
+        Raises:
+            ValueError: it is no value of this kind.
+        """
+        try:
+            found = _numbers(given) if self.per_rank else _number(given)
+        except TypeError:
+            found = None
+        if found is None or not self.valid(found):
+            raise ValueError(f"{name}={given!r} must be {self.words}, such as {self.example}")
+        return found
+
+
+def _number(given: Any) -> int:
+    if isinstance(given, bool):
+        raise TypeError
+    return operator.index(given)
+
+
+def _numbers(given: Any) -> tuple[int, ...]:
+    return tuple(map(_number, given))
+
+
+#: Kind of parameter: a number of things.
+NUMBER = Kind("an integer of at least 1", "4", lambda value: value >= 1)
+#: Kind of parameter: the ranks in another order.
+PERMUTATION = Kind(
+    "a sequence with each of the ranks 0, 1, 2, ... once",
+    "2,0,1,3",
+    lambda value: sorted(value) == [*range(len(value))],
+    per_rank=True,
+    natural="0,1,...,P-1",
+)
+
+
+def read_value(text: str) -> Value:
+    """The value of a parameter as it is written: ``4``, ``2,0,1,3``, or ``0,`` for one rank.
+
+    Raises:
+        ValueError: it is written otherwise.
+    """
+    if "," not in text:
+        return int(text)
+    return tuple(map(int, text.strip().removesuffix(",").split(",")))
+
+
+def in_words(parameters: Mapping[str, Value]) -> str:
+    """Parameters as they are written, without those that stand for what is natural."""
+    return " ".join(
+        f"{name}={value if isinstance(value, int) else ','.join(map(str, value))}"
+        for name, value in parameters.items()
+        if value != ()
+    )
 
 
 def one_block(size: int) -> int:
@@ -72,6 +159,7 @@ class Algorithm:
         family: the module it stands in.
         schedule: ``schedule(rank, size, [root,] **parameters)``.
         parameters: name and default of each parameter.
+        kinds: what the values of each parameter are.
         rounds: rounds with a message, summed over a rank's channels; the most of any rank.
         depth: steps of one message each until all ranks are done, with one full-duplex port;
             exact for one channel, an upper bound for several.
@@ -95,7 +183,8 @@ class Algorithm:
     name: str
     family: str
     schedule: Callable[..., Schedule]
-    parameters: Mapping[str, int]
+    parameters: Mapping[str, Value]
+    kinds: Mapping[str, Kind]
     rounds: Count
     depth: Count
     messages: Count
@@ -129,49 +218,83 @@ class Algorithm:
         """Whether it serves this number of ranks."""
         return EVEN_SIZE not in self.needs or size == 1 or size % 2 == 0
 
+    def misfit(self, size: int, parameters: Mapping[str, Value]) -> str:
+        """Why it does not serve this number of ranks with these parameters; "" if it does."""
+        if not self.runs_on(size):
+            return f"it needs an even number of ranks, not {size}"
+        for name, value in parameters.items():
+            if isinstance(value, tuple) and value and len(value) != size:
+                return (
+                    f"{name}={value!r} is for {len(value)} ranks, and there are {size}: give a "
+                    f"number for each of them, or leave {name} out"
+                )
+        return ""
+
     def count(
-        self, name: str, size: int, root: int = 0, parameters: Mapping[str, int] | None = None
+        self, name: str, size: int, root: int = 0, parameters: Mapping[str, Parameter] | None = None
     ) -> int:
         """One of the registered counts, such as ``rounds``; few depend on the root."""
-        function = getattr(self, name)
-        arguments = self.complete(parameters)
-        if "root" in inspect.signature(function).parameters:
-            arguments["root"] = root
-        return int(function(size, **arguments))
+        return int(self._called(getattr(self, name), size, root=root, **self.complete(parameters)))
 
-    def complete(self, parameters: Mapping[str, int] | None = None) -> dict[str, int]:
+    def textbook(
+        self,
+        size: int,
+        nbytes: float,
+        alpha: float,
+        beta: float,
+        gamma: float,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> float:
+        """The formula of the textbooks, in the unit of alpha."""
+        numbers = (size, nbytes, alpha, beta, gamma)
+        return float(self._called(self.lecture, *numbers, **self.complete(parameters)))
+
+    def _called(self, function: Callable[..., Any], *numbers: float, **more: Any) -> Any:
+        """Call a registered function with those further arguments that it has."""
+        wanted = inspect.signature(function).parameters
+        return function(*numbers, **{key: more[key] for key in more if key in wanted})
+
+    def complete(self, parameters: Mapping[str, Parameter] | None = None) -> dict[str, Value]:
         """Parameters with the defaults filled in.
 
         Raises:
-            ValueError: an unknown parameter, or one that is no positive integer.
+            ValueError: an unknown parameter, or a value that is none of its kind.
         """
         given = dict(parameters or {})
-        for name, value in given.items():
+        for name in given:
             if name not in self.parameters:
                 known = ", ".join(self.parameters) or "none"
                 raise ValueError(
                     f"{self.collective} {self.name} has no parameter {name!r}: known are {known}"
                 )
-            integer = None if isinstance(value, bool) else getattr(value, "__index__", None)
-            if integer is None or integer() < 1:
-                raise ValueError(f"{name}={value!r} must be an integer of at least 1")
-            given[name] = integer()
-        return {**self.parameters, **given}
+        checked = {name: self.kinds[name].value(name, value) for name, value in given.items()}
+        return {**self.parameters, **checked}
+
+    def fitting(
+        self, size: int, parameters: Mapping[str, Parameter] | None = None
+    ) -> dict[str, Value]:
+        """All parameters, for a number of ranks.
+
+        Raises:
+            ValueError: see :meth:`complete`; or it does not serve this number of ranks with them.
+        """
+        complete = self.complete(parameters)
+        misfit = self.misfit(size, complete)
+        if misfit:
+            raise ValueError(f"{self.collective} {self.name}: {misfit}")
+        return complete
 
     def channels(
-        self, rank: int, size: int, root: int = 0, parameters: Mapping[str, int] | None = None
+        self, rank: int, size: int, root: int = 0, parameters: Mapping[str, Parameter] | None = None
     ) -> tuple[Channel, ...]:
         """One rank's schedule, as channels.
 
         Raises:
-            ValueError: it does not serve this number of ranks, or a parameter is not its own.
+            ValueError: see :meth:`fitting`.
         """
-        if not self.runs_on(size):
-            raise ValueError(
-                f"{self.collective} {self.name} needs an even number of ranks, not {size}"
-            )
+        complete = self.fitting(size, parameters)
         roots = {"root": root} if self.definition.rooted else {}
-        return as_channels(self.schedule(rank, size, **roots, **self.complete(parameters)))
+        return as_channels(self.schedule(rank, size, **roots, **complete))
 
 
 _CATALOGUE: dict[tuple[str, str], Algorithm] = {}
@@ -195,10 +318,12 @@ def register(
     needs: tuple[str, ...] = (),
     order: tuple[str, ...] = (),
     symmetric: bool = False,
+    kinds: Mapping[str, Kind] = MappingProxyType({}),
 ) -> Algorithm:
     """Add an algorithm to the catalogue; see :class:`Algorithm` for the arguments.
 
-    Parameters are the schedule's arguments that have a default.
+    Parameters are the schedule's arguments that have a default.  They are of the kind
+    :data:`NUMBER` where ``kinds`` does not say otherwise.
 
     Raises:
         ValueError: the collective is unknown, or it has an algorithm of that name already.
@@ -207,16 +332,18 @@ def register(
     if (collective, name) in _CATALOGUE:
         raise ValueError(f"{collective} {name} is registered already")
     signature: Mapping[str, Any] = inspect.signature(schedule).parameters
+    parameters = {
+        key: argument.default
+        for key, argument in signature.items()
+        if argument.default is not inspect.Parameter.empty
+    }
     entry = Algorithm(
         collective=collective,
         name=name,
         family=schedule.__module__.rpartition(".")[2],
         schedule=schedule,
-        parameters={
-            key: argument.default
-            for key, argument in signature.items()
-            if argument.default is not inspect.Parameter.empty
-        },
+        parameters=parameters,
+        kinds={key: kinds.get(key, NUMBER) for key in parameters},
         rounds=rounds,
         depth=depth,
         messages=messages,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mpicoll import layout
 from mpicoll.matching import Blank, Cell, Matching, Memory, Message, Open, ScheduleError
-from mpicoll.registry import Algorithm
+from mpicoll.registry import Algorithm, Parameter
 from mpicoll.schedule import RecvReduce
 
 __all__ = ["STEPS", "Model", "Result", "Transfer", "clock", "simulate", "trace"]
@@ -188,7 +188,7 @@ def simulate(
     nbytes: int,
     model: Model | None = None,
     root: int = 0,
-    parameters: Mapping[str, int] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
 ) -> Result:
     """Simulate one collective of ``nbytes`` (the total vector) on ``size`` ranks, event by event.
 
@@ -207,7 +207,7 @@ def trace(
     algorithm: Algorithm,
     size: int,
     root: int = 0,
-    parameters: Mapping[str, int] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
 ) -> list[Transfer]:
     """Every message under the :data:`STEPS` clock, in the order it starts.
 
@@ -220,7 +220,7 @@ def trace(
 
 
 def _matching(
-    algorithm: Algorithm, size: int, root: int, parameters: Mapping[str, int] | None
+    algorithm: Algorithm, size: int, root: int, parameters: Mapping[str, Parameter] | None
 ) -> Matching[None]:
     check_call(size, root)
     programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]

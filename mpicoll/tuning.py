@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from mpicoll import algorithms
 from mpicoll.collectives import COLLECTIVES
+from mpicoll.registry import Parameter, Value, in_words, read_value
 
 __all__ = [
     "ARGUMENT",
@@ -25,6 +26,7 @@ __all__ = [
     "Table",
     "check",
     "choose",
+    "fits",
     "from_environment",
     "prefer",
 ]
@@ -38,7 +40,7 @@ NEAR_SOURCE = "built-in table for ranks that share memory"
 #: Where they come from when the caller names them.
 ARGUMENT = "argument"
 
-Parameters: TypeAlias = tuple[tuple[str, int], ...]
+Parameters: TypeAlias = tuple[tuple[str, Value], ...]
 
 
 class Choice(NamedTuple):
@@ -48,6 +50,11 @@ class Choice(NamedTuple):
     parameters: Parameters = ()
     #: Why: where the rule comes from.
     source: str = ""
+
+    @property
+    def words(self) -> str:
+        """Algorithm and parameters, as ``MPICOLL_ALLREDUCE`` takes them."""
+        return f"{self.algorithm} {in_words(dict(self.parameters))}".rstrip()
 
 
 class Rule(NamedTuple):
@@ -61,12 +68,12 @@ class Rule(NamedTuple):
 Table: TypeAlias = Mapping[str, tuple[Rule, ...]]
 
 
-def check(collective: str, algorithm: str, parameters: Mapping[str, int]) -> Parameters:
+def check(collective: str, algorithm: str, parameters: Mapping[str, Parameter]) -> Parameters:
     """The parameters of an algorithm asked for by name, with the defaults filled in.
 
     Raises:
         ValueError: unknown algorithm or parameter (the message names the known ones), or a
-            parameter that is no positive integer.
+            parameter whose value is none of its kind.
     """
     if algorithm == NATIVE:
         if parameters:
@@ -159,7 +166,7 @@ def choose(
     size: int,
     nbytes: int,
     table: Table,
-    serves: Callable[[str], bool] = lambda algorithm: True,
+    serves: Callable[[Choice], bool] = lambda candidate: True,
 ) -> Choice:
     """The algorithm for a call.
 
@@ -168,7 +175,7 @@ def choose(
         size: number of ranks.
         nbytes: bytes of the whole vector (all-gather, reduce-scatter, ...: of all blocks).
         table: the rules; a collective without any is the library's.
-        serves: whether an algorithm, by name, can serve the call at all.
+        serves: whether a candidate can serve the call at all.
 
     Returns:
         The first candidate that serves, of the rule for the most ranks and bytes that holds; if
@@ -181,9 +188,17 @@ def choose(
     for rule in sorted(rules, key=lambda rule: (rule.ranks, rule.nbytes), reverse=True):
         if size >= rule.ranks and nbytes >= rule.nbytes:
             for candidate in rule.candidates:
-                if serves(candidate.algorithm):
+                if serves(candidate):
                     return candidate
     raise LookupError(f"no algorithm of the table serves this {collective}")
+
+
+def fits(collective: str, choice: Choice, size: int) -> bool:
+    """Whether an algorithm with its parameters serves a number of ranks."""
+    if choice.algorithm == NATIVE:
+        return True
+    entry = algorithms.find(collective, choice.algorithm)
+    return not entry.misfit(size, dict(choice.parameters))
 
 
 def from_environment(environment: Mapping[str, str], table: Table = BUILTIN) -> Table:
@@ -203,12 +218,12 @@ def from_environment(environment: Mapping[str, str], table: Table = BUILTIN) -> 
             continue
         try:
             words = (word.split("=") for word in value[1:])
-            parameters = {key: int(number) for key, number in words}
+            parameters = {key: read_value(number) for key, number in words}
             chosen = Choice(value[0], check(collective, value[0], parameters), variable)
         except ValueError as error:
             raise ValueError(
                 f"{variable}={environment[variable]!r}: {error}; write an algorithm's name, "
-                "followed by name=number for each parameter"
+                "followed by name=value for each parameter"
             ) from None
         rules = merged.get(collective, (Rule(0, ()),))
         merged[collective] = tuple(

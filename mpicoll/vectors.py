@@ -23,19 +23,18 @@ from mpi4py import MPI
 from mpicoll import layout
 from mpicoll.buffers import (
     Buffer,
-    Operands,
     Unsupported,
+    View,
     by_value,
-    differ,
     goes_by_value,
     kind_of,
     natural,
-    no_place,
     parse,
     view,
 )
 from mpicoll.collectives import Collective, Place
 from mpicoll.layout import Layout
+from mpicoll.operands import Operands, check_apart, differ, no_place, order_error
 from mpicoll.packing import Part
 
 __all__ = ["ALL", "METHODS", "OWN", "count", "operands", "parse_typed", "parse_vector"]
@@ -77,16 +76,30 @@ def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tup
             return [Part(offset * extent, count, datatype) for offset, count in pairs]
 
         return _by_value(message, sum(cut or ()), parts, what, writable)
-    memory, kind, order = view(owner, datatype, sum(cut or ()), what, writable)
+    seen = view(owner, datatype, sum(cut or ()), what, writable)
+    itemsize = seen.kind.itemsize
     if cut is None:
-        cut = _even(memory.size, kind.itemsize, blocks, what)
+        cut = _even(seen.memory.size, itemsize, blocks, what)
     vector = layout.displaced(cut, places)
-    _check_blocks(layout.scaled(vector, kind.itemsize), memory.size, what, writable)
-    used = _extent(vector) * kind.itemsize
-    buffer = Buffer(
-        memory[:used], sum(cut), 1, kind.dtype, kind.itemsize, kind.datatype, writable, order
+    _check_blocks(layout.scaled(vector, itemsize), seen.memory.size, what, writable)
+    return _beginning(seen, _extent(vector) * itemsize, sum(cut), writable), vector
+
+
+def _beginning(seen: View, used: int, count: int, writable: bool) -> Buffer:
+    """A buffer of the first bytes that there are."""
+    memory, kind, order, array, packed = seen
+    return Buffer(
+        memory[:used],
+        count,
+        1,
+        kind.dtype,
+        kind.itemsize,
+        kind.datatype,
+        writable,
+        order,
+        packed,
+        array=array,
     )
-    return buffer, vector
 
 
 def _even(held: int, extent: int, blocks: int, what: str) -> list[int]:
@@ -142,13 +155,12 @@ def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tupl
         parts = [*map(Part, places, numbers, kinds)]
         return _by_value(message, sum(numbers), lambda held: parts, what, writable)
     sizes = [kind_of(datatype, what).itemsize for datatype in datatypes]
-    memory, _, order = view(owner, MPI.BYTE, sum(numbers), what, writable)
+    seen = view(owner, MPI.BYTE, sum(numbers), what, writable)
     vector = layout.displaced(
         [count * size for count, size in zip(numbers, sizes, strict=True)], places
     )
-    _check_blocks(vector, memory.size, what, writable)
-    used = memory[: _extent(vector)]
-    return Buffer(used, sum(vector.counts), 1, None, 1, MPI.BYTE, writable, order), vector
+    _check_blocks(vector, seen.memory.size, what, writable)
+    return _beginning(seen, _extent(vector), sum(vector.counts), writable), vector
 
 
 def count(message: Any, *, what: str) -> int:
@@ -246,7 +258,7 @@ def operands(
         counts: elements of each rank's block of the result (Reduce_scatter).
 
     Raises:
-        TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.buffers.operands`.
+        TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.operands.operands`.
     """
     if definition.name == "reduce_scatter":
         return _reduce_scatter(definition, place, sendbuf, recvbuf, counts)
@@ -268,7 +280,7 @@ def operands(
         return Operands(send, None, False, (input, input))
     recv, output = _side(definition, place, recvbuf, True, receives)
     _check_pair(definition, send, recv, input.counts[place.rank], output.counts[place.rank])
-    _check_apart(definition, _intervals(send, input, sends), _intervals(recv, output, receives))
+    _check_apart(definition, (send, input, sends), (recv, output, receives))
     # Where one side is the rank's own block alone, the other knows the lengths of all.
     return Operands(send, recv, False, (input if sends else output, output if receives else input))
 
@@ -302,7 +314,8 @@ def _reduce_scatter(
         needed.append(("receive", recv, own))
         if differ(send, recv, True):
             raise _types(send, recv)
-        _check_apart(definition, _intervals(send, cut, False), _intervals(recv, cut, False))
+        _check_apart(definition, (send, cut, False), (recv, cut, False))
+        _check_order(send, recv)
     for side, buffer, count in needed:
         if buffer.count != count:
             raise ValueError(
@@ -330,6 +343,13 @@ def _check_pair(
             f"this rank sends {sent} bytes to itself but receives {received}: the counts must be "
             "equal; change one"
         )
+    _check_order(send, recv)
+
+
+def _check_order(send: Buffer, recv: Buffer) -> None:
+    """Blocks of any lengths do not say which elements of two shapes correspond."""
+    if {send.order, recv.order} == {"C", "F"}:
+        raise order_error(send, recv)
 
 
 def _intervals(buffer: Buffer, blocks: Layout, whole: bool) -> list[tuple[int, int]]:
@@ -340,8 +360,13 @@ def _intervals(buffer: Buffer, blocks: Layout, whole: bool) -> list[tuple[int, i
 
 
 def _check_apart(
-    definition: Collective, sent: list[tuple[int, int]], received: list[tuple[int, int]]
+    definition: Collective, send: tuple[Buffer, Layout, bool], recv: tuple[Buffer, Layout, bool]
 ) -> None:
+    """The blocks used must be apart; of strided arrays, the arrays."""
+    if send[0].packed is not None or recv[0].packed is not None:
+        check_apart(send[0], recv[0], definition)
+        return
+    sent, received = _intervals(*send), _intervals(*recv)
     if any(a < d and c < b for a, b in sent for c, d in received):
         side = "receive" if definition.name == "scatter" else "send"
         raise ValueError(

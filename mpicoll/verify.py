@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mpicoll.collectives import Collective, Content, Place
 from mpicoll.matching import Blank, Cell, Matching, Memory, ScheduleError, run
-from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
+from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm, Parameter, Value
 from mpicoll.schedule import (
     GIVEN,
     WORK,
@@ -64,7 +64,7 @@ class Case:
     algorithm: str
     size: int
     root: int
-    parameters: dict[str, int]
+    parameters: dict[str, Value]
     counts: Counts
     depth: int
     problems: tuple[str, ...]
@@ -83,7 +83,7 @@ def verify(
     algorithm: Algorithm,
     size: int,
     root: int = 0,
-    parameters: Mapping[str, int] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
 ) -> Case:
     """Verify one algorithm for one number of ranks.
 
@@ -92,7 +92,7 @@ def verify(
             in ``problems``).
     """
     check_call(size, root)
-    complete = algorithm.complete(parameters)
+    complete = algorithm.fitting(size, parameters)
     problems: list[str] = []
     counts, depth = Counts(0, 0, 0, 0, 0), 0
     try:
@@ -213,7 +213,7 @@ def _compare(
     algorithm: Algorithm,
     size: int,
     root: int,
-    parameters: dict[str, int],
+    parameters: dict[str, Value],
     counts: Counts,
     depth: int,
 ) -> list[str]:

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from mpicoll import algorithms, local, ops
 from mpicoll.collectives import COLLECTIVES
-from mpicoll.registry import COMMUTATIVE, RANK_ORDER, Algorithm, register
+from mpicoll.registry import (
+    COMMUTATIVE,
+    PERMUTATION,
+    RANK_ORDER,
+    Algorithm,
+    in_words,
+    read_value,
+    register,
+)
+from mpicoll.schedule import Send
 from mpicoll.simulate import Model, simulate
 from mpicoll.verify import verify
 
@@ -241,9 +250,79 @@ def test_lookups_name_what_is_known():
     with pytest.raises(ValueError, match=r"unknown collective 'all'.*allreduce"):
         algorithms.names("all")
     with pytest.raises(ValueError, match=r"no parameter 'window'.*none"):
-        algorithms.find("allreduce", "ring").complete({"window": 2})
+        algorithms.find("allreduce", "linear").complete({"window": 2})
     with pytest.raises(ValueError, match="segments=0"):
         algorithms.find("allreduce", "double_binary_tree").complete({"segments": 0})
+
+
+ORDERED = [a for a in CATALOGUE if PERMUTATION in a.kinds.values()]
+
+
+def test_every_ring_takes_an_order():
+    assert {a.collective for a in ORDERED} == {"allreduce", "reduce_scatter", "allgather"}
+    assert all(a.parameters["order"] == () for a in ORDERED)
+
+
+@pytest.mark.parametrize("algorithm", ORDERED, ids=name)
+@given(order=st.integers(1, 9).flatmap(lambda size: st.permutations(range(size))))
+def test_a_ring_visits_the_ranks_in_the_order_given(algorithm, order):
+    size, parameters = len(order), {"order": order}
+    case = verify(algorithm, size, 0, parameters)
+    assert case.ok, case.problems
+    given_, vectors = inputs(algorithm, size, 2, np.int32)
+    found = local.execute(algorithm, given_, "sum", 0, parameters)
+    want = expected(algorithm, size, 2, vectors, 0, lambda v: np.sum(v, axis=0, dtype="i4"))
+    for rank in range(size):
+        np.testing.assert_array_equal(found[rank], want(rank))
+    onward = {(order[i - 1], order[i]) for i in range(size) if size > 1}
+    sent = {
+        (rank, step.peer)
+        for rank in range(size)
+        for channel in algorithm.channels(rank, size, 0, parameters)
+        for steps in channel.rounds
+        for step in steps
+        if isinstance(step, Send)
+    }
+    assert sent == onward
+
+
+@pytest.mark.parametrize("algorithm", ORDERED, ids=name)
+def test_the_natural_order_needs_no_parameter(algorithm):
+    for size in (1, 2, 5):
+        for rank in range(size):
+            rounds = [
+                [tuple(channel.rounds) for channel in algorithm.channels(rank, size, 0, parameters)]
+                for parameters in ({}, {"order": ()}, {"order": range(size)})
+            ]
+            assert rounds[0] == rounds[1] == rounds[2]
+
+
+@pytest.mark.parametrize("order", [(1, 1), (0, 2), (-1, 0), 3, "10", (True, False), (0.0, 1.0)])
+def test_what_is_no_permutation_is_refused(order):
+    ring = algorithms.find("allreduce", "ring")
+    with pytest.raises(
+        ValueError, match=r"order=.* must be a sequence with each .*such as 2,0,1,3"
+    ):
+        ring.channels(0, 2, 0, {"order": order})
+
+
+def test_a_permutation_of_other_ranks_is_refused():
+    ring = algorithms.find("allreduce", "ring")
+    with pytest.raises(ValueError, match=r"order=\(1, 0\) is for 2 ranks, and there are 3: give"):
+        ring.channels(0, 3, 0, {"order": (1, 0)})
+    with pytest.raises(ValueError, match=r"order=\(1, 0\) is for 2 ranks"):
+        verify(ring, 3, 0, {"order": (1, 0)})
+
+
+def test_values_are_written_and_read():
+    for value in (4, (2, 0, 1, 3), (1, 0)):
+        text = in_words({"x": value}).removeprefix("x=")
+        assert read_value(text) == value
+    assert read_value("0,") == (0,)
+    assert in_words({"segments": 3, "order": ()}) == "segments=3"
+    for text in ("", "a", "1,,2", ","):
+        with pytest.raises(ValueError, match="invalid literal"):
+            read_value(text)
 
 
 def test_a_name_is_registered_once():

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import buffers, collectives
+from mpicoll import collectives
+from mpicoll import operands as pairs
 from mpicoll.buffers import Unsupported, parse
 from mpicoll.collectives import Place
 
@@ -192,11 +193,8 @@ def writable(message):
         ([A, MPI.DATATYPE_NULL], ValueError, r"MPI\.DATATYPE_NULL"),
         ([b"12345", MPI.INT], ValueError, "5 bytes are not a multiple of the datatype's 4 bytes"),
         ([None, 2, MPI.INT], ValueError, "the buffer is None but the count is 2"),
-        (np.zeros((4, 4))[:, 1], BufferError, r"not contiguous.*numpy\.ascontiguousarray"),
-        (np.zeros(4)[::-1], BufferError, "not contiguous"),
         (np.zeros(4, ">f8"), BufferError, r"dtype >f8 .* byte order.*newbyteorder"),
         ([np.zeros(4, ">f8"), MPI.DOUBLE], BufferError, "byte order"),
-        (memoryview(bytearray(8))[::2], BufferError, "not contiguous"),
         (np.zeros(4, object), TypeError, "object"),
         (np.zeros(4, [("a", "f8")]), TypeError, r"no MPI datatype.*\[array, MPI\.BYTE\]"),
         (np.zeros(4, "U3"), TypeError, "no MPI datatype"),
@@ -248,7 +246,7 @@ def test_what_only_the_library_serves():
 def operands(name, send, recv, rank=0, size=4, root=0):
     definition = collectives.collective(name)
     nblocks = size if definition.block_per_rank else 1
-    return buffers.operands(definition, Place(rank, size, root, nblocks), send, recv)
+    return pairs.operands(definition, Place(rank, size, root, nblocks), send, recv)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +328,7 @@ def test_pairs_that_do_not_fit(size):
     with pytest.raises(ValueError, match="2 elements a block but receive buffer of 3"):
         operands("allgather", np.zeros(2), np.zeros(3 * size), size=size)
     with pytest.raises(ValueError, match="send buffer in C order but receive buffer in F order"):
-        operands("allreduce", np.zeros((2, 3)), np.zeros((2, 3), order="F"), size=size)
+        operands("allreduce", np.zeros((2, 3)), np.zeros((3, 2), order="F"), size=size)
 
 
 def test_bytes_match_any_type_that_is_only_moved():

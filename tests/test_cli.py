@@ -108,6 +108,19 @@ def test_verify_takes_parameters(command):
     assert case["parameters"]["segments"] == 3
 
 
+def test_an_order_of_ranks_is_a_parameter(command):
+    given = ("allreduce", "ring", "--set", "order=2,0,1,3")
+    done = command("verify", *given)
+    assert done.status == 0
+    assert "1 of 1 cases are right" in done.out  # of all numbers of ranks, that of the order
+    drawn = command("show", *given, "-P", "4").out
+    assert drawn.splitlines()[0] == "allreduce ring, P = 4, order=2,0,1,3"
+    assert "[2]>1  +[3]<2   [0]>3  +[2]<0   [3]>0  +[1]<3   [1]>2  +[0]<1" in drawn
+    found = json.loads(command("simulate", *given, "-P", "4", "--json").out)["cases"][0]
+    assert found["parameters"] == {"order": [2, 0, 1, 3]}
+    assert found["time"] == pytest.approx(found["formula"])
+
+
 def test_verify_all_is_the_default(command):
     everything = json.loads(command("verify", "--all", "-P", "3", "--json").out)
     assert everything == json.loads(command("verify", "-P", "3", "--json").out)
@@ -204,6 +217,11 @@ def test_simulate_compares_all(command):
         (["show", "bcast", "linear", "--root", "4"], "root=4 is not among the 4 ranks"),
         (["show", "allreduce", "ring", "--set", "k=2"], "has no parameter 'k'"),
         (["show", "allreduce", "ring", "--set", "k"], "write a name and a whole number"),
+        (["show", "allreduce", "ring", "--set", "order=1,1"], "order=(1, 1) must be a sequence"),
+        (["show", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, and there are 4"),
+        (["simulate", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, and there are"),
+        (["simulate", "allgather", "neighbor_exchange", "-P", "3"], "even number of ranks, not 3"),
+        (["verify", "allreduce", "ring", "-P", "3", "--set", "order=1,0"], "with order=2,0,1,3"),
         (["verify", "allreduce", "--all"], "exclude each other"),
         (["verify", "--set", "segments=2"], "--set needs one algorithm"),
         (["verify", "-P", "0"], "0 is out of range; give 1 to"),
@@ -216,6 +234,7 @@ def test_simulate_compares_all(command):
         (["bench", "allreduce", "--format", "xml"], "choose one of nccl, csv, json"),
         (["bench", "alltoall"], "alltoall cannot be measured"),
         (["bench", "allreduce", "-a", "rung"], "known are binomial, double_binary_tree"),
+        (["bench", "allreduce", "-a", "linear", "--set", "order=1,0"], "no parameter 'order'"),
         (["bench", "allreduce", "-b", "64", "-e", "8"], "first size 64 is larger than the last"),
         (["bench", "allreduce", "-b", "8,64", "-e", "1K"], "lists all sizes; drop -e"),
         (["bench", "allreduce", "-f", "2", "-i", "8"], "exclude each other"),

@@ -18,7 +18,18 @@ LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
     {"matching", "verify", "simulate", "draw"},
-    {"ops", "_kernels", "spans", "plan", "progress", "runner", "local", "buffers", "vectors"}
+    {
+        "ops",
+        "_kernels",
+        "spans",
+        "plan",
+        "progress",
+        "runner",
+        "local",
+        "buffers",
+        "operands",
+        "vectors",
+    }
     | {"agree", "caller", "exact", "packing", "trace", "watch", "_engine", "lowering", "shared"},
     {
         "blocking",

@@ -3,7 +3,7 @@
 import pytest
 
 from mpicoll import algorithms, tuning
-from mpicoll.tuning import BUILTIN, NATIVE, Choice, Rule, check, choose, from_environment
+from mpicoll.tuning import BUILTIN, NATIVE, Choice, Rule, check, choose, fits, from_environment
 
 TABLE = {
     "allreduce": (
@@ -24,7 +24,7 @@ def test_the_rule_for_the_most_ranks_and_bytes_holds(size, nbytes, algorithm):
 
 def test_candidates_that_cannot_serve_are_passed_over():
     def without(*names):
-        return lambda name: name not in names
+        return lambda choice: choice.algorithm not in names
 
     assert choose("allreduce", 4, 2000, TABLE, without("ring")).algorithm == NATIVE
     assert choose("allreduce", 4, 2000, TABLE, without("ring", NATIVE)).algorithm == "linear"
@@ -69,13 +69,29 @@ def test_the_environment_comes_first_for_every_size():
         assert choice.parameters == (("segments", 2), ("window", 1))
         assert choice.source == "MPICOLL_ALLREDUCE"
     # What it cannot serve, the rest of the table does.
-    assert choose("allreduce", 4, 0, table, lambda name: name == NATIVE).algorithm == NATIVE
+    assert (
+        choose("allreduce", 4, 0, table, lambda choice: choice.algorithm == NATIVE).algorithm
+        == NATIVE
+    )
     assert table["bcast"] == BUILTIN["bcast"]
     assert from_environment({"MPICOLL_ALLREDUCE": ""}) == dict(BUILTIN)
 
 
+def test_the_environment_may_name_an_order_of_ranks():
+    table = from_environment({"MPICOLL_ALLREDUCE": "ring order=2,0,1"})
+    choice = choose("allreduce", 3, 8, table)
+    assert choice.parameters == (("order", (2, 0, 1)),)
+    assert choice.words == "ring order=2,0,1"
+    # A communicator of another size has no use for it.
+    assert fits("allreduce", choice, 3) and not fits("allreduce", choice, 2)
+    assert (
+        choose("allreduce", 2, 8, table, lambda c: fits("allreduce", c, 2))
+        == BUILTIN["allreduce"][0].candidates[0]
+    )
+
+
 @pytest.mark.parametrize(
-    "value", ["rign", "ring segments=2", "double_binary_tree segments=a", "a b"]
+    "value", ["rign", "ring segments=2", "double_binary_tree segments=a", "ring order=1,2", "a b"]
 )
 def test_environment_errors_name_the_variable(value):
     with pytest.raises(ValueError, match=f"MPICOLL_ALLREDUCE='{value}'"):

@@ -1,11 +1,17 @@
 """Ring algorithms: every rank sends to its right neighbour and receives from its left one.
 
 Each link carries the least that is possible, (P - 1)/P n bytes a pass, in P - 1 rounds.
+
+``order`` names the ranks in the order in which the ring visits them, so that neighbours in the ring
+can be neighbours in the machine: ``order=(0, 2, 1, 3)`` is the ring 0 -> 2 -> 1 -> 3 -> 0.  Without
+it the ring is 0 -> 1 -> 2 -> ...
 """
 
 from __future__ import annotations
 
-from mpicoll.registry import COMMUTATIVE, SAME_BITS, per_rank, register
+from collections.abc import Sequence
+
+from mpicoll.registry import COMMUTATIVE, PERMUTATION, SAME_BITS, per_rank, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, channels, within
 
 _REFERENCE = (
@@ -14,7 +20,7 @@ _REFERENCE = (
 )
 
 
-def reduce_scatter_ring(rank: int, size: int) -> Rounds:
+def reduce_scatter_ring(rank: int, size: int, order: Sequence[int] = ()) -> Rounds:
     """Partial sums travel round the ring; after P - 1 rounds block r is complete at rank r.
 
     ::
@@ -25,12 +31,14 @@ def reduce_scatter_ring(rank: int, size: int) -> Rounds:
 
     Each rank adds its own contribution to what passes: (P - 1)(alpha + n/P (beta + gamma)).
     """
-    right, left = (rank + 1) % size, (rank - 1) % size
+    ring = order or range(size)
+    place = ring.index(rank)
+    right, left = ring[(place + 1) % size], ring[place - 1]
     for k in range(1, size):
-        yield Send(right, rank - k), RecvReduce(left, rank - k - 1)
+        yield Send(right, ring[place - k]), RecvReduce(left, ring[place - k - 1])
 
 
-def allgather_ring(rank: int, size: int) -> Rounds:
+def allgather_ring(rank: int, size: int, order: Sequence[int] = ()) -> Rounds:
     """Every block travels round the ring, one neighbour a round.
 
     ::
@@ -41,12 +49,14 @@ def allgather_ring(rank: int, size: int) -> Rounds:
 
     (P - 1)(alpha + n/P beta).
     """
-    right, left = (rank + 1) % size, (rank - 1) % size
+    ring = order or range(size)
+    place = ring.index(rank)
+    right, left = ring[(place + 1) % size], ring[place - 1]
     for k in range(size - 1):
-        yield Send(right, rank - k), Recv(left, rank - k - 1)
+        yield Send(right, ring[place - k]), Recv(left, ring[place - k - 1])
 
 
-def allreduce_ring(rank: int, size: int) -> Rounds:
+def allreduce_ring(rank: int, size: int, order: Sequence[int] = ()) -> Rounds:
     """Reduce-scatter round the ring, then all-gather round the ring.
 
     ::
@@ -59,8 +69,8 @@ def allreduce_ring(rank: int, size: int) -> Rounds:
     2(P - 1) rounds, 2(P - 1)/P n bytes per rank, the least possible:
     2(P - 1)(alpha + n/P beta) + (P - 1)/P n gamma.
     """
-    yield from reduce_scatter_ring(rank, size)
-    yield from allgather_ring(rank, size)
+    yield from reduce_scatter_ring(rank, size, order)
+    yield from allgather_ring(rank, size, order)
 
 
 def allreduce_ring_bidirectional(rank: int, size: int) -> Channels:
@@ -93,6 +103,7 @@ register(
     lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * (b + g)),
     blocks=per_rank,
     needs=(COMMUTATIVE,),
+    kinds={"order": PERMUTATION},
     symmetric=True,
     reference=_REFERENCE,
 )
@@ -108,6 +119,7 @@ register(
     fan_in=lambda P: int(P > 1),
     lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
     blocks=per_rank,
+    kinds={"order": PERMUTATION},
     symmetric=True,
     reference=_REFERENCE,
 )
@@ -125,6 +137,7 @@ register(
     blocks=per_rank,
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),
+    kinds={"order": PERMUTATION},
     symmetric=True,
     reference=_REFERENCE,
 )

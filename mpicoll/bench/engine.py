@@ -30,6 +30,7 @@ from mpicoll.bench.start import Start
 from mpicoll.bench.stats import summarise
 from mpicoll.bench.watchdog import Watchdog
 from mpicoll.bench.workload import SYMMETRIC, WORKLOADS, Call, Workload, elements
+from mpicoll.registry import Value
 from mpicoll.tuning import NATIVE
 
 BATCH_LIMIT = 4096
@@ -60,6 +61,7 @@ class Settings:
         check: Whether outputs are checked before and after the repetitions.
         seed: Of the order.
         timeout: Seconds without progress after which the job is ended.
+        parameters: Of all algorithms but the library's own.
     """
 
     algorithms: dict[str, tuple[str, ...]]
@@ -75,6 +77,7 @@ class Settings:
     check: bool = True
     seed: int = 0
     timeout: float = 120.0
+    parameters: dict[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,10 @@ class _Bench:
         self.order.shuffle(algorithms)
         for name in algorithms:
             # The library's own collective as a user without this package would call it.
-            call = work.bind(self.plain) if name == NATIVE else work.bind(self.comm, algorithm=name)
+            if name == NATIVE:
+                call = work.bind(self.plain)
+            else:
+                call = work.bind(self.comm, algorithm=name, **settings.parameters)
             trial = _Trial(name, call)
             begin = _clock()
             refusal = self._first_call(work, trial)
@@ -334,6 +340,7 @@ class _Bench:
             problem=trial.problem,
             stop=trial.stop,
             oversubscribed=self.oversubscribed,
+            parameters={} if trial.algorithm == NATIVE else self.settings.parameters,
         )
 
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from mpicoll.bench.stats import Summary, summarise
+from mpicoll.registry import Value, in_words
 
 FORMAT = 1
 
@@ -63,8 +64,13 @@ class Point:
     problem: str | None
     stop: str
     oversubscribed: bool
-    parameters: dict[str, int] = field(default_factory=dict)
+    parameters: dict[str, Value] = field(default_factory=dict)
     cache: str = "warm"
+
+    @property
+    def choice(self) -> str:
+        """Algorithm and parameters."""
+        return f"{self.algorithm} {in_words(self.parameters)}".rstrip()
 
     @property
     def summary(self) -> Summary:
@@ -95,6 +101,10 @@ class Point:
         known = {f.name: line[f.name] for f in fields(cls)}
         known["times"] = tuple(float(t) for t in known["times"])
         known["slowest"] = tuple(int(r) for r in known["slowest"])
+        known["parameters"] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in known["parameters"].items()
+        }
         if not known["times"]:
             raise ValueError("the point has no repetition")
         return cls(**known)

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpicoll.cli import output, session
+from mpicoll.cli import output, parse, session
 from mpicoll.cli.errors import RankError, UsageError, usage
 from mpicoll.cli.launcher import launch
+from mpicoll.cli.options import Set
 
 if TYPE_CHECKING:
     from mpicoll.bench.engine import Settings, Skipped
     from mpicoll.bench.records import Point, Writer
+    from mpicoll.registry import Value
 
 _FORMATS = ("nccl", "csv", "json")
 
@@ -49,6 +51,7 @@ def command(
     algorithms: Annotated[
         str, typer.Option("-a", "--algorithms", metavar="LIST", help="Algorithms, or all.")
     ] = "all",
+    set_: Set = None,
     datatype: Annotated[
         str, typer.Option("-d", "--datatype", metavar="TYPE", help="As float, half, int32.")
     ] = "float",
@@ -111,6 +114,8 @@ def command(
     # Before MPI starts: some networks do not survive a fork.
     source = commit() if launch().rank == 0 else None
     chosen = _algorithms(collectives, algorithms, launch().size)
+    parameters = parse.parameters(set_ or [])
+    _check_parameters(chosen, parameters)
     sizes = _sizes(minbytes, maxbytes, stepfactor, stepbytes, message_size)
     comm = session.communicator()
     from mpicoll.bench import engine, environment, workload
@@ -136,6 +141,7 @@ def command(
         check=bool(check),
         seed=comm.bcast(secrets.randbits(32) if seed is None else seed),
         timeout=timeout,
+        parameters=parameters,
     )
     facts = {**environment.gather(comm), "commit": source, "arguments": sys.argv[1:]}
     facts["settings"] = _plain(settings)
@@ -186,6 +192,17 @@ def _algorithms(
                 )
         chosen[collective] = names
     return chosen
+
+
+def _check_parameters(chosen: dict[str, tuple[str, ...]], parameters: dict[str, Value]) -> None:
+    """Refuse parameters that an algorithm to be measured does not have."""
+    from mpicoll.tuning import check
+
+    for collective, names in chosen.items():
+        for name in names:
+            if name != "native":
+                with usage():
+                    check(collective, name, parameters)
 
 
 def _sizes(

@@ -37,7 +37,7 @@ def command(
             (
                 a.collective,
                 a.name,
-                " ".join(f"{name}={value}" for name, value in a.parameters.items()),
+                _parameters(a),
                 ", ".join(a.needs),
                 a.summary,
             )
@@ -46,6 +46,14 @@ def command(
         fold="what it does",
     )
     return 0
+
+
+def _parameters(algorithm: Algorithm) -> str:
+    """Parameters with their defaults."""
+    return " ".join(
+        f"{name}={algorithm.kinds[name].natural if value == () else value}"
+        for name, value in algorithm.parameters.items()
+    )
 
 
 def entry(algorithm: Algorithm) -> dict[str, Any]:

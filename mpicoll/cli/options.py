@@ -16,6 +16,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="A parameter of the algorithm, as segments=4."
+        "--set",
+        metavar="NAME=VALUE",
+        help="A parameter of the algorithm, as segments=4 or order=2,0,1,3.",
     ),
 ]

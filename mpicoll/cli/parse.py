@@ -6,10 +6,12 @@ import re
 from decimal import Decimal, InvalidOperation
 
 from mpicoll.cli.errors import UsageError
+from mpicoll.registry import Value, read_value
 
 _MOST_RANKS = 1 << 24
 _FEW_RANKS = 16  # up to here the roots "auto" are all
 _TIME = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(s|ms|us|ns|ps|fs)?", re.IGNORECASE | re.ASCII)
+_VALUE = re.compile(r"\s*\d+(,\d+)*,?\s*", re.ASCII)
 _EXPONENTS = {"s": 0, "ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15}
 
 #: Attoseconds in a second: the unit in which times of the model are exact whole numbers.
@@ -63,22 +65,23 @@ def roots_of(written: tuple[int | str, ...], size: int) -> tuple[int, ...]:
     return tuple(sorted(root for root in found if root < size))
 
 
-def parameters(texts: list[str]) -> dict[str, int]:
-    """Parameters of an algorithm, from ``name=value`` each.
+def parameters(texts: list[str]) -> dict[str, Value]:
+    """Parameters of an algorithm, from ``name=value`` each; ``order=2,0,1,3`` has several numbers.
 
     Raises:
         UsageError: if one has another form, or is given twice.
     """
-    found: dict[str, int] = {}
+    found: dict[str, Value] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier() or not value.strip().isdecimal():
+        if not equals or not name.isidentifier() or not _VALUE.fullmatch(value):
             raise UsageError(
-                f"--set {text!r} is no parameter; write a name and a whole number, as segments=4"
+                f"--set {text!r} is no parameter; write a name and a whole number, as segments=4, "
+                "or numbers, as order=2,0,1,3"
             )
         if name in found:
             raise UsageError(f"--set {name} is given twice; give it once")
-        found[name] = int(value)
+        found[name] = read_value(value)
     return found
 
 

@@ -51,7 +51,7 @@ def command(
     with usage():
         entry = algorithms.find(collective, algorithm)
         check_call(sizes[0], root)
-        entry.complete(parameters)
+        entry.fitting(sizes[0], parameters)
         drawing = None if json else draw.text(entry, sizes[0], root, parameters)
         if svg is not None:
             _write_svg(svg, entry, sizes[0], root, parameters)
@@ -81,7 +81,11 @@ def _show_trace(path: str, json: bool) -> int:
 
 
 def _write_svg(
-    path: Path, entry: registry.Algorithm, size: int, root: int, parameters: dict[str, int]
+    path: Path,
+    entry: registry.Algorithm,
+    size: int,
+    root: int,
+    parameters: dict[str, registry.Value],
 ) -> None:
     from mpicoll import draw
 
@@ -95,7 +99,7 @@ def _write_svg(
 
 
 def steps(
-    entry: registry.Algorithm, size: int, root: int, parameters: dict[str, int]
+    entry: registry.Algorithm, size: int, root: int, parameters: dict[str, registry.Value]
 ) -> dict[str, Any]:
     """The schedule of all ranks as plain values: ranks, their channels, rounds and steps."""
     nblocks, nscratch = entry.blocks(size), entry.scratch(size)

@@ -57,10 +57,10 @@ def command(
         chosen = [algorithms.find(collective, name) for name in names]
         sizes = parse_sizes(size)
         model = Model(**costs, ports=ports)
-        for entry in chosen:
-            entry.complete(parameters)
         for count in counts:
             check_call(count, root)
+            if algorithm != "all":
+                chosen[0].fitting(count, parameters)
     calls = [
         (entry, count, n)
         for count in counts
@@ -87,13 +87,13 @@ def _simulate(
     nbytes: int,
     model: Any,
     root: int,
-    parameters: dict[str, int],
+    parameters: dict[str, registry.Value],
 ) -> dict[str, Any]:
     """One case as plain values; times in seconds."""
     from mpicoll.simulate import simulate
 
     costs = (model.alpha, model.beta, model.gamma)
-    seconds = [cost / parse.ATTOSECONDS for cost in costs]
+    alpha, beta, gamma = (cost / parse.ATTOSECONDS for cost in costs)
     result = simulate(entry, size, nbytes, model, root, parameters)
     complete, one_port = entry.complete(parameters), model.ports == 1
     return {
@@ -105,8 +105,8 @@ def _simulate(
         "root": root if entry.definition.rooted else None,
         "time": result.makespan / parse.ATTOSECONDS,
         # Both are for one port; with more, a rank may be faster.
-        "formula": entry.lecture(size, nbytes, *seconds, **complete) if one_port else None,
-        "bound": entry.definition.bound(size, nbytes, *seconds) if one_port else None,
+        "formula": entry.textbook(size, nbytes, alpha, beta, gamma, complete) if one_port else None,
+        "bound": entry.definition.bound(size, nbytes, alpha, beta, gamma) if one_port else None,
         "rounds": entry.count("rounds", size, root, complete),
         "messages": result.messages,
         "bytes_sent": result.bytes_sent,

@@ -12,7 +12,7 @@ from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.options import Json, Set
 
 if TYPE_CHECKING:
-    from mpicoll.registry import Algorithm
+    from mpicoll.registry import Algorithm, Value
     from mpicoll.verify import Case
 
 
@@ -20,7 +20,7 @@ class _Call(NamedTuple):
     algorithm: Algorithm
     size: int
     root: int
-    parameters: dict[str, int]
+    parameters: dict[str, Value]
 
 
 def command(
@@ -68,7 +68,7 @@ def command(
     if not calls:
         raise UsageError(
             f"--roots {roots!r} names no rank for -P {ranks!r}, or none of these numbers of ranks "
-            f"is served; try --roots 0,last and even numbers"
+            f"is served; try --roots 0,last and even numbers, and with order=2,0,1,3 -P 4"
         )
     cases = _verify(calls)
     ok = all(case.ok for case in cases)
@@ -93,13 +93,16 @@ def _calls(
     chosen: tuple[Algorithm, ...],
     sizes: tuple[int, ...],
     written: tuple[int | str, ...],
-    parameters: dict[str, int],
+    parameters: dict[str, Value],
     segments: tuple[int, ...],
 ) -> Iterator[_Call]:
     for algorithm in chosen:
         piped = segments if "segments" in algorithm.parameters else ()
-        settings = [{"segments": number} for number in piped] or [parameters]
-        for size in filter(algorithm.runs_on, sizes):
+        settings: list[dict[str, Value]] = [{"segments": number} for number in piped]
+        settings = settings or [parameters]
+        for size in sizes:
+            if algorithm.misfit(size, parameters):
+                continue
             roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
             for root in roots:
                 yield from (_Call(algorithm, size, root, setting) for setting in settings)
@@ -116,6 +119,8 @@ def _verify(calls: list[_Call]) -> list[Case]:
 
 
 def _print(cases: list[Case]) -> None:
+    from mpicoll.registry import in_words
+
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         groups.setdefault((case.collective, case.algorithm), []).append(case)
@@ -130,7 +135,7 @@ def _print(cases: list[Case]) -> None:
     wrong = [case for case in cases if not case.ok]
     for case in wrong:
         root = f", root {case.root}" if case.root else ""
-        settings = "".join(f", {name} {value}" for name, value in case.parameters.items())
+        settings = "".join(f", {word}" for word in in_words(case.parameters).split())
         output.text(f"{case.collective} {case.algorithm}, P = {case.size}{root}{settings}:")
         for problem in case.problems:
             output.text(f"  {problem}")

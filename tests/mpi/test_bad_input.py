@@ -76,7 +76,7 @@ def test_unknown_parameter_names_the_known_ones(ours):
     a, b = np.zeros(4), np.zeros(4)
     with pytest.raises(ValueError, match="no parameter 'chunks': known are segments, window"):
         ours.Allreduce(a, b, algorithm="double_binary_tree", chunks=2)
-    with pytest.raises(ValueError, match="ring has no parameter 'segments': known are none"):
+    with pytest.raises(ValueError, match="ring has no parameter 'segments': known are order"):
         ours.Allreduce(a, b, algorithm="ring", segments=2)
     with pytest.raises(ValueError, match="native has no parameter 'segments'"):
         ours.Allreduce(a, b, algorithm="native", segments=2)
@@ -159,8 +159,7 @@ def test_root_that_is_no_integer(ours, how):
         (np.zeros(4), read_only(), BufferError, "receive buffer: read-only"),
         (np.zeros(4, ">f8"), np.zeros(4), BufferError, "send buffer: .*byte order"),
         (np.zeros(4), np.zeros(4, ">f8"), BufferError, "receive buffer: .*byte order"),
-        (np.zeros((4, 2))[:, 0], np.zeros(4), BufferError, "send buffer: not contiguous"),
-        (np.zeros(4), np.zeros((4, 2))[:, 0], BufferError, "receive buffer: not contiguous"),
+        (np.zeros((4, 3)), np.zeros((3, 4), order="F"), ValueError, "result would be transposed"),
         ([1.0, 2.0, 3.0, 4.0, 5.0], np.zeros(4), ValueError, "send buffer: a list of 5 items"),
         (7.0, np.zeros(1), TypeError, "send buffer: expected an array"),
         (np.zeros(4), None, TypeError, "receive buffer: None is no buffer"),
