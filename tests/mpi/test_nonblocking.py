@@ -9,7 +9,7 @@ import pytest
 from arguments import call, made
 from mpi4py import MPI
 
-from mpicoll import algorithms, collectives, lanes, progress, runner, state
+from mpicoll import algorithms, collectives, lanes, progress, state
 from mpicoll.call import METHODS
 from mpicoll.comm import Intracomm
 from mpicoll.dispatch import FallbackWarning
@@ -488,10 +488,11 @@ def test_a_failure_is_raised_by_wait_and_poisons(monkeypatch):
     comm = Intracomm(base)
     shared = comm._state
 
-    def fail(*arguments):
-        raise Broken("first")
+    class Failing:
+        def test(self):
+            raise Broken("first")
 
-    monkeypatch.setattr(runner.Execution, "test", fail)
+    monkeypatch.setattr(state.State, "execute", lambda *arguments: Failing())
     request, _ = started(comm, 1)
     for _ in range(2):
         with pytest.raises(Broken, match="first"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import hooks, progress, runner, state, trace
+from mpicoll import hooks, progress, state, trace
 from mpicoll.comm import Intracomm
 from mpicoll.library import LibraryPrequest, LibraryRequest
 from mpicoll.requests import Request
@@ -338,12 +338,13 @@ def test_what_a_hook_raises_comes_out_of_wait(alone):
 
 
 def test_a_hook_hears_of_a_failure(monkeypatch, events):
-    def fail(*arguments):
-        raise ZeroDivisionError("first")
+    class Failing:
+        def test(self):
+            raise ZeroDivisionError("first")
 
     base = WORLD.Dup()
     comm = Intracomm(base)
-    monkeypatch.setattr(runner.Execution, "test", fail)
+    monkeypatch.setattr(state.State, "execute", lambda *arguments: Failing())
     request = comm.Iallreduce(np.ones(1), np.zeros(1), algorithm="ring")
     with pytest.raises(ZeroDivisionError, match="first"):
         request.Wait()
