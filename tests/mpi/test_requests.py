@@ -26,7 +26,7 @@ def alone():
     comm = Intracomm(WORLD.Dup())
     yield comm
     assert not comm._state.under_way
-    assert not progress._UNDER_WAY
+    assert not progress.under_way
     comm.Free()
 
 
@@ -43,7 +43,7 @@ def comm(request, monkeypatch):
     variables = {"limited": {"MPICOLL_TIMEOUT": "60"}, "checked": {"MPICOLL_CHECK": "1"}}
     made = with_settings(monkeypatch, **variables.get(request.param, {}))
     yield made
-    assert not progress._UNDER_WAY
+    assert not progress.under_way
     made.Free()
 
 
