@@ -23,7 +23,7 @@ from mpicoll.schedule import (
 )
 
 if TYPE_CHECKING:
-    from mpicoll.comm import Intracomm
+    from mpicoll.comm import Intercomm, Intracomm
     from mpicoll.requests import Prequest, Request
 
 __version__ = "0.1.0"
@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Channel",
     "Copy",
+    "Intercomm",
     "Intracomm",
     "Prequest",
     "Recv",
@@ -50,10 +51,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Intracomm":
-        from mpicoll.comm import Intracomm
+    if name in ("Intercomm", "Intracomm"):
+        from mpicoll import comm
 
-        return Intracomm
+        return getattr(comm, name)
     if name in ("Prequest", "Request"):
         from mpicoll import requests
 

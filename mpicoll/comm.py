@@ -4,9 +4,11 @@
 still meet those of ``c``.  Messages of the collectives travel on a private communicator, made once
 for each handle (see :mod:`mpicoll.state`): two objects on one handle share it, and freeing the
 handle frees it.  ``Dup, Dup_with_info, Clone, Split, Split_type, Create, Create_group,
-Create_from_group`` and ``Shrink`` return this class, ready for use.  What ``Idup`` and
-``Idup_with_info`` return is made ready by its first collective call, as are copies and unpickled
-objects.  ``Ishrink``, topologies (``Create_cart``, ...) and intercommunicators stay mpi4py's.
+Create_from_group`` and ``Shrink`` return this class, ready for use; ``Create_cart, Create_graph,
+Create_dist_graph`` and ``Create_dist_graph_adjacent`` return it with mpi4py's topology methods.
+What ``Idup`` and ``Idup_with_info`` return is made ready by its first collective call, as are
+copies and unpickled objects.  ``Create_intercomm`` returns :class:`mpicoll.passed.Intercomm`.
+``Ishrink`` and what else makes intercommunicators (``Spawn``, ...) stay mpi4py's.
 
 Every collective goes one way, see :mod:`mpicoll.dispatch`.  A mistake that all ranks make raises on
 all of them; one that a single rank makes raises there, while the others wait for it.  So let an
@@ -20,10 +22,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from mpi4py import MPI
 
@@ -31,31 +32,28 @@ from mpicoll import algorithms, collectives, progress, tuning
 from mpicoll.blocking import Blocking
 from mpicoll.dispatch import FallbackWarning
 from mpicoll.nonblocking import Nonblocking
+from mpicoll.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.persistent import Persistent
-from mpicoll.state import State, attach, find
+from mpicoll.state import State, Stats, attach, find
 from mpicoll.tuning import NATIVE
 
-__all__ = ["FallbackWarning", "Intracomm", "Stats", "abort_on_exception", "end_job"]
+__all__ = [
+    "Cartcomm",
+    "Distgraphcomm",
+    "FallbackWarning",
+    "Graphcomm",
+    "Intercomm",
+    "Intracomm",
+    "Stats",
+    "abort_on_exception",
+    "end_job",
+]
 
 #: Seconds between an error's message and the end of the job: a launcher that is told to end it may
 #: drop what it has not yet read from its processes.
 GRACE = 0.3
 
 _C = TypeVar("_C", bound="Intracomm")
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What ran on a communicator, on this rank.
-
-    Attributes:
-        calls: number of calls by (collective, algorithm).
-        fallbacks: those of them that the MPI library served only because mpicoll could not, by
-            (collective, reason).
-    """
-
-    calls: dict[tuple[str, str], int]
-    fallbacks: dict[tuple[str, str], int]
 
 
 @contextmanager
@@ -114,7 +112,12 @@ class Intracomm(Blocking, Nonblocking, Persistent):
     library's own, and return its requests, unless ``MPICOLL_PROGRESS=thread`` on rank 0; with it
     see :mod:`mpicoll.requests`.  What mpicoll cannot serve (reductions of derived datatypes) goes
     to the MPI library's own collective, under the policy ``MPICOLL_FALLBACK``: ``error``, ``warn``
-    (once, the default) or ``silent``; with ``algorithm`` given it is an error.
+    (once, the default) or ``silent``; with ``algorithm`` given it is an error.  Neighbourhood
+    collectives (``Neighbor_allgather``, ``Neighbor_alltoallw``, ...) are always passed through to
+    the library, and so are all collectives of intercommunicators (:class:`Intercomm`): counted as
+    such by :meth:`stats`, under the same policy.
+
+    On a communicator with a topology (``MPI.Cartcomm``, ...) it has the methods of that, too.
 
     They raise TypeError, ValueError and BufferError for arguments that do not fit (see
     :mod:`mpicoll.buffers`), and MPI.Exception, after a call of the communicator's error handler,
@@ -126,11 +129,13 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         if isinstance(comm, MPI.Intercomm):
             raise TypeError(
                 "mpicoll.Intracomm cannot be built on an intercommunicator; use its Merge(), or "
-                "mpi4py's own collectives"
+                "mpicoll.Intercomm, which passes its collectives through"
             )
         if comm is not None and not isinstance(comm, MPI.Comm):
             raise TypeError(f"expected an mpi4py communicator, not {type(comm).__name__}")
-        return super().__new__(cls, comm)
+        # Of mpi4py's several constructors the one that all bases have.
+        made: Any = MPI.Intracomm.__new__(_with_topology(cls, comm), comm)
+        return made
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         if comm is None:
@@ -194,6 +199,32 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         with progress.meanwhile():
             return self._child(super().Shrink())
 
+    def Create_cart(self, *arguments: Any, **more: Any) -> Cartcomm:
+        """Create a communicator with a Cartesian topology; see mpi4py's method."""
+        with progress.meanwhile():
+            return self._child(super().Create_cart(*arguments, **more))
+
+    def Create_graph(self, *arguments: Any, **more: Any) -> Graphcomm:
+        """Create a communicator with a graph topology; see mpi4py's method."""
+        with progress.meanwhile():
+            return self._child(super().Create_graph(*arguments, **more))
+
+    def Create_dist_graph(self, *arguments: Any, **more: Any) -> Distgraphcomm:
+        """Create a communicator with a distributed graph topology; see mpi4py's method."""
+        with progress.meanwhile():
+            return self._child(super().Create_dist_graph(*arguments, **more))
+
+    def Create_dist_graph_adjacent(self, *arguments: Any, **more: Any) -> Distgraphcomm:
+        """Create a communicator with a distributed graph topology; see mpi4py's method."""
+        with progress.meanwhile():
+            return self._child(super().Create_dist_graph_adjacent(*arguments, **more))
+
+    def Create_intercomm(self, *arguments: Any, **more: Any) -> Intercomm:
+        """Create an intercommunicator; see mpi4py's method."""
+        policy = self._state.settings.policy if self._state is not None else ""
+        with progress.meanwhile():
+            return Intercomm(super().Create_intercomm(*arguments, **more), policy)
+
     def Free(self) -> None:
         """Free the communicator.
 
@@ -229,7 +260,7 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         comm._state = attach(comm, self._state.settings if self._state is not None else None)
         return comm
 
-    def _child(self, comm: MPI.Comm) -> Intracomm:
+    def _child(self, comm: MPI.Comm) -> Any:
         """An object of mpi4py's as one of this class, set up if this rank is in it."""
         child = Intracomm.__new__(Intracomm, comm)
         return self._adopt(child) if child else child
@@ -255,13 +286,18 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         """Which algorithm a call without ``algorithm=`` would run, and why.
 
         Args:
-            collective: name as in ``mpicoll list``.
+            collective: name as in ``mpicoll list``, or of a neighbourhood collective.
             nbytes: bytes of the whole vector (of all blocks, for all-gather, reduce-scatter, ...).
 
         Raises:
             ValueError: unknown collective, or a negative number of bytes.
         """
         state = self._local()
+        if collective in NEIGHBOURHOOD:
+            return (
+                f"{collective} on {state.size} ranks: {NATIVE} (passed through: neighbourhood "
+                f"collectives are the MPI library's own); known are {NATIVE}"
+            )
         collectives.collective(collective)
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes} must not be negative")
@@ -286,3 +322,29 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         self._state = state
         state.check()
         return state
+
+
+class Cartcomm(Neighbourhood, Intracomm, MPI.Cartcomm):
+    """An :class:`Intracomm` with a Cartesian topology."""
+
+    def Sub(self, remain_dims: Sequence[bool]) -> Cartcomm:
+        """Create communicators of lower-dimensional subgrids."""
+        with progress.meanwhile():
+            return self._child(super().Sub(remain_dims))
+
+
+class Graphcomm(Neighbourhood, Intracomm, MPI.Graphcomm):
+    """An :class:`Intracomm` with a graph topology."""
+
+
+class Distgraphcomm(Neighbourhood, Intracomm, MPI.Distgraphcomm):
+    """An :class:`Intracomm` with a distributed graph topology."""
+
+
+def _with_topology(cls: type[Intracomm], comm: MPI.Comm | None) -> type[Intracomm]:
+    """The class for a communicator: that of its topology where ``cls`` does not say otherwise."""
+    if cls is Intracomm:
+        for made in (Cartcomm, Graphcomm, Distgraphcomm):
+            if isinstance(comm, made.__bases__[-1]):
+                return made
+    return cls

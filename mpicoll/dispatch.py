@@ -10,6 +10,7 @@ thread of :mod:`mpicoll.progress`.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
 from mpicoll.tuning import ARGUMENT, BUILTIN_SOURCE, NATIVE, NEAR_SOURCE, Choice
 
-__all__ = ["Dispatch", "FallbackWarning"]
+__all__ = ["Dispatch", "FallbackWarning", "fall_back"]
 
 #: Fallbacks that this process has warned of.
 _WARNED: set[str] = set()
@@ -314,15 +315,33 @@ class Dispatch(MPI.Intracomm):
 
     def _fall_back(self, state: State, definition: Collective, reason: str) -> None:
         """Count, and report as the policy says, that what was asked for cannot serve."""
-        message = f"{definition.method}: {reason}"
-        if state.settings.policy == "error":
-            raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
-        state.fallbacks[definition.name, reason] += 1
-        if state.settings.policy == "warn" and state.rank == 0 and message not in _WARNED:
-            _WARNED.add(message)
-            # The frames between: this one, those that led here, the collective's own method.
-            warnings.warn(
-                f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
-                FallbackWarning,
-                stacklevel=5,
-            )
+        # The frames between: this one, those that led here, the collective's own method.
+        fall_back(
+            state.settings.policy, state.fallbacks, state.rank, definition, reason, stacklevel=6
+        )
+
+
+def fall_back(
+    policy: str,
+    fallbacks: Counter[tuple[str, str]],
+    rank: int,
+    definition: Collective,
+    reason: str,
+    stacklevel: int,
+) -> None:
+    """Count, and report as the policy says, that what was asked for cannot serve.
+
+    Raises:
+        Unsupported: the policy is "error".
+    """
+    message = f"{definition.method}: {reason}"
+    if policy == "error":
+        raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
+    fallbacks[definition.name, reason] += 1
+    if policy == "warn" and rank == 0 and message not in _WARNED:
+        _WARNED.add(message)
+        warnings.warn(
+            f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
+            FallbackWarning,
+            stacklevel=stacklevel,
+        )

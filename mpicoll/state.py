@@ -12,6 +12,7 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from mpicoll.collectives import Collective
 from mpicoll.lanes import BLOCKING, Lane, Lanes
 from mpicoll.watch import Ticket, Watch, ranges
 
-__all__ = ["METHODS", "Settings", "State", "attach", "find"]
+__all__ = ["METHODS", "Settings", "State", "Stats", "attach", "find", "policy_from"]
 
 #: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
 POLICIES = ("error", "warn", "silent")
@@ -65,13 +66,27 @@ class Settings(NamedTuple):
     progress: bool = False
 
 
+@dataclass(frozen=True)
+class Stats:
+    """What ran on a communicator, on this rank.
+
+    Attributes:
+        calls: number of calls by (collective, algorithm).
+        fallbacks: those of them that the MPI library served only because mpicoll could not, by
+            (collective, reason).
+    """
+
+    calls: dict[tuple[str, str], int]
+    fallbacks: dict[tuple[str, str], int]
+
+
 class State:
     """What mpicoll keeps for one communicator handle.
 
     Attributes:
         private: carries the collectives' messages.
         settings: equal on all ranks.
-        calls, fallbacks: see :class:`mpicoll.comm.Stats`.
+        calls, fallbacks: see :class:`Stats`.
         lanes: keep collectives under way together apart.
         under_way: non-blocking collectives and started plans, until complete.
         failure: the first error that left messages behind.
@@ -440,10 +455,19 @@ def _read_settings(private: MPI.Intracomm) -> Settings:
     return found
 
 
-def _settings_from(environment: Mapping[str, str]) -> Settings:
+def policy_from(environment: Mapping[str, str]) -> str:
+    """What to do with a call that mpicoll cannot serve.
+
+    Raises:
+        ValueError: the environment has something else.
+    """
     policy = environment.get("MPICOLL_FALLBACK", "warn")
     if policy not in POLICIES:
         raise ValueError(f"MPICOLL_FALLBACK={policy!r} must be one of {', '.join(POLICIES)}")
+    return policy
+
+
+def _settings_from(environment: Mapping[str, str]) -> Settings:
     check = environment.get("MPICOLL_CHECK") or "0"
     if check not in ("0", "1"):
         raise ValueError(f"MPICOLL_CHECK={check!r} must be 1 or 0")
@@ -452,7 +476,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
     return Settings(
         tuning.from_environment(environment),
-        policy,
+        policy_from(environment),
         timeout=_timeout_from(environment),
         check=check == "1",
         trace=environment.get("MPICOLL_TRACE", ""),

@@ -43,6 +43,7 @@ LAYERS = [
         "library",
         "nonblocking",
         "observe",
+        "passed",
         "persistent",
         "requests",
         "state",

@@ -171,14 +171,6 @@ def test_idup_is_set_up_by_the_first_collective_call(ours):
     made.Free()
 
 
-def test_topologies_stay_mpi4pys_and_can_be_wrapped(ours):
-    cart = ours.Create_cart([P], periods=[True])
-    assert type(cart) is MPI.Cartcomm
-    wrapped = Intracomm(cart)
-    works(wrapped)
-    cart.Free()
-
-
 def test_copies_share_the_handle(ours):
     works(copy.copy(ours))
     dup = ours.Dup()

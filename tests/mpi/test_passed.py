@@ -1,0 +1,261 @@
+"""What is passed through to the MPI library, and counted: topologies and intercommunicators."""
+
+import warnings
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll import dispatch, hooks
+from mpicoll.call import METHODS
+from mpicoll.comm import Cartcomm, Distgraphcomm, FallbackWarning, Graphcomm, Intracomm
+from mpicoll.passed import NEIGHBOURHOOD, Intercomm
+
+pytestmark = pytest.mark.mpi
+
+WORLD = MPI.COMM_WORLD
+P, RANK = WORLD.size, WORLD.rank
+LEFT, RIGHT = (RANK - 1) % P, (RANK + 1) % P
+
+
+def settings(monkeypatch, **environment):
+    monkeypatch.setattr(dispatch, "_WARNED", set())
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return Intracomm(WORLD.Dup())
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    comm = settings(monkeypatch, MPICOLL_FALLBACK="silent")
+    yield comm
+    comm.Free()
+
+
+def ring(comm):
+    return comm.Create_cart([P], periods=[True])
+
+
+TOPOLOGIES = {
+    "cart": (ring, Cartcomm),
+    "graph": (
+        lambda c: c.Create_graph(
+            [2 * (rank + 1) for rank in range(P)],
+            [n for rank in range(P) for n in ((rank - 1) % P, (rank + 1) % P)],
+        ),
+        Graphcomm,
+    ),
+    "dist_graph": (lambda c: c.Create_dist_graph([RANK], [2], [LEFT, RIGHT]), Distgraphcomm),
+    "adjacent": (
+        lambda c: c.Create_dist_graph_adjacent([LEFT, RIGHT], [LEFT, RIGHT]),
+        Distgraphcomm,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_topologies_are_of_this_class_and_mpi4pys(ours, name):
+    make, kind = TOPOLOGIES[name]
+    made = make(ours)
+    assert type(made) is kind
+    assert isinstance(made, Intracomm) and isinstance(made, kind.__bases__[-1])
+    assert made.Get_topology() == make(WORLD).Get_topology()
+    out = np.zeros(3)
+    made.Allreduce(np.ones(3), out, algorithm="linear")
+    assert out.tolist() == [P] * 3
+    recv = np.zeros(2, "i4")
+    made.Neighbor_allgather(np.array([RANK], "i4"), recv)
+    assert sorted(recv.tolist()) == sorted([LEFT, RIGHT])
+    assert made.stats().calls == {("allreduce", "linear"): 1, ("neighbor_allgather", "native"): 1}
+    again = made.Dup()
+    assert type(again) is kind
+    again.Free()
+    made.Free()
+
+
+def test_a_topology_of_mpi4py_keeps_its_methods_when_wrapped():
+    cart = ring(WORLD)
+    wrapped = Intracomm(cart)
+    assert type(wrapped) is Cartcomm
+    assert wrapped.Shift(0, 1) == (LEFT, RIGHT)
+    assert wrapped.handle == cart.handle
+
+    class Mine(Intracomm):
+        pass
+
+    assert type(Mine(cart)) is Mine
+    cart.Free()
+
+
+def test_subgrids(ours):
+    grid = ours.Create_cart(MPI.Compute_dims(P, 2))
+    row = grid.Sub([False, True])
+    assert type(row) is Cartcomm
+    out = np.zeros(1)
+    row.Allreduce(np.ones(1), out, algorithm="ring")
+    assert out[0] == row.size == grid.dims[1]
+    row.Free()
+    grid.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_outside_of_a_topology(ours):
+    made = ours.Create_cart([1])
+    assert (made == MPI.COMM_NULL) == (RANK > 0)
+    if made:
+        made.Barrier(algorithm="tree")
+        made.Free()
+
+
+def neighbour_arguments(name):
+    """Send and receive buffer: to left and right this rank's number, or the one after it."""
+    send, recv = np.array([RANK], "i4"), np.full(2, -1, "i4")
+    if name.startswith("neighbor_alltoall"):
+        send = np.array([RANK, RANK + 100], "i4")
+    if name == "neighbor_alltoallw":
+        both = ([1, 1], [0, 4]), [MPI.INT32_T] * 2
+        return [send, *both], [recv, *both]
+    if name.endswith("v"):
+        counts = ([1, 1], [0, 1])
+        whole = [send, counts, MPI.INT32_T] if name == "neighbor_alltoallv" else send
+        return whole, [recv, counts, MPI.INT32_T]
+    return send, recv
+
+
+@pytest.mark.parametrize("mode", ["", "I", "_init"])
+@pytest.mark.parametrize("name", NEIGHBOURHOOD)
+def test_neighbourhood_collectives_are_the_librarys_and_counted(ours, name, mode):
+    cart, plain = ring(ours), ring(WORLD)
+    method = f"I{name}" if mode == "I" else name.capitalize() + mode
+    results = []
+    for comm in (plain, cart):
+        send, recv = neighbour_arguments(name)
+        request = getattr(comm, method)(send, recv)
+        if mode == "_init":
+            request.Start()
+        if mode:
+            request.Wait()
+        if mode == "_init":
+            request.Free()
+        results.append((recv[0] if isinstance(recv, list) else recv).tolist())
+    assert results[0] == results[1] != [-1, -1]
+    stats = cart.stats()
+    assert stats.calls == {(name, "native"): 1}
+    ((key, reason),) = stats.fallbacks
+    assert key == name and "neighbourhood collectives are passed through" in reason
+    said = cart.explain(name)
+    assert name in said and "native (passed through" in said
+    assert getattr(type(cart), method).__doc__ == getattr(MPI.Cartcomm, method).__doc__
+    for comm in (plain, cart):
+        comm.Free()
+
+
+def test_neighbourhood_collectives_are_reported_once(monkeypatch):
+    ours = settings(monkeypatch)
+    cart = ring(ours)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            cart.Neighbor_allgather(*neighbour_arguments("neighbor_allgather"))
+    assert len(caught) == (RANK == 0)
+    if RANK == 0:
+        assert caught[0].category is FallbackWarning and caught[0].filename == __file__
+        assert str(caught[0].message).startswith("Neighbor_allgather: neighbourhood collectives")
+    cart.Free()
+    ours.Free()
+
+
+def test_neighbourhood_collectives_may_be_forbidden(monkeypatch):
+    ours = settings(monkeypatch, MPICOLL_FALLBACK="error")
+    cart = ring(ours)
+    for method in ("Neighbor_alltoall", "Ineighbor_alltoall", "Neighbor_alltoall_init"):
+        with pytest.raises(TypeError, match=r"Neighbor_alltoall: .*MPICOLL_FALLBACK=error forbids"):
+            getattr(cart, method)(*neighbour_arguments("neighbor_alltoall"))
+    assert cart.stats().calls == {}
+    cart.Free()
+    ours.Free()
+
+
+def test_neighbourhood_collectives_keep_limits_checks_and_hooks(monkeypatch):
+    ours = settings(monkeypatch, MPICOLL_FALLBACK="silent", MPICOLL_CHECK="1", MPICOLL_TIMEOUT="30")
+    cart = ring(ours)
+    seen = []
+    hooks.add(seen.append)
+    try:
+        send, recv = neighbour_arguments("neighbor_alltoall")
+        cart.Neighbor_alltoall(send, recv)
+    finally:
+        hooks.remove(seen.append)
+    assert [(event.collective, event.algorithm) for event in seen] == [
+        ("neighbor_alltoall", "native")
+    ]
+    assert -1 not in recv
+    request = cart.Ineighbor_alltoall(send, recv)
+    request.Wait()
+    bound = cart.Neighbor_alltoall_init(send, recv)
+    for _ in range(2):
+        bound.Start()
+        bound.Wait()
+    bound.Free()
+    cart.Free()
+    ours.Free()
+
+
+# --- intercommunicators ---
+
+
+@pytest.fixture
+def between(monkeypatch):
+    """An intercommunicator between the even and the odd ranks."""
+    ours = settings(monkeypatch, MPICOLL_FALLBACK="silent")
+    half = ours.Split(RANK % 2, RANK)
+    made = half.Create_intercomm(0, WORLD, 1 - RANK % 2)
+    yield made
+    made.Free()
+    half.Free()
+    ours.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_intercommunicators_are_passed_through_and_counted(between):
+    assert type(between) is Intercomm is mpicoll.Intercomm
+    out = np.zeros(2)
+    between.Allreduce(np.ones(2), out)
+    assert out.tolist() == [between.Get_remote_size()] * 2
+    between.Barrier()
+    request = between.Iallreduce(np.ones(2), out)
+    request.Wait()
+    stats = between.stats()
+    assert stats.calls == {("allreduce", "native"): 2, ("barrier", "native"): 1}
+    assert sum(stats.fallbacks.values()) == 3
+    assert all("an intercommunicator's" in reason for _, reason in stats.fallbacks)
+    merged = between.Merge(high=RANK % 2)
+    assert type(merged) is MPI.Intracomm
+    merged.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_policy_holds_for_intercommunicators(monkeypatch, between):
+    monkeypatch.setattr(dispatch, "_WARNED", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            Intercomm(between, "warn").Barrier()
+    assert len(caught) == (between.rank == 0)
+    assert all(one.filename == __file__ for one in caught)
+    with pytest.raises(TypeError, match=r"Barrier: .*MPICOLL_FALLBACK=error forbids"):
+        Intercomm(between, "error").Barrier()
+    with pytest.raises(TypeError, match="expected an intercommunicator, not Intracomm"):
+        Intercomm(WORLD)
+    with pytest.raises(TypeError, match=r"mpicoll\.Intercomm, which passes"):
+        Intracomm(between)
+
+
+def test_every_collective_of_an_intercommunicator_is_counted():
+    for method in METHODS:
+        for name in (method, f"I{method.lower()}", f"{method}_init"):
+            if method in ("Scan", "Exscan"):
+                assert not hasattr(Intercomm, name)
+            else:
+                assert getattr(Intercomm, name) is not getattr(MPI.Intercomm, name)
