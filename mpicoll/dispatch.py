@@ -21,7 +21,7 @@ from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
 from mpicoll.exact import EXACT
-from mpicoll.library import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
+from mpicoll.native_requests import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
 from mpicoll.observe import observe
 from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request

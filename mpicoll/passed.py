@@ -20,7 +20,7 @@ from mpicoll import progress
 from mpicoll.call import METHODS, Prepared
 from mpicoll.collectives import COLLECTIVES, Collective, Place
 from mpicoll.dispatch import Dispatch, fall_back
-from mpicoll.library import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
+from mpicoll.native_requests import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
 from mpicoll.observe import observe
 from mpicoll.state import Stats, policy_from
 from mpicoll.tuning import NATIVE, Choice

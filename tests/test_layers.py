@@ -40,7 +40,7 @@ LAYERS = [
         "fused",
         "hooks",
         "lanes",
-        "library",
+        "native_requests",
         "nonblocking",
         "observe",
         "passed",

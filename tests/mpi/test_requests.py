@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpicoll import hooks, progress, state, trace
 from mpicoll.comm import Intracomm
-from mpicoll.library import LibraryPrequest, LibraryRequest
+from mpicoll.native_requests import LibraryPrequest, LibraryRequest
 from mpicoll.requests import Request
 
 pytestmark = pytest.mark.mpi

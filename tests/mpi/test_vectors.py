@@ -240,7 +240,7 @@ def test_reduce_scatter_asks_for_the_counts_it_is_not_given(ours):
 def test_messages_longer_than_a_piece(monkeypatch, how):
     """A small limit stands in for the largest count of MPI, 2^31 - 1."""
     build = plan.build
-    monkeypatch.setattr(plan, "build", lambda shape: build(shape, **how))
+    monkeypatch.setattr(plan, "build", lambda shape, piece: build(shape, **how))
     ours = Intracomm(WORLD.Dup())
     counts = [rank * 5 % 17 + 9 for rank in range(P)]
 
