@@ -1245,6 +1245,7 @@ cdef struct Key:
     int64_t method
     int64_t root
     int64_t op
+    int64_t algorithm  # where the caller's name of it lies, 0 if the caller names none
     int64_t kinds[2]
     int64_t lengths[2]
 
@@ -1277,7 +1278,7 @@ cdef class Front:
     """
 
     cdef Known *known
-    cdef list programs, reductions, names
+    cdef list programs, kept, names
     cdef MPI.Comm comm
     cdef object pause, poll, under_way, failed
     cdef list hooks, forks
@@ -1296,7 +1297,7 @@ cdef class Front:
         free(self.known)
 
     cdef empty(self):
-        self.programs, self.reductions = [None] * KNOWN, [None] * KNOWN
+        self.programs, self.kept = [None] * KNOWN, [None] * KNOWN
         self.names = [None] * KNOWN
         memset(self.known, 0, KNOWN * sizeof(Known))
 
@@ -1314,7 +1315,7 @@ cdef class Front:
                 totals[self.names[i]] = totals.get(self.names[i], 0) + self.known[i].calls
         return totals
 
-    def serve(self, comm, int method, sendbuf, recvbuf, op, root):
+    def serve(self, comm, int method, sendbuf, recvbuf, op, root, algorithm):
         """Make a call of a communicator; False if it has to go the long way."""
         cdef Key key
         cdef char *address[2]
@@ -1323,7 +1324,7 @@ cdef class Front:
         cdef Program program
         if not self.open or self.hooks or self.forks:
             return False
-        if not _key(&key, address, method, sendbuf, recvbuf, op, root):
+        if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
             return False
         index = _hash(&key)
         known = &self.known[index]
@@ -1360,11 +1361,14 @@ cdef class Front:
         known.calls += 1
         return True
 
-    def learn(self, int method, sendbuf, recvbuf, op, root, call, name, Program program, reduction):
+    def learn(
+        self, int method, sendbuf, recvbuf, op, root, algorithm, call, name, Program program,
+        reduction,
+    ):
         """Remember a call that has been made the long way, if it is a plain one.
 
         Args:
-            method, sendbuf, recvbuf, op, root: as for `serve`.
+            method, sendbuf, recvbuf, op, root, algorithm: as for `serve`.
             call: the parsed call.
             name: (collective, algorithm).
             program: what ran it.
@@ -1374,9 +1378,9 @@ cdef class Front:
         cdef char *address[2]
         cdef Known *known
         cdef int side
-        if not _key(&key, address, method, sendbuf, recvbuf, op, root):
+        if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
             return
-        known = self.take(&key, name, program, reduction)
+        known = self.take(&key, name, program, (reduction, algorithm))
         known.program, known.reduction = <void *> program, <void *> reduction
         known.kernel = _kernel(reduction)
         for side, memory in enumerate(call.memory()):
@@ -1386,21 +1390,23 @@ cdef class Front:
                     key.kinds[1] < 0 or memory.ctypes.data == <uint64_t> address[0]
                 ) else 1
 
-    def pass_on(self, int method, sendbuf, recvbuf, op, root, name, function, numbers):
+    def pass_on(
+        self, int method, sendbuf, recvbuf, op, root, algorithm, name, function, numbers
+    ):
         """Remember a call that the MPI library has served, if it is a plain one.
 
         Args:
-            method, sendbuf, recvbuf, op, root: as for `serve`.
+            method, sendbuf, recvbuf, op, root, algorithm: as for `serve`.
             name: (collective, algorithm).
             function: mpi4py's method.
             numbers: which of sendbuf, recvbuf, op and root it takes.
         """
         cdef Key key
         cdef char *address[2]
-        if _key(&key, address, method, sendbuf, recvbuf, op, root):
-            self.take(&key, name, (function, numbers), None)
+        if _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
+            self.take(&key, name, (function, numbers), (None, algorithm))
 
-    cdef Known *take(self, Key *key, name, program, reduction):
+    cdef Known *take(self, Key *key, name, program, kept):
         """A place for a call, perhaps that of another one."""
         cdef int index = _hash(key)
         cdef Known *known = &self.known[index]
@@ -1408,13 +1414,13 @@ cdef class Front:
             self.totals[self.names[index]] = self.totals.get(self.names[index], 0) + known.calls
         memset(known, 0, sizeof(Known))
         known.key = key[0]
-        self.programs[index], self.reductions[index] = program, reduction
+        self.programs[index], self.kept[index] = program, kept
         self.names[index] = name
         return known
 
 
 cdef bint _key(
-    Key *key, char **address, int method, sendbuf, recvbuf, op, root
+    Key *key, char **address, int method, sendbuf, recvbuf, op, root, algorithm
 ) except -1:
     """What decides a call, and where its arrays lie; False if it is none of plain arrays."""
     memset(key, 0, sizeof(Key))
@@ -1422,6 +1428,9 @@ cdef bint _key(
     if type(root) is not int:
         return False
     key.root = root
+    if algorithm is not None:
+        # The table keeps the name, so nothing else can lie there.
+        key.algorithm = <int64_t> <void *> algorithm
     if op is not None:
         if type(op) is not _MPI.Op:
             return False
@@ -1453,7 +1462,7 @@ cdef bint _argument(Key *key, char **address, int side, buffer) noexcept:
 
 cdef int _hash(Key *key) noexcept nogil:
     cdef uint64_t mixed = (
-        key.method + 31 * key.root + 7 * key.op + key.kinds[0] + 3 * key.kinds[1]
+        key.method + 31 * key.root + 7 * key.op + 11 * key.algorithm + key.kinds[0] + 3 * key.kinds[1]
         + 5 * key.lengths[0] + key.lengths[1]
     )
     return (mixed * <uint64_t> 0x9E3779B97F4A7C15) >> 57

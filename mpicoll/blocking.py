@@ -38,8 +38,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or parameters)
-            and front.serve(self, BARRIER, None, None, None, 0)
+            and not parameters
+            and front.serve(self, BARRIER, None, None, None, 0, algorithm)
         ):
             return
         self._blocking("Barrier", algorithm=algorithm, parameters=parameters)
@@ -51,8 +51,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or parameters)
-            and front.serve(self, BCAST, None, buf, None, root)
+            and not parameters
+            and front.serve(self, BCAST, None, buf, None, root, algorithm)
         ):
             return
         self._blocking("Bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters)
@@ -72,8 +72,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or reproducible or parameters)
-            and front.serve(self, REDUCE, sendbuf, recvbuf, op, root)
+            and not (reproducible or parameters)
+            and front.serve(self, REDUCE, sendbuf, recvbuf, op, root, algorithm)
         ):
             return
         self._blocking(
@@ -108,8 +108,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or reproducible or parameters)
-            and front.serve(self, ALLREDUCE, sendbuf, recvbuf, op, 0)
+            and not (reproducible or parameters)
+            and front.serve(self, ALLREDUCE, sendbuf, recvbuf, op, 0, algorithm)
         ):
             return
         if not fused.is_list(recvbuf):
@@ -151,8 +151,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or reproducible or parameters)
-            and front.serve(self, REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0)
+            and not (reproducible or parameters)
+            and front.serve(self, REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0, algorithm)
         ):
             return
         self._blocking(
@@ -195,8 +195,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or parameters)
-            and front.serve(self, ALLGATHER, sendbuf, recvbuf, None, 0)
+            and not parameters
+            and front.serve(self, ALLGATHER, sendbuf, recvbuf, None, 0, algorithm)
         ):
             return
         self._blocking("Allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -220,8 +220,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or parameters)
-            and front.serve(self, GATHER, sendbuf, recvbuf, None, root)
+            and not parameters
+            and front.serve(self, GATHER, sendbuf, recvbuf, None, root, algorithm)
         ):
             return
         self._blocking(
@@ -255,8 +255,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or parameters)
-            and front.serve(self, SCATTER, sendbuf, recvbuf, None, root)
+            and not parameters
+            and front.serve(self, SCATTER, sendbuf, recvbuf, None, root, algorithm)
         ):
             return
         self._blocking(
@@ -284,8 +284,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or parameters)
-            and front.serve(self, ALLTOALL, sendbuf, recvbuf, None, 0)
+            and not parameters
+            and front.serve(self, ALLTOALL, sendbuf, recvbuf, None, 0, algorithm)
         ):
             return
         self._blocking("Alltoall", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -315,8 +315,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or parameters)
-            and front.serve(self, SCAN, sendbuf, recvbuf, op, 0)
+            and not parameters
+            and front.serve(self, SCAN, sendbuf, recvbuf, op, 0, algorithm)
         ):
             return
         self._blocking("Scan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters)
@@ -334,8 +334,8 @@ class Blocking(Dispatch):
         front = self._front
         if (
             front is not None
-            and not (algorithm or parameters)
-            and front.serve(self, EXSCAN, sendbuf, recvbuf, op, 0)
+            and not parameters
+            and front.serve(self, EXSCAN, sendbuf, recvbuf, op, 0, algorithm)
         ):
             return
         self._blocking(

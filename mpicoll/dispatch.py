@@ -26,7 +26,7 @@ from mpicoll.observe import observe
 from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
-from mpicoll.tuning import ARGUMENT, BUILTIN_SOURCE, NATIVE, NEAR_SOURCE, Choice
+from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, NEAR_SOURCE, Choice
 
 __all__ = ["Dispatch", "FallbackWarning", "fall_back"]
 
@@ -120,9 +120,9 @@ class Dispatch(MPI.Intracomm):
         if call is None or choice.algorithm == NATIVE:
             given = asked[1:5]
             self._run_native(state, asked.passed_on(call), call)
-            if call is not None and choice.source not in ("", ARGUMENT):
+            if call is not None:
                 function = getattr(MPI.Intracomm, definition.method)
-                state.pass_on(definition, given, function, _taken(definition))
+                state.pass_on(definition, given, choice, function, _taken(definition))
             return
         call.load()
         try:
@@ -132,8 +132,7 @@ class Dispatch(MPI.Intracomm):
             raise
         call.write_back()
         state.count(definition.name, choice.algorithm)
-        if choice.source not in ("", ARGUMENT):
-            state.learn(call, asked[1:5], choice.algorithm, planned)
+        state.learn(call, asked[1:5], choice, planned)
 
     def _run_native(self, state: State, asked: _Asked, call: Call | None) -> None:
         """Run the MPI library's own collective."""

@@ -147,34 +147,44 @@ class State:
         )
 
     def learn(
-        self, call: Call, arguments: tuple[Any, ...], algorithm: str, planned: plan.Plan
+        self, call: Call, arguments: tuple[Any, ...], choice: tuning.Choice, planned: plan.Plan
     ) -> None:
         """Let a call of the same arguments, buffers apart, go the short way from now on."""
-        name = call.definition.name, algorithm
-        if self._is_plain(call.definition, arguments):
-            method = METHODS[call.definition.method]
-            program = planned.spare[0]
-            self.front.learn(method, *arguments, call, name, program, call.reduction)
+        if self._is_plain(call.definition, arguments, choice):
+            self.front.learn(
+                METHODS[call.definition.method],
+                *arguments,
+                tuning.named(choice),
+                call,
+                (call.definition.name, choice.algorithm),
+                planned.spare[0],
+                call.reduction,
+            )
 
     def pass_on(
         self,
         definition: Collective,
         arguments: tuple[Any, ...],
+        choice: tuning.Choice,
         function: Callable[..., Any],
         numbers: tuple[int, ...],
     ) -> None:
         """The same for a call that the MPI library serves."""
-        if self._is_plain(definition, arguments):
-            name = definition.name, tuning.NATIVE
-            self.front.pass_on(METHODS[definition.method], *arguments, name, function, numbers)
+        if self._is_plain(definition, arguments, choice):
+            name = definition.name, choice.algorithm
+            method = METHODS[definition.method]
+            self.front.pass_on(method, *arguments, tuning.named(choice), name, function, numbers)
 
-    def _is_plain(self, definition: Collective, arguments: tuple[Any, ...]) -> bool:
+    def _is_plain(
+        self, definition: Collective, arguments: tuple[Any, ...], choice: tuning.Choice
+    ) -> bool:
         """Whether a call may go the short way; a user's operator may be another one next time."""
         op = arguments[2]
         return (
             self.front is not None
             and definition.method in METHODS
             and (op is None or op.is_predefined)
+            and tuning.is_default(definition.name, choice)
         )
 
     def counted(self) -> dict[tuple[str, str], int]:

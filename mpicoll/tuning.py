@@ -28,6 +28,8 @@ __all__ = [
     "choose",
     "fits",
     "from_environment",
+    "is_default",
+    "named",
     "prefer",
 ]
 
@@ -147,6 +149,18 @@ def _table(named: Mapping[str, Mapping[tuple[int, int], tuple[str, ...]]], sourc
 BUILTIN: Table = _table(_NAMES, BUILTIN_SOURCE)
 #: Used in its place where all ranks share memory.
 NEAR: Table = _table(_NEAR_NAMES, NEAR_SOURCE)
+
+
+def named(choice: Choice) -> str | None:
+    """The algorithm if the caller has named it, the caller's own string."""
+    return choice.algorithm if choice.source == ARGUMENT else None
+
+
+def is_default(collective: str, choice: Choice) -> bool:
+    """Whether a choice comes from a table, or is an algorithm that is named and nothing more."""
+    if choice.source != ARGUMENT:
+        return bool(choice.source)
+    return choice.parameters == check(collective, choice.algorithm, {})
 
 
 def prefer(better: Table, table: Table) -> Table:

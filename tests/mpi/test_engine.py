@@ -218,6 +218,31 @@ def test_the_short_way_is_for_the_same_call_alone():
         ours.Allreduce(data, result)
 
 
+def test_an_algorithm_that_is_named_goes_the_short_way_too():
+    ours = Intracomm(WORLD.Dup())
+    data = np.full(5, RANK)
+    want = [P * (P - 1) // 2] * 5
+    for _ in range(3):
+        for named in (
+            {"algorithm": "ring"},
+            {"algorithm": "native"},
+            {"algorithm": "double_binary_tree"},
+            {"algorithm": "double_binary_tree", "segments": 2},
+            {},
+        ):
+            result = np.zeros(5, int)
+            ours.Allreduce(data, result, **named)
+            assert result.tolist() == want
+    short = ours._front.calls()
+    assert {short[("allreduce", name)] for name in ("ring", "double_binary_tree")} == {2}
+    ran = ours.stats().calls
+    assert ran[("allreduce", "ring")] == 3
+    assert ran[("allreduce", "double_binary_tree")] == 6
+    with pytest.raises(ValueError, match="unknown algorithm 'rang'"):
+        ours.Allreduce(data, result, algorithm="rang")
+    ours.Free()
+
+
 def test_hooks_hear_of_what_went_the_short_way_before():
     ours = Intracomm(WORLD.Dup())
     data, heard = np.zeros(2), []
