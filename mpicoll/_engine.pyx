@@ -1462,7 +1462,8 @@ cdef bint _argument(Key *key, char **address, int side, buffer) noexcept:
 
 cdef int _hash(Key *key) noexcept nogil:
     cdef uint64_t mixed = (
-        key.method + 31 * key.root + 7 * key.op + 11 * key.algorithm + key.kinds[0] + 3 * key.kinds[1]
+        key.method + 31 * key.root + 7 * key.op + 11 * key.algorithm
+        + key.kinds[0] + 3 * key.kinds[1]
         + 5 * key.lengths[0] + key.lengths[1]
     )
     return (mixed * <uint64_t> 0x9E3779B97F4A7C15) >> 57
