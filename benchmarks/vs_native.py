@@ -1,0 +1,174 @@
+"""mpicoll's default choices against the MPI library's own collectives, in one launch.
+
+    mpirun -n 2 python benchmarks/vs_native.py [--collectives allreduce bcast] [--largest 64M]
+        [--samples 15] [--json results.jsonl]
+
+Both are called through mpi4py's spelling, in the same process, on the same float32 buffers (sum at
+the root, rank 0). A sample is the time of one call, averaged over as many back-to-back calls as
+take about a millisecond, at most 1,000, from a common start to the end of the slowest rank; in
+rooted collectives a barrier follows the last call. Samples of the two alternate. Reported are
+medians over the samples, their ratio (below 1 mpicoll is faster) with the 95 % interval of the
+ratios of neighbours (order statistics), what mpicoll chose, and how many elements were wrong. A
+size where the choice is the library's own counts as 1 in the geometric mean.
+
+Every launch also records two probes of the machine, so that a disturbed one can be told: a
+round trip of an empty message and a copy of 16 MiB, in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll.bench import environment, stats
+from mpicoll.bench.sizes import parse_size
+from mpicoll.bench.start import Start
+from mpicoll.bench.workload import SYMMETRIC, WORKLOADS, Workload, elements
+
+SECONDS = 1e-3  # of a sample, about
+CALLS = 1000  # of a sample, at most
+FLOAT = np.dtype(np.float32)
+
+
+def sizes(collective: str, largest: int) -> list[int]:
+    """Powers of four from 8 bytes on, and the largest."""
+    if collective == "barrier":
+        return [0]
+    powers = [8 << (2 * k) for k in range(32) if 8 << (2 * k) < largest]
+    return [*powers, largest]
+
+
+def sample(call: Callable[[], object], start: Start, calls: int, end: bool) -> float:
+    """Seconds of one call on this rank."""
+    start()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    if end:
+        start()
+    return (time.perf_counter() - begin) / calls
+
+
+def compare(
+    comm: MPI.Intracomm, ours: mpicoll.Intracomm, start: Start, work: Workload, samples: int
+) -> dict[str, Any]:
+    """Times of one collective at one size; the same on all ranks."""
+    ways = (work.bind(ours), work.bind(comm))
+    end = work.collective not in SYMMETRIC
+    wrong = []
+    for call in ways:
+        work.poison()
+        call()
+        wrong.append(comm.allreduce(work.check(comm.Get_rank())[0]))
+    once = comm.allreduce(max(sample(call, start, 3, end) for call in ways), MPI.MAX)
+    calls = max(1, min(CALLS, int(SECONDS / once)))
+    times = np.array(
+        [[sample(call, start, calls, end) for call in ways] for _ in range(samples + 2)][2:]
+    )
+    slowest = np.empty_like(times)
+    comm.Allreduce(times, slowest, MPI.MAX)
+    ratios = stats.summarise(list(slowest[:, 0] / slowest[:, 1]))
+    mine, native = np.median(slowest, axis=0)
+    choice = ours.explain(work.collective, work.size).split(": ", 1)[1].split(" (")[0]
+    return {
+        "collective": work.collective,
+        "size": work.size,
+        "choice": choice,
+        "calls": calls,
+        "samples": samples,
+        "mpicoll_us": 1e6 * float(mine),
+        "native_us": 1e6 * float(native),
+        "ratio": float(mine / native),
+        "low": ratios.low,
+        "high": ratios.high,
+        "wrong": wrong,
+    }
+
+
+def probes(comm: MPI.Intracomm) -> dict[str, float]:
+    """Microseconds of a round trip between ranks 0 and 1, and of a copy of 16 MiB."""
+    rank, nothing = comm.Get_rank(), bytearray(1)
+    source = np.ones(4 << 20, FLOAT)
+    target = source.copy()
+    trips, copies = [], []
+    for _ in range(21):
+        begin = time.perf_counter()
+        for _ in range(100):
+            if rank == 0 and comm.Get_size() > 1:
+                comm.Send(nothing, 1)
+                comm.Recv(nothing, 1)
+            elif rank == 1:
+                comm.Recv(nothing, 0)
+                comm.Send(nothing, 0)
+        trips.append((time.perf_counter() - begin) / 100)
+    comm.Barrier()
+    for _ in range(11):
+        begin = time.perf_counter()
+        target[:] = source
+        copies.append(time.perf_counter() - begin)
+    found = {
+        "round_trip_us": 1e6 * float(np.median(trips)),
+        "copy_us": 1e6 * float(np.median(copies)),
+    }
+    return comm.bcast(found)
+
+
+def mean(points: list[dict[str, Any]]) -> float:
+    """Geometric mean of the ratios."""
+    logs = [0.0 if p["choice"] == "native" else math.log(p["ratio"]) for p in points]
+    return math.exp(sum(logs) / len(logs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--collectives", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS)
+    )
+    parser.add_argument("--largest", type=parse_size, default=64 << 20, help="bytes, as 64M")
+    parser.add_argument("--samples", type=int, default=15, help="pairs of each size")
+    parser.add_argument("--json", help="append one line for each size to this file")
+    options = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    ours, start = mpicoll.Intracomm(comm.Dup()), Start(comm.Dup())
+    run = {**environment.gather(comm), **probes(comm)}
+    if comm.Get_rank() == 0:
+        print(f"{run['mpi'].split(',')[0]}, {comm.Get_size()} ranks, {run['processor']}")
+        print(f"round trip {run['round_trip_us']:.2f} us, copy of 16 MiB {run['copy_us']:.0f} us")
+    for collective in options.collectives:
+        points = []
+        for size in sizes(collective, options.largest):
+            count = elements(collective, size, FLOAT.itemsize, comm.Get_size())
+            work = WORKLOADS[collective](comm, count, FLOAT, "sum", 0)
+            point = compare(comm, ours, start, work, options.samples)
+            points.append(point)
+            if comm.Get_rank() == 0:
+                report(point, run, options.json)
+        if comm.Get_rank() == 0:
+            print(f"{collective:15} geometric mean {mean(points):.2f}", flush=True)
+
+
+def report(point: dict[str, Any], run: dict[str, Any], path: str | None) -> None:
+    """Print a point, and append it to a file."""
+    interval = "" if point["low"] is None else f"{point['low']:.2f}-{point['high']:.2f}"
+    print(
+        f"{point['collective']:15} {point['size']:>10} {point['mpicoll_us']:10.2f} "
+        f"{point['native_us']:10.2f} us {point['ratio']:6.2f} {interval:>10}  {point['choice']}"
+        + (f"  wrong {point['wrong']}" if any(point["wrong"]) else ""),
+        flush=True,
+    )
+    if path:
+        with open(path, "a") as file:
+            file.write(json.dumps({**point, "run": run}) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
