@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 #: One rank, the smallest groups, powers of two up to three rounds of doubling, and others.
 RANKS = (1, 2, 3, 4, 5, 8)
+#: The matrix of algorithms, which the long suite also runs on another number of ranks, ...
+MATRIX, MORE_RANKS = "tests/mpi/test_matrix.py", (7,)
+#: ... and with the smallest eager limit that a library accepts on shared memory: of Open MPI (it
+#: names the least, and what is below 257 bytes stays eager), and of MPICH with and without single
+#: copies.  Each library ignores the other's.
+SMALLEST_EAGER = {
+    "OMPI_MCA_btl_sm_eager_limit": "80",
+    "MPIR_CVAR_CH4_IPC_CMA_P2P_THRESHOLD": "1",
+    "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_CELL_SIZE": "128",
+    "MPICOLL_TEST_EAGER": "smallest",
+}
 #: Seconds that a launch may take, and that it may take to end after its closing line.
 LIMIT, LONG_LIMIT, LINGER = 600.0, 3600.0, 30.0
 #: Order and names of pytest's closing line; only the first two are failures.
@@ -74,15 +85,15 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     launches = []
     try:
-        for title, command in _commands(options, pytest_options):
-            launches.append(run(title, command, options.limit))
+        for title, command, environment in _commands(options, pytest_options):
+            launches.append(run(title, command, options.limit, environment))
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     print(f"\n{options.suite}, {_library()}")
     for launch in launches:
         end = launch.problem or closing_words(launch.counts)
-        print(f"  {launch.title:<8} {launch.seconds:7.1f}s  {end}")
+        print(f"  {launch.title:<22} {launch.seconds:7.1f}s  {end}")
     total = sum((launch.counts for launch in launches), Counter[str]())
     print(closing_line(total, time.monotonic() - start))
     return 0 if all(launch.passed for launch in launches) else 1
@@ -93,30 +104,48 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    long = os.environ.get("MPICOLL_TEST_LONG", "") not in ("", "0")
     add = parser.add_argument
     add("paths", nargs="*", help="tests to run under mpirun (default: the pure ones, tests/mpi)")
     add("-n", "--ranks", type=_numbers, default=RANKS, help="numbers of ranks, such as 1,2,4")
-    limit = LONG_LIMIT if long else LIMIT
+    limit = LONG_LIMIT if _long() else LIMIT
     add("--limit", type=float, default=limit, help="seconds that a launch may take")
     add("--suite", default="test", help="name printed with the result")
     return parser.parse_args(argv[:at]), argv[at + 1 :]
+
+
+def _long() -> bool:
+    """Whether the long suite is asked for."""
+    return os.environ.get("MPICOLL_TEST_LONG", "") not in ("", "0")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
-def _commands(options: argparse.Namespace, extra: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Title and command of each launch."""
+def _commands(
+    options: argparse.Namespace, extra: list[str]
+) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    """Title, command and further environment of each launch."""
     pytest = [sys.executable, "-m", "pytest", "--color=no", *extra]
-    if not options.paths:
-        yield "no MPI", [*pytest, str(ROOT / "tests")]
-    for ranks in options.ranks:
+
+    def under_mpirun(ranks: int, *paths: str) -> tuple[str, list[str]]:
         # The cache of pytest is one file, written by every rank at once.
-        paths = options.paths or [str(ROOT / "tests/mpi")]
         mpi = [*mpirun(), "-n", str(ranks), *pytest, "--with-mpi", "-p", "no:cacheprovider"]
-        yield f"{ranks} rank{'s' if ranks > 1 else ''}", [*mpi, *paths]
+        return f"{ranks} rank{'s' if ranks > 1 else ''}", [*mpi, *paths]
+
+    if not options.paths:
+        yield "no MPI", [*pytest, str(ROOT / "tests")], {}
+    for ranks in options.ranks:
+        yield *under_mpirun(ranks, *(options.paths or [str(ROOT / "tests/mpi")])), {}
+    if options.paths or not _long():
+        return
+    matrix = str(ROOT / MATRIX)
+    for ranks in MORE_RANKS:
+        title, command = under_mpirun(ranks, matrix)
+        yield f"{title}, matrix", command, {}
+    for ranks in sorted({*options.ranks, *MORE_RANKS} - {1}):
+        title, command = under_mpirun(ranks, matrix)
+        yield f"{title}, least eager", command, SMALLEST_EAGER
 
 
 def mpirun() -> list[str]:
@@ -139,7 +168,9 @@ def _library() -> str:
 # -- one launch ------------------------------------------------------------------------------------
 
 
-def run(title: str, command: list[str], limit: float) -> Launch:
+def run(
+    title: str, command: list[str], limit: float, environment: Mapping[str, str] | None = None
+) -> Launch:
     """Run `command`, print and count what it prints, and leave nothing of it behind."""
     launch = Launch(title, limit, Path(tempfile.mkdtemp(prefix="mc")))
     print(f"\n----- {title}: {shlex.join(command)}", flush=True)
@@ -148,7 +179,7 @@ def run(title: str, command: list[str], limit: float) -> Launch:
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=_environment(launch.directory, command),
+        env={**_environment(launch.directory, command), **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
