@@ -1261,6 +1261,7 @@ cdef struct Known:
 
 cdef enum:
     KNOWN = 128  # calls that are remembered
+    WAYS = 8  # places that one of them may have
     ABSENT = -1
     IN_PLACE = -2
 
@@ -1326,10 +1327,10 @@ cdef class Front:
             return False
         if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
             return False
-        index = _hash(&key)
-        known = &self.known[index]
-        if self.names[index] is None or not _same(&known.key, &key):
+        index = self.find(&key)
+        if index < 0:
             return False
+        known = &self.known[index]
         if (
             address[0] < address[1] + key.lengths[1] and address[1] < address[0] + key.lengths[0]
         ):
@@ -1406,10 +1407,26 @@ cdef class Front:
         if _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
             self.take(&key, name, (function, numbers), (None, algorithm))
 
+    cdef int find(self, Key *key) noexcept:
+        """The place of a call, -1 if it has none."""
+        cdef int i, first = _hash(key)
+        for i in range(first, first + WAYS):
+            if self.names[i % KNOWN] is not None and _same(&self.known[i % KNOWN].key, key):
+                return i % KNOWN
+        return -1
+
     cdef Known *take(self, Key *key, name, program, kept):
         """A place for a call, perhaps that of another one."""
-        cdef int index = _hash(key)
-        cdef Known *known = &self.known[index]
+        cdef int index = self.find(key)
+        cdef Known *known
+        if index < 0:
+            # One of the few places that it may have: a free one, else any.
+            index = _hash(key)
+            for i in range(WAYS):
+                if self.names[(_hash(key) + i) % KNOWN] is None:
+                    index = (_hash(key) + i) % KNOWN
+                    break
+        known = &self.known[index]
         if known.calls:
             self.totals[self.names[index]] = self.totals.get(self.names[index], 0) + known.calls
         memset(known, 0, sizeof(Known))
