@@ -1,7 +1,6 @@
 """Non-blocking and persistent collectives: every algorithm, and every order that MPI allows."""
 
 import gc
-import time
 import warnings
 
 import numpy as np
@@ -308,9 +307,12 @@ def test_the_same_call_under_way_several_times(alone, monkeypatch):
     monkeypatch.setattr(
         state.plan, "build", lambda shape, piece: built.append(shape) or build(shape, piece)
     )
+    # Nobody can be done before rank 0 has started, which it does when all others have.
     if RANK == 0:
-        time.sleep(0.02)  # the others cannot be done before
+        WORLD.Barrier()
     mine = [started(alone, RANK + k, algorithm="linear") for k in range(3)]
+    if RANK:
+        WORLD.Barrier()
     Request.Waitall([request for request, _ in mine])
     for k, (_, recv) in enumerate(mine):
         assert recv[0] == total(lambda rank, k=k: rank + k)
