@@ -205,8 +205,7 @@ cdef class Device:
     """What one communicator's messages go through.
 
     Args:
-        locals: number of each rank in this node, -1 for those of other nodes; empty where nothing
-            is shared.
+        locals: number of each rank in this node, -1 for those that share no memory with this one.
         me: this rank's number in the node.
         memory: the shared memory, writable, or None.
         geometry: (slots of each rank, bytes of a slot, longest message inside its entry).
@@ -513,18 +512,6 @@ cdef class Device:
         self.stuck[writer] = 0
         return True
 
-    cdef void withdraw(self, void *owner) noexcept nogil:
-        """Forget the receives of a program."""
-        cdef int writer
-        cdef Receive **at
-        for writer in range(self.shared.ranks):
-            at = &self.posted[writer]
-            while at[0] != NULL:
-                if at[0].owner == owner:
-                    at[0] = at[0].next
-                else:
-                    at = &at[0].next
-
 
 cdef class Program:
     """A plan, made ready to run again and again; one run at a time.
@@ -552,7 +539,7 @@ cdef class Program:
     cdef Fold *folds
     cdef Unit *units
     cdef int *numbers
-    cdef int nreceives, nsends, nunits, before_end, after, after_end
+    cdef int nreceives, nsends, before_end, after, after_end
     cdef int *left
     cdef int *opening
     cdef int nopening
@@ -591,7 +578,6 @@ cdef class Program:
         self.window = plan.channels[0].window if channels else 0
         self.nreceives = sum(len(phase.receives) for phase in phases)
         self.nsends = sum(len(phase.sends) for phase in phases)
-        self.nunits = len(units)
         ncopies = len(plan.before) + len(plan.after) + sum(
             len(phase.moves) + len(phase.stores) for phase in phases
         )
@@ -669,7 +655,7 @@ cdef class Program:
                 first = phase.receives = r
                 for message in lowered.receives:
                     self.receives[r].peer = message.peer
-                    self.receives[r].local = device.local[message.peer] if device.size else -1
+                    self.receives[r].local = device.local[message.peer]
                     self.receives[r].channel, self.receives[r].unit = c, -1
                     _place(&self.receives[r].landing, message.span)
                     self.receives[r].owner = <void *> self
@@ -679,7 +665,7 @@ cdef class Program:
                 previous = None
                 for message in lowered.sends:
                     self.sends[s].peer = message.peer
-                    self.sends[s].local = device.local[message.peer] if device.size else -1
+                    self.sends[s].local = device.local[message.peer]
                     self.sends[s].channel = c
                     self.sends[s].same = message.span == previous
                     previous = message.span
@@ -807,15 +793,6 @@ cdef class Program:
         if self.error is None:
             raise _MPI.Exception(self.code)
         raise self.error
-
-    def abandon(self):
-        """Receive nothing more; buffers that MPI may still use must be kept."""
-        with nogil:
-            while not shared_try(&self.device.lock):
-                sched_yield()
-            if self.device.shared.base != NULL:
-                self.device.withdraw(<void *> self)
-            shared_unlock(&self.device.lock)
 
     # --- running ---
 
@@ -1274,7 +1251,7 @@ cdef class Front:
         pause: called again and again while nothing moves; may raise.
         poll: moves on what is under way besides.
         under_way: what is, if there is anything.
-        refusals: lists that must be empty: hooks, the process that this one was forked from.
+        hooks, forks: must be empty: the hooks, the process that this one was forked from.
         failed: told of an error and the program.
     """
 

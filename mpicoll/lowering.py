@@ -69,13 +69,18 @@ def lower(plan: Plan) -> tuple[tuple[LoweredPhase, ...], ...]:
 def _phase(phase: Phase) -> LoweredPhase:
     landings = _Landings(phase.receives)
     # What is partly reduced in a wider type is rare; it waits for the whole phase.
-    late = tuple(fold for fold in phase.folds if fold.wide_first or fold.wide_target)
-    parts = [part for fold in phase.folds if fold not in late for part in _parts(fold, landings)]
+    late = tuple(fold for fold in phase.folds if _is_partial(fold))
+    parts = [p for fold in phase.folds if not _is_partial(fold) for p in _parts(fold, landings)]
     sends = _in_turn(phase.sends)
     units = tuple(
         Unit(receives, folds, _sends_before(folds, sends)) for receives, folds in _grouped(parts)
     )
     return LoweredPhase(phase.moves, phase.receives, sends, units, phase.stores, late, phase.last)
+
+
+def _is_partial(fold: Fold) -> bool:
+    """Whether it begins or ends with a value in the accumulator's type."""
+    return fold.wide_first or fold.wide_target
 
 
 def _in_turn(sends: Sequence[Message]) -> tuple[Message, ...]:
