@@ -319,15 +319,14 @@ cdef class Device:
         if self.sent[reader] < ENTRIES:
             return True
         need = self.sent[reader] + 1 - ENTRIES
+        if self.acked[reader] >= need:
+            return True
         # Looked at only when what is known does not suffice: that word is in the reader's cache.
-        while self.acked[reader] < need or (
-            self.acked[reader] < self.sent[reader]
-            and shared_acked(&self.shared, reader, self.acked[reader] + 1)
+        while self.acked[reader] < self.sent[reader] and shared_acked(
+            &self.shared, reader, self.acked[reader] + 1
         ):
-            if not shared_acked(&self.shared, reader, self.acked[reader] + 1):
-                return False
             self.acked[reader] += 1
-        return True
+        return self.acked[reader] >= need
 
     cdef int free_slot(self) noexcept nogil:
         """A slot that nobody reads any more, -1 if there is none."""
