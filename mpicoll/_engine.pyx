@@ -1315,28 +1315,37 @@ cdef class Front:
             if self.under_way:
                 return False
             function, numbers = self.programs[index]
+            name = self.names[index]
             arguments = (sendbuf, recvbuf, op, root)
             function(comm, *[arguments[number] for number in numbers])
-            known.calls += 1
+            self.count(index, name)
             return True
         program = <Program> known.program
         if program.active:
             return False
-        if self.under_way:
-            self.poll()
+        name = self.names[index]
         program.bind(self.comm, 0, 0)
         program.reduction, program.kernel = <object> known.reduction, known.kernel
         program.bases[0] = address[known.sources[0]] if known.sources[0] >= 0 else NULL
         program.bases[1] = address[known.sources[1]] if known.sources[1] >= 0 else NULL
         try:
             program.go()
+            if self.under_way:
+                self.poll()
             program.finish_with(self.pause)
         except BaseException as error:
             program._send, program._recv = sendbuf, recvbuf
             self.failed(error, program)
             raise
-        known.calls += 1
+        self.count(index, name)
         return True
+
+    cdef count(self, int index, name):
+        """A call has been made; while it ran, its place may have been given to another one."""
+        if self.names[index] is name:
+            self.known[index].calls += 1
+        else:
+            self.totals[name] = self.totals.get(name, 0) + 1
 
     def learn(
         self, int method, sendbuf, recvbuf, op, root, algorithm, call, name, Program program,
@@ -1446,8 +1455,8 @@ cdef bint _argument(Key *key, char **address, int side, buffer) noexcept:
     if not cnp.PyArray_IS_C_CONTIGUOUS(array) or not cnp.PyArray_ISNOTSWAPPED(array):
         return False
     key.kinds[side] = 2 * cnp.PyArray_TYPE(array) + cnp.PyArray_ISWRITEABLE(array)
-    if cnp.PyArray_TYPE(array) == cnp.NPY_VOID:
-        return False
+    if cnp.PyTypeNum_ISFLEXIBLE(cnp.PyArray_TYPE(array)):
+        return False  # that number does not tell how long an element is
     key.lengths[side] = cnp.PyArray_NBYTES(array)
     address[side] = <char *> cnp.PyArray_DATA(array)
     return True

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import Intracomm, algorithms, hooks, ops, shared
+from mpicoll import Intracomm, algorithms, hooks, ops, progress, shared
 from mpicoll.collectives import COLLECTIVES
 from mpicoll.shared import TransportWarning
 
@@ -240,6 +240,42 @@ def test_an_algorithm_that_is_named_goes_the_short_way_too():
     assert ran[("allreduce", "double_binary_tree")] == 6
     with pytest.raises(ValueError, match="unknown algorithm 'rang'"):
         ours.Allreduce(data, result, algorithm="rang")
+    ours.Free()
+
+
+def test_what_is_forgotten_while_it_runs_is_counted_all_the_same():
+    ours = Intracomm(WORLD.Dup())
+    data = np.zeros(3)
+    for _ in range(2):
+        ours.Allreduce(MPI.IN_PLACE, data)
+    (name,) = ours.stats().calls
+    front = ours._front
+
+    class Forgetting:
+        """Under way: it lets the cache of plans overflow in the middle of the call."""
+
+        def advance(self):
+            front.forget()
+            progress.remove(self)
+
+    for _ in range(2):
+        ours.Allreduce(MPI.IN_PLACE, data)  # known again, and served
+        progress.add(Forgetting())
+        ours.Allreduce(MPI.IN_PLACE, data)
+        assert not progress.under_way
+    assert ours.stats().calls == {name: 6}
+    ours.Free()
+
+
+@pytest.mark.parametrize("algorithm", [None, "linear"])
+def test_strings_do_not_go_the_short_way(algorithm):
+    ours = Intracomm(WORLD.Dup())
+    for _ in range(3):
+        letters = np.full(4, b"x" if RANK == 0 else b"-", "S1")
+        ours.Bcast(letters, algorithm=algorithm)
+        assert letters.tolist() == [b"x"] * 4
+    with pytest.raises(TypeError, match="no MPI datatype for elements of dtype"):
+        ours.Bcast(np.full(2, b"xx", "S2"), algorithm=algorithm)
     ours.Free()
 
 
