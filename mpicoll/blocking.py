@@ -35,12 +35,7 @@ class Blocking(Dispatch):
 
     def Barrier(self, *, algorithm: str | None = None, **parameters: Parameter) -> None:
         """Wait until all ranks have entered."""
-        front = self._front
-        if (
-            front is not None
-            and not parameters
-            and front.serve(self, BARRIER, None, None, None, 0, algorithm)
-        ):
+        if not parameters and self._front.serve(self, BARRIER, None, None, None, 0, algorithm):
             return
         self._blocking("Barrier", algorithm=algorithm, parameters=parameters)
 
@@ -48,12 +43,7 @@ class Blocking(Dispatch):
         self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Copy the root's buffer to all ranks."""
-        front = self._front
-        if (
-            front is not None
-            and not parameters
-            and front.serve(self, BCAST, None, buf, None, root, algorithm)
-        ):
+        if not parameters and self._front.serve(self, BCAST, None, buf, None, root, algorithm):
             return
         self._blocking("Bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters)
 
@@ -69,11 +59,8 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks, to the root."""
-        front = self._front
-        if (
-            front is not None
-            and not (reproducible or parameters)
-            and front.serve(self, REDUCE, sendbuf, recvbuf, op, root, algorithm)
+        if not (reproducible or parameters) and self._front.serve(
+            self, REDUCE, sendbuf, recvbuf, op, root, algorithm
         ):
             return
         self._blocking(
@@ -105,11 +92,8 @@ class Blocking(Dispatch):
         With ``reproducible=True`` each element is the exact sum of all contributions, rounded once
         (see :mod:`mpicoll.exact`), for float32, float64, complex numbers of these, and integers.
         """
-        front = self._front
-        if (
-            front is not None
-            and not (reproducible or parameters)
-            and front.serve(self, ALLREDUCE, sendbuf, recvbuf, op, 0, algorithm)
+        if not (reproducible or parameters) and self._front.serve(
+            self, ALLREDUCE, sendbuf, recvbuf, op, 0, algorithm
         ):
             return
         if not fused.is_list(recvbuf):
@@ -148,11 +132,8 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, all blocks equally long."""
-        front = self._front
-        if (
-            front is not None
-            and not (reproducible or parameters)
-            and front.serve(self, REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0, algorithm)
+        if not (reproducible or parameters) and self._front.serve(
+            self, REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0, algorithm
         ):
             return
         self._blocking(
@@ -192,11 +173,8 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them."""
-        front = self._front
-        if (
-            front is not None
-            and not parameters
-            and front.serve(self, ALLGATHER, sendbuf, recvbuf, None, 0, algorithm)
+        if not parameters and self._front.serve(
+            self, ALLGATHER, sendbuf, recvbuf, None, 0, algorithm
         ):
             return
         self._blocking("Allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -217,11 +195,8 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root."""
-        front = self._front
-        if (
-            front is not None
-            and not parameters
-            and front.serve(self, GATHER, sendbuf, recvbuf, None, root, algorithm)
+        if not parameters and self._front.serve(
+            self, GATHER, sendbuf, recvbuf, None, root, algorithm
         ):
             return
         self._blocking(
@@ -252,11 +227,8 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer."""
-        front = self._front
-        if (
-            front is not None
-            and not parameters
-            and front.serve(self, SCATTER, sendbuf, recvbuf, None, root, algorithm)
+        if not parameters and self._front.serve(
+            self, SCATTER, sendbuf, recvbuf, None, root, algorithm
         ):
             return
         self._blocking(
@@ -281,11 +253,8 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send block j to rank j, for every j, and receive block i from rank i."""
-        front = self._front
-        if (
-            front is not None
-            and not parameters
-            and front.serve(self, ALLTOALL, sendbuf, recvbuf, None, 0, algorithm)
+        if not parameters and self._front.serve(
+            self, ALLTOALL, sendbuf, recvbuf, None, 0, algorithm
         ):
             return
         self._blocking("Alltoall", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
@@ -312,12 +281,7 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks up to this one."""
-        front = self._front
-        if (
-            front is not None
-            and not parameters
-            and front.serve(self, SCAN, sendbuf, recvbuf, op, 0, algorithm)
-        ):
+        if not parameters and self._front.serve(self, SCAN, sendbuf, recvbuf, op, 0, algorithm):
             return
         self._blocking("Scan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters)
 
@@ -331,12 +295,7 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks before this one; rank 0's receive buffer is left alone."""
-        front = self._front
-        if (
-            front is not None
-            and not parameters
-            and front.serve(self, EXSCAN, sendbuf, recvbuf, op, 0, algorithm)
-        ):
+        if not parameters and self._front.serve(self, EXSCAN, sendbuf, recvbuf, op, 0, algorithm):
             return
         self._blocking(
             "Exscan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters

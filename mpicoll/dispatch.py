@@ -62,19 +62,30 @@ def _taken(definition: Collective) -> tuple[int, ...]:
     return (*buffers, *((2,) if definition.reduces else ()), *((3,) if definition.rooted else ()))
 
 
+class _NoShortWay:
+    """Where every call goes the long way."""
+
+    def serve(self, *arguments: Any) -> bool:
+        """See ``_engine.Front``."""
+        return False
+
+
+_LONG_WAY_ALONE = _NoShortWay()
+
+
 class Dispatch(MPI.Intracomm):
     """An intracommunicator that can run collectives by mpicoll's algorithms."""
 
     _state: State | None = None
     #: The short way for blocking calls, once one has been made.
-    _front: Any = None
+    _front: Any = _LONG_WAY_ALONE
 
     def _ready(self) -> State:
         """What belongs to the handle; collective where the handle is used for the first time."""
         if self._state is None:
             self._state = attach(self)
         self._state.check()
-        self._front = self._state.front
+        self._front = self._state.front or _LONG_WAY_ALONE
         return self._state
 
     def _blocking(

@@ -39,7 +39,7 @@ def ours(request):
 def python():
     """A communicator whose plans run in Python."""
     comm = Intracomm(WORLD.Dup())
-    comm._state.device = comm._state.front = comm._front = None
+    comm._state.device = comm._state.front = None
     yield comm
     comm.Free()
 
