@@ -21,8 +21,8 @@ from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
 from mpicoll.exact import EXACT
-from mpicoll.native_requests import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
-from mpicoll.observe import observe
+from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
+from mpicoll.observe import observe, observing
 from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
@@ -110,18 +110,8 @@ class Dispatch(MPI.Intracomm):
             state.refuse(asked.definition, error)
             raise
         state.enter(prepared)
-        observation = observe(state, prepared)
-        if observation is None:
-            self._run(state, asked, prepared)
-            return
-        failure: BaseException | None = None
-        try:
-            self._run(state, asked, prepared, observation.step)
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            observation.end(failure)
+        with observing(state, prepared) as step:
+            self._run(state, asked, prepared, step)
 
     def _run(
         self, state: State, asked: _Asked, prepared: Prepared, step: trace.Step | None = None
@@ -190,11 +180,7 @@ class Dispatch(MPI.Intracomm):
         if observation is not None:
             observation.end(complete=False)
         progress.poll()
-        kept = KeptRequest(request)
-        if ticket is not None or comparison is not None:
-            kept = LibraryRequest.of(request, state, ticket, comparison)
-        kept.kept = asked
-        return kept
+        return started(request, state, ticket, comparison, asked)
 
     def _persistent(
         self,

@@ -22,7 +22,7 @@ from mpicoll.observe import observe
 from mpicoll.state import State
 from mpicoll.watch import Patience, Ticket
 
-__all__ = ["KeptPrequest", "KeptRequest", "LibraryPrequest", "LibraryRequest"]
+__all__ = ["KeptPrequest", "KeptRequest", "LibraryPrequest", "LibraryRequest", "started"]
 
 
 class KeptRequest(MPI.Request):
@@ -115,6 +115,21 @@ class LibraryRequest(Watched, KeptRequest):
     def test(self, status: MPI.Status | None = None) -> tuple[bool, Any]:
         """Whether the collective is complete on this rank, and None."""
         return self.Test(status), None
+
+
+def started(
+    request: MPI.Request,
+    state: State,
+    ticket: Ticket | None,
+    comparison: agree.Comparison | None,
+    arguments: object,
+) -> KeptRequest:
+    """The request of an operation that has just been started, looked after if that is wanted."""
+    kept = KeptRequest(request)
+    if ticket is not None or comparison is not None:
+        kept = LibraryRequest.of(request, state, ticket, comparison)
+    kept.kept = arguments
+    return kept
 
 
 class LibraryPrequest(LibraryRequest, KeptPrequest):

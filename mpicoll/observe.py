@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mpicoll import hooks, trace
 from mpicoll.call import Prepared
 from mpicoll.state import State
 
-__all__ = ["Observation", "observe"]
+__all__ = ["Observation", "observe", "observing"]
 
 
 class Observation:
@@ -35,6 +37,23 @@ class Observation:
             self._tracer.end(nbytes, failure, complete)
         name, algorithm = definition.name, choice.algorithm
         hooks.report(hooks.Event(name, algorithm, *self._place, nbytes, seconds, failure, complete))
+
+
+@contextmanager
+def observing(state: State, prepared: Prepared) -> Iterator[trace.Step | None]:
+    """Observe a call that runs in the ``with`` block; gives what is to be told of its steps."""
+    observation = observe(state, prepared)
+    if observation is None:
+        yield None
+        return
+    failure: BaseException | None = None
+    try:
+        yield observation.step
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        observation.end(failure)
 
 
 def observe(state: State, prepared: Prepared) -> Observation | None:

@@ -20,8 +20,8 @@ from mpicoll import progress
 from mpicoll.call import METHODS, Prepared
 from mpicoll.collectives import COLLECTIVES, Collective, Place
 from mpicoll.dispatch import Dispatch, fall_back
-from mpicoll.native_requests import KeptPrequest, KeptRequest, LibraryPrequest, LibraryRequest
-from mpicoll.observe import observe
+from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
+from mpicoll.observe import observing
 from mpicoll.state import Stats, policy_from
 from mpicoll.tuning import NATIVE, Choice
 
@@ -60,22 +60,16 @@ class Neighbourhood(Dispatch):
     def _now(self, definition: Collective, *arguments: Any, **more: Any) -> None:
         """Run one."""
         prepared, state = self._prepared(definition), self._ready()
-        blocking, started, _ = (getattr(MPI.Topocomm, name) for name in _forms(definition.method))
+        blocking, non_blocking, _ = (
+            getattr(MPI.Topocomm, name) for name in _forms(definition.method)
+        )
         state.enter(prepared)
-        observation = observe(state, prepared)
-        failure: BaseException | None = None
-        try:
+        with observing(state, prepared):
             if state.watch is not None:
-                state.wait(started(self, *arguments, **more), arguments, more)
+                state.wait(non_blocking(self, *arguments, **more), arguments, more)
             else:
                 with progress.meanwhile():
                     blocking(self, *arguments, **more)
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            if observation is not None:
-                observation.end(failure)
         state.count(definition.name, NATIVE)
 
     def _start(self, definition: Collective, *arguments: Any, **more: Any) -> Any:
@@ -84,11 +78,7 @@ class Neighbourhood(Dispatch):
         ticket, comparison = state.start(prepared)
         request = getattr(MPI.Topocomm, _forms(definition.method)[1])(self, *arguments, **more)
         state.count(definition.name, NATIVE)
-        kept = KeptRequest(request)
-        if ticket is not None or comparison is not None:
-            kept = LibraryRequest.of(request, state, ticket, comparison)
-        kept.kept = arguments, more
-        return kept
+        return started(request, state, ticket, comparison, (arguments, more))
 
     def _bind(self, definition: Collective, *arguments: Any, **more: Any) -> Any:
         """Bind one to its buffers; returns a persistent request."""

@@ -260,8 +260,7 @@ class State:
         """Wait for a request within the time limit; its buffers are kept if it does not end."""
         try:
             while not request.Test():
-                progress.poll()
-                self.pause()
+                self._pause()
         except BaseException as error:
             self.fail(error, request, *buffers)
             raise

@@ -38,6 +38,17 @@ GRACE = 1.0
 DUMP = 0.5
 
 
+@pytest.fixture
+def events():
+    """What the hooks of mpicoll are told during a test."""
+    from mpicoll import hooks
+
+    seen = []
+    hooks.add(seen.append)
+    yield seen
+    hooks.remove(seen.append)
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         item.add_marker(pytest.mark.mpi)

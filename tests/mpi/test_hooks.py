@@ -17,14 +17,6 @@ WORLD = MPI.COMM_WORLD
 P, RANK = WORLD.size, WORLD.rank
 
 
-@pytest.fixture
-def events():
-    seen = []
-    hooks.add(seen.append)
-    yield seen
-    hooks.remove(seen.append)
-
-
 def test_a_hook_sees_collective_algorithm_size_and_duration(events):
     comm = Intracomm(WORLD)
     comm.Allreduce(np.ones(100), np.zeros(100), algorithm="ring")

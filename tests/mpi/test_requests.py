@@ -280,14 +280,6 @@ def test_they_are_looked_after_where_that_is_asked_for(monkeypatch):
 # --- hooks ---
 
 
-@pytest.fixture
-def events():
-    seen = []
-    hooks.add(seen.append)
-    yield seen
-    hooks.remove(seen.append)
-
-
 def facts(events):
     return [(e.collective, e.algorithm, e.nbytes, e.complete, e.error) for e in events]
 
