@@ -86,10 +86,10 @@ def strided(array: npt.NDArray[Any], order: str, blocks: int = 1) -> Packed:
         blocks: the array is cut along its first axis into this many blocks, which lie one behind
             the other and have their axes in that order.
     """
-    cut = array.view()
+    cut = array
     if array.shape[0] != blocks:
-        # Raises where it would have to copy, which it never has to.
-        cut.shape = (blocks, array.shape[0] // blocks, *array.shape[1:])
+        # Parting an axis never copies.
+        cut = array.reshape(blocks, array.shape[0] // blocks, *array.shape[1:])
 
     def shaped(memory: Bytes) -> npt.NDArray[Any]:
         elements = memory.view(array.dtype)
