@@ -1528,6 +1528,14 @@ cdef fold_function _kernel(reduction):
     return lookup(_kernels.OPS[reduction.name], _kernels.TYPES[reduction.type])
 
 
+def library():
+    """What the MPI library that this is linked with calls itself; MPI need not be initialised."""
+    cdef char text[mpi.MPI_MAX_LIBRARY_VERSION_STRING]
+    cdef int length = 0
+    mpi.MPI_Get_library_version(text, &length)
+    return text[:length].decode(errors="replace")
+
+
 def space(int ranks, geometry):
     """Bytes of shared memory that a node with so many ranks needs."""
     cdef shared_t shared

@@ -86,8 +86,22 @@ def engine_problem() -> str:
         return "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
     library = MPI.Get_library_version()
     if _engine.BUILT_FOR not in library:
-        return f"it is built for {_engine.BUILT_FOR}, and this is {library.split(',')[0].strip()}"
+        return f"it is built for {_engine.BUILT_FOR}, and this is {_first_words(library)}"
+    # Two libraries on one machine: the loader may have found another one than mpi4py has.
+    if _engine.library().rstrip(_ENDS) != library.rstrip(_ENDS):
+        return (
+            f"it is linked with {_first_words(_engine.library())}, and mpi4py with "
+            f"{_first_words(library)}: look at LD_LIBRARY_PATH and LD_PRELOAD, or build it again"
+        )
     return ""
+
+
+#: What may follow the text of a library's version.
+_ENDS = " \n\0"
+
+
+def _first_words(library: str) -> str:
+    return library.split(",")[0].split("\n")[0].strip(_ENDS)
 
 
 def device(private: MPI.Intracomm, transport: str) -> tuple[Any, int]:

@@ -160,7 +160,7 @@ def test_memory_does_not_grow_and_no_request_is_lost(monkeypatch):
         operation()
     soak.finish()
     assert not comm._state.under_way
-    assert not progress._UNDER_WAY
+    assert not progress.under_way
     growth = WORLD.allgather(sizes[LAST] - sizes[FIRST])
     assert max(growth) < GROWTH, f"bytes by which the ranks have grown: {growth}"
     comm.Free()
