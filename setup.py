@@ -1,7 +1,9 @@
 """The compiled extensions; everything else about the package is in pyproject.toml."""
 
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,13 @@ def mpi_compiler() -> str | None:
     return shutil.which(os.environ.get("MPICC") or (beside if beside.exists() else "mpicc"))
 
 
+def library_directories(wrapper: str) -> list[str]:
+    """Where a wrapper finds its libraries; it names them last, behind those of Python itself, where
+    another MPI may lie."""
+    shown = subprocess.run([wrapper, "-show"], capture_output=True, text=True, check=False).stdout
+    return [word[2:] for word in shlex.split(shown) if word.startswith("-L") and word != "-L"]
+
+
 class Build(build_ext):
     """Builds the engine by the MPI compiler wrapper, and without one leaves it out."""
 
@@ -42,6 +51,7 @@ class Build(build_ext):
             setattr(compiler, name, value[:] if isinstance(value, list) else value)
         compiler.compiler_so = [wrapper, *before.compiler_so[1:]]
         compiler.linker_so = [wrapper, *before.linker_so[1:]]
+        extension.library_dirs[:0] = library_directories(wrapper)
         try:
             super().build_extension(extension)
         finally:
