@@ -6,6 +6,7 @@ catalogue, the command from its help texts.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,17 @@ html_show_sphinx = False
 html_copy_source = False
 highlight_language = "none"
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 #: Attributes of a class stand in its docstring.
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
+# Names of types stay names.
+autodoc_type_aliases = {
+    name: name for name in ("Block", "Count", "Formula", "Parameter", "Rounds", "Schedule", "Value")
+}
 
 GENERATED = HERE / "generated"
 
@@ -67,7 +74,19 @@ def is_field(app: Any, what: str, name: str, member: Any, skip: bool, options: A
     return True if str(member.__doc__).startswith("Alias for field number") else None
 
 
+def with_names(
+    app: Any, what: str, name: str, item: Any, options: Any, signature: str, returned: str
+) -> tuple[str, str]:
+    """Names of types in a signature as they are, also within other types."""
+    first, last = (
+        text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
+        for text in (signature, returned)
+    )
+    return first, last
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-signature", with_names)
     app.connect("autodoc-skip-member", is_field)
     app.connect("builder-inited", generate)

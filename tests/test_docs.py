@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import mpicoll
 from mpicoll import algorithms
 from mpicoll.collectives import COLLECTIVES
 from mpicoll.registry import find
@@ -74,6 +75,14 @@ def test_every_variable_is_documented_and_no_other():
 def test_pages_name_variables_that_exist():
     for path in DOCS.glob("*.rst"):
         assert set(re.findall(r"MPICOLL_\w+", path.read_text())) <= variables_read(), path.name
+
+
+# --- public names ---------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_documented():
+    documented = set(re.findall(r"^\.\. auto\w+:: mpicoll\.(\w+)$", page("api"), re.M))
+    assert set(mpicoll.__all__) - {"__version__"} <= documented
 
 
 # --- what is generated ----------------------------------------------------------------------------
