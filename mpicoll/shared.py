@@ -18,11 +18,14 @@ from mpi4py import MPI
 
 from mpicoll.plan import Plan
 
-_engine: Any
+_engine: Any = None
+_PROBLEM = ""
 try:
     _engine = importlib.import_module("mpicoll._engine")
-except ImportError:  # not built, for lack of an MPI compiler wrapper
-    _engine = None
+except ModuleNotFoundError:
+    _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
+except (ImportError, ValueError) as error:  # built for another MPI, whose handles differ in size
+    _PROBLEM = f"it cannot be loaded ({error}): install mpicoll again with this MPI's mpicc on PATH"
 
 __all__ = [
     "TRANSPORTS",
@@ -82,8 +85,8 @@ def _power(number: int) -> int:
 
 def engine_problem() -> str:
     """Why the compiled engine cannot run here, "" if it can."""
-    if _engine is None:
-        return "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
+    if _PROBLEM:
+        return _PROBLEM
     library = MPI.Get_library_version()
     if _engine.BUILT_FOR not in library:
         return f"it is built for {_engine.BUILT_FOR}, and this is {_first_words(library)}"

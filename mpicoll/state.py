@@ -109,17 +109,16 @@ class State:
         #: Called while a call waits: offers the processor to others, and keeps the time limit.
         self.pause: Callable[[], object] = self.watch.pause if self.watch else os.sched_yield
         self.tracer = _tracer(private, settings.trace) if settings.trace else None
-        slot = 0
-        #: What the compiled engine's messages go through; None where Python runs the plans, which
-        #: can be traced.
+        #: What the compiled engine's messages go through; None where Python runs the plans.
         self.device: Any = None
-        if self.tracer is None:
-            self.device, slot = shared.device(private, settings.transport)
+        self.device, slot = shared.device(private, settings.transport)
         self._piece = min(slot or plan.PIECE, plan.PIECE)
         near = self.device is not None and shared.is_near(self.device)
         near = bool(private.allreduce(near, MPI.LAND))
         #: What chooses where the caller names no algorithm; the same on all ranks.
         self.table = tuning.prefer(tuning.NEAR, settings.table) if near else settings.table
+        if self.tracer is not None:
+            self.device = None  # what Python runs can be traced; all else is as without a trace
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
         if settings.progress:
