@@ -175,6 +175,11 @@ class Call:
         send, recv = self.send, self.recv
         return None if send is None else send.memory, None if recv is None else recv.memory
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether runners use the caller's own memory."""
+        return not any(buffer is not None and buffer.packed for buffer in (self.send, self.recv))
+
     def load(self, native: bool = False) -> None:
         """Bring what goes by value into the memory that a runner sees; before it starts.
 

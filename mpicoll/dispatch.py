@@ -66,7 +66,7 @@ class _NoShortWay:
     """Where every call goes the long way."""
 
     def serve(self, *arguments: Any) -> bool:
-        """See ``_engine.Front``."""
+        """See ``_front.Front``."""
         return False
 
 

@@ -189,7 +189,7 @@ class Request(Completion, Watched):
             try:
                 patience.pause()
             except TimeoutError as error:
-                with progress.alone():
+                with progress.lock:
                     if self._over():
                         return
                     self._fail(error)
@@ -269,6 +269,7 @@ class Prequest(Request):
         # Also where the object is dropped.
         self._unbind = weakref.finalize(self, state.lanes.give_back, self._lane)
         self._unbind.atexit = False
+        self._short = state.starter(self._plan, self._lane, self._call)
 
     def __bool__(self) -> bool:
         return self._unbind.alive
@@ -280,6 +281,8 @@ class Prequest(Request):
             RuntimeError: it is under way; or a collective on the communicator has failed.
             ValueError: it, or its communicator, has been freed.
         """
+        if self._short is not None and self._short.start(self):
+            return
         if not self._unbind.alive:
             raise ValueError(
                 f"Start of {self._name} by a request that has been freed; make a new one"
@@ -300,8 +303,14 @@ class Prequest(Request):
         super().Free()
         if self._unbind.alive:
             self._unbind()
-            self._plan = self._lane = None
+            self._plan = self._lane = self._short = None
             del self._call, self._prepared
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait until the collective is complete on this rank."""
+        if status is None and self._short is not None and self._short.wait(self):
+            return True
+        return super().Wait(status)
 
     @staticmethod
     def Startall(requests: Sequence[Prequest | MPI.Prequest]) -> None:

@@ -19,9 +19,11 @@ from mpi4py import MPI
 from mpicoll.plan import Plan
 
 _engine: Any = None
+_front: Any = None
 _PROBLEM = ""
 try:
     _engine = importlib.import_module("mpicoll._engine")
+    _front = importlib.import_module("mpicoll._front")
 except ModuleNotFoundError:
     _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
 except (ImportError, ValueError) as error:  # built for another MPI, whose handles differ in size
@@ -38,6 +40,7 @@ __all__ = [
     "is_active",
     "is_near",
     "program",
+    "starter",
 ]
 
 #: What ``MPICOLL_TRANSPORT`` accepts: all there is; slots alone; MPI's messages alone.
@@ -142,8 +145,13 @@ def is_active(planned: Plan) -> bool:
 
 
 def front(*arguments: Any) -> Any:
-    """The engine's short way in; see ``_engine.Front``."""
-    return _engine.Front(*arguments)
+    """The engine's short way in; see ``_front.Front``."""
+    return _front.Front(*arguments)
+
+
+def starter(*arguments: Any) -> Any:
+    """The short way of a persistent call; see ``_front.Starter``."""
+    return _front.Starter(*arguments)
 
 
 def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> tuple[Any, int]:

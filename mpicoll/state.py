@@ -298,11 +298,26 @@ class State:
         comm = self.lanes.comms[lane.comm]
         if self.device is None:
             return runner.Execution(planned, comm, send, recv, reduction, lane.number, step)
-        if not planned.spare:
-            planned.spare.append(shared.program(planned, self.device))
-        program = planned.spare[0]
+        program = self._program(planned)
         program.start(comm, lane.comm, lane.number, send, recv, reduction)
         return program
+
+    def _program(self, planned: plan.Plan) -> Any:
+        if not planned.spare:
+            planned.spare.append(shared.program(planned, self.device))
+        return planned.spare[0]
+
+    def starter(self, planned: plan.Plan, lane: Lane, call: Call) -> Any:
+        """The short way of a persistent call, None if it has none."""
+        if self.front is None or not call.is_direct:
+            return None
+        program = self._program(planned)
+        comm = self.lanes.comms[lane.comm]
+        program.prepare(comm, lane.comm, lane.number, *call.memory(), call.reduction)
+        name = planned.shape.collective, planned.shape.algorithm
+        return shared.starter(
+            self.front, program, name, self.under_way, progress.pollers, progress.lock
+        )
 
     def count(self, collective: str, algorithm: str) -> None:
         """A call has run."""
