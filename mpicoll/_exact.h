@@ -215,8 +215,8 @@ static uint64_t exact_sum_at(char *const *x, int count, ptrdiff_t i, int single)
    The three are added up to sum + rest, |rest| less than a unit of sum, by FAST_TWO_SUM: of each
    two the first is a multiple of the unit in the last place of the second, as C < 2^52. Only the
    rounding of `error` += l loses something, at most half of |rest|. So where |rest| >= bound, its
-   sign says on which side of `sum` the exact sum is. That is enough to round the sum to odd (towards
-   0, then the last bit set if it is not exact), and a float64 rounded to odd rounds to the float32
+   sign says on which side of `sum` the exact sum is. That is enough to round the sum to odd
+   (towards 0, then the last bit set if it is not exact), and so rounded it rounds to the float32
    that the exact sum rounds to. */
 #define EXACT_WIDE_F32(TARGET, name, level) \
     enum { name##_GROUP = PARALLEL * sizeof(level##_doubles) / sizeof(double) }; \

@@ -140,6 +140,16 @@ def test_ties_and_what_decides_them_far_below(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ties_that_remain_when_all_else_cancels(dtype):
+    digits, columns = FORMATS[dtype][0], []
+    for far, more, sign in itertools.product(range(80, 120, 3), range(40, 70), (1, -1)):
+        left = 2.0 ** (100 - far)
+        tiny = sign * left * 2.0**-more
+        columns.append([2.0**100, -(2.0**100), left, left * 2.0**-digits, tiny])
+    check(list(zip(*columns, strict=True)), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 17])
 def test_many_elements(dtype, count):
     """Vector bodies, tails, tiles, undecided elements among decided ones, any alignment."""
