@@ -287,9 +287,9 @@ class Prequest(Request):
             raise ValueError(
                 f"Start of {self._name} by a request that has been freed; make a new one"
             )
+        self._state.check()
         if self._active:
             raise RuntimeError(f"Start of {self._name} under way; complete it by Wait first")
-        self._state.check()
         if self._state.watch is not None:
             self._ticket = self._state.watch.enter(self._prepared.described(), self._number)
         self._activate()

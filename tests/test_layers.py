@@ -30,7 +30,18 @@ LAYERS = [
         "operands",
         "vectors",
     }
-    | {"agree", "caller", "exact", "packing", "trace", "watch", "_engine", "lowering", "shared"},
+    | {
+        "agree",
+        "caller",
+        "exact",
+        "packing",
+        "trace",
+        "watch",
+        "_engine",
+        "_front",
+        "lowering",
+        "shared",
+    },
     {
         "blocking",
         "call",
