@@ -220,13 +220,18 @@ cdef class Front:
         return known
 
 
+cdef enum:
+    # Stages of a request, see `mpicoll.requests`.
+    INACTIVE = 0
+    ACTIVE = 2
+
+
 cdef class Starter:
     """The short way of a persistent call: its start, and the wait for its end.
 
     Args:
         front: the communicator's; where it is closed, everything goes the long way.
         program: of the call alone, with its lane and buffers bound.
-        active: the communicator's operations under way.
         name: (collective, algorithm).
         pollers: threads that make progress; with one, everything goes the long way.
         lock: held by who moves operations under way on.
@@ -234,16 +239,15 @@ cdef class Starter:
 
     cdef Front front
     cdef Program program
-    cdef dict active
     cdef Tally tally
     cdef list pollers
     cdef object lock
     cdef bint started  # the last time
 
     def __cinit__(
-        self, Front front not None, Program program not None, name, dict active, list pollers, lock
+        self, Front front not None, Program program not None, name, list pollers, lock
     ):
-        self.front, self.program, self.active = front, program, active
+        self.front, self.program = front, program
         self.tally, self.pollers, self.lock = front.tally(name), pollers, lock
 
     def start(self, request):
@@ -252,18 +256,17 @@ cdef class Starter:
         self.started = False
         if not front.open or front.hooks or front.forks or self.pollers:
             return False
-        if self.program.active or request._active:
+        if self.program.active or request._stage == ACTIVE:
             return False
+        request._stage = ACTIVE
         try:
             self.program.go()
         except BaseException as error:
             request._fail(error)
-            request._active = request._pending = True
             return True
         self.started = True
-        request._execution = self.program
-        request._active = request._pending = True
-        self.active[request] = None
+        if request._execution is not self.program:
+            request._execution = self.program
         (<dict> front.under_way)[request] = None
         if len(<dict> front.under_way) > 1:
             front.poll()
@@ -274,32 +277,22 @@ cdef class Starter:
         cdef Front front = self.front
         if not self.started or not front.open or front.forks:
             return False
-        if request._execution is not self.program:
-            return False
+        if request._error is not None:
+            return False  # the long way raises it
         try:
             self.program.finish_with(front.pause)
         except BaseException as error:
             with self.lock:
                 request._fail(error)
-            return False  # which raises it
-        self.lock.acquire()
-        try:
-            if request._execution is self.program:  # and no other thread has seen its end
-                self.finish(request)
-        finally:
-            self.lock.release()
-        if request._error is not None:
             return False
-        request._pending = False
+        if self.lock.locked():
+            return False  # another thread may have seen the end, too
+        # The same as the request's own `_finish` where nobody is to be told; no other thread runs.
+        if request._stage == ACTIVE:
+            del (<dict> front.under_way)[request]
+            self.tally.calls += 1
+        request._stage = INACTIVE
         return True
-
-    cdef finish(self, request):
-        """The same as the request's own `_finish` where nobody is to be told."""
-        request._execution = None
-        del self.active[request]
-        del (<dict> self.front.under_way)[request]
-        self.tally.calls += 1
-        request._active = False  # last: whoever waits goes on from here
 
 
 cdef bint _key(

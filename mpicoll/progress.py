@@ -46,7 +46,14 @@ _PAUSE = 1e-4
 
 
 class Operation(Protocol):
-    """What can be under way."""
+    """What can be under way.
+
+    Attributes:
+        owner: whose it is.
+    """
+
+    @property
+    def owner(self) -> object: ...
 
     def advance(self) -> None:
         """Make what progress is possible without waiting; :func:`remove` itself once it is over.

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -88,7 +88,6 @@ class State:
         settings: equal on all ranks.
         calls, fallbacks: see :class:`Stats`.
         lanes: keep collectives under way together apart.
-        under_way: non-blocking collectives and started plans, until complete.
         failure: the first error that left messages behind.
         closed: the handle was freed.
         watch: the time limit of its calls, if there is one.
@@ -102,7 +101,6 @@ class State:
         self.calls: Counter[tuple[str, str]] = Counter()
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         self.lanes = Lanes(private)
-        self.under_way: dict[Hashable, None] = {}
         self.failure: BaseException | None = None
         self.closed = False
         self.watch = Watch(private, settings.timeout) if settings.timeout else None
@@ -130,6 +128,11 @@ class State:
         self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
         self._space = 0
         _OPEN[self] = None
+
+    @property
+    def under_way(self) -> list[progress.Operation]:
+        """Non-blocking collectives and started plans, until complete."""
+        return [operation for operation in progress.under_way if operation.owner is self]
 
     def _front(self) -> Any:
         plain = not (self.settings.check or self.watch or self.tracer)
@@ -315,9 +318,7 @@ class State:
         comm = self.lanes.comms[lane.comm]
         program.prepare(comm, lane.comm, lane.number, *call.memory(), call.reduction)
         name = planned.shape.collective, planned.shape.algorithm
-        return shared.starter(
-            self.front, program, name, self.under_way, progress.pollers, progress.lock
-        )
+        return shared.starter(self.front, program, name, progress.pollers, progress.lock)
 
     def count(self, collective: str, algorithm: str) -> None:
         """A call has run."""
