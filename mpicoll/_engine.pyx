@@ -481,7 +481,8 @@ cdef class Program:
                         self.numbers[x] = first + <int> index
                         self.receives[first + <int> index].unit = u
                         x += 1
-                    self.units[u].sends = phase.sends + <int> unit.sends
+                    # Of this phase's sends alone: a round's earlier ones read none of its targets.
+                    self.units[u].sends = phase.sends + <int> unit.sends if unit.sends else 0
                     self.units[u].folds = f
                     for fold in unit.folds:
                         _place(&self.folds[f].target, fold.target)
