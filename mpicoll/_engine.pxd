@@ -13,6 +13,7 @@ cdef extern from "_shared.h" nogil:
     enum: INSIDE
     enum: SLOT
     enum: REMOTE
+    enum: WINDOW
     ctypedef struct entry_t:
         uint32_t tag
         uint32_t kind
@@ -38,6 +39,17 @@ cdef extern from "_shared.h" nogil:
     void shared_relax()
     bint shared_try(int *)
     void shared_unlock(int *)
+
+
+cdef enum:
+    WINDOWS = 64  # that a communicator may have at a time
+    OFFSET = 48  # bits of an offset in one
+
+
+cdef struct Window:
+    char *base  # of the part of every rank, NULL: there is none
+    char *mine  # where this rank's part begins, and ends
+    char *mine_end
 
 
 cdef struct Place:
@@ -69,6 +81,7 @@ cdef struct Send:
     int local
     int channel
     bint same  # content as the one before it
+    bint written  # by a fold of the same phase
     Place source
     uint32_t tag
     int state
@@ -165,7 +178,11 @@ cdef class Device:
     cdef int next_slot
     cdef mpi.MPI_Comm probe
     cdef object memory
+    cdef Window windows[WINDOWS]
+    cdef int nwindows  # no window has a higher number
+    cdef list mapped  # memory of the windows
 
+    cdef int window_of(self, char *content, uint64_t length) noexcept nogil
     cdef bint has_entry(self, int reader) noexcept nogil
     cdef int free_slot(self) noexcept nogil
     cdef bint push(self, Send *send, int again, char *content, bint moves) noexcept nogil

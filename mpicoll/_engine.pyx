@@ -90,6 +90,7 @@ cdef class Device:
         self.probe = probe.ob_mpi
         self.patience = patience
         self.memory = memory
+        self.mapped = [None] * WINDOWS
         if memory is None:
             return
         view = memory
@@ -152,7 +153,42 @@ cdef class Device:
             "slot": self.shared.slot,
             "inside": self.shared.inside,
             "reads": bool(self.reads),
+            "windows": sum(memory.size for memory in self.mapped if memory is not None),
         }
+
+    # --- windows ---
+
+    def open_window(self, int number, memory, offset, length):
+        """Let ranks read from memory that all of the node map.
+
+        Args:
+            number: the same on all ranks, below 64.
+            memory: bytes of all ranks, writable.
+            offset, length: the part of them that is this rank's.
+        """
+        cdef unsigned char[::1] view = memory
+        cdef Window *window = &self.windows[number]
+        self.mapped[number] = memory
+        window.base = <char *> &view[0]
+        window.mine = window.base + <Py_ssize_t> offset
+        window.mine_end = window.mine + <Py_ssize_t> length
+        self.nwindows = max(self.nwindows, number + 1)
+
+    def close_window(self, int number):
+        """Forget a window that nobody uses any more."""
+        memset(&self.windows[number], 0, sizeof(Window))
+        self.mapped[number] = None
+
+    cdef int window_of(self, char *content, uint64_t length) noexcept nogil:
+        """Number of the window in whose part of this rank's a message lies, -1 if in none."""
+        cdef int number
+        for number in range(self.nwindows):
+            if (
+                self.windows[number].mine <= content
+                and content + length <= self.windows[number].mine_end
+            ):
+                return number
+        return -1
 
     # --- sending ---
 
@@ -202,11 +238,18 @@ cdef class Device:
         cdef uint32_t kind = INSIDE
         cdef uint64_t where = 0
         cdef Slot *slot
+        cdef int window
         if not self.has_entry(reader):
             return False
         send.slot = -1
         if length > self.shared.inside:
-            if moves and self.reads and length >= self.remote:
+            # What its own phase overwrites must not wait for its readers, who may wait for it.
+            window = -1 if send.written else self.window_of(content, length)
+            if window >= 0:
+                kind = WINDOW
+                where = <uint64_t> window << OFFSET
+                where += <uint64_t> (content - self.windows[window].base)
+            elif moves and self.reads and length >= self.remote:
                 kind, where = REMOTE, <uint64_t> content
             else:
                 kind = SLOT
@@ -225,7 +268,7 @@ cdef class Device:
             slot.readers[slot.count].reader = reader
             slot.readers[slot.count].use = send.use
             slot.count += 1
-        send.state = PUBLISHED if kind == REMOTE else DONE
+        send.state = PUBLISHED if kind in (REMOTE, WINDOW) else DONE
         return True
 
     # --- receiving ---
@@ -241,7 +284,7 @@ cdef class Device:
             stray = at[0]
             if stray.tag == receive.tag:
                 at[0] = stray.next
-                receive.use = stray.use if stray.kind == REMOTE else 0
+                receive.use = stray.use if stray.kind in (REMOTE, WINDOW) else 0
                 code = self.deliver(receive, stray.kind, stray.data, stray.length, stray.where)
                 free(stray.data)
                 free(stray)
@@ -259,6 +302,8 @@ cdef class Device:
         cdef char *landing = (<Program> receive.owner).at(&receive.landing)
         if length != <uint64_t> receive.landing.length:
             return (<Program> receive.owner).fail_length(receive, length)
+        if kind == WINDOW:
+            data = self.windows[where >> OFFSET].base + (where & ((<uint64_t> 1 << OFFSET) - 1))
         if kind == REMOTE:
             if shared_fetch(self.processes[receive.local], landing, where, length):
                 return (<Program> receive.owner).fail_fetch(receive)
@@ -340,7 +385,7 @@ cdef class Device:
         stray.use, stray.next = self.received[writer], NULL
         stray.tag, stray.kind = entry.tag, entry.kind
         stray.length, stray.where = entry.length, entry.where
-        if entry.kind != REMOTE:
+        if entry.kind not in (REMOTE, WINDOW):
             stray.data = <char *> malloc(entry.length + 1)
             if stray.data == NULL:
                 free(stray)
@@ -465,11 +510,12 @@ cdef class Program:
                 phase.receives_end = r
                 phase.sends = s
                 previous = None
-                for message in lowered.sends:
+                for index, message in enumerate(lowered.sends):
                     self.sends[s].peer = message.peer
                     self.sends[s].local = device.local[message.peer]
                     self.sends[s].channel = c
                     self.sends[s].same = message.span == previous
+                    self.sends[s].written = index in lowered.written
                     previous = message.span
                     _place(&self.sends[s].source, message.span)
                     s += 1

@@ -310,9 +310,10 @@ class Intracomm(Blocking, Nonblocking, Persistent):
     def shared_memory(self) -> dict[str, int] | None:
         """The memory that the ranks of this node share for this communicator; None if none.
 
-        ``bytes`` in all; ``slots`` of each rank of ``slot`` bytes each; ``inside``: longest
-        message, in bytes, that needs no slot; ``reads``: whether large messages are read from the
-        memory of their sender.
+        ``bytes`` in all, but for windows; ``slots`` of each rank of ``slot`` bytes each;
+        ``inside``: longest message, in bytes, that needs no slot; ``reads``: whether large messages
+        are read from the memory of their sender; ``windows``: bytes in arrays of
+        :func:`mpicoll.empty`.
         """
         device = self._local().device
         return None if device is None else device.memory_of_node()

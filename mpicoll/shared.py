@@ -39,8 +39,10 @@ __all__ = [
     "geometry",
     "is_active",
     "is_near",
+    "memory_of",
     "program",
     "starter",
+    "warn",
 ]
 
 #: What ``MPICOLL_TRANSPORT`` accepts: all there is; slots alone; MPI's messages alone.
@@ -119,7 +121,7 @@ def device(private: MPI.Intracomm, transport: str) -> tuple[Any, int]:
     problem = engine_problem()
     everywhere = private.allreduce(not problem, MPI.LAND)
     if problem:
-        _warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
+        warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
     if not everywhere:
         return None, 0
     node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
@@ -159,14 +161,14 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> tup
     memory, problem = None, ""
     shape = geometry(len(ranks))
     if transport != "mpi" and 1 < len(ranks) <= _RANKS:
-        memory, problem = _memory(node, _engine.space(len(ranks), shape))
+        memory, problem = memory_of(node, _engine.space(len(ranks), shape))
     shared = memory is not None
     reads = shared and transport == "auto" and _engine_reads(node, [pid for _, pid, _ in ranks])
     slots = private.allreduce(shape.slot if shared else 1 << 62, MPI.MIN)
     # Cutting messages is for all ranks alike.
     slots = 0 if slots == 1 << 62 else slots
     if problem and node.Get_rank() == 0:
-        _warn(f"shared memory does not serve: {problem}; MPI's messages are used instead")
+        warn(f"shared memory does not serve: {problem}; MPI's messages are used instead")
     locals = [-1] * private.Get_size()
     for number, (rank, _, _) in enumerate(ranks):
         locals[rank] = number if shared else -1
@@ -193,7 +195,7 @@ def _processors() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _memory(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]:
+def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]:
     """Zeros that all ranks of the node map, None on all of them if one cannot; and why."""
     proof = secrets.token_bytes(_PROOF)
     descriptor, problem, place = -1, "", None
@@ -244,7 +246,8 @@ def _engine_reads(node: MPI.Intracomm, processes: list[int]) -> bool:
     return bool(node.allreduce(read, MPI.LAND))  # tokens live until all have read
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
+    """Say once that a transport cannot be used."""
     if MPI.COMM_WORLD.Get_rank() == 0 and text not in _WARNED:
         _WARNED.add(text)
         warnings.warn(text, TransportWarning, stacklevel=2)

@@ -24,6 +24,7 @@ from mpicoll.collectives import Collective
 from mpicoll.lanes import BLOCKING, Lane, Lanes
 from mpicoll.settings import Settings, read
 from mpicoll.watch import Ticket, Watch
+from mpicoll.windows import Windows
 
 __all__ = ["METHODS", "State", "Stats", "attach", "find"]
 
@@ -98,6 +99,8 @@ class State:
         self._near = bool(private.allreduce(near, MPI.LAND))
         if self.tracer is not None:
             self.device = None  # what Python runs can be traced; all else is as without a trace
+        #: Arrays of its ranks that others read where they lie.
+        self.windows = Windows(private, self.device)
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
         self.hint(hints or {})

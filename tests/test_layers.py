@@ -61,6 +61,7 @@ LAYERS = [
         "settings",
         "hints",
         "tuning_file",
+        "windows",
         "tuning",
     },
     {"cli", "bench", "train", "__main__", "__init__"},
