@@ -1,12 +1,14 @@
 """mpicoll's default choices against the MPI library's own collectives, in one launch.
 
     mpirun -n 2 python benchmarks/vs_native.py [--collectives allreduce bcast] [--largest 64M]
-        [--samples 15] [--json results.jsonl]
+        [--type half] [--persistent] [--samples 15] [--json results.jsonl]
 
-Both are called through mpi4py's spelling, in the same process, on the same float32 buffers (sum at
-the root, rank 0). A sample is the time of one call, averaged over as many back-to-back calls as
-take about a millisecond, at most 1,000, from a common start to the end of the slowest rank; in
-rooted collectives a barrier follows the last call. Samples of the two alternate. Reported are
+Both are called through mpi4py's spelling, in the same process, on the same buffers (float32 if no
+type is named; sums; the root is rank 0). With --persistent a call is the start of a persistent one
+and the wait for its end; mpicoll's names the algorithm that is its default. A sample is the time of
+one call, averaged over as many back-to-back calls as take about a millisecond, at most 1,000, from
+a common start to the end of the slowest rank; in rooted collectives a barrier follows the last
+call. Samples of the two alternate. Reported are
 medians over the samples, their ratio (below 1 mpicoll is faster) with the 95 % interval of the
 ratios of neighbours (order statistics), what mpicoll chose, and how many elements were wrong. A
 size where the choice is the library's own counts as 1 in the geometric mean.
@@ -29,14 +31,14 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll import tuning
 from mpicoll.bench import environment, stats
 from mpicoll.bench.sizes import parse_size
 from mpicoll.bench.start import Start
-from mpicoll.bench.workload import SYMMETRIC, WORKLOADS, Workload, elements
+from mpicoll.bench.workload import SYMMETRIC, WORKLOADS, Workload, element_type, elements
 
 SECONDS = 1e-3  # of a sample, about
 CALLS = 1000  # of a sample, at most
-FLOAT = np.dtype(np.float32)
 
 
 def sizes(collective: str, largest: int) -> list[int]:
@@ -58,11 +60,33 @@ def sample(call: Callable[[], object], start: Start, calls: int, end: bool) -> f
     return (time.perf_counter() - begin) / calls
 
 
+def persistent(comm: MPI.Intracomm, call: Any, **choice: Any) -> Callable[[], object]:
+    """The start and the end of a persistent call, for a blocking one of a communicator's."""
+    init = getattr(comm, f"{call.func.__name__}_init")
+    plan = init(*call.args, **call.keywords, **choice)
+
+    def run() -> None:
+        plan.Start()
+        plan.Wait()
+
+    return run
+
+
 def compare(
-    comm: MPI.Intracomm, ours: mpicoll.Intracomm, start: Start, work: Workload, samples: int
+    comm: MPI.Intracomm,
+    ours: mpicoll.Intracomm,
+    start: Start,
+    work: Workload,
+    samples: int,
+    plans: bool,
 ) -> dict[str, Any]:
     """Times of one collective at one size; the same on all ranks."""
-    ways = (work.bind(ours), work.bind(comm))
+    words = ours.explain(work.collective, work.size).split(": ", 1)[1].split(" (")[0]
+    ways = [work.bind(ours), work.bind(comm)]
+    if plans:
+        choice = tuning.parse(work.collective, words, tuning.ARGUMENT)
+        named = {"algorithm": choice.algorithm, **dict(choice.parameters)}
+        ways = [persistent(ours, ways[0], **named), persistent(comm, ways[1])]
     end = work.collective not in SYMMETRIC
     wrong = []
     for call in ways:
@@ -78,11 +102,12 @@ def compare(
     comm.Allreduce(times, slowest, MPI.MAX)
     ratios = stats.summarise(list(slowest[:, 0] / slowest[:, 1]))
     mine, native = np.median(slowest, axis=0)
-    choice = ours.explain(work.collective, work.size).split(": ", 1)[1].split(" (")[0]
     return {
         "collective": work.collective,
         "size": work.size,
-        "choice": choice,
+        "type": work.type,
+        "persistent": plans,
+        "choice": words,
         "calls": calls,
         "samples": samples,
         "mpicoll_us": 1e6 * float(mine),
@@ -97,7 +122,7 @@ def compare(
 def probes(comm: MPI.Intracomm) -> dict[str, float]:
     """Microseconds of a round trip between ranks 0 and 1, and of a copy of 16 MiB."""
     rank, nothing = comm.Get_rank(), bytearray(1)
-    source = np.ones(4 << 20, FLOAT)
+    source = np.ones(4 << 20, np.float32)
     target = source.copy()
     trips, copies = [], []
     for _ in range(21):
@@ -134,6 +159,8 @@ def main() -> None:
         "--collectives", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS)
     )
     parser.add_argument("--largest", type=parse_size, default=64 << 20, help="bytes, as 64M")
+    parser.add_argument("--type", type=element_type, default=np.dtype("f4"), help="as float, half")
+    parser.add_argument("--persistent", action="store_true", help="measure Start and Wait")
     parser.add_argument("--samples", type=int, default=15, help="pairs of each size")
     parser.add_argument("--json", help="append one line for each size to this file")
     options = parser.parse_args()
@@ -146,9 +173,9 @@ def main() -> None:
     for collective in options.collectives:
         points = []
         for size in sizes(collective, options.largest):
-            count = elements(collective, size, FLOAT.itemsize, comm.Get_size())
-            work = WORKLOADS[collective](comm, count, FLOAT, "sum", 0)
-            point = compare(comm, ours, start, work, options.samples)
+            count = elements(collective, size, options.type.itemsize, comm.Get_size())
+            work = WORKLOADS[collective](comm, count, options.type, "sum", 0)
+            point = compare(comm, ours, start, work, options.samples, options.persistent)
             points.append(point)
             if comm.Get_rank() == 0:
                 report(point, run, options.json)

@@ -138,6 +138,12 @@ cdef struct Channel:
     bint closed
 
 
+cdef struct Idle:
+    # What a wait has done since something moved.
+    int looks
+    int offers
+
+
 cdef struct Stray:
     # A message that came before its receive was posted.
     uint32_t tag
@@ -168,6 +174,7 @@ cdef class Device:
     cdef bint reads
     cdef uint64_t remote
     cdef int patience
+    cdef int looks
     cdef uint64_t *sent
     cdef uint64_t *acked
     cdef uint64_t *received
@@ -182,6 +189,7 @@ cdef class Device:
     cdef int nwindows  # no window has a higher number
     cdef list mapped  # memory of the windows
 
+    cdef void learn(self, const Idle *idle) noexcept nogil
     cdef int window_of(self, char *content, uint64_t length) noexcept nogil
     cdef bint has_entry(self, int reader) noexcept nogil
     cdef int free_slot(self) noexcept nogil
@@ -241,7 +249,7 @@ cdef class Program:
     cdef int go(self) except -1
     cdef int finish_with(self, pause) except -1
     cdef throw(self)
-    cdef int spin(self, int *idle) noexcept nogil
+    cdef int spin(self, Idle *idle) noexcept nogil
     cdef void ease(self, int offers) noexcept nogil
     cdef void release(self) noexcept nogil
     cdef char *at(self, Place *place) noexcept nogil

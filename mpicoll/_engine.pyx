@@ -47,6 +47,8 @@ cdef extern from *:
     const char *ENGINE_MPI
 
 cdef enum:
+    # Looks before the processor is offered to others where more were in vain.
+    LEAST = 30
     # Offers of the processor between two looks at signals, the time limit and whatever else waits.
     OFFERS = 16
     # Offers before messages that wait for others are moved out of the way, and before those are
@@ -73,7 +75,7 @@ cdef class Device:
         geometry: (slots of each rank, bytes of a slot, longest message inside its entry).
         processes: of the node's ranks by number where their memory may be read, else empty.
         remote: shortest message that is read from the sender's memory.
-        patience: steps without progress before the processor is offered to others.
+        patience: looks without progress, at most, before the processor is offered to others.
         probe: a communicator on which MPI makes progress.
     """
 
@@ -88,7 +90,7 @@ cdef class Device:
         for i in range(self.size):
             self.local[i] = locals[i]
         self.probe = probe.ob_mpi
-        self.patience = patience
+        self.patience = self.looks = patience
         self.memory = memory
         self.mapped = [None] * WINDOWS
         if memory is None:
@@ -155,6 +157,15 @@ cdef class Device:
             "reads": bool(self.reads),
             "windows": sum(memory.size for memory in self.mapped if memory is not None),
         }
+
+    # --- waiting ---
+
+    cdef void learn(self, const Idle *idle) noexcept nogil:
+        """A wait is over: how many looks are worth their time the next time."""
+        if idle.offers:
+            self.looks = max(self.looks // 2, min(LEAST, self.patience))
+        elif idle.looks:
+            self.looks = min(self.looks + self.looks // 8 + 1, self.patience)
 
     # --- windows ---
 
@@ -630,8 +641,9 @@ cdef class Program:
         self.finish_with(pause)
 
     cdef int finish_with(self, pause) except -1:
-        cdef int idle = 0
+        cdef Idle idle
         cdef int code
+        idle.looks = idle.offers = 0
         while True:
             with nogil:
                 code = self.spin(&idle)
@@ -649,25 +661,31 @@ cdef class Program:
 
     # --- running ---
 
-    cdef int spin(self, int *idle) noexcept nogil:
-        """Progress until the run is over (1), it is time to pause (0), or it has failed (-1)."""
+    cdef int spin(self, Idle *idle) noexcept nogil:
+        """Progress until the run is over (1), it is time to pause (0), or it has failed (-1).
+
+        Looking again and again is the fastest way to wait, unless the rank that is waited for has
+        to share this one's processor.  So looks that were in vain are fewer the next time, down to
+        a few, and those that were not are more.
+        """
         cdef int moved, offers = 0
         while self.active:
             moved = self.step()
             if moved < 0:
                 return -1
             if moved:
-                idle[0] = 0
-            elif idle[0] < self.device.patience:
-                idle[0] += 1
+                self.device.learn(idle)
+                idle.looks = idle.offers = 0
+            elif idle.looks < self.device.looks:
+                idle.looks += 1
                 shared_relax()
             elif self.active:
                 if offers == OFFERS:
                     return 0
                 offers += 1
-                idle[0] += 1
+                idle.offers += 1
                 sched_yield()
-                self.ease(idle[0] - self.device.patience)
+                self.ease(idle.offers)
         return 1
 
     cdef void ease(self, int offers) noexcept nogil:

@@ -287,6 +287,34 @@ def scatter(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root
     return Workload("scatter", size, count, dtype.name, "none", root, bind, recv, expected)
 
 
+def alltoall(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
+    """Every rank gives each rank a block of its own; ``count`` elements are given by each."""
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    pattern = Pattern(dtype, "max", 1)
+    send, recv = pattern.given(rank, count), np.empty(count, dtype)
+    block = count // ranks
+
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Alltoall, send, recv, **choice)
+
+    expected = np.concatenate([pattern.given(r, block, start=rank * block) for r in range(ranks)])
+    return Workload("alltoall", recv.nbytes, count, dtype.name, "none", -1, bind, recv, expected)
+
+
+def scan(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
+    """Every rank gives the whole vector, and gets the reduction over the ranks up to itself."""
+    rank = comm.Get_rank()
+    pattern = Pattern(dtype, op, comm.Get_size())
+    send, recv = pattern.given(rank, count), np.empty(count, dtype)
+    mpi_op = _mpi_op(op)
+
+    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
+        return partial(target.Scan, send, recv, op=mpi_op, **choice)
+
+    expected = Pattern(dtype, op, rank + 1).reduced(count)
+    return Workload("scan", send.nbytes, count, dtype.name, op, -1, bind, recv, expected)
+
+
 def barrier(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
     """Nothing is given, nobody leaves before all have come."""
 
@@ -317,9 +345,20 @@ def elements(collective: str, size: int, itemsize: int, ranks: int) -> int:
 
 WORKLOADS: dict[str, Callable[..., Workload]] = {
     f.__name__: f
-    for f in (allreduce, reduce, bcast, allgather, reduce_scatter, gather, scatter, barrier)
+    for f in (
+        allreduce,
+        reduce,
+        bcast,
+        allgather,
+        reduce_scatter,
+        gather,
+        scatter,
+        alltoall,
+        scan,
+        barrier,
+    )
 }
 
 # Collectives that end on all ranks at about the same time, so that calls may follow one another
 # directly; in a rooted one the root or the leaves would run ahead.
-SYMMETRIC = ("allreduce", "allgather", "barrier")
+SYMMETRIC = ("allreduce", "allgather", "alltoall", "barrier")
