@@ -10,6 +10,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -120,9 +121,12 @@ PERMUTATION = Kind(
 
 
 def _placements(size: int) -> tuple[Value, ...]:
-    """Ranks on a small and a large node, in turn on three; of few also each alone, and together."""
-    small, ranks = 1 + size // 8, range(size)
-    every: list[Value] = [tuple(int(r >= small) for r in ranks), tuple(r % 3 for r in ranks)]
+    """A small and a large node; ranks in turn on several; of few ranks also each alone, and all.
+
+    These have the fewest messages, so that many ranks can be verified.
+    """
+    ranks, several = range(size), 1 + isqrt(size)
+    every: list[Value] = [tuple(int(r >= 3) for r in ranks), tuple(r % several for r in ranks)]
     if size <= 16:
         every += [(), (0,) * size]
     return tuple(dict.fromkeys(every))

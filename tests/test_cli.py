@@ -141,8 +141,18 @@ def test_verify_tries_several_placements(command):
     cases = json.loads(command(*words).out)["cases"]
     tried = [(c["parameters"]["nodes"], c["parameters"]["segments"]) for c in cases]
     assert tried == [
-        ([0, 1, 1, 1, 1, 1], 1), ([0, 1, 2, 0, 1, 2], 2), ([], 5), ([0, 0, 0, 0, 0, 0], 1),
+        ([0, 0, 0, 1, 1, 1], 1), ([0, 1, 2, 0, 1, 2], 2), ([], 5), ([0, 0, 0, 0, 0, 0], 1),
     ]  # fmt: skip
+
+
+def test_verify_tries_fewer_segments_of_many_blocks(command):
+    def tried(*words):
+        cases = json.loads(command("verify", "allreduce", *words, "--json").out)["cases"]
+        return [(c["size"], c["parameters"]["segments"]) for c in cases]
+
+    assert tried("hierarchical", "-P", "17") == [(17, 1), (17, 2)]
+    assert tried("hierarchical", "-P", "17", "--segments", "1,3,4") == [(17, 1), (17, 3), (17, 4)]
+    assert tried("double_binary_tree", "-P", "17") == [(17, 1), (17, 2), (17, 5)]
 
 
 def test_verify_all_is_the_default(command):

@@ -1,6 +1,7 @@
 """Hierarchical algorithms on nodes of any placement."""
 
 from itertools import product
+from math import isqrt
 
 import pytest
 from hypothesis import given, settings
@@ -168,12 +169,12 @@ def test_what_is_tried_shows_all_kinds_of_placements(algorithm):
         assert {t["segments"] for t in tried} == {1, 2, 5} or size == 1
         known = [nodes_of(t["nodes"] or tuple(range(size))) for t in tried]
         counts = {len(nodes.ranks) for nodes in known}
-        assert {1, size, min(3, size)} <= counts
-        if size > 2:
+        assert {1, size, min(1 + isqrt(size), size)} <= counts
+        if size > 3:
             assert any(len(set(nodes.lengths)) > 1 for nodes in known)
     assert algorithm.tried(64, [1]) == [
-        {"nodes": (0,) * 9 + (1,) * 55, "segments": 1},
-        {"nodes": tuple(rank % 3 for rank in range(64)), "segments": 1},
+        {"nodes": (0,) * 3 + (1,) * 61, "segments": 1},
+        {"nodes": tuple(rank % 9 for rank in range(64)), "segments": 1},
     ]
 
 

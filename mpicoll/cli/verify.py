@@ -44,8 +44,12 @@ def command(
         ),
     ] = "auto",
     segments: Annotated[
-        str, typer.Option(metavar="LIST", help="For algorithms that have segments.")
-    ] = "1,2,5",
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="For algorithms that have segments; auto: 1,2,5, of more than 16 blocks 1,2.",
+        ),
+    ] = "auto",
     set_: Set = None,
     json: Json = False,
 ) -> int:
@@ -99,7 +103,8 @@ def _calls(
         for size in sizes:
             if algorithm.misfit(size, parameters):
                 continue
-            settings = [parameters] if parameters else algorithm.tried(size, segments)
+            pieces = parse.segments_of(segments, algorithm.blocks(size))
+            settings = [parameters] if parameters else algorithm.tried(size, pieces)
             roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
             for root in roots:
                 yield from (_Call(algorithm, size, root, setting) for setting in settings)
