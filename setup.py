@@ -14,7 +14,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-ENGINE = "mpicoll._engine"
+ENGINE = ("mpicoll._engine", "mpicoll._front")
 
 # No contraction: a fused multiply-add rounds differently from NumPy, and only where the compiler
 # chooses to use one.
@@ -38,7 +38,7 @@ class Build(build_ext):
     """Builds the engine by the MPI compiler wrapper, and without one leaves it out."""
 
     def build_extension(self, extension: Extension) -> None:
-        if extension.name != ENGINE:
+        if extension.name not in ENGINE:
             super().build_extension(extension)
             return
         wrapper = mpi_compiler()
@@ -70,14 +70,17 @@ extensions = [
         ],
         extra_compile_args=FLAGS,
     ),
-    Extension(
-        ENGINE,
-        ["mpicoll/_engine.pyx"],
-        depends=["mpicoll/_kernels.pxd", "mpicoll/_shared.h"],
-        include_dirs=["mpicoll", mpi4py.get_include(), numpy.get_include()],
-        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-        extra_compile_args=FLAGS,
-        optional=True,  # where the wrapper does not work, Python runs the plans
+    *(
+        Extension(
+            name,
+            [f"{name.replace('.', '/')}.pyx"],
+            depends=["mpicoll/_engine.pxd", "mpicoll/_kernels.pxd", "mpicoll/_shared.h"],
+            include_dirs=["mpicoll", mpi4py.get_include(), numpy.get_include()],
+            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+            extra_compile_args=FLAGS,
+            optional=True,  # where the wrapper does not work, Python runs the plans
+        )
+        for name in ENGINE
     ),
 ]
 

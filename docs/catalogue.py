@@ -34,8 +34,8 @@ def pages() -> dict[str, str]:
     found["contents.inc"] = _contents()
     found["tables.inc"] = "\n".join(
         [
-            *_rules("Where all ranks share memory", tuning.NEAR),
-            *_rules("Elsewhere", tuning.BUILTIN),
+            *_rules("Where all ranks share memory", tuning.for_layout(tuning.BUILTIN, near=True)),
+            *_rules("Elsewhere", tuning.for_layout(tuning.BUILTIN, near=False)),
         ]
     )
     return found

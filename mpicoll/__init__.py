@@ -25,6 +25,7 @@ from mpicoll.schedule import (
 if TYPE_CHECKING:
     from mpicoll.comm import Intercomm, Intracomm
     from mpicoll.requests import Prequest, Request
+    from mpicoll.windows import empty
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "as_channels",
     "blocks",
     "channels",
+    "empty",
     "given",
     "pipelined",
     "scratch",
@@ -59,4 +61,8 @@ def __getattr__(name: str) -> Any:
         from mpicoll import requests
 
         return getattr(requests, name)
+    if name == "empty":
+        from mpicoll import windows
+
+        return windows.empty
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, memmove, memset
+from libc.string cimport memcpy, memmove, memset
 from mpi4py cimport MPI
 from mpi4py cimport libmpi as mpi
 from posix.types cimport pid_t
@@ -32,38 +32,6 @@ cnp.import_array()
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
-
-
-cdef extern from "_shared.h" nogil:
-    enum: ENTRIES
-    enum: INSIDE
-    enum: SLOT
-    enum: REMOTE
-    ctypedef struct entry_t:
-        uint32_t tag
-        uint32_t kind
-        uint64_t length
-        uint64_t where
-    ctypedef struct shared_t:
-        char *base
-        int ranks
-        int me
-        int slots
-        uint64_t inside
-        uint64_t slot
-    uint64_t shared_length(const shared_t *)
-    bint shared_acked(const shared_t *, int, uint64_t)
-    void shared_acknowledge(const shared_t *, int, uint64_t)
-    entry_t *shared_look(const shared_t *, int, uint64_t)
-    void shared_publish(
-        const shared_t *, int, uint64_t, uint32_t, uint32_t, const void *, uint64_t, uint64_t
-    )
-    char *shared_content(const shared_t *, int, const entry_t *)
-    char *shared_slot(const shared_t *, int, uint64_t)
-    int shared_fetch(pid_t, void *, uint64_t, uint64_t)
-    void shared_relax()
-    bint shared_try(int *)
-    void shared_unlock(int *)
 
 
 cdef extern from *:
@@ -95,112 +63,6 @@ cdef enum:
 BUILT_FOR = ENGINE_MPI.decode()
 
 
-cdef struct Place:
-    int buffer
-    int64_t offset
-    int64_t length
-
-
-cdef struct Copy:
-    Place target
-    Place source
-
-
-cdef struct Receive:
-    int peer
-    int local  # number of the peer in this node, -1 if it is on another
-    int channel
-    int unit  # that waits for it, -1: it is only stored
-    Place landing
-    uint32_t tag
-    char *data  # where the content is
-    uint64_t use  # of the entry that has it, 0 if it lies in its landing
-    void *owner
-    Receive *next  # that is posted for the same peer
-
-
-cdef struct Send:
-    int peer
-    int local
-    int channel
-    bint same  # content as the one before it
-    Place source
-    uint32_t tag
-    int state
-    int slot  # that has the content, -1: none
-    uint64_t use
-
-
-cdef enum:
-    IDLE
-    WAITING  # for an entry or a slot
-    PUBLISHED  # until it is acknowledged
-    POSTED  # in MPI
-    DONE
-
-
-cdef struct Operand:
-    int receive
-    Place place
-
-
-cdef struct Fold:
-    Place target
-    int operands
-    int count
-
-
-cdef struct Unit:
-    int receives  # first in the list of numbers
-    int count
-    int folds
-    int folds_end
-    int sends  # that must be complete first: all before this number
-    int missing
-    bint folded
-
-
-cdef struct Phase:
-    int moves, moves_end
-    int receives, receives_end
-    int sends, sends_end
-    int units, units_end
-    int stores, stores_end
-    int late, late_end
-    bint last
-
-
-cdef struct Channel:
-    int phases, phases_end
-    int segment
-    int current
-    int receives  # that are under way
-    int sends, sends_end  # that are under way, the first one and the end
-    int unfolded  # units of the current phase that are complete but for sends
-    bint closed
-
-
-cdef struct Stray:
-    # A message that came before its receive was posted.
-    uint32_t tag
-    uint32_t kind
-    uint64_t length
-    uint64_t where
-    uint64_t use
-    char *data
-    Stray *next
-
-
-cdef struct Reference:
-    int reader
-    uint64_t use
-
-
-cdef struct Slot:
-    int count
-    Reference *readers
-
-
 cdef class Device:
     """What one communicator's messages go through.
 
@@ -215,25 +77,6 @@ cdef class Device:
         probe: a communicator on which MPI makes progress.
     """
 
-    cdef shared_t shared
-    cdef int lock
-    cdef int size
-    cdef int *local
-    cdef pid_t *processes
-    cdef bint reads
-    cdef uint64_t remote
-    cdef int patience
-    cdef uint64_t *sent
-    cdef uint64_t *acked
-    cdef uint64_t *received
-    cdef Receive **posted
-    cdef Stray **strays
-    cdef int *stuck
-    cdef Slot *slots
-    cdef int next_slot
-    cdef mpi.MPI_Comm probe
-    cdef object memory
-
     def __cinit__(
         self, locals, int me, memory, geometry, processes, uint64_t remote, int patience,
         MPI.Comm probe not None,
@@ -247,6 +90,7 @@ cdef class Device:
         self.probe = probe.ob_mpi
         self.patience = patience
         self.memory = memory
+        self.mapped = [None] * WINDOWS
         if memory is None:
             return
         view = memory
@@ -309,7 +153,42 @@ cdef class Device:
             "slot": self.shared.slot,
             "inside": self.shared.inside,
             "reads": bool(self.reads),
+            "windows": sum(memory.size for memory in self.mapped if memory is not None),
         }
+
+    # --- windows ---
+
+    def open_window(self, int number, memory, offset, length):
+        """Let ranks read from memory that all of the node map.
+
+        Args:
+            number: the same on all ranks, below 64.
+            memory: bytes of all ranks, writable.
+            offset, length: the part of them that is this rank's.
+        """
+        cdef unsigned char[::1] view = memory
+        cdef Window *window = &self.windows[number]
+        self.mapped[number] = memory
+        window.base = <char *> &view[0]
+        window.mine = window.base + <Py_ssize_t> offset
+        window.mine_end = window.mine + <Py_ssize_t> length
+        self.nwindows = max(self.nwindows, number + 1)
+
+    def close_window(self, int number):
+        """Forget a window that nobody uses any more."""
+        memset(&self.windows[number], 0, sizeof(Window))
+        self.mapped[number] = None
+
+    cdef int window_of(self, char *content, uint64_t length) noexcept nogil:
+        """Number of the window in whose part of this rank's a message lies, -1 if in none."""
+        cdef int number
+        for number in range(self.nwindows):
+            if (
+                self.windows[number].mine <= content
+                and content + length <= self.windows[number].mine_end
+            ):
+                return number
+        return -1
 
     # --- sending ---
 
@@ -359,11 +238,18 @@ cdef class Device:
         cdef uint32_t kind = INSIDE
         cdef uint64_t where = 0
         cdef Slot *slot
+        cdef int window
         if not self.has_entry(reader):
             return False
         send.slot = -1
         if length > self.shared.inside:
-            if moves and self.reads and length >= self.remote:
+            # What its own phase overwrites must not wait for its readers, who may wait for it.
+            window = -1 if send.written else self.window_of(content, length)
+            if window >= 0:
+                kind = WINDOW
+                where = <uint64_t> window << OFFSET
+                where += <uint64_t> (content - self.windows[window].base)
+            elif moves and self.reads and length >= self.remote:
                 kind, where = REMOTE, <uint64_t> content
             else:
                 kind = SLOT
@@ -382,7 +268,7 @@ cdef class Device:
             slot.readers[slot.count].reader = reader
             slot.readers[slot.count].use = send.use
             slot.count += 1
-        send.state = PUBLISHED if kind == REMOTE else DONE
+        send.state = PUBLISHED if kind in (REMOTE, WINDOW) else DONE
         return True
 
     # --- receiving ---
@@ -398,7 +284,7 @@ cdef class Device:
             stray = at[0]
             if stray.tag == receive.tag:
                 at[0] = stray.next
-                receive.use = stray.use if stray.kind == REMOTE else 0
+                receive.use = stray.use if stray.kind in (REMOTE, WINDOW) else 0
                 code = self.deliver(receive, stray.kind, stray.data, stray.length, stray.where)
                 free(stray.data)
                 free(stray)
@@ -416,6 +302,8 @@ cdef class Device:
         cdef char *landing = (<Program> receive.owner).at(&receive.landing)
         if length != <uint64_t> receive.landing.length:
             return (<Program> receive.owner).fail_length(receive, length)
+        if kind == WINDOW:
+            data = self.windows[where >> OFFSET].base + (where & ((<uint64_t> 1 << OFFSET) - 1))
         if kind == REMOTE:
             if shared_fetch(self.processes[receive.local], landing, where, length):
                 return (<Program> receive.owner).fail_fetch(receive)
@@ -497,7 +385,7 @@ cdef class Device:
         stray.use, stray.next = self.received[writer], NULL
         stray.tag, stray.kind = entry.tag, entry.kind
         stray.length, stray.where = entry.length, entry.where
-        if entry.kind != REMOTE:
+        if entry.kind not in (REMOTE, WINDOW):
             stray.data = <char *> malloc(entry.length + 1)
             if stray.data == NULL:
                 free(stray)
@@ -520,46 +408,6 @@ cdef class Program:
         device: what its messages go through.
     """
 
-    cdef readonly object plan
-    cdef readonly bint active
-    cdef readonly Device device
-    cdef object error
-    cdef object reduction
-    cdef object _send, _recv, _temporary  # keep memory alive
-    cdef list _late
-    cdef char **bases
-    cdef int nbases, nchannels, nsegments, window
-    cdef Channel *channels
-    cdef Phase *phases
-    cdef Copy *copies
-    cdef Receive *receives
-    cdef Send *sends
-    cdef Operand *operands
-    cdef Fold *folds
-    cdef Unit *units
-    cdef int *numbers
-    cdef int nreceives, nsends, before_end, after, after_end
-    cdef int *left
-    cdef int *opening
-    cdef int nopening
-    cdef int open_channels
-    cdef char **pointers
-    cdef int64_t *blocked
-    cdef int64_t scan
-    cdef int pending  # sends that wait or are not acknowledged
-    cdef int idle  # tests without progress
-    cdef bint touched  # by a message, since it last advanced
-    cdef fold_function kernel
-    cdef int64_t itemsize
-    cdef bint moves  # each block from its source to one reader
-    cdef mpi.MPI_Comm comm
-    cdef mpi.MPI_Request *requests
-    cdef int *owners
-    cdef int *indices
-    cdef int nrequests
-    cdef int code  # of MPI
-    cdef int lane, high  # that the tags are made for
-
     def __cinit__(self, plan, Device device not None):
         cdef int i
         self.plan, self.device = plan, device
@@ -580,29 +428,29 @@ cdef class Program:
         ncopies = len(plan.before) + len(plan.after) + sum(
             len(phase.moves) + len(phase.stores) for phase in phases
         )
-        self.channels = <Channel *> _space(self.nchannels, sizeof(Channel))
-        self.phases = <Phase *> _space(len(phases), sizeof(Phase))
-        self.copies = <Copy *> _space(ncopies, sizeof(Copy))
-        self.receives = <Receive *> _space(self.nreceives, sizeof(Receive))
-        self.sends = <Send *> _space(self.nsends, sizeof(Send))
-        self.units = <Unit *> _space(len(units), sizeof(Unit))
-        self.folds = <Fold *> _space(len(folds), sizeof(Fold))
-        self.operands = <Operand *> _space(
+        self.channels = <Channel *> space_for(self.nchannels, sizeof(Channel))
+        self.phases = <Phase *> space_for(len(phases), sizeof(Phase))
+        self.copies = <Copy *> space_for(ncopies, sizeof(Copy))
+        self.receives = <Receive *> space_for(self.nreceives, sizeof(Receive))
+        self.sends = <Send *> space_for(self.nsends, sizeof(Send))
+        self.units = <Unit *> space_for(len(units), sizeof(Unit))
+        self.folds = <Fold *> space_for(len(folds), sizeof(Fold))
+        self.operands = <Operand *> space_for(
             sum(len(fold.operands) for fold in folds), sizeof(Operand)
         )
-        self.numbers = <int *> _space(sum(len(unit.receives) for unit in units), sizeof(int))
+        self.numbers = <int *> space_for(sum(len(unit.receives) for unit in units), sizeof(int))
         widest = max([len(fold.operands) for fold in folds], default=0)
-        self.pointers = <char **> _space(widest, sizeof(char *))
-        self.left = <int *> _space(self.nsegments, sizeof(int))
-        self.opening = <int *> _space(self.nchannels, sizeof(int))
-        self.blocked = <int64_t *> _space(device.shared.ranks, sizeof(int64_t))
-        self.requests = <mpi.MPI_Request *> _space(
+        self.pointers = <char **> space_for(widest, sizeof(char *))
+        self.left = <int *> space_for(self.nsegments, sizeof(int))
+        self.opening = <int *> space_for(self.nchannels, sizeof(int))
+        self.blocked = <int64_t *> space_for(device.shared.ranks, sizeof(int64_t))
+        self.requests = <mpi.MPI_Request *> space_for(
             self.nreceives + self.nsends, sizeof(mpi.MPI_Request)
         )
-        self.owners = <int *> _space(self.nreceives + self.nsends, sizeof(int))
-        self.indices = <int *> _space(self.nreceives + self.nsends, sizeof(int))
+        self.owners = <int *> space_for(self.nreceives + self.nsends, sizeof(int))
+        self.indices = <int *> space_for(self.nreceives + self.nsends, sizeof(int))
         self.nbases = 2 + len(plan.temporary)
-        self.bases = <char **> _space(self.nbases, sizeof(char *))
+        self.bases = <char **> space_for(self.nbases, sizeof(char *))
         self._temporary = [np.empty(length, np.uint8) for length in plan.temporary]
         for i in range(2, self.nbases):
             self.bases[i] = _address(self._temporary[i - 2])
@@ -662,11 +510,12 @@ cdef class Program:
                 phase.receives_end = r
                 phase.sends = s
                 previous = None
-                for message in lowered.sends:
+                for index, message in enumerate(lowered.sends):
                     self.sends[s].peer = message.peer
                     self.sends[s].local = device.local[message.peer]
                     self.sends[s].channel = c
                     self.sends[s].same = message.span == previous
+                    self.sends[s].written = index in lowered.written
                     previous = message.span
                     _place(&self.sends[s].source, message.span)
                     s += 1
@@ -678,7 +527,8 @@ cdef class Program:
                         self.numbers[x] = first + <int> index
                         self.receives[first + <int> index].unit = u
                         x += 1
-                    self.units[u].sends = phase.sends + <int> unit.sends
+                    # Of this phase's sends alone: a round's earlier ones read none of its targets.
+                    self.units[u].sends = phase.sends + <int> unit.sends if unit.sends else 0
                     self.units[u].folds = f
                     for fold in unit.folds:
                         _place(&self.folds[f].target, fold.target)
@@ -708,7 +558,12 @@ cdef class Program:
     # --- for Python ---
 
     def start(self, MPI.Comm comm not None, int high, int lane, send, recv, reduction):
-        """Begin a run.
+        """Begin a run; see `prepare`."""
+        self.prepare(comm, high, lane, send, recv, reduction)
+        self.go()
+
+    def prepare(self, MPI.Comm comm not None, int high, int lane, send, recv, reduction):
+        """Bind what the next runs need.
 
         Args:
             comm: carries the messages that MPI carries.
@@ -718,11 +573,10 @@ cdef class Program:
             reduction: the operator, or None.
         """
         self.bind(comm, high, lane)
-        self.reduction, self.kernel = reduction, _kernel(reduction)
+        self.reduction, self.kernel = reduction, kernel_of(reduction)
         self._send, self._recv = send, recv
         self.bases[0] = _address(send)
         self.bases[1] = _address(recv)
-        self.go()
 
     cdef int bind(self, MPI.Comm comm, int high, int lane) except -1:
         """Make the tags of a lane."""
@@ -1216,271 +1070,11 @@ cdef class Program:
         return -1
 
 
-cdef struct Key:
-    # What decides a call of one communicator, without addresses.
-    int64_t method
-    int64_t root
-    int64_t op
-    int64_t algorithm  # where the caller's name of it lies, 0 if the caller names none
-    int64_t kinds[2]
-    int64_t lengths[2]
-
-
-cdef struct Known:
-    Key key
-    void *program
-    void *reduction
-    fold_function kernel
-    int sources[2]  # of the plan's two buffers: argument 0 or 1, -1 for none
-    int64_t calls
-
-
-cdef enum:
-    KNOWN = 128  # calls that are remembered
-    WAYS = 8  # places that one of them may have
-    ABSENT = -1
-    IN_PLACE = -2
-
-
-cdef class Front:
-    """The short way in: blocking calls that have been made before, of plain arrays.
-
-    Args:
-        comm: carries the messages that MPI carries.
-        pause: called again and again while nothing moves; may raise.
-        poll: moves on what is under way besides.
-        under_way: what is, if there is anything.
-        hooks, forks: must be empty: the hooks, the process that this one was forked from.
-        failed: told of an error and the program.
-    """
-
-    cdef Known *known
-    cdef list programs, kept, names
-    cdef MPI.Comm comm
-    cdef object pause, poll, under_way, failed
-    cdef list hooks, forks
-    cdef public bint open
-    cdef object totals
-
-    def __cinit__(self, MPI.Comm comm, pause, poll, under_way, list hooks, list forks, failed):
-        self.known = <Known *> _space(KNOWN, sizeof(Known))
-        self.comm, self.pause, self.poll, self.under_way = comm, pause, poll, under_way
-        self.hooks, self.forks, self.failed = hooks, forks, failed
-        self.open = True
-        self.totals = {}
-        self.empty()
-
-    def __dealloc__(self):
-        free(self.known)
-
-    cdef empty(self):
-        self.programs, self.kept = [None] * KNOWN, [None] * KNOWN
-        self.names = [None] * KNOWN
-        memset(self.known, 0, KNOWN * sizeof(Known))
-
-    def forget(self):
-        """Forget all calls, but not how often they were made."""
-        self.totals = self.calls()
-        self.empty()
-
-    def calls(self):
-        """How often each (collective, algorithm) was run from here."""
-        cdef int i
-        totals = dict(self.totals)
-        for i in range(KNOWN):
-            if self.known[i].calls:
-                totals[self.names[i]] = totals.get(self.names[i], 0) + self.known[i].calls
-        return totals
-
-    def serve(self, comm, int method, sendbuf, recvbuf, op, root, algorithm):
-        """Make a call of a communicator; False if it has to go the long way."""
-        cdef Key key
-        cdef char *address[2]
-        cdef int index
-        cdef Known *known
-        cdef Program program
-        if not self.open or self.hooks or self.forks:
-            return False
-        if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
-            return False
-        index = self.find(&key)
-        if index < 0:
-            return False
-        known = &self.known[index]
-        if (
-            address[0] < address[1] + key.lengths[1] and address[1] < address[0] + key.lengths[0]
-        ):
-            return False  # they overlap
-        if known.program == NULL:
-            if self.under_way:
-                return False
-            function, numbers = self.programs[index]
-            name = self.names[index]
-            arguments = (sendbuf, recvbuf, op, root)
-            function(comm, *[arguments[number] for number in numbers])
-            self.count(index, name)
-            return True
-        program = <Program> known.program
-        if program.active:
-            return False
-        name = self.names[index]
-        program.bind(self.comm, 0, 0)
-        program.reduction, program.kernel = <object> known.reduction, known.kernel
-        program.bases[0] = address[known.sources[0]] if known.sources[0] >= 0 else NULL
-        program.bases[1] = address[known.sources[1]] if known.sources[1] >= 0 else NULL
-        try:
-            program.go()
-            if self.under_way:
-                self.poll()
-            program.finish_with(self.pause)
-        except BaseException as error:
-            program._send, program._recv = sendbuf, recvbuf
-            self.failed(error, program)
-            raise
-        self.count(index, name)
-        return True
-
-    cdef count(self, int index, name):
-        """A call has been made; while it ran, its place may have been given to another one."""
-        if self.names[index] is name:
-            self.known[index].calls += 1
-        else:
-            self.totals[name] = self.totals.get(name, 0) + 1
-
-    def learn(
-        self, int method, sendbuf, recvbuf, op, root, algorithm, call, name, Program program,
-        reduction,
-    ):
-        """Remember a call that has been made the long way, if it is a plain one.
-
-        Args:
-            method, sendbuf, recvbuf, op, root, algorithm: as for `serve`.
-            call: the parsed call.
-            name: (collective, algorithm).
-            program: what ran it.
-            reduction: the operator, or None.
-        """
-        cdef Key key
-        cdef char *address[2]
-        cdef Known *known
-        cdef int side
-        if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
-            return
-        known = self.take(&key, name, program, (reduction, algorithm))
-        known.program, known.reduction = <void *> program, <void *> reduction
-        known.kernel = _kernel(reduction)
-        for side, memory in enumerate(call.memory()):
-            known.sources[side] = -1
-            if memory is not None:
-                known.sources[side] = 0 if key.kinds[0] >= 0 and (
-                    key.kinds[1] < 0 or memory.ctypes.data == <uint64_t> address[0]
-                ) else 1
-
-    def pass_on(
-        self, int method, sendbuf, recvbuf, op, root, algorithm, name, function, numbers
-    ):
-        """Remember a call that the MPI library has served, if it is a plain one.
-
-        Args:
-            method, sendbuf, recvbuf, op, root, algorithm: as for `serve`.
-            name: (collective, algorithm).
-            function: mpi4py's method.
-            numbers: which of sendbuf, recvbuf, op and root it takes.
-        """
-        cdef Key key
-        cdef char *address[2]
-        if _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
-            self.take(&key, name, (function, numbers), (None, algorithm))
-
-    cdef int find(self, Key *key) noexcept:
-        """The place of a call, -1 if it has none."""
-        cdef int i, first = _hash(key)
-        for i in range(first, first + WAYS):
-            if self.names[i % KNOWN] is not None and _same(&self.known[i % KNOWN].key, key):
-                return i % KNOWN
-        return -1
-
-    cdef Known *take(self, Key *key, name, program, kept):
-        """A place for a call, perhaps that of another one."""
-        cdef int index = self.find(key)
-        cdef Known *known
-        if index < 0:
-            # One of the few places that it may have: a free one, else any.
-            index = _hash(key)
-            for i in range(WAYS):
-                if self.names[(_hash(key) + i) % KNOWN] is None:
-                    index = (_hash(key) + i) % KNOWN
-                    break
-        known = &self.known[index]
-        if known.calls:
-            self.totals[self.names[index]] = self.totals.get(self.names[index], 0) + known.calls
-        memset(known, 0, sizeof(Known))
-        known.key = key[0]
-        self.programs[index], self.kept[index] = program, kept
-        self.names[index] = name
-        return known
-
-
-cdef bint _key(
-    Key *key, char **address, int method, sendbuf, recvbuf, op, root, algorithm
-) except -1:
-    """What decides a call, and where its arrays lie; False if it is none of plain arrays."""
-    memset(key, 0, sizeof(Key))
-    key.method = method
-    if type(root) is not int:
-        return False
-    key.root = root
-    if algorithm is not None:
-        # The table keeps the name, so nothing else can lie there.
-        key.algorithm = <int64_t> <void *> algorithm
-    if op is not None:
-        if type(op) is not _MPI.Op:
-            return False
-        key.op = <int64_t> (<MPI.Op> op).ob_mpi
-    return _argument(key, address, 0, sendbuf) and _argument(key, address, 1, recvbuf)
-
-
-cdef bint _argument(Key *key, char **address, int side, buffer) noexcept:
-    cdef cnp.ndarray array
-    address[side] = NULL
-    if buffer is None:
-        key.kinds[side] = ABSENT
-        return True
-    if buffer is _IN_PLACE:
-        key.kinds[side] = IN_PLACE
-        return True
-    if not cnp.PyArray_CheckExact(buffer):
-        return False
-    array = <cnp.ndarray> buffer
-    if not cnp.PyArray_IS_C_CONTIGUOUS(array) or not cnp.PyArray_ISNOTSWAPPED(array):
-        return False
-    key.kinds[side] = 2 * cnp.PyArray_TYPE(array) + cnp.PyArray_ISWRITEABLE(array)
-    if cnp.PyTypeNum_ISFLEXIBLE(cnp.PyArray_TYPE(array)):
-        return False  # that number does not tell how long an element is
-    key.lengths[side] = cnp.PyArray_NBYTES(array)
-    address[side] = <char *> cnp.PyArray_DATA(array)
-    return True
-
-
-cdef int _hash(Key *key) noexcept nogil:
-    cdef uint64_t mixed = (
-        key.method + 31 * key.root + 7 * key.op + 11 * key.algorithm
-        + key.kinds[0] + 3 * key.kinds[1]
-        + 5 * key.lengths[0] + key.lengths[1]
-    )
-    return (mixed * <uint64_t> 0x9E3779B97F4A7C15) >> 57
-
-
-cdef bint _same(Key *a, Key *b) noexcept nogil:
-    return memcmp(a, b, sizeof(Key)) == 0
-
-
-_IN_PLACE = _MPI.IN_PLACE
 #: Collectives with a block for each pair of ranks.
 _ONE_READER = frozenset(("alltoall", "gather", "scatter"))
 
 
-cdef void *_space(Py_ssize_t count, size_t size) except NULL:
+cdef void *space_for(Py_ssize_t count, size_t size) except NULL:
     cdef void *space = calloc(max(count, 1), size)
     if space == NULL:
         raise MemoryError
@@ -1516,7 +1110,7 @@ cdef int _copy(Copy *copies, int index, move) except -1:
     return index + 1
 
 
-cdef fold_function _kernel(reduction):
+cdef fold_function kernel_of(reduction):
     """The compiled kernel of a reduction, NULL if Python folds."""
     if (
         reduction is None

@@ -466,9 +466,10 @@ NARROW_AVX512(sum_f16_avx512, AVX512_WIDEN, AVX512_NARROW, SUM)
 NARROW_AVX512(prod_f16_avx512, AVX512_WIDEN, AVX512_NARROW, PROD)
 NARROW_AVX512(sum_bf16_avx512, SOFTWARE_WIDEN_BF16, SOFTWARE_NARROW_BF16, SUM)
 NARROW_AVX512(prod_bf16_avx512, SOFTWARE_WIDEN_BF16, SOFTWARE_NARROW_BF16, PROD)
+EXACT_F32(TARGET_AVX512, exactsum_f32_avx512, avx512)
 EXACT_F64(TARGET_AVX512, exactsum_f64_avx512, avx512)
 static kernels_table table_avx512 = {
-    AT(exactsum, f64, exactsum_f64_avx512),
+    AT(exactsum, f32, exactsum_f32_avx512), AT(exactsum, f64, exactsum_f64_avx512),
     AT(sum, f16, sum_f16_avx512), AT(prod, f16, prod_f16_avx512),
     AT(sum, bf16, sum_bf16_avx512), AT(prod, bf16, prod_bf16_avx512),
 };

@@ -2,8 +2,8 @@
  *
  * Each ordered pair of processes has a queue of ENTRIES entries, one writer and one reader.  An
  * entry is a cache line that says what there is to read (a short message lies in it, a longer one
- * behind it, or in a slot of the writer's, or stays in the writer's memory), and an acknowledgement
- * in the reader's cache line.  Use number u (from 1 on) of an entry is published by storing u in
+ * behind it, or in a slot of the writer's, or stays in the writer's memory, which the reader maps if
+ * it lies in a window), and an acknowledgement in the reader's cache line.  Use number u (from 1 on) of an entry is published by storing u in
  * `use`, and acknowledged by storing u in the acknowledgement, in any order; the writer waits for
  * that before it uses the entry again.  So every word has one writer, and nothing is counted
  * atomically.  A slot is free when every entry that names it is acknowledged.
@@ -24,14 +24,14 @@
 #define TINY 32 /* bytes that lie in the cache line itself */
 #define LINE 64
 
-enum { INSIDE, SLOT, REMOTE };
+enum { INSIDE, SLOT, REMOTE, WINDOW };
 
 typedef struct {
     uint64_t use;
     uint32_t tag;
     uint32_t kind;
     uint64_t length;
-    uint64_t where; /* number of the slot, or address in the writer's memory */
+    uint64_t where; /* number of the slot, address in the writer's memory, or window and offset */
     char tiny[TINY];
 } entry_t;
 

@@ -83,6 +83,8 @@ class Comparison:
         error: that the ranks do not agree, or what MPI has reported.
     """
 
+    owner = None  # it is part of a call that has one
+
     def __init__(
         self, private: MPI.Intracomm, facts: Facts, fail: Callable[[BaseException], object]
     ) -> None:

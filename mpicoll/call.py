@@ -100,14 +100,14 @@ class Call:
         return self.buffer is None or self.buffer.datatype is not None
 
     def choose(self, table: tuning.Table) -> tuple[Choice, str]:
-        """The algorithm if the caller names none; why it is not the one the environment names."""
+        """The algorithm if the caller names none; why it is not the one asked for."""
         facts = self.definition.name, self.place.size, self.nbytes, table
         wanted = tuning.choose(*facts)
         obstacle = self.obstacle(wanted)
         if not obstacle:
             return wanted, ""
         choice = tuning.choose(*facts, serves=lambda candidate: not self.obstacle(candidate))
-        if wanted.source in (tuning.BUILTIN_SOURCE, tuning.NEAR_SOURCE):
+        if not wanted.asked:
             return choice, ""
         return choice, f"{wanted.source}: {obstacle}, so {choice.algorithm} serves"
 
@@ -174,6 +174,11 @@ class Call:
         """Send and receive buffer as a runner wants them."""
         send, recv = self.send, self.recv
         return None if send is None else send.memory, None if recv is None else recv.memory
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether runners use the caller's own memory."""
+        return not any(buffer is not None and buffer.packed for buffer in (self.send, self.recv))
 
     def load(self, native: bool = False) -> None:
         """Bring what goes by value into the memory that a runner sees; before it starts.

@@ -28,14 +28,14 @@ from typing import Any, NoReturn, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll import algorithms, collectives, progress, tuning
+from mpicoll import algorithms, collectives, hints, progress, tuning
 from mpicoll.blocking import Blocking
 from mpicoll.dispatch import FallbackWarning
 from mpicoll.nonblocking import Nonblocking
 from mpicoll.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.persistent import Persistent
 from mpicoll.state import State, Stats, attach, find
-from mpicoll.tuning import NATIVE
+from mpicoll.tuning import NATIVE, Table
 
 __all__ = [
     "Cartcomm",
@@ -147,19 +147,40 @@ class Intracomm(Blocking, Nonblocking, Persistent):
     # --- communicators ---
 
     def Dup(self: _C, info: MPI.Info | None = None) -> _C:
-        """Duplicate the communicator."""
+        """Duplicate the communicator; without ``info`` with its hints."""
+        if info is not None:
+            return self.Dup_with_info(info)
         with progress.meanwhile():
-            return self._adopt(super().Dup(info))
+            return self._adopt(super().Dup(), self._hints())
 
     def Dup_with_info(self: _C, info: MPI.Info) -> _C:
         """Duplicate the communicator with hints."""
         with progress.meanwhile():
-            return self._adopt(super().Dup_with_info(info))
+            return self._hinted(self._adopt(super().Dup_with_info(info)), info)
 
     def Clone(self: _C) -> _C:
-        """Clone the communicator."""
+        """Clone the communicator, with its hints."""
         with progress.meanwhile():
-            return self._adopt(super().Clone())
+            return self._adopt(super().Clone(), self._hints())
+
+    def Set_info(self, info: MPI.Info) -> None:
+        """Set hints.  Collective.
+
+        ``mpicoll_allreduce = "ring order=0,2,1"``, and the same of every collective, chooses for
+        calls on this communicator that name no algorithm; rank 0's are taken.
+
+        Raises:
+            ValueError: on all ranks, for a hint of mpicoll's that is not understood.
+        """
+        super().Set_info(info)
+        self._hinted(self, info)
+
+    def Get_info(self) -> MPI.Info:
+        """The hints that are in use, those of mpicoll's among them."""
+        info = super().Get_info()
+        for key, value in hints.written(self._hints()).items():
+            info.Set(key, value)
+        return info
 
     def Split(self, color: int = 0, key: int = 0) -> Intracomm:
         """Split the communicator by color and key."""
@@ -171,7 +192,7 @@ class Intracomm(Blocking, Nonblocking, Persistent):
     ) -> Intracomm:
         """Split the communicator by split type."""
         with progress.meanwhile():
-            return self._child(super().Split_type(split_type, key, info))
+            return self._hinted(self._child(super().Split_type(split_type, key, info)), info)
 
     def Create(self, group: MPI.Group) -> Intracomm:
         """Create a communicator of a group."""
@@ -192,7 +213,8 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         errhandler: MPI.Errhandler | None = None,
     ) -> Intracomm:
         """Create a communicator of a group, of a session for example."""
-        return Intracomm(super().Create_from_group(group, stringtag, info, errhandler))
+        made = Intracomm(super().Create_from_group(group, stringtag, info, errhandler))
+        return made._hinted(made, info)
 
     def Shrink(self) -> Intracomm:
         """Create a communicator without the processes that have failed."""
@@ -255,9 +277,22 @@ class Intracomm(Blocking, Nonblocking, Persistent):
                     f"way: {', '.join(map(repr, state.under_way))}; Wait for them first"
                 )
 
-    def _adopt(self, comm: _C) -> _C:
+    def _adopt(self, comm: _C, hinted: Table | None = None) -> _C:
         """Set up an object of this class that mpi4py has made."""
-        comm._state = attach(comm, self._state.settings if self._state is not None else None)
+        settings = self._state.settings if self._state is not None else None
+        comm._state = attach(comm, settings, hinted)
+        return comm
+
+    def _hints(self) -> Table:
+        state = self._state or find(self)
+        return {} if state is None else state.hints
+
+    def _hinted(self, comm: _C, info: MPI.Info) -> _C:
+        """Let a communicator that this rank is in have hints."""
+        if comm:
+            state = comm._ready()
+            with progress.meanwhile():
+                state.hint(hints.agreed(state.private, info))
         return comm
 
     def _child(self, comm: MPI.Comm) -> Any:
@@ -275,9 +310,10 @@ class Intracomm(Blocking, Nonblocking, Persistent):
     def shared_memory(self) -> dict[str, int] | None:
         """The memory that the ranks of this node share for this communicator; None if none.
 
-        ``bytes`` in all; ``slots`` of each rank of ``slot`` bytes each; ``inside``: longest
-        message, in bytes, that needs no slot; ``reads``: whether large messages are read from the
-        memory of their sender.
+        ``bytes`` in all, but for windows; ``slots`` of each rank of ``slot`` bytes each;
+        ``inside``: longest message, in bytes, that needs no slot; ``reads``: whether large messages
+        are read from the memory of their sender; ``windows``: bytes in arrays of
+        :func:`mpicoll.empty`.
         """
         device = self._local().device
         return None if device is None else device.memory_of_node()

@@ -26,7 +26,7 @@ from mpicoll.observe import observe, observing
 from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
-from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, NEAR_SOURCE, Choice, placed
+from mpicoll.tuning import NATIVE, Choice, placed
 
 __all__ = ["Dispatch", "FallbackWarning", "fall_back"]
 
@@ -66,7 +66,7 @@ class _NoShortWay:
     """Where every call goes the long way."""
 
     def serve(self, *arguments: Any) -> bool:
-        """See ``_engine.Front``."""
+        """See ``_front.Front``."""
         return False
 
 
@@ -286,7 +286,7 @@ class Dispatch(MPI.Intracomm):
         """The algorithm where the caller names none; why it is not the one of the environment."""
         choice, refused = call.choose(state.table)
         if not (blocking or state.settings.progress or choice.algorithm == NATIVE):
-            if choice.source not in (BUILTIN_SOURCE, NEAR_SOURCE):
+            if choice.asked:
                 refused = (
                     f"{choice.source}: what is not blocking must progress outside mpicoll's calls "
                     f"too unless algorithm= is given or MPICOLL_PROGRESS=thread, so {NATIVE} serves"

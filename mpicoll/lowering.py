@@ -50,7 +50,12 @@ class Unit(NamedTuple):
 
 
 class LoweredPhase(NamedTuple):
-    """As :class:`mpicoll.plan.Phase`, with units; ``folds`` are those that fit no unit."""
+    """As :class:`mpicoll.plan.Phase`, with units.
+
+    Attributes:
+        folds: those that fit no unit.
+        written: numbers of the sends that the phase's folds overwrite.
+    """
 
     moves: tuple[Move, ...]
     receives: tuple[Message, ...]
@@ -59,6 +64,7 @@ class LoweredPhase(NamedTuple):
     stores: tuple[Move, ...]
     folds: tuple[Fold, ...]
     last: bool
+    written: frozenset[int]
 
 
 def lower(plan: Plan) -> tuple[tuple[LoweredPhase, ...], ...]:
@@ -75,7 +81,14 @@ def _phase(phase: Phase) -> LoweredPhase:
     units = tuple(
         Unit(receives, folds, _sends_before(folds, sends)) for receives, folds in _grouped(parts)
     )
-    return LoweredPhase(phase.moves, phase.receives, sends, units, phase.stores, late, phase.last)
+    written = frozenset(
+        number
+        for number, message in enumerate(sends)
+        if any(overlap(fold.target, message.span) for fold in phase.folds)
+    )
+    return LoweredPhase(
+        phase.moves, phase.receives, sends, units, phase.stores, late, phase.last, written
+    )
 
 
 def _is_partial(fold: Fold) -> bool:

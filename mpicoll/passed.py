@@ -22,7 +22,8 @@ from mpicoll.collectives import COLLECTIVES, Collective, Place
 from mpicoll.dispatch import Dispatch, fall_back
 from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
 from mpicoll.observe import observing
-from mpicoll.state import Stats, policy_from
+from mpicoll.settings import policy_from
+from mpicoll.state import Stats
 from mpicoll.tuning import NATIVE, Choice
 
 __all__ = ["NEIGHBOURHOOD", "Intercomm", "Neighbourhood"]

@@ -27,10 +27,11 @@ __all__ = [
     "PATIENCE",
     "Operation",
     "add",
-    "alone",
     "is_running",
+    "lock",
     "meanwhile",
     "poll",
+    "pollers",
     "remove",
     "start",
     "stop",
@@ -45,7 +46,14 @@ _PAUSE = 1e-4
 
 
 class Operation(Protocol):
-    """What can be under way."""
+    """What can be under way.
+
+    Attributes:
+        owner: whose it is.
+    """
+
+    @property
+    def owner(self) -> object: ...
 
     def advance(self) -> None:
         """Make what progress is possible without waiting; :func:`remove` itself once it is over.
@@ -57,13 +65,14 @@ class Operation(Protocol):
 #: Oldest first.
 under_way: dict[Operation, None] = {}
 #: Held by who polls: not to be entered twice, be it by another thread or by a user's operator.
-_LOCK = threading.Lock()
+#: Who holds it keeps every operation where it is.
+lock = threading.Lock()
 
 
 def add(operation: Operation) -> None:
     """Move an operation on in every poll until it is over; it is kept alive so long."""
     under_way[operation] = None
-    for poller in [*_POLLERS]:
+    for poller in [*pollers]:
         poller.wake()
 
 
@@ -77,20 +86,13 @@ def remove(operation: Operation) -> None:
 
 def poll() -> None:
     """Move everything on that is under way."""
-    if not under_way or not _LOCK.acquire(blocking=False):
+    if not under_way or not lock.acquire(blocking=False):
         return
     try:
         for operation in [*under_way]:
             operation.advance()
     finally:
-        _LOCK.release()
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """No operation moves in the ``with`` block."""
-    with _LOCK:
-        yield
+        lock.release()
 
 
 def until(done: Callable[[], object], pause: Callable[[], object] = os.sched_yield) -> None:
@@ -113,7 +115,7 @@ class _Poller:
 
     def __init__(self) -> None:
         self._work, self._end = threading.Event(), False
-        _POLLERS.append(self)
+        pollers.append(self)
         self._thread = threading.Thread(target=self._run, name="mpicoll progress", daemon=True)
         self._thread.start()
 
@@ -126,7 +128,7 @@ class _Poller:
         self._end = True
         self._work.set()
         self._thread.join()
-        _POLLERS.remove(self)
+        pollers.remove(self)
 
     def _run(self) -> None:
         while not self._end:
@@ -141,7 +143,8 @@ class _Poller:
             time.sleep(_PAUSE)
 
 
-_POLLERS: list[_Poller] = []
+#: The threads that poll.
+pollers: list[_Poller] = []
 #: The one that :func:`start` has made.
 _thread: _Poller | None = None
 
@@ -184,9 +187,9 @@ def meanwhile() -> Iterator[None]:
 
 def _in_child() -> None:
     """A forked child has no thread but its own; what was under way is its parent's."""
-    global _LOCK, _thread
-    _LOCK, _thread = threading.Lock(), None
-    _POLLERS.clear()
+    global lock, _thread
+    lock, _thread = threading.Lock(), None
+    pollers.clear()
 
 
 # Before the interpreter ends threads wherever they are, and before MPI is finalised.

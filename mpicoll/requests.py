@@ -32,6 +32,9 @@ __all__ = ["Prequest", "Request"]
 
 _R = TypeVar("_R", bound="Request")
 
+#: Stages of a request: not started, or found complete by its owner; complete; under way.
+INACTIVE, COMPLETE, ACTIVE = range(3)
+
 
 class Request(Completion, Watched):
     """A collective under way.  It keeps its buffers alive until it is complete.
@@ -60,7 +63,7 @@ class Request(Completion, Watched):
         self._observation: Observation | None = None
         self._error: BaseException | None = None
         self._complaint: BaseException | None = None  # a hook's
-        self._active = self._pending = False
+        self._stage = INACTIVE
 
     @classmethod
     def begin(
@@ -75,23 +78,27 @@ class Request(Completion, Watched):
         return request
 
     def __bool__(self) -> bool:
-        return self._pending
+        return self.pending
 
     def __repr__(self) -> str:
-        how = "active" if self._active else "inactive"
+        how = "active" if self._stage == ACTIVE else "inactive"
         return f"<{type(self).__name__} of {self._name} by {self._shape.algorithm}, {how}>"
 
     @property
     def pending(self) -> bool:
         """Whether it has been started, and not been found complete by its owner."""
-        return self._pending
+        return self._stage != INACTIVE
+
+    @property
+    def owner(self) -> State:
+        """See :class:`mpicoll.progress.Operation`."""
+        return self._state
 
     # --- running ---
 
     def _activate(self) -> None:
-        self._active = self._pending = True
+        self._stage, self._execution = ACTIVE, None
         self._observation = observe(self._state, self._prepared)
-        self._state.under_way[self] = None
         progress.add(self)
         progress.poll()
 
@@ -130,12 +137,11 @@ class Request(Completion, Watched):
 
     def _finish(self) -> None:
         self._execution = None
-        del self._state.under_way[self]
         self._state.count(self._shape.collective, self._shape.algorithm)
         self._tell(None)
         self._release()
         progress.remove(self)
-        self._active = False  # last: whoever waits goes on from here
+        self._stage = COMPLETE  # last: whoever waits goes on from here
 
     def _fail(self, error: BaseException) -> None:
         """Messages may be under way: buffers and requests must stay, and no call follow."""
@@ -164,14 +170,14 @@ class Request(Completion, Watched):
     # --- waiting ---
 
     def _over(self) -> bool:
-        return not self._active or self._error is not None
+        return self._stage != ACTIVE or self._error is not None
 
     def _completed(self, status: MPI.Status | None) -> None:
         """The owner hears that it is over, and of what went wrong."""
         if self._error is not None:
             self._report(self._error)
             raise self._error
-        self._pending = False
+        self._stage = INACTIVE
         _fill(status)
         complaint, self._complaint = self._complaint, None
         if complaint is not None:
@@ -189,7 +195,7 @@ class Request(Completion, Watched):
             try:
                 patience.pause()
             except TimeoutError as error:
-                with progress.alone():
+                with progress.lock:
                     if self._over():
                         return
                     self._fail(error)
@@ -235,7 +241,7 @@ class Request(Completion, Watched):
         Raises:
             RuntimeError: the collective is under way.
         """
-        if self._active:
+        if self._stage == ACTIVE:
             raise RuntimeError(
                 f"Free of {self._name} under way, which MPI forbids; complete it by Wait first"
             )
@@ -269,6 +275,7 @@ class Prequest(Request):
         # Also where the object is dropped.
         self._unbind = weakref.finalize(self, state.lanes.give_back, self._lane)
         self._unbind.atexit = False
+        self._short = state.starter(self._plan, self._lane, self._call)
 
     def __bool__(self) -> bool:
         return self._unbind.alive
@@ -280,13 +287,15 @@ class Prequest(Request):
             RuntimeError: it is under way; or a collective on the communicator has failed.
             ValueError: it, or its communicator, has been freed.
         """
+        if self._short is not None and self._short.start(self):
+            return
         if not self._unbind.alive:
             raise ValueError(
                 f"Start of {self._name} by a request that has been freed; make a new one"
             )
-        if self._active:
-            raise RuntimeError(f"Start of {self._name} under way; complete it by Wait first")
         self._state.check()
+        if self._stage == ACTIVE:
+            raise RuntimeError(f"Start of {self._name} under way; complete it by Wait first")
         if self._state.watch is not None:
             self._ticket = self._state.watch.enter(self._prepared.described(), self._number)
         self._activate()
@@ -300,8 +309,14 @@ class Prequest(Request):
         super().Free()
         if self._unbind.alive:
             self._unbind()
-            self._plan = self._lane = None
+            self._plan = self._lane = self._short = None
             del self._call, self._prepared
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait until the collective is complete on this rank."""
+        if status is None and self._short is not None and self._short.wait(self):
+            return True
+        return super().Wait(status)
 
     @staticmethod
     def Startall(requests: Sequence[Prequest | MPI.Prequest]) -> None:

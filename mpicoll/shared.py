@@ -18,11 +18,16 @@ from mpi4py import MPI
 
 from mpicoll.plan import Plan
 
-_engine: Any
+_engine: Any = None
+_front: Any = None
+_PROBLEM = ""
 try:
     _engine = importlib.import_module("mpicoll._engine")
-except ImportError:  # not built, for lack of an MPI compiler wrapper
-    _engine = None
+    _front = importlib.import_module("mpicoll._front")
+except ModuleNotFoundError:
+    _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
+except (ImportError, ValueError) as error:  # built for another MPI, whose handles differ in size
+    _PROBLEM = f"it cannot be loaded ({error}): install mpicoll again with this MPI's mpicc on PATH"
 
 __all__ = [
     "TRANSPORTS",
@@ -34,7 +39,10 @@ __all__ = [
     "geometry",
     "is_active",
     "is_near",
+    "memory_of",
     "program",
+    "starter",
+    "warn",
 ]
 
 #: What ``MPICOLL_TRANSPORT`` accepts: all there is; slots alone; MPI's messages alone.
@@ -82,8 +90,8 @@ def _power(number: int) -> int:
 
 def engine_problem() -> str:
     """Why the compiled engine cannot run here, "" if it can."""
-    if _engine is None:
-        return "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
+    if _PROBLEM:
+        return _PROBLEM
     library = MPI.Get_library_version()
     if _engine.BUILT_FOR not in library:
         return f"it is built for {_engine.BUILT_FOR}, and this is {_first_words(library)}"
@@ -113,7 +121,7 @@ def device(private: MPI.Intracomm, transport: str) -> tuple[Any, int]:
     problem = engine_problem()
     everywhere = private.allreduce(not problem, MPI.LAND)
     if problem:
-        _warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
+        warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
     if not everywhere:
         return None, 0
     node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
@@ -139,8 +147,13 @@ def is_active(planned: Plan) -> bool:
 
 
 def front(*arguments: Any) -> Any:
-    """The engine's short way in; see ``_engine.Front``."""
-    return _engine.Front(*arguments)
+    """The engine's short way in; see ``_front.Front``."""
+    return _front.Front(*arguments)
+
+
+def starter(*arguments: Any) -> Any:
+    """The short way of a persistent call; see ``_front.Starter``."""
+    return _front.Starter(*arguments)
 
 
 def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> tuple[Any, int]:
@@ -148,14 +161,14 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> tup
     memory, problem = None, ""
     shape = geometry(len(ranks))
     if transport != "mpi" and 1 < len(ranks) <= _RANKS:
-        memory, problem = _memory(node, _engine.space(len(ranks), shape))
+        memory, problem = memory_of(node, _engine.space(len(ranks), shape))
     shared = memory is not None
     reads = shared and transport == "auto" and _engine_reads(node, [pid for _, pid, _ in ranks])
     slots = private.allreduce(shape.slot if shared else 1 << 62, MPI.MIN)
     # Cutting messages is for all ranks alike.
     slots = 0 if slots == 1 << 62 else slots
     if problem and node.Get_rank() == 0:
-        _warn(f"shared memory does not serve: {problem}; MPI's messages are used instead")
+        warn(f"shared memory does not serve: {problem}; MPI's messages are used instead")
     locals = [-1] * private.Get_size()
     for number, (rank, _, _) in enumerate(ranks):
         locals[rank] = number if shared else -1
@@ -182,7 +195,7 @@ def _processors() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _memory(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]:
+def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]:
     """Zeros that all ranks of the node map, None on all of them if one cannot; and why."""
     proof = secrets.token_bytes(_PROOF)
     descriptor, problem, place = -1, "", None
@@ -233,7 +246,8 @@ def _engine_reads(node: MPI.Intracomm, processes: list[int]) -> bool:
     return bool(node.allreduce(read, MPI.LAND))  # tokens live until all have read
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
+    """Say once that a transport cannot be used."""
     if MPI.COMM_WORLD.Get_rank() == 0 and text not in _WARNED:
         _WARNED.add(text)
         warnings.warn(text, TransportWarning, stacklevel=2)

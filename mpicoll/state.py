@@ -7,14 +7,13 @@ handle, by whichever object, frees it.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -23,12 +22,12 @@ from mpicoll import agree, caller, hooks, ops, plan, progress, runner, shared, t
 from mpicoll.call import Call, Prepared
 from mpicoll.collectives import Collective
 from mpicoll.lanes import BLOCKING, Lane, Lanes
-from mpicoll.watch import Ticket, Watch, ranges
+from mpicoll.settings import Settings, read
+from mpicoll.watch import Ticket, Watch
+from mpicoll.windows import Windows
 
-__all__ = ["METHODS", "Settings", "State", "Stats", "attach", "find", "policy_from"]
+__all__ = ["METHODS", "State", "Stats", "attach", "find"]
 
-#: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
-POLICIES = ("error", "warn", "silent")
 #: Plans kept for each communicator, and the bytes of temporary space that they may hold together.
 PLANS, SPACE = 256, 256 << 20
 
@@ -47,23 +46,6 @@ METHODS = {
     "Scan": 9,
     "Exscan": 10,
 }
-
-
-class Settings(NamedTuple):
-    """What rank 0 read from its environment; the same on all ranks."""
-
-    table: tuning.Table
-    policy: str
-    #: Seconds that a call may wait; 0: for ever.
-    timeout: float = 0.0
-    #: Whether ranks compare their calls before they run.
-    check: bool = False
-    #: Common name of the trace's files, "" for none.
-    trace: str = ""
-    #: One of :data:`mpicoll.shared.TRANSPORTS`.
-    transport: str = "auto"
-    #: Whether a thread of each process makes progress.
-    progress: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,14 +71,15 @@ class State:
         nodes: a number for each rank that is the same for the ranks of one node; equal on all.
         calls, fallbacks: see :class:`Stats`.
         lanes: keep collectives under way together apart.
-        under_way: non-blocking collectives and started plans, until complete.
         failure: the first error that left messages behind.
         closed: the handle was freed.
         watch: the time limit of its calls, if there is one.
         tracer: writes down what its calls do, if that is wanted.
     """
 
-    def __init__(self, private: MPI.Intracomm, settings: Settings) -> None:
+    def __init__(
+        self, private: MPI.Intracomm, settings: Settings, hints: tuning.Table | None = None
+    ) -> None:
         self.private = private
         self.settings = settings
         self.size, self.rank = private.Get_size(), private.Get_rank()
@@ -104,26 +87,25 @@ class State:
         self.calls: Counter[tuple[str, str]] = Counter()
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         self.lanes = Lanes(private)
-        self.under_way: dict[Hashable, None] = {}
         self.failure: BaseException | None = None
         self.closed = False
         self.watch = Watch(private, settings.timeout) if settings.timeout else None
         #: Called while a call waits: offers the processor to others, and keeps the time limit.
         self.pause: Callable[[], object] = self.watch.pause if self.watch else os.sched_yield
         self.tracer = _tracer(private, settings.trace) if settings.trace else None
-        slot = 0
-        #: What the compiled engine's messages go through; None where Python runs the plans, which
-        #: can be traced.
+        #: What the compiled engine's messages go through; None where Python runs the plans.
         self.device: Any = None
-        if self.tracer is None:
-            self.device, slot = shared.device(private, settings.transport)
+        self.device, slot = shared.device(private, settings.transport)
         self._piece = min(slot or plan.PIECE, plan.PIECE)
         near = self.device is not None and shared.is_near(self.device)
-        near = bool(private.allreduce(near, MPI.LAND))
-        #: What chooses where the caller names no algorithm; the same on all ranks.
-        self.table = tuning.prefer(tuning.NEAR, settings.table) if near else settings.table
+        self._near = bool(private.allreduce(near, MPI.LAND))
+        if self.tracer is not None:
+            self.device = None  # what Python runs can be traced; all else is as without a trace
+        #: Arrays of its ranks that others read where they lie.
+        self.windows = Windows(private, self.device)
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
+        self.hint(hints or {})
         if settings.progress:
             progress.start()
         self._abandoned: list[object] = []
@@ -133,6 +115,19 @@ class State:
         self._plans: OrderedDict[plan.Shape, plan.Plan] = OrderedDict()  # used last, last
         self._space = 0
         _OPEN[self] = None
+
+    @property
+    def under_way(self) -> list[progress.Operation]:
+        """Non-blocking collectives and started plans, until complete."""
+        return [operation for operation in progress.under_way if operation.owner is self]
+
+    def hint(self, hints: tuning.Table) -> None:
+        """Prefer what the communicator's hints ask for; the same on all ranks."""
+        self.hints = hints
+        #: What chooses where the caller names no algorithm; the same on all ranks.
+        self.table = tuning.for_layout(tuning.combined(self.settings.table, hints), self._near)
+        if self.front is not None:
+            self.front.forget()
 
     def _front(self) -> Any:
         plain = not (self.settings.check or self.watch or self.tracer)
@@ -301,11 +296,24 @@ class State:
         comm = self.lanes.comms[lane.comm]
         if self.device is None:
             return runner.Execution(planned, comm, send, recv, reduction, lane.number, step)
-        if not planned.spare:
-            planned.spare.append(shared.program(planned, self.device))
-        program = planned.spare[0]
+        program = self._program(planned)
         program.start(comm, lane.comm, lane.number, send, recv, reduction)
         return program
+
+    def _program(self, planned: plan.Plan) -> Any:
+        if not planned.spare:
+            planned.spare.append(shared.program(planned, self.device))
+        return planned.spare[0]
+
+    def starter(self, planned: plan.Plan, lane: Lane, call: Call) -> Any:
+        """The short way of a persistent call, None if it has none."""
+        if self.front is None or not call.is_direct:
+            return None
+        program = self._program(planned)
+        comm = self.lanes.comms[lane.comm]
+        program.prepare(comm, lane.comm, lane.number, *call.memory(), call.reduction)
+        name = planned.shape.collective, planned.shape.algorithm
+        return shared.starter(self.front, program, name, progress.pollers, progress.lock)
 
     def count(self, collective: str, algorithm: str) -> None:
         """A call has run."""
@@ -416,13 +424,16 @@ def find(comm: MPI.Intracomm) -> State | None:
     return found
 
 
-def attach(comm: MPI.Intracomm, settings: Settings | None = None) -> State:
+def attach(
+    comm: MPI.Intracomm, settings: Settings | None = None, hints: tuning.Table | None = None
+) -> State:
     """What belongs to the communicator's handle, made now if it is not there yet.  Collective.
 
     Args:
         comm: any intracommunicator.
         settings: those of the communicator that this one comes from; else rank 0 reads its
             environment.
+        hints: those that it is made with.
 
     Raises:
         ValueError: on all ranks, if rank 0's environment has a setting that is not understood.
@@ -435,7 +446,7 @@ def attach(comm: MPI.Intracomm, settings: Settings | None = None) -> State:
         private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
         private.Set_errhandler(MPI.ERRORS_RETURN)
         try:
-            state = State(private, settings or _read_settings(private))
+            state = State(private, settings or read(private), hints)
         except BaseException:
             private.Free()
             raise
@@ -450,81 +461,6 @@ def _nodes(private: MPI.Intracomm) -> tuple[int, ...]:
     node.Free()
     numbers = {rank: number for number, rank in enumerate(dict.fromkeys(first))}
     return tuple(numbers[rank] for rank in first)
-
-
-def _read_settings(private: MPI.Intracomm) -> Settings:
-    """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
-    found: Settings | str = ""
-    if private.Get_rank() == 0:
-        try:
-            found = _settings_from(os.environ)
-        except ValueError as error:
-            found = str(error)
-    found = private.bcast(found)
-    if isinstance(found, str):
-        raise ValueError(found)
-    if found.progress:
-        levels = private.allgather(MPI.Query_thread())
-        below = [rank for rank, level in enumerate(levels) if level < MPI.THREAD_MULTIPLE]
-        if below:
-            raise RuntimeError(
-                f"MPICOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE, which {ranges(below)} did not "
-                "get; set mpi4py.rc.thread_level = 'multiple' before MPI is imported, or unset "
-                "MPICOLL_PROGRESS"
-            )
-    return found
-
-
-def policy_from(environment: Mapping[str, str]) -> str:
-    """What to do with a call that mpicoll cannot serve.
-
-    Raises:
-        ValueError: the environment has something else.
-    """
-    policy = environment.get("MPICOLL_FALLBACK", "warn")
-    if policy not in POLICIES:
-        raise ValueError(f"MPICOLL_FALLBACK={policy!r} must be one of {', '.join(POLICIES)}")
-    return policy
-
-
-def _settings_from(environment: Mapping[str, str]) -> Settings:
-    check = environment.get("MPICOLL_CHECK") or "0"
-    if check not in ("0", "1"):
-        raise ValueError(f"MPICOLL_CHECK={check!r} must be 1 or 0")
-    thread = environment.get("MPICOLL_PROGRESS") or ""
-    if thread not in ("", "thread"):
-        raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
-    return Settings(
-        tuning.from_environment(environment),
-        policy_from(environment),
-        timeout=_timeout_from(environment),
-        check=check == "1",
-        trace=environment.get("MPICOLL_TRACE", ""),
-        transport=_transport_from(environment),
-        progress=thread == "thread",
-    )
-
-
-def _transport_from(environment: Mapping[str, str]) -> str:
-    transport = environment.get("MPICOLL_TRANSPORT") or "auto"
-    if transport not in shared.TRANSPORTS:
-        raise ValueError(
-            f"MPICOLL_TRANSPORT={transport!r} must be one of {', '.join(shared.TRANSPORTS)}"
-        )
-    return transport
-
-
-def _timeout_from(environment: Mapping[str, str]) -> float:
-    value = environment.get("MPICOLL_TIMEOUT") or "0"
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise ValueError(
-            f"MPICOLL_TIMEOUT={value!r} must be a number of seconds, or 0 for no limit"
-        )
-    return seconds
 
 
 def _tracer(private: MPI.Intracomm, path: str) -> trace.Tracer:

@@ -1,45 +1,54 @@
 """Which algorithm serves a call: pure functions of what is equal on all ranks.
 
-A table maps a collective to rules; a rule holds from a number of bytes on and lists candidates,
-best first.  The first candidate that can serve the call is taken.  ``native`` stands for the MPI
-library's own collective.
+A table maps a collective to rules; a rule holds from a number of ranks and bytes on and lists
+candidates, best first.  The first candidate that can serve the call is taken.  ``native`` stands
+for the MPI library's own collective.  Rules come from tuning.json, which is part of the package,
+from a tuning file (:mod:`mpicoll.tuning_file`), the environment and a communicator's hints; each of
+these comes before the one named before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+import importlib.resources
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
-from mpicoll import algorithms
-from mpicoll.collectives import COLLECTIVES
+from mpicoll import algorithms, collectives
 from mpicoll.registry import LABELS, Parameter, Value, in_words, read_value
 
 __all__ = [
     "ARGUMENT",
     "BUILTIN",
     "BUILTIN_SOURCE",
+    "BUILT_IN",
+    "ENVIRONMENT",
+    "FILE",
+    "HINT",
     "NATIVE",
-    "NEAR",
-    "NEAR_SOURCE",
     "Choice",
     "Rule",
     "Table",
     "check",
     "choose",
+    "combined",
     "fits",
+    "for_layout",
     "from_environment",
+    "from_hints",
     "is_default",
     "named",
+    "parse",
     "placed",
-    "prefer",
+    "table_from",
 ]
 
 #: The MPI library's own collective.
 NATIVE = "native"
 #: Where the choices of :data:`BUILTIN` come from.
 BUILTIN_SOURCE = "built-in table"
-#: Where the choices of :data:`NEAR` come from.
-NEAR_SOURCE = "built-in table for ranks that share memory"
+#: Ranks of rules, the least first.
+BUILT_IN, FILE, ENVIRONMENT, HINT = range(4)
 #: Where they come from when the caller names them.
 ARGUMENT = "argument"
 
@@ -53,6 +62,8 @@ class Choice(NamedTuple):
     parameters: Parameters = ()
     #: Why: where the rule comes from.
     source: str = ""
+    #: Whether it is asked for by its name, so that what serves in its place is a fallback.
+    asked: bool = False
 
     @property
     def words(self) -> str:
@@ -66,6 +77,10 @@ class Rule(NamedTuple):
     nbytes: int
     candidates: tuple[Choice, ...]
     ranks: int = 1
+    #: Whether for ranks that all share memory, or for others; None: for all.
+    near: bool | None = None
+    #: What comes before what: one of :data:`BUILT_IN`, :data:`FILE`, ...
+    rank: int = 0
 
 
 Table: TypeAlias = Mapping[str, tuple[Rule, ...]]
@@ -93,63 +108,54 @@ def check(collective: str, algorithm: str, parameters: Mapping[str, Parameter]) 
     return tuple(sorted(complete.items()))
 
 
-#: Names by number of ranks and bytes: the library's own collectives are good at small vectors.
-_NAMES: dict[str, dict[tuple[int, int], tuple[str, ...]]] = {
-    "allreduce": {
-        (1, 0): (NATIVE, "recursive_doubling"),
-        (1, 1 << 20): ("ring", NATIVE, "parameter_server"),
-    },
-    "reduce_scatter": {(1, 0): (NATIVE, "ring"), (1, 1 << 20): ("ring", NATIVE)},
-    "allgather": {(1, 0): (NATIVE, "ring"), (1, 1 << 20): ("ring", NATIVE)},
-    "reduce": {(1, 0): (NATIVE, "linear")},
-    "bcast": {(1, 0): (NATIVE, "linear")},
-    "gather": {(1, 0): (NATIVE, "linear")},
-    "scatter": {(1, 0): (NATIVE, "linear")},
-    "alltoall": {(1, 0): (NATIVE, "pairwise")},
-    "scan": {(1, 0): (NATIVE, "recursive_doubling")},
-    "exscan": {(1, 0): (NATIVE, "recursive_doubling")},
-    "barrier": {(1, 0): (NATIVE, "dissemination")},
-}
+def parse(collective: str, words: str, source: str, asked: bool = False) -> Choice:
+    """A choice as it is written: an algorithm's name, followed by name=value for each parameter.
 
-#: The same where all ranks share memory.
-_NEAR_NAMES: dict[str, dict[tuple[int, int], tuple[str, ...]]] = {
-    "allreduce": {
-        (2, 0): ("recursive_doubling", NATIVE),
-        (2, 1 << 19): ("parameter_server", NATIVE),
-        (3, 0): ("recursive_doubling", NATIVE),
-        (3, 16 << 10): ("parameter_server", NATIVE),
-    },
-    "reduce_scatter": {(2, 0): ("parameter_server", NATIVE)},
-    "allgather": {(2, 0): ("linear", NATIVE)},
-    "reduce": {(2, 0): ("linear", NATIVE), (5, 0): ("binomial", "linear", NATIVE)},
-    "bcast": {(2, 0): ("linear", NATIVE)},
-    "gather": {(2, 0): ("linear", NATIVE)},
-    "scatter": {(2, 0): ("linear", NATIVE)},
-    "alltoall": {(2, 0): ("pairwise", NATIVE)},
-    "scan": {(2, 0): ("linear", NATIVE), (3, 0): ("recursive_doubling", NATIVE)},
-    "exscan": {(2, 0): ("linear", NATIVE), (3, 0): ("recursive_doubling", NATIVE)},
-    "barrier": {(2, 0): ("dissemination", NATIVE)},
-}
+    Raises:
+        ValueError: see :func:`check`.
+    """
+    name, *rest = words.split() or [""]
+    if not all("=" in word for word in rest):
+        raise ValueError(f"{words!r} must be a name, and name=value for each parameter")
+    parameters = {key: read_value(value) for key, value in (word.split("=", 1) for word in rest)}
+    return Choice(name, check(collective, name, parameters), source, asked)
 
 
-def _table(named: Mapping[str, Mapping[tuple[int, int], tuple[str, ...]]], source: str) -> Table:
-    return {
-        collective: tuple(
+def table_from(rules: Mapping[str, Iterable[Mapping[str, Any]]], source: str, rank: int) -> Table:
+    """A table of rules as a tuning file has them.
+
+    Args:
+        rules: by collective: ``algorithms`` (see :func:`parse`), best first, and perhaps
+            ``nbytes``, ``ranks`` and ``near``, see :class:`Rule`.
+        source: where they come from.
+        rank: see :class:`Rule`.
+
+    Raises:
+        ValueError: an unknown collective, algorithm or parameter.
+    """
+    table = {}
+    for name, written in rules.items():
+        collectives.collective(name)
+        table[name] = tuple(
             Rule(
-                nbytes,
-                tuple(Choice(name, check(collective, name, {}), source) for name in names),
-                ranks,
+                rule.get("nbytes", 0),
+                tuple(parse(name, words, source) for words in rule["algorithms"]),
+                rule.get("ranks", 1),
+                rule.get("near"),
+                rank,
             )
-            for (ranks, nbytes), names in rules.items()
+            for rule in written
         )
-        for collective, rules in named.items()
-    }
+    return table
 
 
-#: Used where nothing else is said.
-BUILTIN: Table = _table(_NAMES, BUILTIN_SOURCE)
-#: Used in its place where all ranks share memory.
-NEAR: Table = _table(_NEAR_NAMES, NEAR_SOURCE)
+def _built_in() -> Table:
+    text = importlib.resources.files("mpicoll").joinpath("tuning.json").read_text()
+    return table_from(json.loads(text)["rules"], BUILTIN_SOURCE, BUILT_IN)
+
+
+#: Used where nothing else is said; from measurements.
+BUILTIN: Table = _built_in()
 
 
 def named(choice: Choice) -> str | None:
@@ -181,15 +187,17 @@ def is_default(collective: str, choice: Choice, nodes: tuple[int, ...] = ()) -> 
     return choice.parameters == placed(collective, default, nodes).parameters
 
 
-def prefer(better: Table, table: Table) -> Table:
-    """``better`` in place of the built-in choices of a table."""
+def combined(*tables: Table) -> Table:
+    """The rules of several tables."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: tuple(rule for table in tables for rule in table.get(name, ())) for name in names}
+
+
+def for_layout(table: Table, near: bool) -> Table:
+    """The rules that hold where all ranks share memory, or where they do not."""
     return {
-        collective: (
-            better[collective]
-            if all(c.source == BUILTIN_SOURCE for rule in rules for c in rule.candidates)
-            else rules
-        )
-        for collective, rules in table.items()
+        name: tuple(rule for rule in rules if rule.near in (None, near))
+        for name, rules in table.items()
     }
 
 
@@ -210,14 +218,14 @@ def choose(
         serves: whether a candidate can serve the call at all.
 
     Returns:
-        The first candidate that serves, of the rule for the most ranks and bytes that holds; if
-        none of its candidates serves, of the next such rule.
+        The first candidate that serves, of the first rule that holds: of those of the highest
+        rank the one for the most ranks and bytes; if none of its candidates serves, of the next.
 
     Raises:
         LookupError: no candidate of a rule that holds serves the call.
     """
-    rules = table.get(collective, (Rule(0, (Choice(NATIVE, (), BUILTIN_SOURCE),)),))
-    for rule in sorted(rules, key=lambda rule: (rule.ranks, rule.nbytes), reverse=True):
+    rules = (*table.get(collective, ()), Rule(0, (Choice(NATIVE, (), BUILTIN_SOURCE),), rank=-1))
+    for rule in sorted(rules, key=lambda rule: (rule.rank, rule.ranks, rule.nbytes), reverse=True):
         if size >= rule.ranks and nbytes >= rule.nbytes:
             for candidate in rule.candidates:
                 if serves(candidate):
@@ -233,8 +241,8 @@ def fits(collective: str, choice: Choice, size: int) -> bool:
     return not entry.misfit(size, dict(choice.parameters))
 
 
-def from_environment(environment: Mapping[str, str], table: Table = BUILTIN) -> Table:
-    """The table with what the environment asks for put first.
+def from_environment(environment: Mapping[str, str]) -> Table:
+    """What the environment asks for.
 
     ``MPICOLL_<COLLECTIVE>`` names an algorithm, and its parameters if wanted:
     ``MPICOLL_ALLREDUCE="double_binary_tree segments=16"``.
@@ -242,23 +250,26 @@ def from_environment(environment: Mapping[str, str], table: Table = BUILTIN) -> 
     Raises:
         ValueError: an unknown algorithm or parameter; the message names variable and value.
     """
-    merged = dict(table)
-    for collective in COLLECTIVES:
-        variable = f"MPICOLL_{collective.upper()}"
-        value = environment.get(variable, "").split()
-        if not value:
-            continue
-        try:
-            words = (word.split("=") for word in value[1:])
-            parameters = {key: read_value(number) for key, number in words}
-            chosen = Choice(value[0], check(collective, value[0], parameters), variable)
-        except ValueError as error:
-            raise ValueError(
-                f"{variable}={environment[variable]!r}: {error}; write an algorithm's name, "
-                "followed by name=value for each parameter"
-            ) from None
-        rules = merged.get(collective, (Rule(0, ()),))
-        merged[collective] = tuple(
-            rule._replace(candidates=(chosen, *rule.candidates)) for rule in rules
-        )
-    return merged
+    return _asked(environment, "MPICOLL_{}", str.upper, ENVIRONMENT)
+
+
+def from_hints(hints: Mapping[str, str]) -> Table:
+    """What the hints of a communicator ask for: the same by ``mpicoll_<collective>``."""
+    return _asked(hints, "mpicoll_{}", str.lower, HINT)
+
+
+def _asked(texts: Mapping[str, str], pattern: str, case: Callable[[str], str], rank: int) -> Table:
+    table = {}
+    for name in collectives.COLLECTIVES:
+        variable = pattern.format(case(name))
+        text = texts.get(variable, "").strip()
+        if text:
+            try:
+                choice = parse(name, text, variable, asked=True)
+            except ValueError as error:
+                raise ValueError(
+                    f"{variable}={texts[variable]!r}: {error}; write an algorithm's name, "
+                    "followed by name=value for each parameter"
+                ) from None
+            table[name] = (Rule(0, (choice,), rank=rank),)
+    return table

@@ -140,6 +140,16 @@ def test_ties_and_what_decides_them_far_below(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ties_that_remain_when_all_else_cancels(dtype):
+    digits, columns = FORMATS[dtype][0], []
+    for far, more, sign in itertools.product(range(80, 120, 3), range(40, 70), (1, -1)):
+        left = 2.0 ** (100 - far)
+        tiny = sign * left * 2.0**-more
+        columns.append([2.0**100, -(2.0**100), left, left * 2.0**-digits, tiny])
+    check(list(zip(*columns, strict=True)), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 17])
 def test_many_elements(dtype, count):
     """Vector bodies, tails, tiles, undecided elements among decided ones, any alignment."""
@@ -157,6 +167,36 @@ def test_many_elements(dtype, count):
             np.frombuffer(bytes(offset) + row.tobytes(), "u1")[offset:].view(dtype) for row in rows
         ]
         check(moved, dtype, compiled)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_exponents_far_apart(dtype, count):
+    """Spreads about the limits of the ways to sum; what cancels, ties, or is far below."""
+    digits, least, most = FORMATS[dtype]
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.integers(0, 2**32), st.sampled_from([10, 27, 40, *range(74, 85), 100]), st.data())
+    def check_one(seed, few, data):
+        limit = 133 - 3 * (count - 1).bit_length()  # of three sums, of float32
+        spread = data.draw(st.sampled_from([few, limit - 1, limit, limit + 1, 200, most - least]))
+        top = data.draw(st.integers(min(least + spread, most), most))
+        random, n = np.random.default_rng(seed), 40
+        size = random.integers(top - spread, top, (count, n), endpoint=True)
+        rows = np.ldexp(random.choice([-1.0, 1.0], (count, n)), np.maximum(size, least))
+        rows *= np.where(random.random(n) < 0.5, random.uniform(1, 2, (count, n)), 1)  # or powers
+        for i in range(count // 2):  # pairs that cancel, whole or but for their last bits
+            rows[-1 - i, ::3] = -rows[i, ::3]
+            rows[-1 - i, ::9] *= 1 + 2.0 ** (1 - digits)
+        for i in range(count // 3):  # half a unit in the last place
+            rows[3 * i + 1, 1::5] = rows[3 * i, 1::5] * 2.0**-digits
+        rows[0, ::4] = np.ldexp(1.0, max(top - spread, least))
+        rows[:, ::11] = -0.0
+        rows[count // 2, ::22] = random.choice([np.inf, np.nan, 1.0])
+        with np.errstate(over="ignore"):
+            check(rows.astype(dtype), dtype, [level for level in LEVELS if level != "numpy"])
+
+    check_one()
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -69,9 +69,11 @@ def test_what_is_sent_is_not_overwritten_before():
     # In recursive doubling a rank sends the block that it reduces into.
     _, ((phase,),) = lowered("recursive_doubling", 0, 2, 3 * PIECE // 4)
     assert [unit.sends for unit in phase.units] == [1, 2, 3]
+    assert phase.written == {0, 1, 2}
     # In a parameter server it sends others.
     _, ((first, *_),) = lowered("parameter_server", 0, 2, 6 * PIECE // 4)
     assert [unit.sends for unit in first.units] == [0, 0, 0]
+    assert not first.written
 
 
 def test_messages_to_several_peers_go_in_turn():

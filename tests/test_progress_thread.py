@@ -182,7 +182,7 @@ def test_a_forked_child_has_none(job):
         try:
             requests[0].Wait()
         except RuntimeError as error:
-            assert not progress.is_running() and progress._LOCK.acquire(timeout=1)
+            assert not progress.is_running() and progress.lock.acquire(timeout=1)
             os._exit(7 if "must not call MPI" in str(error) else 8)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     for request in requests:

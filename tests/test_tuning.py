@@ -3,7 +3,19 @@
 import pytest
 
 from mpicoll import algorithms, tuning
-from mpicoll.tuning import BUILTIN, NATIVE, Choice, Rule, check, choose, fits, from_environment
+from mpicoll.tuning import (
+    BUILTIN,
+    NATIVE,
+    Choice,
+    Rule,
+    check,
+    choose,
+    combined,
+    fits,
+    for_layout,
+    from_environment,
+    from_hints,
+)
 
 TABLE = {
     "allreduce": (
@@ -33,7 +45,22 @@ def test_candidates_that_cannot_serve_are_passed_over():
 
 
 def test_a_collective_without_rules_is_the_librarys():
-    assert choose("scan", 4, 8, BUILTIN).algorithm == NATIVE
+    assert choose("scan", 4, 8, {}).algorithm == NATIVE
+
+
+def test_rules_of_a_higher_rank_come_first_however_small():
+    high = {"allreduce": (Rule(0, (Choice("swing"),), rank=tuning.FILE),)}
+    assert choose("allreduce", 8, 5000, combined(TABLE, high)).algorithm == "swing"
+    assert choose("allreduce", 8, 5000, combined(high, TABLE)).algorithm == "swing"
+
+
+def test_rules_for_ranks_that_share_memory_or_not():
+    near, far = (for_layout(BUILTIN, near) for near in (True, False))
+    assert choose("allreduce", 2, 8, near).algorithm != NATIVE
+    assert choose("allreduce", 2, 8, far).algorithm == NATIVE
+    assert near.keys() == far.keys() == BUILTIN.keys()
+    both = {"allreduce": (Rule(0, (Choice("ring"),)),)}
+    assert for_layout(both, True) == for_layout(both, False) == both
 
 
 def test_built_in_choices_are_in_the_catalogue_with_all_their_parameters():
@@ -62,23 +89,36 @@ def test_check_fills_in_defaults_and_names_what_is_known():
 
 
 def test_the_environment_comes_first_for_every_size():
-    table = from_environment({"MPICOLL_ALLREDUCE": "double_binary_tree segments=2 window=1"})
+    asked = from_environment({"MPICOLL_ALLREDUCE": "double_binary_tree segments=2 window=1"})
+    table = combined(BUILTIN, asked)
     for nbytes in (0, 1 << 30):
         choice = choose("allreduce", 4, nbytes, table)
         assert choice.algorithm == "double_binary_tree"
         assert choice.parameters == (("segments", 2), ("window", 1))
-        assert choice.source == "MPICOLL_ALLREDUCE"
+        assert choice.source == "MPICOLL_ALLREDUCE" and choice.asked
     # What it cannot serve, the rest of the table does.
     assert (
         choose("allreduce", 4, 0, table, lambda choice: choice.algorithm == NATIVE).algorithm
         == NATIVE
     )
-    assert table["bcast"] == BUILTIN["bcast"]
-    assert from_environment({"MPICOLL_ALLREDUCE": ""}) == dict(BUILTIN)
+    assert asked.keys() == {"allreduce"}
+    assert from_environment({"MPICOLL_ALLREDUCE": ""}) == {}
+
+
+def test_hints_come_before_the_environment():
+    environment = from_environment({"MPICOLL_BCAST": "chain", "MPICOLL_REDUCE": "chain"})
+    hints = from_hints({"mpicoll_bcast": "binomial", "other": "x"})
+    table = combined(hints, BUILTIN, environment)
+    assert choose("bcast", 4, 0, table).algorithm == "binomial"
+    assert choose("bcast", 4, 0, table).source == "mpicoll_bcast"
+    assert choose("reduce", 4, 0, table).algorithm == "chain"
+    with pytest.raises(ValueError, match="mpicoll_bcast='rign': unknown algorithm"):
+        from_hints({"mpicoll_bcast": "rign"})
 
 
 def test_the_environment_may_name_an_order_of_ranks():
-    table = from_environment({"MPICOLL_ALLREDUCE": "ring order=2,0,1"})
+    far = for_layout(BUILTIN, False)
+    table = combined(far, from_environment({"MPICOLL_ALLREDUCE": "ring order=2,0,1"}))
     choice = choose("allreduce", 3, 8, table)
     assert choice.parameters == (("order", (2, 0, 1)),)
     assert choice.words == "ring order=2,0,1"
@@ -86,7 +126,7 @@ def test_the_environment_may_name_an_order_of_ranks():
     assert fits("allreduce", choice, 3) and not fits("allreduce", choice, 2)
     assert (
         choose("allreduce", 2, 8, table, lambda c: fits("allreduce", c, 2))
-        == BUILTIN["allreduce"][0].candidates[0]
+        == far["allreduce"][0].candidates[0]
     )
 
 
@@ -96,4 +136,4 @@ def test_the_environment_may_name_an_order_of_ranks():
 def test_environment_errors_name_the_variable(value):
     with pytest.raises(ValueError, match=f"MPICOLL_ALLREDUCE='{value}'"):
         from_environment({"MPICOLL_ALLREDUCE": value})
-    assert tuning.from_environment({"MPICOLL_OTHER": value}) == dict(BUILTIN)
+    assert tuning.from_environment({"MPICOLL_OTHER": value}) == {}

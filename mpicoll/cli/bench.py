@@ -27,7 +27,7 @@ _FORMATS = ("nccl", "csv", "json")
 
 def command(
     collectives: Annotated[
-        list[str], typer.Argument(metavar="COLLECTIVE...", help="Such as allreduce.")
+        list[str], typer.Argument(metavar="COLLECTIVE", help="Such as allreduce.")
     ],
     minbytes: Annotated[
         str,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def command(
     collective: Annotated[
-        str | None, typer.Argument(metavar="[COLLECTIVE]", help="Of this collective only.")
+        str | None, typer.Argument(metavar="COLLECTIVE", help="Of this collective only.")
     ] = None,
     json: Json = False,
 ) -> int:

@@ -38,8 +38,8 @@ def command(
     """Simulate an algorithm under the alpha-beta-gamma model, message by message.
 
     Beside it stand the textbook's formula, which assumes that P is a power of two and is an upper
-    estimate for algorithms of several channels, and the lower bound that no algorithm can beat;
-    both for one port.
+    estimate for algorithms of several channels, and the sum of the lower bounds of
+    latency, bandwidth and arithmetic, each taken by itself; both for one port.
     """
     from mpicoll import algorithms
     from mpicoll.bench.sizes import parse_sizes

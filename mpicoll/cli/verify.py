@@ -25,10 +25,10 @@ class _Call(NamedTuple):
 
 def command(
     collective: Annotated[
-        str | None, typer.Argument(metavar="[COLLECTIVE]", help="All of them, if none is named.")
+        str | None, typer.Argument(metavar="COLLECTIVE", help="All of them, if none is named.")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Argument(metavar="[ALGORITHM]", help="All of them, if none is named.")
+        str | None, typer.Argument(metavar="ALGORITHM", help="All of them, if none is named.")
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Every algorithm of every collective.")

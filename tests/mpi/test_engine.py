@@ -293,6 +293,100 @@ def test_hooks_hear_of_what_went_the_short_way_before():
     ours.Free()
 
 
+@pytest.fixture
+def plans(monkeypatch):
+    """Two persistent calls on one communicator that cannot go the long way; and their results."""
+    ours = Intracomm(WORLD.Dup())
+    results = [np.zeros(3), np.zeros(40_000)]
+    made = [
+        ours.Allreduce_init(np.full(out.size, RANK + 1.0), out, algorithm="ring") for out in results
+    ]
+    before = type(made[0])._activate
+    monkeypatch.setattr(type(made[0]), "_activate", None)
+    yield ours, made, results
+    monkeypatch.setattr(type(made[0]), "_activate", before)
+    for plan in made:
+        plan.Free()
+    ours.Free()
+
+
+def test_a_persistent_call_goes_the_short_way(plans):
+    ours, (plan, _), (out, _) = plans
+    for _ in range(5):
+        out[:] = 0
+        plan.Start()
+        assert plan and plan.pending
+        plan.Wait()
+        assert not plan.pending and out.tolist() == [P * (P + 1) / 2] * 3
+    assert ours.stats().calls == {("allreduce", "ring"): 5}
+    assert not ours._state.under_way and not progress.under_way
+
+
+def test_persistent_calls_on_the_short_way_in_any_order(plans):
+    ours, made, results = plans
+    for turn in range(6):
+        for out in results:
+            out[:] = 0
+        order = made if (RANK + turn) % 2 else made[::-1]
+        for plan in order:
+            plan.Start()
+        if turn % 3 == 0:
+            type(made[0]).Waitall(made)
+        elif turn % 3 == 1:
+            for plan in made:
+                while not plan.Test():
+                    pass
+        else:
+            ours.Barrier()  # which moves them on
+            for plan in order[::-1]:
+                plan.Wait()
+        assert all((out == P * (P + 1) / 2).all() for out in results)
+        assert not any(plan.pending for plan in made)
+    assert ours.stats().calls["allreduce", "ring"] == 12
+
+
+def test_hooks_hear_of_persistent_calls_that_went_the_short_way_before(events):
+    ours = Intracomm(WORLD.Dup())
+    plan = ours.Allreduce_init(MPI.IN_PLACE, np.zeros(2), algorithm="ring")
+    del events[:]
+    for _ in range(2):
+        plan.Start()
+        plan.Wait()
+    assert [event.collective for event in events] == ["allreduce"] * 2
+    plan.Free()
+    ours.Free()
+
+
+def test_a_persistent_call_that_fails_on_the_short_way(plans):
+    if P == 1:
+        pytest.skip("nothing is folded")
+    ours = Intracomm(WORLD.Dup())
+
+    def broken(a, b, datatype):
+        raise ArithmeticError("no sum today")
+
+    # Every rank folds, so that none waits for one that has failed.
+    op = MPI.Op.Create(broken, commute=True)
+    plan = ours.Allreduce_init(MPI.IN_PLACE, np.ones(P), op=op, algorithm="parameter_server")
+    plan.Start()
+    with pytest.raises(ArithmeticError, match="no sum today"):
+        plan.Wait()
+    with pytest.raises(RuntimeError, match="cannot be used any more"):
+        plan.Start()
+
+
+def test_a_persistent_call_is_started_once_and_not_when_freed(plans):
+    _, (plan, _), (out, _) = plans
+    plan.Start()
+    with pytest.raises(RuntimeError, match="under way"):
+        plan.Start()
+    plan.Wait()
+    other = plans[0].Allreduce_init(MPI.IN_PLACE, out, algorithm="ring")
+    other.Free()
+    with pytest.raises(ValueError, match="has been freed"):
+        other.Start()
+
+
 def test_messages_of_several_calls_do_not_wait_for_each_other(ours):
     for count in (3, 3000, 300_001):
         first, second = np.zeros(count, int), np.zeros(count)

@@ -70,3 +70,19 @@ def test_a_trace_has_every_message(monkeypatch):
     assert len({comm for comm, _, name in calls if name != "bcast"}) == 1
     assert [number for _, number, name in calls if name == "barrier"] == [2] * P
     assert not module._OPEN.keys() & {None}
+
+
+def test_a_trace_changes_no_choice(monkeypatch):
+    plain = Intracomm(WORLD.Dup())
+    folder = WORLD.bcast(tempfile.mkdtemp() if RANK == 0 else None)
+    monkeypatch.setenv("MPICOLL_TRACE", f"{folder}/trace")
+    traced = Intracomm(WORLD.Dup())
+    assert traced._state.table == plain._state.table
+    assert traced._state._piece == plain._state._piece
+    for comm in (plain, traced):
+        comm.Free()
+    if files := trace._FILES.pop(f"{folder}/trace", None):
+        files.close()
+    WORLD.Barrier()
+    if RANK == 0:
+        shutil.rmtree(folder)

@@ -1,0 +1,352 @@
+"""The short ways in: calls that are made again reach the engine without building Python objects."""
+
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcmp, memset
+from mpi4py cimport MPI
+
+cimport numpy as cnp
+
+from mpicoll._engine cimport Program, kernel_of, space_for
+from mpicoll._kernels cimport fold_function
+
+from mpi4py import MPI as _MPI
+
+
+cnp.import_array()
+
+
+cdef struct Key:
+    # What decides a call of one communicator, without addresses.
+    int64_t method
+    int64_t root
+    int64_t op
+    int64_t algorithm  # where the caller's name of it lies, 0 if the caller names none
+    int64_t kinds[2]
+    int64_t lengths[2]
+
+
+cdef struct Known:
+    Key key
+    void *program
+    void *reduction
+    fold_function kernel
+    int sources[2]  # of the plan's two buffers: argument 0 or 1, -1 for none
+
+
+cdef enum:
+    KNOWN = 128  # calls that are remembered
+    WAYS = 8  # places that one of them may have
+    ABSENT = -1
+    IN_PLACE = -2
+
+
+cdef class Tally:
+    """How often something was run."""
+
+    cdef readonly object name
+    cdef int64_t calls
+
+    def __cinit__(self, name):
+        self.name = name
+
+
+cdef class Front:
+    """The short way in: blocking calls that have been made before, of plain arrays.
+
+    Args:
+        comm: carries the messages that MPI carries.
+        pause: called again and again while nothing moves; may raise.
+        poll: moves on what is under way besides.
+        under_way: what is, if there is anything.
+        hooks, forks: must be empty: the hooks, the process that this one was forked from.
+        failed: told of an error and the program.
+    """
+
+    cdef Known *known
+    cdef list programs, kept, tallies
+    cdef MPI.Comm comm
+    cdef object pause, poll, under_way, failed
+    cdef list hooks, forks
+    cdef public bint open
+    cdef dict named
+
+    def __cinit__(self, MPI.Comm comm, pause, poll, under_way, list hooks, list forks, failed):
+        self.known = <Known *> space_for(KNOWN, sizeof(Known))
+        self.comm, self.pause, self.poll, self.under_way = comm, pause, poll, under_way
+        self.hooks, self.forks, self.failed = hooks, forks, failed
+        self.open = True
+        self.named = {}
+        self.forget()
+
+    def __dealloc__(self):
+        free(self.known)
+
+    def forget(self):
+        """Forget all calls, but not how often they were made."""
+        self.programs, self.kept = [None] * KNOWN, [None] * KNOWN
+        self.tallies = [None] * KNOWN
+        memset(self.known, 0, KNOWN * sizeof(Known))
+
+    cdef Tally tally(self, name):
+        """The count of a (collective, algorithm)."""
+        if name not in self.named:
+            self.named[name] = Tally(name)
+        return self.named[name]
+
+    def calls(self):
+        """How often each (collective, algorithm) was run by a short way."""
+        cdef Tally tally
+        return {tally.name: tally.calls for tally in self.named.values() if tally.calls}
+
+    def serve(self, comm, int method, sendbuf, recvbuf, op, root, algorithm):
+        """Make a call of a communicator; False if it has to go the long way."""
+        cdef Key key
+        cdef char *address[2]
+        cdef int index
+        cdef Known *known
+        cdef Program program
+        cdef Tally tally
+        if not self.open or self.hooks or self.forks:
+            return False
+        if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
+            return False
+        index = self.find(&key)
+        if index < 0:
+            return False
+        known = &self.known[index]
+        if (
+            address[0] < address[1] + key.lengths[1] and address[1] < address[0] + key.lengths[0]
+        ):
+            return False  # they overlap
+        if known.program == NULL:
+            if self.under_way:
+                return False
+            function, numbers = self.programs[index]
+            tally = self.tallies[index]
+            arguments = (sendbuf, recvbuf, op, root)
+            function(comm, *[arguments[number] for number in numbers])
+            tally.calls += 1
+            return True
+        program = <Program> known.program
+        if program.active:
+            return False
+        tally = self.tallies[index]
+        program.bind(self.comm, 0, 0)
+        program.reduction, program.kernel = <object> known.reduction, known.kernel
+        program.bases[0] = address[known.sources[0]] if known.sources[0] >= 0 else NULL
+        program.bases[1] = address[known.sources[1]] if known.sources[1] >= 0 else NULL
+        try:
+            program.go()
+            if self.under_way:
+                self.poll()
+            program.finish_with(self.pause)
+        except BaseException as error:
+            program._send, program._recv = sendbuf, recvbuf
+            self.failed(error, program)
+            raise
+        tally.calls += 1
+        return True
+
+    def learn(
+        self, int method, sendbuf, recvbuf, op, root, algorithm, call, name, Program program,
+        reduction,
+    ):
+        """Remember a call that has been made the long way, if it is a plain one.
+
+        Args:
+            method, sendbuf, recvbuf, op, root, algorithm: as for `serve`.
+            call: the parsed call.
+            name: (collective, algorithm).
+            program: what ran it.
+            reduction: the operator, or None.
+        """
+        cdef Key key
+        cdef char *address[2]
+        cdef Known *known
+        cdef int side
+        if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
+            return
+        known = self.take(&key, name, program, (reduction, algorithm))
+        known.program, known.reduction = <void *> program, <void *> reduction
+        known.kernel = kernel_of(reduction)
+        for side, memory in enumerate(call.memory()):
+            known.sources[side] = -1
+            if memory is not None:
+                known.sources[side] = 0 if key.kinds[0] >= 0 and (
+                    key.kinds[1] < 0 or memory.ctypes.data == <uint64_t> address[0]
+                ) else 1
+
+    def pass_on(
+        self, int method, sendbuf, recvbuf, op, root, algorithm, name, function, numbers
+    ):
+        """Remember a call that the MPI library has served, if it is a plain one.
+
+        Args:
+            method, sendbuf, recvbuf, op, root, algorithm: as for `serve`.
+            name: (collective, algorithm).
+            function: mpi4py's method.
+            numbers: which of sendbuf, recvbuf, op and root it takes.
+        """
+        cdef Key key
+        cdef char *address[2]
+        if _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
+            self.take(&key, name, (function, numbers), (None, algorithm))
+
+    cdef int find(self, Key *key) noexcept:
+        """The place of a call, -1 if it has none."""
+        cdef int i, first = _hash(key)
+        for i in range(first, first + WAYS):
+            if self.tallies[i % KNOWN] is not None and _same(&self.known[i % KNOWN].key, key):
+                return i % KNOWN
+        return -1
+
+    cdef Known *take(self, Key *key, name, program, kept):
+        """A place for a call, perhaps that of another one."""
+        cdef int index = self.find(key)
+        cdef Known *known
+        if index < 0:
+            # One of the few places that it may have: a free one, else any.
+            index = _hash(key)
+            for i in range(WAYS):
+                if self.tallies[(_hash(key) + i) % KNOWN] is None:
+                    index = (_hash(key) + i) % KNOWN
+                    break
+        known = &self.known[index]
+        memset(known, 0, sizeof(Known))
+        known.key = key[0]
+        self.programs[index], self.kept[index] = program, kept
+        self.tallies[index] = self.tally(name)
+        return known
+
+
+cdef enum:
+    # Stages of a request, see `mpicoll.requests`.
+    INACTIVE = 0
+    ACTIVE = 2
+
+
+cdef class Starter:
+    """The short way of a persistent call: its start, and the wait for its end.
+
+    Args:
+        front: the communicator's; where it is closed, everything goes the long way.
+        program: of the call alone, with its lane and buffers bound.
+        name: (collective, algorithm).
+        pollers: threads that make progress; with one, everything goes the long way.
+        lock: held by who moves operations under way on.
+    """
+
+    cdef Front front
+    cdef Program program
+    cdef Tally tally
+    cdef list pollers
+    cdef object lock
+    cdef bint started  # the last time
+
+    def __cinit__(
+        self, Front front not None, Program program not None, name, list pollers, lock
+    ):
+        self.front, self.program = front, program
+        self.tally, self.pollers, self.lock = front.tally(name), pollers, lock
+
+    def start(self, request):
+        """Start an inactive request; False if it has to go the long way."""
+        cdef Front front = self.front
+        self.started = False
+        if not front.open or front.hooks or front.forks or self.pollers:
+            return False
+        if self.program.active or request._stage == ACTIVE:
+            return False
+        request._stage = ACTIVE
+        try:
+            self.program.go()
+        except BaseException as error:
+            request._fail(error)
+            return True
+        self.started = True
+        if request._execution is not self.program:
+            request._execution = self.program
+        (<dict> front.under_way)[request] = None
+        if len(<dict> front.under_way) > 1:
+            front.poll()
+        return True
+
+    def wait(self, request):
+        """Wait for a request that was started here; False if it has to go the long way."""
+        cdef Front front = self.front
+        if not self.started or not front.open or front.forks:
+            return False
+        if request._error is not None:
+            return False  # the long way raises it
+        try:
+            self.program.finish_with(front.pause)
+        except BaseException as error:
+            with self.lock:
+                request._fail(error)
+            return False
+        if self.lock.locked():
+            return False  # another thread may have seen the end, too
+        # The same as the request's own `_finish` where nobody is to be told; no other thread runs.
+        if request._stage == ACTIVE:
+            del (<dict> front.under_way)[request]
+            self.tally.calls += 1
+        request._stage = INACTIVE
+        return True
+
+
+cdef bint _key(
+    Key *key, char **address, int method, sendbuf, recvbuf, op, root, algorithm
+) except -1:
+    """What decides a call, and where its arrays lie; False if it is none of plain arrays."""
+    memset(key, 0, sizeof(Key))
+    key.method = method
+    if type(root) is not int:
+        return False
+    key.root = root
+    if algorithm is not None:
+        # The table keeps the name, so nothing else can lie there.
+        key.algorithm = <int64_t> <void *> algorithm
+    if op is not None:
+        if type(op) is not _MPI.Op:
+            return False
+        key.op = <int64_t> (<MPI.Op> op).ob_mpi
+    return _argument(key, address, 0, sendbuf) and _argument(key, address, 1, recvbuf)
+
+
+cdef bint _argument(Key *key, char **address, int side, buffer) noexcept:
+    cdef cnp.ndarray array
+    address[side] = NULL
+    if buffer is None:
+        key.kinds[side] = ABSENT
+        return True
+    if buffer is _IN_PLACE:
+        key.kinds[side] = IN_PLACE
+        return True
+    if not cnp.PyArray_CheckExact(buffer):
+        return False
+    array = <cnp.ndarray> buffer
+    if not cnp.PyArray_IS_C_CONTIGUOUS(array) or not cnp.PyArray_ISNOTSWAPPED(array):
+        return False
+    key.kinds[side] = 2 * cnp.PyArray_TYPE(array) + cnp.PyArray_ISWRITEABLE(array)
+    if cnp.PyTypeNum_ISFLEXIBLE(cnp.PyArray_TYPE(array)):
+        return False  # that number does not tell how long an element is
+    key.lengths[side] = cnp.PyArray_NBYTES(array)
+    address[side] = <char *> cnp.PyArray_DATA(array)
+    return True
+
+
+cdef int _hash(Key *key) noexcept nogil:
+    cdef uint64_t mixed = (
+        key.method + 31 * key.root + 7 * key.op + 11 * key.algorithm
+        + key.kinds[0] + 3 * key.kinds[1]
+        + 5 * key.lengths[0] + key.lengths[1]
+    )
+    return (mixed * <uint64_t> 0x9E3779B97F4A7C15) >> 57
+
+
+cdef bint _same(Key *a, Key *b) noexcept nogil:
+    return memcmp(a, b, sizeof(Key)) == 0
+
+
+_IN_PLACE = _MPI.IN_PLACE

@@ -1,0 +1,53 @@
+"""Hints of a communicator: ``mpicoll_allreduce = ring`` chooses for it alone.
+
+They go by MPI's info objects.  MPI libraries forget hints that are not their own, so mpicoll keeps
+them, and hands them to duplicates as MPI does.
+"""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+from mpicoll import tuning
+from mpicoll.collectives import COLLECTIVES
+
+__all__ = ["PREFIX", "agreed", "written"]
+
+#: Of the keys that are mpicoll's.
+PREFIX = "mpicoll_"
+
+
+def agreed(private: MPI.Intracomm, info: MPI.Info | None) -> tuning.Table:
+    """What rank 0's info object asks for.  Collective over ``private``.
+
+    Raises:
+        ValueError: on all ranks, if it has a key or a value that is not understood.
+    """
+    found: tuning.Table | str = {}
+    if private.Get_rank() == 0 and info is not None and info != MPI.INFO_NULL:
+        try:
+            found = _read({key: value for key, value in info.items() if key.startswith(PREFIX)})
+        except ValueError as error:
+            found = str(error)
+    found = private.bcast(found)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
+
+
+def _read(hints: dict[str, str]) -> tuning.Table:
+    for key in hints:
+        if key.removeprefix(PREFIX) not in COLLECTIVES:
+            known = ", ".join(PREFIX + name for name in COLLECTIVES)
+            raise ValueError(f"unknown hint {key!r}: known are {known}")
+    return tuning.from_hints(hints)
+
+
+def written(hints: tuning.Table) -> dict[str, str]:
+    """Hints as an info object has them."""
+    return {
+        f"{PREFIX}{name}": choice.words
+        for name, rules in hints.items()
+        for rule in rules
+        for choice in rule.candidates
+    }

@@ -1,0 +1,119 @@
+"""What rank 0 reads from its environment when a communicator is built."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+from mpicoll import shared, tuning, tuning_file
+from mpicoll.watch import ranges
+
+__all__ = ["Settings", "policy_from", "read"]
+
+#: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
+POLICIES = ("error", "warn", "silent")
+
+
+class Settings(NamedTuple):
+    """What rank 0 read from its environment; the same on all ranks."""
+
+    table: tuning.Table
+    policy: str
+    #: Seconds that a call may wait; 0: for ever.
+    timeout: float = 0.0
+    #: Whether ranks compare their calls before they run.
+    check: bool = False
+    #: Common name of the trace's files, "" for none.
+    trace: str = ""
+    #: One of :data:`mpicoll.shared.TRANSPORTS`.
+    transport: str = "auto"
+    #: Whether a thread of each process makes progress.
+    progress: bool = False
+
+
+def read(private: MPI.Intracomm) -> Settings:
+    """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
+    found: Settings | str = ""
+    if private.Get_rank() == 0:
+        try:
+            found = _settings_from(os.environ)
+        except ValueError as error:
+            found = str(error)
+    found = private.bcast(found)
+    if isinstance(found, str):
+        raise ValueError(found)
+    if found.progress:
+        levels = private.allgather(MPI.Query_thread())
+        below = [rank for rank, level in enumerate(levels) if level < MPI.THREAD_MULTIPLE]
+        if below:
+            raise RuntimeError(
+                f"MPICOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE, which {ranges(below)} did not "
+                "get; set mpi4py.rc.thread_level = 'multiple' before MPI is imported, or unset "
+                "MPICOLL_PROGRESS"
+            )
+    return found
+
+
+def policy_from(environment: Mapping[str, str]) -> str:
+    """What to do with a call that mpicoll cannot serve.
+
+    Raises:
+        ValueError: the environment has something else.
+    """
+    policy = environment.get("MPICOLL_FALLBACK", "warn")
+    if policy not in POLICIES:
+        raise ValueError(f"MPICOLL_FALLBACK={policy!r} must be one of {', '.join(POLICIES)}")
+    return policy
+
+
+def _settings_from(environment: Mapping[str, str]) -> Settings:
+    check = environment.get("MPICOLL_CHECK") or "0"
+    if check not in ("0", "1"):
+        raise ValueError(f"MPICOLL_CHECK={check!r} must be 1 or 0")
+    thread = environment.get("MPICOLL_PROGRESS") or ""
+    if thread not in ("", "thread"):
+        raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
+    return Settings(
+        _table_from(environment),
+        policy_from(environment),
+        timeout=_timeout_from(environment),
+        check=check == "1",
+        trace=environment.get("MPICOLL_TRACE", ""),
+        transport=_transport_from(environment),
+        progress=thread == "thread",
+    )
+
+
+def _table_from(environment: Mapping[str, str]) -> tuning.Table:
+    path = environment.get("MPICOLL_TUNING", "")
+    try:
+        file = tuning_file.load(path) if path else {}
+    except (ValueError, ModuleNotFoundError) as error:
+        raise ValueError(f"MPICOLL_TUNING: {error}") from None
+    return tuning.combined(tuning.BUILTIN, file, tuning.from_environment(environment))
+
+
+def _transport_from(environment: Mapping[str, str]) -> str:
+    transport = environment.get("MPICOLL_TRANSPORT") or "auto"
+    if transport not in shared.TRANSPORTS:
+        raise ValueError(
+            f"MPICOLL_TRANSPORT={transport!r} must be one of {', '.join(shared.TRANSPORTS)}"
+        )
+    return transport
+
+
+def _timeout_from(environment: Mapping[str, str]) -> float:
+    value = environment.get("MPICOLL_TIMEOUT") or "0"
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise ValueError(
+            f"MPICOLL_TIMEOUT={value!r} must be a number of seconds, or 0 for no limit"
+        )
+    return seconds

@@ -1,0 +1,52 @@
+"""Where the compiled engine cannot run, and what is said then."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+from mpi4py import MPI
+
+from mpicoll import shared
+
+LIBRARY = MPI.Get_library_version()
+
+
+def engine(monkeypatch, built_for="", library=LIBRARY):
+    monkeypatch.setattr(shared, "_PROBLEM", "")
+    made = SimpleNamespace(BUILT_FOR=built_for, library=lambda: library)
+    monkeypatch.setattr(shared, "_engine", made)
+
+
+def test_an_engine_of_this_library(monkeypatch):
+    engine(monkeypatch, library=LIBRARY + "\0")
+    assert shared.engine_problem() == ""
+
+
+def test_an_engine_built_for_another_library(monkeypatch):
+    engine(monkeypatch, built_for="Elsewhere MPI")
+    assert shared.engine_problem().startswith("it is built for Elsewhere MPI, and this is ")
+
+
+def test_an_engine_that_the_loader_has_linked_with_another_library(monkeypatch):
+    engine(monkeypatch, library="Elsewhere MPI v7, package: none")
+    assert shared.engine_problem().startswith("it is linked with Elsewhere MPI v7, and mpi4py with")
+    assert "LD_LIBRARY_PATH" in shared.engine_problem()
+
+
+def test_an_engine_that_cannot_be_loaded():
+    code = """
+import sys
+
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == "mpicoll._engine":
+            raise ValueError("mpi4py.MPI.Datatype size changed")
+
+sys.meta_path.insert(0, Finder)
+from mpicoll import shared
+print(shared.engine_problem())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("it cannot be loaded (mpi4py.MPI.Datatype size changed): ")
