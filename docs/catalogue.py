@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from mpicoll import algorithms, tuning
 from mpicoll.collectives import COLLECTIVES, Collective
-from mpicoll.registry import Algorithm
+from mpicoll.registry import LABELS, Algorithm, Value, in_words, read_value
 
 #: Numbers of ranks for which the counts are tabulated, and the one of the drawings.
 SIZES = (2, 4, 5, 8, 64)
@@ -44,6 +44,11 @@ def pages() -> dict[str, str]:
 def drawing(entry: Algorithm) -> str:
     """Name of the file of an algorithm's drawing."""
     return f"{_label(entry)}.svg"
+
+
+def shown(entry: Algorithm) -> dict[str, Value]:
+    """Parameters of an algorithm's drawing: the nodes without which there are none to be seen."""
+    return {name: read_value(kind.example) for name, kind in entry.kinds.items() if kind is LABELS}
 
 
 def _of(collective: str) -> list[Algorithm]:
@@ -112,6 +117,7 @@ def _section(entry: Algorithm) -> list[str]:
         "Module": f"``mpicoll.algorithms.{entry.family}``",
         "Reference": entry.reference,
     }
+    settings = "".join(f" --set {word}" for word in in_words(shown(entry)).split())
     return [
         f".. _{_label(entry)}:",
         "",
@@ -123,7 +129,7 @@ def _section(entry: Algorithm) -> list[str]:
         f".. figure:: {drawing(entry)}",
         f"   :alt: space-time diagram of {entry.collective} {entry.name} on {DRAWN} ranks",
         "",
-        f"   ``mpicoll show {entry.collective} {entry.name} -P {DRAWN} --svg FILE``",
+        f"   ``mpicoll show {entry.collective} {entry.name} -P {DRAWN}{settings} --svg FILE``",
         "",
         *(f"| **{name}**: {text}" for name, text in facts.items()),
         "",

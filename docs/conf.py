@@ -66,7 +66,7 @@ def generate(app: Any) -> None:
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
     for name, entry in drawn.items():
-        draw.svg(GENERATED / name, entry, catalogue.DRAWN)
+        draw.svg(GENERATED / name, entry, catalogue.DRAWN, 0, catalogue.shown(entry))
 
 
 def is_field(app: Any, what: str, name: str, member: Any, skip: bool, options: Any) -> bool | None:

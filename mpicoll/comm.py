@@ -344,6 +344,7 @@ class Intracomm(Blocking, Nonblocking, Persistent):
             state.table,
             lambda candidate: tuning.fits(collective, candidate, state.size),
         )
+        choice = tuning.placed(collective, choice, state.nodes)
         known = ", ".join((*algorithms.names(collective), NATIVE))
         return (
             f"{collective} of {nbytes} bytes on {state.size} ranks: {choice.words} "

@@ -26,7 +26,7 @@ from mpicoll.observe import observe, observing
 from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
-from mpicoll.tuning import NATIVE, Choice
+from mpicoll.tuning import NATIVE, Choice, placed
 
 __all__ = ["Dispatch", "FallbackWarning", "fall_back"]
 
@@ -280,7 +280,7 @@ class Dispatch(MPI.Intracomm):
             raise type(obstacle)(f"{definition.method}{how}: {obstacle}{remedy}")
         if choice.algorithm == NATIVE and not blocking:
             call.check_lasting()
-        return Prepared(definition, place, choice, call)
+        return Prepared(definition, place, placed(definition.name, choice, state.nodes), call)
 
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
         """The algorithm where the caller names none; why it is not the one of the environment."""

@@ -10,6 +10,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,6 +22,7 @@ __all__ = [
     "COMMUTATIVE",
     "EQUAL_BLOCKS",
     "EVEN_SIZE",
+    "LABELS",
     "NUMBER",
     "PERMUTATION",
     "RANK_ORDER",
@@ -71,6 +73,7 @@ class Kind(NamedTuple):
         valid: whether a number, or a tuple of numbers, is one.
         per_rank: a number for each rank, or ``()`` for the natural ones; else one number.
         natural: the natural ones, in a few signs.
+        tried: values for a number of ranks that show what the parameter does, to be verified.
     """
 
     words: str
@@ -78,6 +81,7 @@ class Kind(NamedTuple):
     valid: Callable[[Any], bool]
     per_rank: bool = False
     natural: str = ""
+    tried: Callable[[int], tuple[Value, ...]] = lambda size: ()
 
     def value(self, name: str, given: object) -> Value:
         """What is given for a parameter, checked.
@@ -116,6 +120,30 @@ PERMUTATION = Kind(
 )
 
 
+def _placements(size: int) -> tuple[Value, ...]:
+    """A small and a large node; ranks in turn on several; of few ranks also each alone, and all.
+
+    These have the fewest messages, so that many ranks can be verified.
+    """
+    ranks, several = range(size), 1 + isqrt(size)
+    every: list[Value] = [tuple(int(r >= 3) for r in ranks), tuple(r % several for r in ranks)]
+    if size <= 16:
+        every += [(), (0,) * size]
+    return tuple(dict.fromkeys(every))
+
+
+#: Kind of parameter: a label for each rank; ranks of the same label are together.  A communicator
+#: fills in which ranks share a node where a caller leaves it out.
+LABELS = Kind(
+    "a sequence with an integer of at least 0 for each rank",
+    "0,0,1,1",
+    lambda value: all(label >= 0 for label in value),
+    per_rank=True,
+    natural="0,1,...,P-1",
+    tried=_placements,
+)
+
+
 def read_value(text: str) -> Value:
     """The value of a parameter as it is written: ``4``, ``2,0,1,3``, or ``0,`` for one rank.
 
@@ -130,10 +158,14 @@ def read_value(text: str) -> Value:
 def in_words(parameters: Mapping[str, Value]) -> str:
     """Parameters as they are written, without those that stand for what is natural."""
     return " ".join(
-        f"{name}={value if isinstance(value, int) else ','.join(map(str, value))}"
+        f"{name}={value if isinstance(value, int) else _joined(value)}"
         for name, value in parameters.items()
         if value != ()
     )
+
+
+def _joined(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers)) + "," * (len(numbers) == 1)
 
 
 def one_block(size: int) -> int:
@@ -162,7 +194,7 @@ class Algorithm:
         kinds: what the values of each parameter are.
         rounds: rounds with a message, summed over a rank's channels; the most of any rank.
         depth: steps of one message each until all ranks are done, with one full-duplex port;
-            exact for one channel, an upper bound for several.
+            exact for one channel, an upper bound for several and where ``depth_bound``.
         messages: messages of all ranks together.
         blocks_sent: blocks sent by all ranks together.
         blocks_sent_max: blocks sent by the rank that sends most.
@@ -176,6 +208,7 @@ class Algorithm:
             :data:`EVEN_SIZE`).
         order: order classes (:data:`SAME_BITS`, :data:`RANK_ORDER`).
         symmetric: every rank does the same, turned by its rank.
+        depth_bound: with one channel, too, ``depth`` is an upper bound.
         reference: where it comes from.
     """
 
@@ -197,6 +230,7 @@ class Algorithm:
     needs: tuple[str, ...]
     order: tuple[str, ...]
     symmetric: bool
+    depth_bound: bool
     reference: str
 
     @property
@@ -229,6 +263,21 @@ class Algorithm:
                     f"number for each of them, or leave {name} out"
                 )
         return ""
+
+    def tried(self, size: int, segments: Sequence[int] = ()) -> list[dict[str, Value]]:
+        """Parameters with which it is to be verified on a number of ranks.
+
+        Each value of each parameter is in one of them at least; not all combinations are there.
+        ``segments``: the values of that parameter.
+        """
+        values = {name: kind.tried(size) for name, kind in self.kinds.items()}
+        if "segments" in self.parameters:
+            values["segments"] = tuple(segments)
+        values = {name: tried for name, tried in values.items() if tried}
+        return [
+            {name: tried[number % len(tried)] for name, tried in values.items()}
+            for number in range(max(map(len, values.values()), default=1))
+        ]
 
     def count(
         self, name: str, size: int, root: int = 0, parameters: Mapping[str, Parameter] | None = None
@@ -318,6 +367,7 @@ def register(
     needs: tuple[str, ...] = (),
     order: tuple[str, ...] = (),
     symmetric: bool = False,
+    depth_bound: bool = False,
     kinds: Mapping[str, Kind] = MappingProxyType({}),
 ) -> Algorithm:
     """Add an algorithm to the catalogue; see :class:`Algorithm` for the arguments.
@@ -356,6 +406,7 @@ def register(
         needs=needs,
         order=order,
         symmetric=symmetric,
+        depth_bound=depth_bound,
         reference=reference,
     )
     _CATALOGUE[collective, name] = entry

@@ -68,6 +68,7 @@ class State:
     Attributes:
         private: carries the collectives' messages.
         settings: equal on all ranks.
+        nodes: a number for each rank that is the same for the ranks of one node; equal on all.
         calls, fallbacks: see :class:`Stats`.
         lanes: keep collectives under way together apart.
         failure: the first error that left messages behind.
@@ -82,6 +83,7 @@ class State:
         self.private = private
         self.settings = settings
         self.size, self.rank = private.Get_size(), private.Get_rank()
+        self.nodes = _nodes(private)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         self.lanes = Lanes(private)
@@ -179,7 +181,7 @@ class State:
             self.front is not None
             and definition.method in METHODS
             and (op is None or op.is_predefined)
-            and tuning.is_default(definition.name, choice)
+            and tuning.is_default(definition.name, choice, self.nodes)
         )
 
     def counted(self) -> dict[tuple[str, str], int]:
@@ -450,6 +452,15 @@ def attach(
             raise
         comm.Set_attr(_keyval(), state)
     return state
+
+
+def _nodes(private: MPI.Intracomm) -> tuple[int, ...]:
+    """The number of each rank's node, in the order of their first ranks.  Collective."""
+    node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
+    first = private.allgather(node.bcast(private.Get_rank()))
+    node.Free()
+    numbers = {rank: number for number, rank in enumerate(dict.fromkeys(first))}
+    return tuple(numbers[rank] for rank in first)
 
 
 def _tracer(private: MPI.Intracomm, path: str) -> trace.Tracer:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = [
     "Node",
+    "Nodes",
     "binomial_tree",
     "ceil_log2",
     "double_binary_tree",
     "double_binary_tree_top",
     "doubling",
     "floor_log2",
+    "nodes_of",
 ]
 
 
@@ -39,6 +42,47 @@ def doubling(size: int) -> Iterator[int]:
     while distance < size:
         yield distance
         distance *= 2
+
+
+class Nodes(NamedTuple):
+    """Which ranks share a node.
+
+    ``ranks`` are the ranks of each node, in ascending order; the node of the lowest rank is first.
+    The least number of ranks of a node is the number of *columns*: column j is the rank with number
+    j in its node, of all nodes.
+    """
+
+    ranks: tuple[tuple[int, ...], ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Ranks of each node."""
+        return [len(node) for node in self.ranks]
+
+    @property
+    def columns(self) -> int:
+        """The least number of ranks of a node."""
+        return min(self.lengths)
+
+    def column(self, number: int) -> list[int]:
+        """The rank with a number in its node, of all nodes."""
+        return [node[number] for node in self.ranks]
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """The number of a rank's node, and the rank's number in it."""
+        return next((i, node.index(rank)) for i, node in enumerate(self.ranks) if rank in node)
+
+
+@lru_cache(maxsize=64)
+def nodes_of(labels: tuple[int, ...]) -> Nodes:
+    """The nodes, from a label for each rank that is the same for the ranks of one node.
+
+    ``nodes_of((7, 2, 7)).ranks`` is ``((0, 2), (1,))``.
+    """
+    found: dict[int, list[int]] = {}
+    for rank, label in enumerate(labels):
+        found.setdefault(label, []).append(rank)
+    return Nodes(tuple(map(tuple, found.values())))
 
 
 def binomial_tree(rank: int, size: int, root: int) -> Node:

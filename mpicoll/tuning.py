@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from mpicoll import algorithms, collectives
-from mpicoll.registry import Parameter, Value, in_words, read_value
+from mpicoll.registry import LABELS, Parameter, Value, in_words, read_value
 
 __all__ = [
     "ARGUMENT",
@@ -39,6 +39,7 @@ __all__ = [
     "is_default",
     "named",
     "parse",
+    "placed",
     "table_from",
 ]
 
@@ -162,11 +163,28 @@ def named(choice: Choice) -> str | None:
     return choice.algorithm if choice.source == ARGUMENT else None
 
 
-def is_default(collective: str, choice: Choice) -> bool:
-    """Whether a choice comes from a table, or is an algorithm that is named and nothing more."""
+def placed(collective: str, choice: Choice, nodes: tuple[int, ...]) -> Choice:
+    """A choice with the nodes of the ranks filled in where it leaves them open."""
+    if all(value != () for _, value in choice.parameters):
+        return choice
+    kinds = algorithms.find(collective, choice.algorithm).kinds
+    return choice._replace(
+        parameters=tuple(
+            (name, nodes if value == () and kinds[name] is LABELS else value)
+            for name, value in choice.parameters
+        )
+    )
+
+
+def is_default(collective: str, choice: Choice, nodes: tuple[int, ...] = ()) -> bool:
+    """Whether a choice comes from a table, or is an algorithm that is named and nothing more.
+
+    ``nodes``: those of the ranks, see :func:`placed`.
+    """
     if choice.source != ARGUMENT:
         return bool(choice.source)
-    return choice.parameters == check(collective, choice.algorithm, {})
+    default = Choice(choice.algorithm, check(collective, choice.algorithm, {}))
+    return choice.parameters == placed(collective, default, nodes).parameters
 
 
 def combined(*tables: Table) -> Table:

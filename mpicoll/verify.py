@@ -224,8 +224,8 @@ def _compare(
         if registered != found:
             wrong.append(f"{name}: {registered} registered, {found} counted")
     registered = algorithm.count("depth", size, root, parameters)
-    several = len(algorithm.channels(0, size, 0, parameters)) > 1
-    if depth > registered or (depth != registered and not several):
+    bound = algorithm.depth_bound or len(algorithm.channels(0, size, 0, parameters)) > 1
+    if depth > registered or (depth != registered and not bound):
         wrong.append(f"depth: {registered} registered, {depth} found")
     return wrong
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -36,10 +36,24 @@ def roots(algorithm, size):
     return sorted({0, 1 % size, size - 1}) if algorithm.definition.rooted else [0]
 
 
-def settings(algorithm):
-    if "segments" not in algorithm.parameters:
-        return [{}]
-    return [{"segments": 1}, {"segments": 5, "window": 2}, {"segments": 16, "window": 16}]
+WINDOWS = {1: 8, 5: 2, 16: 16}
+
+
+def settings(algorithm, size):
+    """Parameters: values of each, not all combinations."""
+    tried = algorithm.tried(size, list(WINDOWS))
+    return [{**t, "window": WINDOWS[t["segments"]]} if "segments" in t else t for t in tried]
+
+
+def even_settings(algorithm, size):
+    """The same, on nodes of equal numbers of ranks."""
+    pieces = [{"segments": s, "window": w} for s, w in WINDOWS.items()]
+    pieces = pieces if "segments" in algorithm.parameters else [{}]
+    if "nodes" not in algorithm.parameters:
+        return pieces
+    ranks = range(size)
+    placements = [(), (0,) * size, [r * 2 // size for r in ranks], [r % 4 for r in ranks]]
+    return [{**piece, "nodes": nodes} for piece in pieces for nodes in placements]
 
 
 every_algorithm = pytest.mark.parametrize("algorithm", CATALOGUE, ids=name)
@@ -49,7 +63,7 @@ every_algorithm = pytest.mark.parametrize("algorithm", CATALOGUE, ids=name)
 def test_verified(algorithm):
     for size in filter(algorithm.runs_on, SIZES):
         for root in roots(algorithm, size):
-            for parameters in settings(algorithm):
+            for parameters in settings(algorithm, size):
                 case = verify(algorithm, size, root, parameters)
                 assert case.ok, (size, root, parameters, case.problems)
 
@@ -58,10 +72,11 @@ def test_verified(algorithm):
 def test_simulated_time_is_the_textbook_formula(algorithm):
     model = Model(alpha=1_000_000, beta=700, gamma=300)
     costs = (model.alpha, model.beta, model.gamma)
-    for size, parameters in product((1, 2, 4, 8, 16, 32), settings(algorithm)):
+    sizes = (1, 2, 4, 8, 16, 32)
+    for size, parameters in ((s, p) for s in sizes for p in even_settings(algorithm, s)):
         nbytes = 160 * size
         found = simulate(algorithm, size, nbytes, model, 0, parameters).makespan
-        formula = algorithm.lecture(size, nbytes, *costs, **parameters)
+        formula = algorithm.textbook(size, nbytes, *costs, parameters)
         assert found >= algorithm.definition.bound(size, nbytes, *costs) * (1 - 1e-12)
         if len(algorithm.channels(0, size, 0, parameters)) == 1:
             assert found == pytest.approx(formula, rel=1e-12)
@@ -124,7 +139,7 @@ def test_values_equal_numpys(algorithm, size):
         return
     for count in counts(size):
         for root in roots(algorithm, size):
-            for parameters in settings(algorithm):
+            for parameters in settings(algorithm, size):
                 given_, vectors = inputs(algorithm, size, count, np.int32, root)
                 found = local.execute(algorithm, given_, "sum", root, parameters)
                 want = expected(
@@ -220,10 +235,11 @@ ALLREDUCE = [a for a in CATALOGUE if a.collective == "allreduce"]
 @pytest.mark.parametrize("algorithm", ALLREDUCE, ids=name)
 @given(size=st.integers(1, 12), count=st.integers(0, 30), seed=st.integers(0, 99))
 def test_all_ranks_get_the_same_bits_from_an_allreduce(algorithm, size, count, seed):
+    parameters = settings(algorithm, size)[seed % len(settings(algorithm, size))]
     random = np.random.default_rng(seed)
     vectors = [np.float32(10.0) ** random.integers(-8, 8, count) for _ in range(size)]
     vectors = [v.astype("f4") * random.standard_normal(count).astype("f4") for v in vectors]
-    found = local.execute(algorithm, vectors)
+    found = local.execute(algorithm, vectors, "sum", 0, parameters)
     for a, b in pairwise(found):
         assert a.tobytes() == b.tobytes()
 
@@ -315,7 +331,7 @@ def test_a_permutation_of_other_ranks_is_refused():
 
 
 def test_values_are_written_and_read():
-    for value in (4, (2, 0, 1, 3), (1, 0)):
+    for value in (4, (2, 0, 1, 3), (1, 0), (0,)):
         text = in_words({"x": value}).removeprefix("x=")
         assert read_value(text) == value
     assert read_value("0,") == (0,)

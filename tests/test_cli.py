@@ -121,6 +121,40 @@ def test_an_order_of_ranks_is_a_parameter(command):
     assert found["time"] == pytest.approx(found["formula"])
 
 
+def test_the_nodes_of_ranks_are_a_parameter(command):
+    given = ("allreduce", "hierarchical", "--set", "nodes=0,1,1,0")
+    done = command("verify", *given, "--set", "segments=2")
+    assert "1 of 1 cases are right" in done.out
+    drawn = command("show", *given).out
+    title = "allreduce hierarchical, P = 4, nodes=0,1,1,0, segments=1, window=8"
+    assert drawn.splitlines()[0] == title
+    assert "4 steps, 16 messages, 4 blocks" in drawn
+    found = json.loads(command("simulate", *given, "--json").out)["cases"][0]
+    assert found["parameters"]["nodes"] == [0, 1, 1, 0]
+    assert found["time"] == pytest.approx(found["formula"])
+    alone = command("verify", "allreduce", "hierarchical", "-P", "1", "--set", "nodes=0,")
+    assert "1 of 1 cases are right" in alone.out
+
+
+def test_verify_tries_several_placements(command):
+    words = ("verify", "bcast", "hierarchical", "-P", "6", "--roots", "5", "--json")
+    cases = json.loads(command(*words).out)["cases"]
+    tried = [(c["parameters"]["nodes"], c["parameters"]["segments"]) for c in cases]
+    assert tried == [
+        ([0, 0, 0, 1, 1, 1], 1), ([0, 1, 2, 0, 1, 2], 2), ([], 5), ([0, 0, 0, 0, 0, 0], 1),
+    ]  # fmt: skip
+
+
+def test_verify_tries_fewer_segments_of_many_blocks(command):
+    def tried(*words):
+        cases = json.loads(command("verify", "allreduce", *words, "--json").out)["cases"]
+        return [(c["size"], c["parameters"]["segments"]) for c in cases]
+
+    assert tried("hierarchical", "-P", "17") == [(17, 1), (17, 2)]
+    assert tried("hierarchical", "-P", "17", "--segments", "1,3,4") == [(17, 1), (17, 3), (17, 4)]
+    assert tried("double_binary_tree", "-P", "17") == [(17, 1), (17, 2), (17, 5)]
+
+
 def test_verify_all_is_the_default(command):
     everything = json.loads(command("verify", "--all", "-P", "3", "--json").out)
     assert everything == json.loads(command("verify", "-P", "3", "--json").out)
@@ -218,6 +252,8 @@ def test_simulate_compares_all(command):
         (["show", "allreduce", "ring", "--set", "k=2"], "has no parameter 'k'"),
         (["show", "allreduce", "ring", "--set", "k"], "write a name and a whole number"),
         (["show", "allreduce", "ring", "--set", "order=1,1"], "order=(1, 1) must be a sequence"),
+        (["show", "bcast", "hierarchical", "--set", "nodes=1,0"], "nodes=(1, 0) is for 2 ranks"),
+        (["show", "bcast", "hierarchical", "--set", "nodes=4"], "nodes=4 must be a sequence with"),
         (["show", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, and there are 4"),
         (["simulate", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, and there are"),
         (["simulate", "allgather", "neighbor_exchange", "-P", "3"], "even number of ranks, not 3"),

@@ -115,6 +115,14 @@ def test_the_counts_of_a_page_are_the_registered_ones(catalogue):
     assert rows[3][-1] == "—"  # the formula is for powers of two
 
 
+def test_a_hierarchy_is_drawn_on_nodes(catalogue):
+    entry = find("allreduce", "hierarchical")
+    assert catalogue.shown(entry) == {"nodes": (0, 0, 1, 1)}
+    command = "mpicoll show allreduce hierarchical -P 4 --set nodes=0,0,1,1 --svg FILE"
+    assert f"``{command}``" in catalogue.pages()["allreduce.rst"]
+    assert catalogue.shown(find("allreduce", "ring")) == {}
+
+
 def test_what_does_not_serve_a_number_of_ranks_says_so(catalogue):
     text = catalogue.pages()["allgather.rst"].split("\nneighbor_exchange\n")[1]
     assert re.search(r"\* - 5\n( +- not served\n){7}", text)

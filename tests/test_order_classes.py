@@ -22,11 +22,9 @@ def name(value):
 
 def calls(algorithm):
     """Numbers of ranks, roots and parameters."""
-    settings = [{"segments": 1}, {"segments": 3, "window": 2}]
-    settings = settings if "segments" in algorithm.parameters else [{}]
     for size in filter(algorithm.runs_on, SIZES):
         roots = sorted({0, size // 2, size - 1}) if algorithm.definition.rooted else [0]
-        yield from product([size], roots, settings)
+        yield from product([size], roots, algorithm.tried(size, [1, 3]))
 
 
 def exposing(size, dtype):

@@ -18,6 +18,6 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A parameter of the algorithm, as segments=4 or order=2,0,1,3.",
+        help="A parameter of the algorithm, as segments=4, order=2,0,1,3 or nodes=0,0,1,1.",
     ),
 ]

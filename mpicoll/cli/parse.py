@@ -9,7 +9,7 @@ from mpicoll.cli.errors import UsageError
 from mpicoll.registry import Value, read_value
 
 _MOST_RANKS = 1 << 24
-_FEW_RANKS = 16  # up to here the roots "auto" are all
+_FEW_RANKS = 16  # up to here "auto" is more
 _TIME = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(s|ms|us|ns|ps|fs)?", re.IGNORECASE | re.ASCII)
 _VALUE = re.compile(r"\s*\d+(,\d+)*,?\s*", re.ASCII)
 _EXPONENTS = {"s": 0, "ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15}
@@ -44,12 +44,19 @@ def roots(text: str) -> tuple[int | str, ...]:
 
 
 def segments(text: str) -> tuple[int, ...]:
-    """Numbers of segments, as ``1,2,5``.
+    """Numbers of segments, as ``1,2,5``; none for ``auto``.
 
     Raises:
         UsageError: if the text is no list of numbers.
     """
-    return _numbers("--segments", text, 1, _MOST_RANKS, "1,2,5 or 1-4")
+    if text.strip() == "auto":
+        return ()
+    return _numbers("--segments", text, 1, _MOST_RANKS, "auto, 1,2,5 or 1-4")
+
+
+def segments_of(written: tuple[int, ...], blocks: int) -> tuple[int, ...]:
+    """The numbers of segments meant where the vector has so many blocks."""
+    return written or ((1, 2, 5) if blocks <= _FEW_RANKS else (1, 2))
 
 
 def roots_of(written: tuple[int | str, ...], size: int) -> tuple[int, ...]:

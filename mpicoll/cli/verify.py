@@ -44,8 +44,12 @@ def command(
         ),
     ] = "auto",
     segments: Annotated[
-        str, typer.Option(metavar="LIST", help="For algorithms that have segments.")
-    ] = "1,2,5",
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="For algorithms that have segments; auto: 1,2,5, of more than 16 blocks 1,2.",
+        ),
+    ] = "auto",
     set_: Set = None,
     json: Json = False,
 ) -> int:
@@ -63,8 +67,7 @@ def command(
         chosen = _chosen(collective, algorithm)
         for entry in chosen:
             entry.complete(parameters)
-    pieces = () if parameters else parse.segments(segments)
-    calls = list(_calls(chosen, sizes, written, parameters, pieces))
+    calls = list(_calls(chosen, sizes, written, parameters, parse.segments(segments)))
     if not calls:
         raise UsageError(
             f"--roots {roots!r} names no rank for -P {ranks!r}, or none of these numbers of ranks "
@@ -97,12 +100,11 @@ def _calls(
     segments: tuple[int, ...],
 ) -> Iterator[_Call]:
     for algorithm in chosen:
-        piped = segments if "segments" in algorithm.parameters else ()
-        settings: list[dict[str, Value]] = [{"segments": number} for number in piped]
-        settings = settings or [parameters]
         for size in sizes:
             if algorithm.misfit(size, parameters):
                 continue
+            pieces = parse.segments_of(segments, algorithm.blocks(size))
+            settings = [parameters] if parameters else algorithm.tried(size, pieces)
             roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
             for root in roots:
                 yield from (_Call(algorithm, size, root, setting) for setting in settings)

@@ -101,16 +101,27 @@ def run(comm, entry, send, recv, op, root, parameters):
     method(*arguments, algorithm=entry.name, **parameters)
 
 
+def settings(entry):
+    """Parameters: those of several segments, and of several placements of the ranks."""
+    tried = entry.tried(P, [3])
+    for parameters in tried:
+        if "segments" in parameters:
+            parameters["window"] = 2
+        if parameters.get("nodes") == ():
+            parameters["nodes"] = tuple(range(P))  # where the ranks are is another question
+    return tried
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda a: f"{a.collective}-{a.name}")
 def test_the_bits_of_the_in_process_runner(ours, operators, entry):
     if entry.collective == "barrier":
         ours.Barrier(algorithm=entry.name)
         return
-    parameters = {"segments": 3, "window": 2} if "segments" in entry.parameters else {}
     roots = sorted({0, P - 1}) if entry.definition.rooted else [0]
     types = operators if entry.definition.reduces else operators[:2]
-    for count, (dtype, op, reduction), root in product(COUNTS, types, roots):
+    cases = product(COUNTS, types, roots, settings(entry))
+    for count, (dtype, op, reduction), root, parameters in cases:
         whole = vectors(entry, count, dtype)
         given = inputs(entry, whole, count, root)
         if COMMUTATIVE in entry.needs and not reduction.commutative:
@@ -123,7 +134,7 @@ def test_the_bits_of_the_in_process_runner(ours, operators, entry):
         for in_place in (False, True):
             send, recv, where = buffers(entry, given[RANK], want, count, root, in_place)
             run(ours, entry, send, recv, op, root, parameters)
-            case = (count, dtype, root, in_place)
+            case = (count, dtype, root, parameters, in_place)
             if where is not None and want is not None:
                 assert recv[where].tobytes() == want.tobytes(), case
             elif recv is MPI.IN_PLACE:
