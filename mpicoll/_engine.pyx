@@ -466,7 +466,9 @@ cdef class Program:
         for i in range(2, self.nbases):
             self.bases[i] = _address(self._temporary[i - 2])
         self.itemsize = plan.shape.itemsize
-        self.moves = plan.shape.collective in _ONE_READER
+        self.moves = plan.shape.collective in _ONE_READER or (
+            plan.shape.collective == "allgather" and plan.shape.size == 2
+        )
         self.lane = self.high = -1
         self._late = [fold for phase in phases for fold in phase.folds]
         self._fill(channels)

@@ -18,10 +18,20 @@ def allreduce_parameter_server(rank: int, size: int) -> Rounds:
     Two rounds, 2(P - 1)/P n bytes sent and received per rank, but P - 1 messages into every rank
     at once.  Peers are visited from one's own rank on, so that no server meets all at once.
     """
+    yield from reduce_scatter_parameter_server(rank, size)
+    yield from allgather_parameter_server(rank, size)
+
+
+def allgather_parameter_server(rank: int, size: int) -> Rounds:
+    """Every rank sends its block to all others, at once.
+
+    ::
+
+        1 -[1]-> 0   2 -[2]-> 0   0 -[0]-> 1   2 -[2]-> 1   0 -[0]-> 2   1 -[1]-> 2
+
+    One round, (P - 1)/P n bytes sent and received per rank.
+    """
     away = range(1, size)
-    yield tuple(Send((rank + k) % size, rank + k) for k in away) + tuple(
-        RecvReduce((rank - k) % size, rank) for k in away
-    )
     yield tuple(Send((rank + k) % size, rank) for k in away) + tuple(
         Recv((rank - k) % size, rank - k) for k in away
     )
@@ -95,6 +105,21 @@ register(
     lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n / P * b) + (P - 1) * n / P * g,
     blocks=per_rank,
     order=(RANK_ORDER,),
+    reference=_REFERENCE,
+)
+register(
+    "allgather",
+    "parameter_server",
+    allgather_parameter_server,
+    rounds=lambda P: int(P > 1),
+    depth=lambda P: P - 1,
+    messages=lambda P: P * (P - 1),
+    blocks_sent=lambda P: P * (P - 1),
+    blocks_sent_max=lambda P: P - 1,
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
+    blocks=per_rank,
+    symmetric=True,
     reference=_REFERENCE,
 )
 register(
