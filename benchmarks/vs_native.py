@@ -13,8 +13,10 @@ medians over the samples, their ratio (below 1 mpicoll is faster) with the 95 % 
 ratios of neighbours (order statistics), what mpicoll chose, and how many elements were wrong. A
 size where the choice is the library's own counts as 1 in the geometric mean.
 
-Every launch also records two probes of the machine, so that a disturbed one can be told: a
-round trip of an empty message and a copy of 16 MiB, in microseconds.
+Every launch also records three probes of the machine, so that a disturbed one can be told, in
+microseconds: a round trip of an empty message, a copy of 16 MiB, and a copy of 256 KiB that the
+other rank has just written. The last one tells how far apart the two cores are: in a virtual
+machine it changes from launch to launch, and with it everything that goes from core to core.
 """
 
 from __future__ import annotations
@@ -119,8 +121,24 @@ def compare(
     }
 
 
-def probes(comm: MPI.Intracomm) -> dict[str, float]:
-    """Microseconds of a round trip between ranks 0 and 1, and of a copy of 16 MiB."""
+def handover(ours: mpicoll.Intracomm) -> float:
+    """Seconds in which rank 1 copies 256 KiB that rank 0 has just written."""
+    rank, times = ours.Get_rank(), []
+    shared = mpicoll.empty(256 << 10, np.uint8, ours)
+    sums = mpicoll.empty(256 << 10, np.uint8, ours)
+    for turn in range(41):
+        if rank == 0:
+            shared[:] = turn
+        ours.Barrier()
+        begin = time.perf_counter()
+        ours.Bcast(shared if rank == 0 else sums)
+        times.append(time.perf_counter() - begin)
+        ours.Barrier()
+    return float(ours.bcast(np.median(times), root=min(1, ours.Get_size() - 1)))
+
+
+def probes(comm: MPI.Intracomm, ours: mpicoll.Intracomm) -> dict[str, float]:
+    """See above."""
     rank, nothing = comm.Get_rank(), bytearray(1)
     source = np.ones(4 << 20, np.float32)
     target = source.copy()
@@ -144,7 +162,7 @@ def probes(comm: MPI.Intracomm) -> dict[str, float]:
         "round_trip_us": 1e6 * float(np.median(trips)),
         "copy_us": 1e6 * float(np.median(copies)),
     }
-    return comm.bcast(found)
+    return comm.bcast({**found, "handover_us": 1e6 * handover(ours)})
 
 
 def mean(points: list[dict[str, Any]]) -> float:
@@ -166,10 +184,13 @@ def main() -> None:
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
     ours, start = mpicoll.Intracomm(comm.Dup()), Start(comm.Dup())
-    run = {**environment.gather(comm), **probes(comm)}
+    run = {**environment.gather(comm), **probes(comm, ours)}
     if comm.Get_rank() == 0:
         print(f"{run['mpi'].split(',')[0]}, {comm.Get_size()} ranks, {run['processor']}")
-        print(f"round trip {run['round_trip_us']:.2f} us, copy of 16 MiB {run['copy_us']:.0f} us")
+        print(
+            f"round trip {run['round_trip_us']:.2f} us, copy of 16 MiB {run['copy_us']:.0f} us, "
+            f"of 256 KiB from another core {run['handover_us']:.1f} us"
+        )
     for collective in options.collectives:
         points = []
         for size in sizes(collective, options.largest):
