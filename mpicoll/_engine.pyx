@@ -241,8 +241,7 @@ cdef class Device:
             send: the message.
             again: a slot that has the same content, -1 if there is none.
             content: where it lies.
-            moves: the block goes from where it is to one reader.  What is reduced, or read by
-                several, is better read from a slot, which may still be in a cache.
+            moves: see :func:`mpicoll.lowering.has_one_reader`.
         """
         cdef int reader = send.local
         cdef uint64_t length = send.source.length
@@ -425,7 +424,12 @@ cdef class Program:
         longest = max(
             [m.span.length for c in plan.channels for p in c.phases for m in p.sends], default=0
         )
-        if device.shared.base != NULL and <uint64_t> longest > device.shared.slot:
+        self.moves = lowering.has_one_reader(plan.shape)
+        if (
+            device.shared.base != NULL
+            and <uint64_t> longest > device.shared.slot
+            and not (self.moves and device.reads)
+        ):
             raise ValueError(f"a message of {longest} bytes, but slots of {device.shared.slot}")
         channels = lowering.lower(plan)
         phases = [phase for channel in channels for phase in channel]
@@ -466,9 +470,6 @@ cdef class Program:
         for i in range(2, self.nbases):
             self.bases[i] = _address(self._temporary[i - 2])
         self.itemsize = plan.shape.itemsize
-        self.moves = plan.shape.collective in _ONE_READER or (
-            plan.shape.collective == "allgather" and plan.shape.size == 2
-        )
         self.lane = self.high = -1
         self._late = [fold for phase in phases for fold in phase.folds]
         self._fill(channels)
@@ -1090,8 +1091,6 @@ cdef class Program:
         return -1
 
 
-#: Collectives with a block for each pair of ranks.
-_ONE_READER = frozenset(("alltoall", "gather", "scatter"))
 
 
 cdef void *space_for(Py_ssize_t count, size_t size) except NULL:

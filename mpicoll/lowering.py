@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mpicoll.plan import Fold, Message, Move, Phase, Plan
+from mpicoll.plan import Fold, Message, Move, Phase, Plan, Shape
 from mpicoll.spans import Span, overlap, sub
 
-__all__ = ["LoweredFold", "LoweredPhase", "Operand", "Unit", "lower"]
+__all__ = ["LoweredFold", "LoweredPhase", "Operand", "Unit", "has_one_reader", "lower"]
 
 
 class Operand(NamedTuple):
@@ -65,6 +65,17 @@ class LoweredPhase(NamedTuple):
     folds: tuple[Fold, ...]
     last: bool
     written: frozenset[int]
+
+
+def has_one_reader(shape: Shape) -> bool:
+    """Whether each block goes from where it is to one rank.
+
+    Long ones are then best read from the memory of their sender.  What is reduced, or read by
+    several, is better read from a slot, which may still be in a cache.
+    """
+    return shape.collective in ("alltoall", "gather", "scatter") or (
+        shape.collective == "allgather" and shape.size == 2
+    )
 
 
 def lower(plan: Plan) -> tuple[tuple[LoweredPhase, ...], ...]:

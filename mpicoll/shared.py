@@ -32,8 +32,9 @@ except (ImportError, ValueError) as error:  # built for another MPI, whose handl
 __all__ = [
     "TRANSPORTS",
     "Geometry",
+    "Transport",
     "TransportWarning",
-    "device",
+    "connect",
     "engine_problem",
     "front",
     "geometry",
@@ -54,8 +55,9 @@ _SPACE, _LONGEST, _SHORTEST = 4 << 20, 1 << 20, 64 << 10
 _RANKS = 256
 #: Bytes of the proof that two ranks see the same memory.
 _PROOF = 64
-#: Messages at least this long are read from the sender's memory.
-REMOTE = 512 << 10
+#: Messages at least this long are read from the sender's memory, if they have one reader.  Between
+#: cores that share a cache slots would be better up to 256 KiB, between others they are far worse.
+REMOTE = 32 << 10
 #: Steps without progress before the processor is offered to others: where every rank has one, and
 #: where not.
 _PATIENT, _IMPATIENT = 4000, 30
@@ -112,18 +114,28 @@ def _first_words(library: str) -> str:
     return library.split(",")[0].split("\n")[0].strip(_ENDS)
 
 
-def device(private: MPI.Intracomm, transport: str) -> tuple[Any, int]:
-    """What the engine's messages go through, None without an engine; and its slots' bytes.
+class Transport(NamedTuple):
+    """What the messages of a communicator go through.
 
-    Collective over ``private``.  All ranks have a device, or none has; 0 for the slots' bytes where
-    no two ranks of the communicator share memory, else the smallest slot of all nodes.
+    Attributes:
+        device: the engine's, None without one; all ranks have one, or none has.
+        slot: bytes of the smallest slot of all nodes, 0 where no two ranks share memory.
+        reads: whether all ranks that share memory also read from that of their senders.
     """
+
+    device: Any = None
+    slot: int = 0
+    reads: bool = False
+
+
+def connect(private: MPI.Intracomm, transport: str) -> Transport:
+    """Set up what messages go through.  Collective over ``private``."""
     problem = engine_problem()
     everywhere = private.allreduce(not problem, MPI.LAND)
     if problem:
         warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
     if not everywhere:
-        return None, 0
+        return Transport()
     node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
     try:
         return _connect(private, node, transport)
@@ -156,7 +168,7 @@ def starter(*arguments: Any) -> Any:
     return _front.Starter(*arguments)
 
 
-def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> tuple[Any, int]:
+def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Transport:
     ranks = node.allgather((private.Get_rank(), os.getpid(), _processors()))
     memory, problem = None, ""
     shape = geometry(len(ranks))
@@ -164,16 +176,17 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> tup
         memory, problem = memory_of(node, _engine.space(len(ranks), shape))
     shared = memory is not None
     reads = shared and transport == "auto" and _engine_reads(node, [pid for _, pid, _ in ranks])
-    slots = private.allreduce(shape.slot if shared else 1 << 62, MPI.MIN)
     # Cutting messages is for all ranks alike.
+    slots = private.allreduce(shape.slot if shared else 1 << 62, MPI.MIN)
     slots = 0 if slots == 1 << 62 else slots
+    all_read = bool(private.allreduce(reads or not shared, MPI.LAND)) and slots > 0
     if problem and node.Get_rank() == 0:
         warn(f"shared memory does not serve: {problem}; MPI's messages are used instead")
     locals = [-1] * private.Get_size()
     for number, (rank, _, _) in enumerate(ranks):
         locals[rank] = number if shared else -1
     crowded = len(ranks) > len(frozenset[int]().union(*(own for _, _, own in ranks)))
-    return (
+    return Transport(
         _engine.Device(
             locals,
             node.Get_rank(),
@@ -185,6 +198,7 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> tup
             private,
         ),
         slots,
+        all_read,
     )
 
 

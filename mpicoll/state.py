@@ -22,6 +22,7 @@ from mpicoll import agree, caller, hooks, ops, plan, progress, runner, shared, t
 from mpicoll.call import Call, Prepared
 from mpicoll.collectives import Collective
 from mpicoll.lanes import BLOCKING, Lane, Lanes
+from mpicoll.lowering import has_one_reader
 from mpicoll.settings import Settings, read
 from mpicoll.watch import Ticket, Watch
 from mpicoll.windows import Windows
@@ -95,7 +96,7 @@ class State:
         self.tracer = _tracer(private, settings.trace) if settings.trace else None
         #: What the compiled engine's messages go through; None where Python runs the plans.
         self.device: Any = None
-        self.device, slot = shared.device(private, settings.transport)
+        self.device, slot, self._reads = shared.connect(private, settings.transport)
         self._piece = min(slot or plan.PIECE, plan.PIECE)
         near = self.device is not None and shared.is_near(self.device)
         self._near = bool(private.allreduce(near, MPI.LAND))
@@ -350,7 +351,8 @@ class State:
 
     def build(self, shape: plan.Shape) -> plan.Plan:
         """A new plan, of messages that are not too long for what they go through."""
-        return plan.build(shape, self._piece)
+        whole = self._reads and has_one_reader(shape)
+        return plan.build(shape, plan.PIECE if whole else self._piece)
 
     def give_back(self, planned: plan.Plan) -> None:
         """Put a plan into the cache, as the one used last."""
