@@ -4,11 +4,11 @@
         [--type half] [--persistent] [--samples 15] [--json results.jsonl]
 
 Both are called through mpi4py's spelling, in the same process, on the same buffers (float32 if no
-type is named; sums; the root is rank 0). With --persistent a call is the start of a persistent one
-and the wait for its end; mpicoll's names the algorithm that is its default. A sample is the time of
-one call, averaged over as many back-to-back calls as take about a millisecond, at most 1,000, from
-a common start to the end of the slowest rank; in rooted collectives a barrier follows the last
-call. Samples of the two alternate. Reported are
+type is named; sums; the root is rank 0; all-reduce in place). With --persistent a call is the start
+of a persistent one and the wait for its end; mpicoll's names the algorithm that is its default. A
+sample is the time of one call, averaged over as many back-to-back calls as take about a
+millisecond, at most 1,000, from a common start to the end of the slowest rank; in rooted
+collectives a barrier follows the last call. Samples of the two alternate. Reported are
 medians over the samples, their ratio (below 1 mpicoll is faster) with the 95 % interval of the
 ratios of neighbours (order statistics), what mpicoll chose, and how many elements were wrong. A
 size where the choice is the library's own counts as 1 in the geometric mean.
@@ -27,6 +27,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,14 @@ from mpicoll import tuning
 from mpicoll.bench import environment, stats
 from mpicoll.bench.sizes import parse_size
 from mpicoll.bench.start import Start
-from mpicoll.bench.workload import SYMMETRIC, WORKLOADS, Workload, element_type, elements
+from mpicoll.bench.workload import (
+    SYMMETRIC,
+    WORKLOADS,
+    Pattern,
+    Workload,
+    element_type,
+    elements,
+)
 
 SECONDS = 1e-3  # of a sample, about
 CALLS = 1000  # of a sample, at most
@@ -60,6 +68,27 @@ def sample(call: Callable[[], object], start: Start, calls: int, end: bool) -> f
     if end:
         start()
     return (time.perf_counter() - begin) / calls
+
+
+class InPlace(Workload):
+    """An all-reduce in place: what is right is so after the first call alone."""
+
+    def poison(self) -> None:
+        assert self.output is not None
+        self.output[:] = Pattern(self.output.dtype, "sum", MPI.COMM_WORLD.Get_size()).given(
+            MPI.COMM_WORLD.Get_rank(), self.count
+        )
+
+
+def allreduce(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any]) -> Workload:
+    """The buffers of an all-reduce in place."""
+    buffer = np.zeros(count, dtype)
+
+    def bind(target: MPI.Intracomm, **choice: Any) -> Callable[[], object]:
+        return partial(target.Allreduce, MPI.IN_PLACE, buffer, **choice)
+
+    right = Pattern(dtype, "sum", comm.Get_size()).reduced(count)
+    return InPlace("allreduce", buffer.nbytes, count, dtype.name, "sum", -1, bind, buffer, right)
 
 
 def persistent(comm: MPI.Intracomm, call: Any, **choice: Any) -> Callable[[], object]:
@@ -195,7 +224,10 @@ def main() -> None:
         points = []
         for size in sizes(collective, options.largest):
             count = elements(collective, size, options.type.itemsize, comm.Get_size())
-            work = WORKLOADS[collective](comm, count, options.type, "sum", 0)
+            if collective == "allreduce":
+                work = allreduce(comm, count, options.type)
+            else:
+                work = WORKLOADS[collective](comm, count, options.type, "sum", 0)
             point = compare(comm, ours, start, work, options.samples, options.persistent)
             points.append(point)
             if comm.Get_rank() == 0:
