@@ -49,6 +49,8 @@ from mpicoll.bench.workload import (
 
 SECONDS = 1e-3  # of a sample, about
 CALLS = 1000  # of a sample, at most
+#: What is recorded of a launch.
+KEPT = ("started", "mpicoll", "python", "numpy", "mpi4py", "mpi", "ranks", "processor", "system")
 
 
 def sizes(collective: str, largest: int) -> list[int]:
@@ -209,12 +211,14 @@ def main() -> None:
     parser.add_argument("--type", type=element_type, default=np.dtype("f4"), help="as float, half")
     parser.add_argument("--persistent", action="store_true", help="measure Start and Wait")
     parser.add_argument("--samples", type=int, default=15, help="pairs of each size")
-    parser.add_argument("--json", help="append one line for each size to this file")
+    parser.add_argument("--json", help="append a line for the launch, and one a size, to this file")
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
     ours, start = mpicoll.Intracomm(comm.Dup()), Start(comm.Dup())
-    run = {**environment.gather(comm), **probes(comm, ours)}
+    found = environment.gather(comm)
+    run = {**{key: found[key] for key in KEPT}, **probes(comm, ours)}
     if comm.Get_rank() == 0:
+        keep(run, options.json)
         print(f"{run['mpi'].split(',')[0]}, {comm.Get_size()} ranks, {run['processor']}")
         print(
             f"round trip {run['round_trip_us']:.2f} us, copy of 16 MiB {run['copy_us']:.0f} us, "
@@ -231,13 +235,14 @@ def main() -> None:
             point = compare(comm, ours, start, work, options.samples, options.persistent)
             points.append(point)
             if comm.Get_rank() == 0:
-                report(point, run, options.json)
+                report(point)
+                keep({"launch": run["started"], **point}, options.json)
         if comm.Get_rank() == 0:
             print(f"{collective:15} geometric mean {mean(points):.2f}", flush=True)
 
 
-def report(point: dict[str, Any], run: dict[str, Any], path: str | None) -> None:
-    """Print a point, and append it to a file."""
+def report(point: dict[str, Any]) -> None:
+    """Print a point."""
     interval = "" if point["low"] is None else f"{point['low']:.2f}-{point['high']:.2f}"
     print(
         f"{point['collective']:15} {point['size']:>10} {point['mpicoll_us']:10.2f} "
@@ -245,9 +250,13 @@ def report(point: dict[str, Any], run: dict[str, Any], path: str | None) -> None
         + (f"  wrong {point['wrong']}" if any(point["wrong"]) else ""),
         flush=True,
     )
+
+
+def keep(line: dict[str, Any], path: str | None) -> None:
+    """Append a line to a file, if there is one."""
     if path:
         with open(path, "a") as file:
-            file.write(json.dumps({**point, "run": run}) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

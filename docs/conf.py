@@ -1,7 +1,7 @@
 """Configuration of Sphinx: ``make docs``.
 
 Some pages are written at the start of a build, into docs/generated: the algorithms from the
-catalogue, the command from its help texts.
+catalogue, the command from its help texts, measurements from benchmarks/results.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ mpi4py.rc.finalize = False
 
 import catalogue  # noqa: E402
 import command  # noqa: E402
+import measured  # noqa: E402
 
 import mpicoll  # noqa: E402
 from mpicoll import algorithms, draw  # noqa: E402
@@ -55,10 +56,11 @@ GENERATED = HERE / "generated"
 def generate(app: Any) -> None:
     """Write the pages that are not kept, and remove those of entries that are gone."""
     GENERATED.mkdir(exist_ok=True)
-    texts = {**catalogue.pages(), "command.inc": command.reference()}
+    texts = {**catalogue.pages(), **measured.pages(), "command.inc": command.reference()}
+    plots = measured.draw(GENERATED)
     drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}
     for path in GENERATED.iterdir():
-        if path.name not in texts | drawn:
+        if path.name not in texts | drawn and path.name not in plots:
             path.unlink()
     for name, text in texts.items():
         path = GENERATED / name
