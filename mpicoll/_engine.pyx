@@ -592,6 +592,11 @@ cdef class Program:
         self.bases[0] = _address(send)
         self.bases[1] = _address(recv)
 
+    def drop(self):
+        """Forget the buffers of a run that is over: plans outlive them."""
+        self._send = self._recv = None
+        self.bases[0] = self.bases[1] = NULL
+
     cdef int bind(self, MPI.Comm comm, int high, int lane) except -1:
         """Make the tags of a lane."""
         cdef int i

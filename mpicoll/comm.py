@@ -167,12 +167,17 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         """Set hints.  Collective.
 
         ``mpicoll_allreduce = "ring order=0,2,1"``, and the same of every collective, chooses for
-        calls on this communicator that name no algorithm; rank 0's are taken.
+        calls on this communicator that name no algorithm, until ``default`` is set in its place;
+        rank 0's are taken.  Hints that are not named stay as they are.
 
         Raises:
             ValueError: on all ranks, for a hint of mpicoll's that is not understood.
+            MPI.Exception: on all ranks, where one passes the null handle.
         """
-        super().Set_info(info)
+        state = self._ready()
+        with progress.meanwhile():
+            missing = state.private.allreduce(info == MPI.INFO_NULL, MPI.LOR)
+        super().Set_info(MPI.INFO_NULL if missing else info)
         self._hinted(self, info)
 
     def Get_info(self) -> MPI.Info:
@@ -292,7 +297,7 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         if comm:
             state = comm._ready()
             with progress.meanwhile():
-                state.hint(hints.agreed(state.private, info))
+                state.hint(hints.agreed(state.private, info, state.hints))
         return comm
 
     def _child(self, comm: MPI.Comm) -> Any:

@@ -11,22 +11,23 @@ from mpi4py import MPI
 from mpicoll import tuning
 from mpicoll.collectives import COLLECTIVES
 
-__all__ = ["PREFIX", "agreed", "written"]
+__all__ = ["DEFAULT", "PREFIX", "agreed", "written"]
 
-#: Of the keys that are mpicoll's.
-PREFIX = "mpicoll_"
+#: Of the keys that are mpicoll's, and the value that takes a hint back.
+PREFIX, DEFAULT = "mpicoll_", "default"
 
 
-def agreed(private: MPI.Intracomm, info: MPI.Info | None) -> tuning.Table:
-    """What rank 0's info object asks for.  Collective over ``private``.
+def agreed(private: MPI.Intracomm, info: MPI.Info | None, before: tuning.Table) -> tuning.Table:
+    """Hints as rank 0's info object changes those there were.  Collective over ``private``.
 
     Raises:
         ValueError: on all ranks, if it has a key or a value that is not understood.
     """
-    found: tuning.Table | str = {}
+    found: tuning.Table | str = before
     if private.Get_rank() == 0 and info is not None and info != MPI.INFO_NULL:
         try:
-            found = _read({key: value for key, value in info.items() if key.startswith(PREFIX)})
+            named = {key: value for key, value in info.items() if key.startswith(PREFIX)}
+            found = _changed(before, named)
         except ValueError as error:
             found = str(error)
     found = private.bcast(found)
@@ -35,12 +36,14 @@ def agreed(private: MPI.Intracomm, info: MPI.Info | None) -> tuning.Table:
     return found
 
 
-def _read(hints: dict[str, str]) -> tuning.Table:
+def _changed(before: tuning.Table, hints: dict[str, str]) -> tuning.Table:
     for key in hints:
         if key.removeprefix(PREFIX) not in COLLECTIVES:
             known = ", ".join(PREFIX + name for name in COLLECTIVES)
             raise ValueError(f"unknown hint {key!r}: known are {known}")
-    return tuning.from_hints(hints)
+    gone = {key.removeprefix(PREFIX) for key, value in hints.items() if value == DEFAULT}
+    asked = tuning.from_hints({key: value for key, value in hints.items() if value != DEFAULT})
+    return {name: rules for name, rules in {**before, **asked}.items() if name not in gone}
 
 
 def written(hints: tuning.Table) -> dict[str, str]:

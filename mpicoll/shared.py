@@ -35,6 +35,7 @@ __all__ = [
     "Transport",
     "TransportWarning",
     "connect",
+    "drop_buffers",
     "engine_problem",
     "front",
     "geometry",
@@ -158,6 +159,12 @@ def is_active(planned: Plan) -> bool:
     return any(made.active for made in planned.spare)
 
 
+def drop_buffers(planned: Plan) -> None:
+    """Let a plan that is not under way forget the buffers of its last run."""
+    for made in planned.spare:
+        made.drop()
+
+
 def front(*arguments: Any) -> Any:
     """The engine's short way in; see ``_front.Front``."""
     return _front.Front(*arguments)
@@ -218,7 +225,7 @@ def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]
             descriptor = os.memfd_create("mpicoll", os.MFD_CLOEXEC)
             os.truncate(descriptor, length + _PROOF)
             place = os.getpid(), descriptor, proof
-        except (AttributeError, OSError) as error:
+        except (AttributeError, OSError, OverflowError) as error:
             problem = f"no memory can be made for it ({error})"
     place = node.bcast(place)
     memory = None
@@ -228,7 +235,7 @@ def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]
             if node.Get_rank() == 0:
                 memory = _mapped(descriptor, length + _PROOF)
                 memory[length:] = np.frombuffer(proof, np.uint8)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             memory, problem = None, f"it cannot be mapped ({error})"
         node.Barrier()
         if node.Get_rank() != 0:
@@ -237,7 +244,7 @@ def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]
                 memory = _mapped(descriptor, length + _PROOF)
                 if memory[length:].tobytes() != proof:
                     memory, problem = None, "rank 0 of the node has other memory (a container?)"
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, OverflowError) as error:
                 memory, problem = None, f"it cannot be opened ({error})"
     problem = next(filter(None, node.allgather(problem)), "")
     if descriptor >= 0:

@@ -356,6 +356,8 @@ class State:
 
     def give_back(self, planned: plan.Plan) -> None:
         """Put a plan into the cache, as the one used last."""
+        if self.device is not None:
+            shared.drop_buffers(planned)
         with self._lock:
             self._take(planned.shape)  # one more was built while this one ran
             self._plans[planned.shape] = planned
@@ -381,6 +383,10 @@ class State:
         _OPEN.pop(self, None)
         self._plans.clear()
         if self.failure is None and not self.under_way:
+            self.device = None
+            self.windows.close()
+            if self.front is not None:
+                self.front.forget()
             for comm in reversed(self.lanes.comms):
                 comm.Free()
         else:
@@ -444,15 +450,21 @@ def attach(
     caller.check()
     state = find(comm)
     if state is None:
-        # Unlike MPI_Comm_dup this copies no attributes, hints or topology of the user's.
-        private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
-        private.Set_errhandler(MPI.ERRORS_RETURN)
-        try:
-            state = State(private, settings or read(private), hints)
-        except BaseException:
-            private.Free()
-            raise
-        comm.Set_attr(_keyval(), state)
+        with progress.meanwhile():
+            state = _made(comm, settings, hints)
+    return state
+
+
+def _made(comm: MPI.Intracomm, settings: Settings | None, hints: tuning.Table | None) -> State:
+    # Unlike MPI_Comm_dup this copies no attributes, hints or topology of the user's.
+    private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
+    private.Set_errhandler(MPI.ERRORS_RETURN)
+    try:
+        state = State(private, settings or read(private), hints)
+    except BaseException:
+        private.Free()
+        raise
+    comm.Set_attr(_keyval(), state)
     return state
 
 

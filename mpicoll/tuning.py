@@ -137,16 +137,17 @@ def table_from(rules: Mapping[str, Iterable[Mapping[str, Any]]], source: str, ra
     for name, written in rules.items():
         collectives.collective(name)
         table[name] = tuple(
-            Rule(
-                rule.get("nbytes", 0),
-                tuple(parse(name, words, source) for words in rule["algorithms"]),
-                rule.get("ranks", 1),
-                rule.get("near"),
-                rank,
-            )
-            for rule in written
+            _rule(name, number, rule, source, rank) for number, rule in enumerate(written)
         )
     return table
+
+
+def _rule(name: str, number: int, rule: Mapping[str, Any], source: str, rank: int) -> Rule:
+    try:
+        candidates = tuple(parse(name, words, source) for words in rule["algorithms"])
+    except ValueError as error:
+        raise ValueError(f"rules.{name}.{number}: {error}") from None
+    return Rule(rule.get("nbytes", 0), candidates, rule.get("ranks", 1), rule.get("near"), rank)
 
 
 def _built_in() -> Table:

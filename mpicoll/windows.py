@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpicoll import shared
+from mpicoll import progress, shared
 
 if TYPE_CHECKING:
     from mpicoll.comm import Intracomm
@@ -47,6 +47,10 @@ class Windows:
         finally:
             node.Free()
         return np.empty(nbytes, np.uint8) if memory is None else memory
+
+    def close(self) -> None:
+        """The communicator has been freed."""
+        self._device = None
 
     def _shares(self, node: MPI.Intracomm) -> bool:
         here = self._device is not None and self._device.memory_of_node() is not None
@@ -87,9 +91,9 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -
     each rank.  Its memory belongs to all ranks of the node, and is given back in the first call of
     ``empty`` on ``comm`` after all of them have dropped theirs, or when ``comm`` has been freed and
     the arrays are gone.  Where memory cannot be shared, or with more than 64 of them, it is an
-    ordinary array.
+    ordinary array.  A forked child shares it with its parent.
 
-    Collective.
+    Collective; no time limit holds for it.
 
     Args:
         shape: of this rank's array.
@@ -107,5 +111,7 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -
     model = np.broadcast_to(np.empty((), dtype), shape)  # checks both, and takes no memory
     if model.dtype.hasobject:
         raise TypeError(f"an array of {model.dtype} holds Python objects, which cannot be shared")
-    memory = comm._ready().windows.take(model.nbytes)
-    return memory.view(model.dtype).reshape(model.shape)
+    windows = comm._ready().windows
+    with progress.meanwhile():
+        memory = windows.take(model.nbytes)
+    return np.ndarray(model.shape, model.dtype, memory)

@@ -86,10 +86,11 @@ def test_hints_choose_for_one_communicator(ours):
     assert ran(ours) == ran(ours) == ["ring"]
     assert ours.Get_info()["mpicoll_allreduce"] == "ring"
     assert taken(other) == before
-    ours.Set_info(MPI.Info.Create({"mpicoll_allreduce": "linear"}))
-    assert ran(ours) == ["linear"] and taken(ours, "bcast") == taken(other, "bcast")
-    ours.Set_info(MPI.INFO_ENV)
+    ours.Set_info(MPI.Info.Create({"mpicoll_allreduce": "linear", "other": "hint"}))
+    assert ran(ours) == ["linear"] and taken(ours, "bcast").startswith("chain ")
+    ours.Set_info(MPI.Info.Create({"mpicoll_allreduce": "default"}))
     assert ran(ours) == ran(other) and "mpicoll_allreduce" not in ours.Get_info()
+    assert taken(ours, "bcast").startswith("chain ")
     other.Free()
 
 
@@ -107,6 +108,14 @@ def test_duplicates_have_the_hints_and_children_their_own(ours):
     ):
         assert expected is None or taken(made) == expected
         made.Free()
+
+
+def test_a_null_info_on_one_rank_is_an_error_everywhere(ours):
+    before = taken(ours)
+    ours.Set_errhandler(MPI.ERRORS_RETURN)
+    with pytest.raises(MPI.Exception):
+        ours.Set_info(MPI.Info.Create({"mpicoll_allreduce": "ring"}) if RANK else MPI.INFO_NULL)
+    assert taken(ours) == before and ran(ours) == ran(ours)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Arrays that other ranks read where they lie."""
 
 import gc
+import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -115,6 +117,7 @@ def test_shapes_and_types():
     assert array.shape == (RANK, 3) and array.dtype == np.int16 and array.flags.c_contiguous
     assert mpicoll.empty((), "f8", comm).shape == ()
     assert mpicoll.empty(0, "f8", comm).size == 0
+    assert mpicoll.empty(3, "V0", comm).shape == (3,)
     record = mpicoll.empty(2, [("a", "f4"), ("b", "i8")], comm)
     record["b"] = RANK
     assert record["b"].tolist() == [RANK] * 2
@@ -142,6 +145,66 @@ def test_memory_comes_back_when_all_ranks_have_dropped_theirs():
     assert opened(comm) <= before + 2 * P * (100_000 + 4096)
     del kept, last
     comm.Free()
+
+
+def test_a_call_keeps_no_array_alive():
+    comm = Intracomm(WORLD.Dup())
+    for count in range(windows.MOST + 10):
+        array = mpicoll.empty(5000 + count, "f8", comm)
+        out = np.zeros(5000 + count)
+        comm.Allreduce(array, out, algorithm="ring")
+        comm.Iallreduce(array, out, algorithm="linear").Wait()
+        last = weakref.ref(out)
+        del array, out
+        assert last() is None
+    mpicoll.empty(1, "f8", comm)
+    assert opened(comm) <= 3 * P * (1 << 17)
+    comm.Free()
+
+
+@pytest.mark.skipif(P != 2, reason="two ranks that wait in turn")
+def test_what_is_under_way_moves_on_while_memory_is_shared():
+    handle = WORLD.Dup()
+    comm, out = Intracomm(WORLD.Dup()), np.zeros(300_000)
+    for make in (lambda: mpicoll.empty(10, "f8", comm), lambda: Intracomm(handle)):
+        request = comm.Iallreduce(np.ones(300_000), out, algorithm="ring")
+        if RANK == 0:
+            made = make()
+            request.Wait()
+        else:
+            request.Wait()
+            made = make()
+        assert (out == P).all()
+        del made
+    comm.Free()
+    handle.Free()
+
+
+def test_memory_that_nobody_has():
+    comm = Intracomm(WORLD.Dup())
+    for size in (1 << 62, 1 << 47):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", mpicoll.shared.TransportWarning)
+            with pytest.raises((MemoryError, ValueError)):
+                mpicoll.empty(size, "u1", comm)
+    comm.Barrier()
+    comm.Free()
+
+
+def test_a_freed_communicator_gives_its_memory_back():
+    def mappings():
+        with open("/proc/self/maps") as maps:
+            return sum("memfd:mpicoll" in line for line in maps)
+
+    gc.collect()
+    before, kept = mappings(), []
+    for _ in range(3):
+        comm = Intracomm(WORLD.Dup())
+        comm.Allreduce(MPI.IN_PLACE, mpicoll.empty(10_000, "f8", comm), algorithm="ring")
+        comm.Free()
+        kept.append(comm)
+    gc.collect()
+    assert mappings() == before
 
 
 def test_more_windows_than_there_are():
