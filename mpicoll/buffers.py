@@ -318,7 +318,8 @@ def natural(value: Any, name: str, what: str) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{what}: {name} {value!r} must be an integer") from None
+        hint = "; lists of arrays are for the blocking Allreduce alone" if np.ndim(value) else ""
+        raise TypeError(f"{what}: {name} {value!r} must be an integer{hint}") from None
     if number < 0:
         raise ValueError(f"{what}: {name} {number} must not be negative")
     return number

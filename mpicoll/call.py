@@ -415,6 +415,11 @@ def asked_for(
         TypeError: parameters without an algorithm, or an algorithm that is no name.
         ValueError: see :func:`mpicoll.tuning.check`.
     """
+    if "reproducible" in parameters:
+        raise TypeError(
+            f"{definition.method}: reproducible= is for the blocking Allreduce, Reduce, "
+            "Reduce_scatter and Reduce_scatter_block alone; leave it out"
+        )
     if algorithm is None:
         if parameters:
             raise TypeError(

@@ -78,8 +78,8 @@ def buckets(place: Place, send: Any, recv: Sequence[Any]) -> list[Bucket]:
     """
     if send is not MPI.IN_PLACE and (not is_list(send) or len(send) != len(recv)):
         raise ValueError(
-            f"the receive buffer is a list of {len(recv)} arrays, so the send buffer must be one "
-            "too, or MPI.IN_PLACE"
+            f"the receive buffer is a list of {len(recv)} arrays, so the send buffer must be a "
+            "list of as many, or MPI.IN_PLACE"
         )
     pairs = [_pair(place, send, recv, number) for number in range(len(recv))]
     found: list[Bucket] = []

@@ -478,8 +478,20 @@ def _nodes(private: MPI.Intracomm) -> tuple[int, ...]:
 
 
 def _tracer(private: MPI.Intracomm, path: str) -> trace.Tracer:
-    """The trace of a communicator, under a name that its rank 0 gives it.  Collective."""
+    """The trace of a communicator, under a name that its rank 0 gives it.  Collective.
+
+    Raises:
+        ValueError: on all ranks, if one cannot write its file.
+    """
     world = MPI.COMM_WORLD
     place = world.Get_rank(), world.Get_size()
     name = private.bcast(f"{place[0]}.{next(_NAMES)}")
-    return trace.Tracer(path, place, name, private.Get_rank())
+    made, problem = None, ""
+    try:
+        made = trace.Tracer(path, place, name, private.Get_rank())
+    except OSError as error:
+        problem = str(error)
+    problem = next(filter(None, private.allgather(problem)), "")
+    if made is None or problem:
+        raise ValueError(f"MPICOLL_TRACE={path!r}: {problem}; name files that can be written")
+    return made

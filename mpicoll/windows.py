@@ -107,7 +107,10 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -
     from mpicoll.comm import Intracomm
 
     if not isinstance(comm, Intracomm):
-        raise TypeError(f"comm must be an mpicoll.Intracomm, not {type(comm).__name__}")
+        kind = type(comm)
+        raise TypeError(
+            f"comm must be an mpicoll.Intracomm, not {kind.__module__}.{kind.__qualname__}"
+        )
     model = np.broadcast_to(np.empty((), dtype), shape)  # checks both, and takes no memory
     if model.dtype.hasobject:
         raise TypeError(f"an array of {model.dtype} holds Python objects, which cannot be shared")

@@ -238,7 +238,7 @@ def test_transports(monkeypatch, transport):
 
 
 def test_what_is_wrong_is_said(ours):
-    with pytest.raises(TypeError, match=r"must be an mpicoll.Intracomm, not Intracomm"):
+    with pytest.raises(TypeError, match=r"must be an mpicoll.Intracomm, not mpi4py.MPI.Intracomm"):
         mpicoll.empty(3, "f8", WORLD)
     with pytest.raises(TypeError, match="Python objects"):
         mpicoll.empty(3, object, ours)
