@@ -73,7 +73,7 @@ def test_strided_arrays_go_by_value(ours):
 
 
 def test_bad_lists(ours):
-    with pytest.raises(ValueError, match="a list of 2 arrays, so the send buffer must be a list of"):
+    with pytest.raises(ValueError, match="list of 2 arrays, so the send buffer must be a list of"):
         ours.Allreduce([np.zeros(2)], [np.zeros(2), np.zeros(2)])
     with pytest.raises(ValueError, match="array 1 of the list: send buffer of 2 elements"):
         ours.Allreduce([np.zeros(2), np.zeros(2)], [np.zeros(2), np.zeros(3)])
