@@ -1096,8 +1096,6 @@ cdef class Program:
         return -1
 
 
-
-
 cdef void *space_for(Py_ssize_t count, size_t size) except NULL:
     cdef void *space = calloc(max(count, 1), size)
     if space == NULL:
