@@ -52,7 +52,7 @@ def read_only(count=4):
 
 
 def test_unknown_algorithm_names_the_known_ones(ours):
-    known = "binomial, double_binary_tree, linear, .*swing, native"
+    known = "binomial, double_binary_tree, hierarchical, .*swing, native"
     with pytest.raises(ValueError, match=f"algorithm 'rign' for allreduce: known are {known}"):
         ours.Allreduce(np.zeros(4), np.zeros(4), algorithm="rign")
     with pytest.raises(ValueError, match=r"unknown algorithm 'ring' for bcast: known are .*linear"):
