@@ -268,7 +268,7 @@ def test_simulate_compares_all(command):
         (["simulate", "allreduce", "ring", "--alpha", "fast"], "--alpha 'fast' is not a time"),
         (["simulate", "allreduce", "all", "--set", "segments=2"], "name it instead of all"),
         (["bench", "allreduce", "--format", "xml"], "choose one of nccl, csv, json"),
-        (["bench", "alltoall"], "alltoall cannot be measured"),
+        (["bench", "exscan"], "exscan cannot be measured"),
         (["bench", "allreduce", "-a", "rung"], "known are binomial, double_binary_tree"),
         (["bench", "allreduce", "-a", "linear", "--set", "order=1,0"], "no parameter 'order'"),
         (["bench", "allreduce", "-b", "64", "-e", "8"], "first size 64 is larger than the last"),

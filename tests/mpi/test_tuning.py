@@ -70,6 +70,7 @@ def test_a_tuning_file_that_rank_0_names(file, monkeypatch):
 
 
 def test_a_wrong_tuning_file_is_the_same_error_everywhere(file):
+    pytest.importorskip("pydantic")
     file({"allreduce": [{"algorithms": ["rign"]}]})
     comm = WORLD.Dup()
     with pytest.raises(ValueError, match=r"MPICOLL_TUNING: tuning file .*unknown algorithm 'rign'"):
