@@ -17,7 +17,7 @@ PACKAGE = Path(mpicoll.__file__).parent
 LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
-    {"matching", "verify", "simulate", "draw"},
+    {"matching", "verify", "simulate", "draw", "cost"},
     {
         "ops",
         "_kernels",
