@@ -74,7 +74,12 @@ extensions = [
         Extension(
             name,
             [f"{name.replace('.', '/')}.pyx"],
-            depends=["mpicoll/_engine.pxd", "mpicoll/_kernels.pxd", "mpicoll/_shared.h"],
+            depends=[
+                "mpicoll/_engine.pxd",
+                "mpicoll/_kernels.pxd",
+                "mpicoll/_copy.h",
+                "mpicoll/_shared.h",
+            ],
             include_dirs=["mpicoll", mpi4py.get_include(), numpy.get_include()],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
             extra_compile_args=FLAGS,

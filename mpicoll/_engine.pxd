@@ -8,6 +8,10 @@ from posix.types cimport pid_t
 from mpicoll._kernels cimport fold_function
 
 
+cdef extern from "_copy.h" nogil:
+    void copy_bytes(char *, const char *, size_t)
+
+
 cdef extern from "_shared.h" nogil:
     enum: ENTRIES
     enum: INSIDE
@@ -35,7 +39,11 @@ cdef extern from "_shared.h" nogil:
     )
     char *shared_content(const shared_t *, int, const entry_t *)
     char *shared_slot(const shared_t *, int, uint64_t)
+    entry_t *shared_entry(const shared_t *, int, int, uint64_t)
     int shared_fetch(pid_t, void *, uint64_t, uint64_t)
+    int shared_fetch_pieces(pid_t, entry_t *, char *, uint64_t *)
+    int shared_is_fetched(pid_t, entry_t *, char *, uint64_t)
+    int shared_help(const shared_t *, pid_t, int, uint64_t)
     void shared_relax()
     bint shared_try(int *)
     void shared_unlock(int *)
@@ -72,8 +80,9 @@ cdef struct Receive:
     uint32_t tag
     char *data  # where the content is
     uint64_t use  # of the entry that has it, 0 if it lies in its landing
+    uint64_t copied  # bytes, where the writer copies others
     void *owner
-    Receive *next  # that is posted for the same peer
+    Receive *next  # that is posted for the same peer, or that writers still copy for
 
 
 cdef struct Send:
@@ -85,6 +94,7 @@ cdef struct Send:
     Place source
     uint32_t tag
     int state
+    bint shared  # its copying
     int slot  # that has the content, -1: none
     uint64_t use
 
@@ -172,13 +182,16 @@ cdef class Device:
     cdef int *local
     cdef pid_t *processes
     cdef bint reads
-    cdef uint64_t remote
+    cdef readonly bint helps  # to copy what this rank has sent
+    cdef readonly uint64_t helped  # pieces that were copied so
+    cdef uint64_t remote, together
     cdef int patience
     cdef int looks
     cdef uint64_t *sent
     cdef uint64_t *acked
     cdef uint64_t *received
     cdef Receive **posted
+    cdef Receive *copying
     cdef Stray **strays
     cdef int *stuck
     cdef Slot *slots
@@ -198,6 +211,9 @@ cdef class Device:
     cdef int deliver(
         self, Receive *receive, uint32_t kind, char *data, uint64_t length, uint64_t where
     ) noexcept nogil
+    cdef int land(self, Receive *receive, char *landing) noexcept nogil
+    cdef int look_at_copies(self) noexcept nogil
+    cdef bint help(self, const Send *send) noexcept nogil
     cdef int poll(self) noexcept nogil
     cdef void drain(self) noexcept nogil
     cdef bint set_aside(self, int writer, entry_t *entry) noexcept nogil

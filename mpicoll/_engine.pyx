@@ -10,7 +10,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcpy, memset
 from mpi4py cimport MPI
 from mpi4py cimport libmpi as mpi
 from posix.types cimport pid_t
@@ -75,13 +75,14 @@ cdef class Device:
         geometry: (slots of each rank, bytes of a slot, longest message inside its entry).
         processes: of the node's ranks by number where their memory may be read, else empty.
         remote: shortest message that is read from the sender's memory.
+        together: shortest one of these that the sender helps to copy.
         patience: looks without progress, at most, before the processor is offered to others.
         probe: a communicator on which MPI makes progress.
     """
 
     def __cinit__(
-        self, locals, int me, memory, geometry, processes, uint64_t remote, int patience,
-        MPI.Comm probe not None,
+        self, locals, int me, memory, geometry, processes, uint64_t remote, uint64_t together,
+        int patience, MPI.Comm probe not None,
     ):
         cdef int i, ranks
         cdef unsigned char[::1] view
@@ -111,8 +112,8 @@ cdef class Device:
         self.slots = <Slot *> calloc(self.shared.slots, sizeof(Slot))
         for i in range(self.shared.slots):
             self.slots[i].readers = <Reference *> calloc(ranks, sizeof(Reference))
-        self.reads = bool(processes)
-        self.remote = remote
+        self.reads = self.helps = bool(processes)
+        self.remote, self.together = remote, together
         if processes:
             self.processes = <pid_t *> calloc(ranks, sizeof(pid_t))
             for i in range(ranks):
@@ -279,7 +280,19 @@ cdef class Device:
             slot.readers[slot.count].use = send.use
             slot.count += 1
         send.state = PUBLISHED if kind in (REMOTE, WINDOW) else DONE
+        send.shared = kind == REMOTE and length >= self.together
         return True
+
+    cdef bint help(self, const Send *send) noexcept nogil:
+        """Copy a piece of a published message for its reader; whether there was one."""
+        cdef int code
+        if not self.helps or not send.shared:
+            return False
+        code = shared_help(&self.shared, self.processes[send.local], send.local, send.use)
+        # Where it fails, the reader copies the piece after all, and every other one from now on.
+        self.helps = code >= 0
+        self.helped += code > 0
+        return code != 0
 
     # --- receiving ---
 
@@ -314,19 +327,65 @@ cdef class Device:
             return (<Program> receive.owner).fail_length(receive, length)
         if kind == WINDOW:
             data = self.windows[where >> OFFSET].base + (where & ((<uint64_t> 1 << OFFSET) - 1))
+        if kind == REMOTE and length >= self.together:
+            receive.copied = 0
+            if shared_fetch_pieces(
+                self.processes[receive.local],
+                shared_entry(&self.shared, receive.local, self.shared.me, receive.use),
+                landing,
+                &receive.copied,
+            ):
+                return (<Program> receive.owner).fail_fetch(receive)
+            receive.next = self.copying
+            self.copying = receive
+            self.look_at_copies()
+            return 0
         if kind == REMOTE:
             if shared_fetch(self.processes[receive.local], landing, where, length):
                 return (<Program> receive.owner).fail_fetch(receive)
         elif receive.use == 0 or receive.unit < 0:
-            memcpy(landing, data, length)
+            copy_bytes(landing, data, length)
         else:
             receive.data = data
             return (<Program> receive.owner).got(receive)
+        return self.land(receive, landing)
+
+    cdef int land(self, Receive *receive, char *landing) noexcept nogil:
+        """A message is where it belongs."""
         if receive.use:
             shared_acknowledge(&self.shared, receive.local, receive.use)
             receive.use = 0
         receive.data = landing
         return (<Program> receive.owner).got(receive)
+
+    cdef int look_at_copies(self) noexcept nogil:
+        """Land what both sides have copied; how many messages.
+
+        A failure belongs to the program that receives, which finds it.
+        """
+        cdef Receive **at = &self.copying
+        cdef Receive *receive
+        cdef char *landing
+        cdef int state, moved = 0
+        while at[0] != NULL:
+            receive = at[0]
+            landing = (<Program> receive.owner).at(&receive.landing)
+            state = shared_is_fetched(
+                self.processes[receive.local],
+                shared_entry(&self.shared, receive.local, self.shared.me, receive.use),
+                landing,
+                receive.copied,
+            )
+            if state == 0:
+                at = &receive.next
+                continue
+            at[0] = receive.next
+            moved += 1
+            if state < 0:
+                (<Program> receive.owner).fail_fetch(receive)
+            else:
+                self.land(receive, landing)
+        return moved
 
     cdef int poll(self) noexcept nogil:
         """Take in the messages that are there and posted for; returns how many."""
@@ -334,6 +393,8 @@ cdef class Device:
         cdef entry_t *entry
         cdef Receive **at
         cdef Receive *receive
+        if self.copying != NULL:
+            moved += self.look_at_copies()
         for writer in range(self.shared.ranks):
             while self.posted[writer] != NULL:
                 entry = shared_look(&self.shared, writer, self.received[writer] + 1)
@@ -736,7 +797,7 @@ cdef class Program:
     cdef void copy(self, int start, int end) noexcept nogil:
         cdef int i
         for i in range(start, end):
-            memmove(
+            copy_bytes(
                 self.at(&self.copies[i].target),
                 self.at(&self.copies[i].source),
                 self.copies[i].target.length,
@@ -924,6 +985,8 @@ cdef class Program:
                 if shared_acked(&self.device.shared, send.local, send.use):
                     send.state = DONE
                     self.pending -= 1
+                    moved += 1
+                elif self.device.help(send):
                     moved += 1
             elif send.state == WAITING:
                 # Messages to one rank stay in order.

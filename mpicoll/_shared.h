@@ -3,10 +3,16 @@
  * Each ordered pair of processes has a queue of ENTRIES entries, one writer and one reader.  An
  * entry is a cache line that says what there is to read (a short message lies in it, a longer one
  * behind it, or in a slot of the writer's, or stays in the writer's memory, which the reader maps if
- * it lies in a window), and an acknowledgement in the reader's cache line.  Use number u (from 1 on) of an entry is published by storing u in
- * `use`, and acknowledged by storing u in the acknowledgement, in any order; the writer waits for
- * that before it uses the entry again.  So every word has one writer, and nothing is counted
- * atomically.  A slot is free when every entry that names it is acknowledged.
+ * it lies in a window), and an acknowledgement in the reader's cache line.  Use number u (from 1 on)
+ * of an entry is published by storing u in `use`, and acknowledged by storing u in the
+ * acknowledgement, in any order; the writer waits for that before it uses the entry again.  So every
+ * word has one writer, and nothing is counted atomically.  A slot is free when every entry that
+ * names it is acknowledged.
+ *
+ * The exception is a long message that stays in the writer's memory.  A writer that waits for its
+ * reader has nothing better to do than to copy, too: the reader says in the entry where the message
+ * goes, and both take pieces of it from one counter until there is none left.  The reader
+ * acknowledges when the pieces that the writer has taken are there as well.
  */
 #ifndef MPICOLL_SHARED_H
 #define MPICOLL_SHARED_H
@@ -23,8 +29,18 @@
 #define ENTRIES 16
 #define TINY 32 /* bytes that lie in the cache line itself */
 #define LINE 64
+#define SHORTEST_PIECE (32 << 10)
+#define LONGEST_PIECE (512 << 10)
 
 enum { INSIDE, SLOT, REMOTE, WINDOW };
+
+/* A long message that both sides copy; words that begin as zero. */
+typedef struct {
+    uint64_t to;     /* where it goes in the reader's memory; the reader's word */
+    uint64_t taken;  /* bytes of the pieces that either has taken; counted atomically */
+    uint64_t helped; /* bytes that the writer has copied, or has failed to; the writer's word */
+    uint64_t failed; /* 1 + offset of the piece that it could not copy; the writer's word */
+} shared_copy_t;
 
 typedef struct {
     uint64_t use;
@@ -32,7 +48,10 @@ typedef struct {
     uint32_t kind;
     uint64_t length;
     uint64_t where; /* number of the slot, address in the writer's memory, or window and offset */
-    char tiny[TINY];
+    union {
+        char tiny[TINY];
+        shared_copy_t copy;
+    };
 } entry_t;
 
 typedef struct {
@@ -101,6 +120,7 @@ static inline void shared_publish(const shared_t *s, int reader, uint64_t use, u
     entry->length = length;
     entry->where = where;
     if (kind == INSIDE) memcpy(length > TINY ? entry->tiny + TINY : entry->tiny, content, length);
+    if (kind == REMOTE) memset(&entry->copy, 0, sizeof entry->copy);
     __atomic_store_n(&entry->use, use, __ATOMIC_RELEASE);
 }
 
@@ -109,17 +129,81 @@ static inline char *shared_content(const shared_t *s, int writer, const entry_t 
     return (char *)(entry->length > TINY ? entry->tiny + TINY : entry->tiny);
 }
 
-/* Read another process's memory.  Returns 0, or -1 with errno. */
-static inline int shared_fetch(pid_t process, void *to, uint64_t from, uint64_t length) {
+/* Read another process's memory, or write it.  Returns 0, or -1 with errno. */
+typedef ssize_t (*shared_access_t)(pid_t, const struct iovec *, unsigned long, const struct iovec *,
+                                   unsigned long, unsigned long);
+
+static inline int shared_transfer(shared_access_t access, pid_t process, void *here, uint64_t there,
+                                  uint64_t length) {
     while (length) {
-        struct iovec mine = {to, length}, theirs = {(void *)(uintptr_t)from, length};
-        ssize_t got = process_vm_readv(process, &mine, 1, &theirs, 1, 0);
-        if (got <= 0) return -1;
-        to = (char *)to + got;
-        from += (uint64_t)got;
-        length -= (uint64_t)got;
+        struct iovec mine = {here, length}, theirs = {(void *)(uintptr_t)there, length};
+        ssize_t done = access(process, &mine, 1, &theirs, 1, 0);
+        if (done <= 0) return -1;
+        here = (char *)here + done;
+        there += (uint64_t)done;
+        length -= (uint64_t)done;
     }
     return 0;
+}
+
+static inline int shared_fetch(pid_t process, void *to, uint64_t from, uint64_t length) {
+    return shared_transfer(process_vm_readv, process, to, from, length);
+}
+
+/* Bytes of the pieces of a message that both sides copy: some for each, and few system calls. */
+static inline uint64_t shared_piece(uint64_t length) {
+    uint64_t piece = length / 8 / 4096 * 4096;
+    return piece < SHORTEST_PIECE ? SHORTEST_PIECE : piece > LONGEST_PIECE ? LONGEST_PIECE : piece;
+}
+
+/* Take the next piece; returns its length, 0 if there is none left. */
+static inline uint64_t shared_take(shared_copy_t *copy, uint64_t length, uint64_t *offset) {
+    uint64_t piece = shared_piece(length);
+    *offset = __atomic_fetch_add(&copy->taken, piece, __ATOMIC_RELAXED);
+    return *offset >= length ? 0 : length - *offset < piece ? length - *offset : piece;
+}
+
+/* The reader: copy pieces until there are none left.  Adds their bytes to `copied`; returns 0, or -1
+ * with errno. */
+static inline int shared_fetch_pieces(pid_t process, entry_t *entry, char *to, uint64_t *copied) {
+    shared_copy_t *copy = &entry->copy;
+    uint64_t offset, length;
+    __atomic_store_n(&copy->to, (uint64_t)(uintptr_t)to, __ATOMIC_RELEASE);
+    while ((length = shared_take(copy, entry->length, &offset))) {
+        if (shared_fetch(process, to + offset, entry->where + offset, length)) return -1;
+        *copied += length;
+    }
+    return 0;
+}
+
+/* The reader: whether the writer's pieces are there, too; -1 with errno if one cannot be read. */
+static inline int shared_is_fetched(pid_t process, entry_t *entry, char *to, uint64_t copied) {
+    shared_copy_t *copy = &entry->copy;
+    uint64_t offset, length;
+    if (copied + __atomic_load_n(&copy->helped, __ATOMIC_ACQUIRE) < entry->length) return 0;
+    if (copy->failed) {
+        offset = copy->failed - 1;
+        length = shared_piece(entry->length);
+        if (length > entry->length - offset) length = entry->length - offset;
+        if (shared_fetch(process, to + offset, entry->where + offset, length)) return -1;
+    }
+    return 1;
+}
+
+/* The writer: copy one piece.  Returns 1, 0 if there is none to copy, -1 with errno. */
+static inline int shared_help(const shared_t *s, pid_t process, int reader, uint64_t use) {
+    entry_t *entry = shared_entry(s, s->me, reader, use);
+    shared_copy_t *copy = &entry->copy;
+    uint64_t offset, length, to = __atomic_load_n(&copy->to, __ATOMIC_ACQUIRE);
+    int code;
+    if (to == 0 || __atomic_load_n(&copy->taken, __ATOMIC_RELAXED) >= entry->length) return 0;
+    length = shared_take(copy, entry->length, &offset);
+    if (length == 0) return 0;
+    code = shared_transfer(process_vm_writev, process, (char *)(uintptr_t)entry->where + offset,
+                           to + offset, length);
+    if (code) copy->failed = offset + 1;
+    __atomic_store_n(&copy->helped, copy->helped + length, __ATOMIC_RELEASE);
+    return code ? -1 : 1;
 }
 
 static inline void shared_relax(void) {

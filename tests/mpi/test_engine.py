@@ -460,6 +460,76 @@ def test_one_rank_without_engine_is_enough_for_python(monkeypatch):
     ours.Free()
 
 
+@pytest.fixture
+def together(monkeypatch):
+    """A communicator whose ranks copy even short messages together."""
+    monkeypatch.setattr(shared, "TOGETHER", 1)
+    ours = Intracomm(WORLD.Dup())
+    if not (ours.shared_memory() or {"reads": False})["reads"]:
+        ours.Free()
+        pytest.skip("other processes' memory cannot be read")
+    yield ours
+    ours.Free()
+
+
+LENGTHS = [32 << 10, (32 << 10) + 1, 100_001, 1 << 20, (3 << 20) + 17]
+
+
+@pytest.mark.parametrize("root", sorted({0, P - 1}))
+def test_messages_that_both_sides_copy(together, root):
+    for length in LENGTHS:
+        data = np.random.default_rng(length).integers(0, 255, length, np.uint8)
+        mine = data.copy() if RANK == root else np.zeros(length, np.uint8)
+        together.Bcast(mine, root, algorithm="linear")
+        assert np.array_equal(mine, data)
+        every = np.empty(P * length, np.uint8) if RANK == root else None
+        together.Gather(np.roll(data, RANK), every, root, algorithm="linear")
+        if every is not None:
+            for rank in range(P):
+                assert np.array_equal(every[rank * length :][:length], np.roll(data, rank))
+        mine[:] = 0
+        together.Scatter(every, mine, root, algorithm="linear")
+        assert np.array_equal(mine, np.roll(data, RANK))
+
+
+@pytest.mark.skipif(P == 1, reason="nothing is sent")
+def test_a_sender_that_waits_copies_too(together):
+    data, mine = np.full(P * (8 << 20), 1, np.uint8), np.zeros(8 << 20, np.uint8)
+    for turn in range(200):
+        data[:] = turn
+        together.Scatter(data if RANK == 0 else None, mine, algorithm="linear")
+        assert mine.min() == mine.max() == turn
+        if WORLD.bcast(together._state.device.helped > 0):
+            return
+    pytest.fail("it never did")
+
+
+@pytest.mark.skipif(P == 1, reason="nothing is sent")
+def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
+    device = shared._engine.Device
+
+    def without_writing(locals, me, memory, geometry, processes, *others):
+        # Rank 0 helps processes that do not exist.
+        return device(
+            locals, me, memory, geometry, [1 << 30] * P if RANK == 0 else processes, *others
+        )
+
+    monkeypatch.setattr(shared._engine, "Device", without_writing)
+    monkeypatch.setattr(shared, "TOGETHER", 1)
+    ours = Intracomm(WORLD.Dup())
+    if not (ours.shared_memory() or {"reads": False})["reads"]:
+        pytest.skip("other processes' memory cannot be read")
+    data, mine = np.full(P * (8 << 20), 1, np.uint8), np.zeros(8 << 20, np.uint8)
+    for turn in range(200):
+        data[:] = turn
+        ours.Scatter(data if RANK == 0 else None, mine, algorithm="linear")
+        assert mine.min() == mine.max() == turn
+        if not WORLD.bcast(ours._state.device.helps):
+            break
+    assert WORLD.bcast(not ours._state.device.helps and ours._state.device.helped == 0)
+    ours.Free()
+
+
 def test_a_transport_that_is_not_known(monkeypatch):
     monkeypatch.setenv("MPICOLL_TRANSPORT", "pigeon")
     with pytest.raises(
