@@ -15,7 +15,7 @@
 #if defined(__x86_64__)
 #include <emmintrin.h>
 
-#define COPY_PAST_CACHES (4 << 20)
+#define COPY_PAST_CACHES (2 << 20)
 
 static inline void copy_past_caches(char *to, const char *from, size_t length) {
     size_t head = -(uintptr_t)to % 64, i;

@@ -1,8 +1,8 @@
 """What a machine costs: the parameters that a fit finds and that predictions and simulations use.
 
 A call costs ``call`` seconds once.  Each round in which a rank sends or receives costs it ``step``
-seconds; a message of m bytes costs ``alpha + beta m`` on its link, where alpha and beta are those of
-the first piece whose ``upto`` is at least m: protocols and caches change with the size of one
+seconds; a message of m bytes costs ``alpha + beta m`` on its link, where alpha and beta are those
+of the first piece whose ``upto`` is at least m: protocols and caches change with the size of one
 message, not with that of the whole vector.  Each byte reduced costs ``gamma`` seconds.
 """
 
