@@ -33,6 +33,9 @@ cnp.import_array()
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int)
+
 
 cdef extern from *:
     """
@@ -55,6 +58,10 @@ cdef enum:
     # taken in that nothing is posted for yet.
     HELD = 100
     UNEXPECTED = 2000
+    # Offers, some milliseconds' worth, before a wait sleeps instead, and for how many microseconds:
+    # by then they are little beside it, and what else runs on the processor gets all of it.
+    SLEEPLESS = 5000
+    NAP = 50
     # Looks at a message in a slot that nothing is posted for, while another one of its sender is
     # awaited, before it is moved out of the way.
     STUCK = 200
@@ -753,7 +760,10 @@ cdef class Program:
                     return 0
                 offers += 1
                 idle.offers += 1
-                sched_yield()
+                if idle.offers < SLEEPLESS:
+                    sched_yield()
+                else:
+                    usleep(NAP)
                 self.ease(idle.offers)
         return 1
 

@@ -87,6 +87,9 @@ __all__ = [
 #: Channels of one rank that may be open at a time: message tags carry the channel modulo this.
 MAX_OPEN_CHANNELS = 256
 
+#: Segments of a pipelined schedule: each is a program of its own, which takes memory and time.
+MAX_SEGMENTS = 65536
+
 WORK, GIVEN, SCRATCH = "work", "given", "scratch"
 
 
@@ -232,10 +235,13 @@ def pipelined(schedule: Schedule, segments: int, window: int = 8) -> Channels:
     At most ``window`` consecutive segments are under way on a rank at a time.
 
     Raises:
-        ValueError: fewer than one segment or window, or more open channels than tags tell apart.
+        ValueError: fewer than one segment or window, more segments than :data:`MAX_SEGMENTS`, or
+            more open channels than tags tell apart.
     """
     if segments < 1 or window < 1:
         raise ValueError(f"segments={segments} and window={window} must both be at least 1")
+    if segments > MAX_SEGMENTS:
+        raise ValueError(f"segments={segments} must be at most {MAX_SEGMENTS}; choose fewer")
     inner = [tuple(channel.rounds) for channel in _inner_channels(schedule, "pipelined")]
     if min(window, segments) * len(inner) > MAX_OPEN_CHANNELS:
         raise ValueError(

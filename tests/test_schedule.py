@@ -459,3 +459,8 @@ def test_a_barrier_has_one_channel():
 def test_thousands_of_empty_segments_open_one_after_another():
     programs = [as_channels(pipelined(iter(()), 5000, window=1)) for _ in range(2)]
     run(Matching(programs, 1, 0, [Blank(), Blank()]))
+
+
+def test_too_many_segments():
+    with pytest.raises(ValueError, match="segments=1000000000 must be at most 65536; choose fewer"):
+        pipelined([Send(1, 0)], 10**9)

@@ -1,6 +1,7 @@
 """The compiled engine and its transports: the same bits as the Python runner."""
 
 import os
+import time
 import warnings
 
 import numpy as np
@@ -411,6 +412,18 @@ def test_plans_that_are_under_way_are_not_run_by_others():
     ours.Allreduce(data, second)
     request.Wait()
     assert first.tolist() == second.tolist() == [P * (P - 1) // 2] * 3
+    ours.Free()
+
+
+@pytest.mark.skipif(P == 1, reason="nobody waits")
+def test_who_waits_for_long_leaves_the_processor_to_others():
+    ours, data = Intracomm(WORLD.Dup()), np.zeros(3)
+    ours.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
+    before = time.process_time()
+    if RANK == 0:
+        time.sleep(0.6)
+    ours.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
+    assert time.process_time() - before < 0.4
     ours.Free()
 
 
