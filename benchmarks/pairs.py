@@ -10,7 +10,8 @@ Every launch also records probes of the machine, so that a disturbed one can be 
 microseconds: a round trip of an empty message, and a copy of 16 MiB.  Before and after each size
 follows a copy of 256 KiB that the other rank has just written.  That tells how far apart the two
 cores are: in a virtual machine it changes while a program runs, and with it everything that goes
-from core to core.  The larger of the two is recorded.
+from core to core.  The larger of the two is recorded.  And while a size is measured, the share of
+the processors' time is recorded that went to others, other programs and other virtual machines.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -95,6 +97,7 @@ def compare(
 ) -> dict[str, Any]:
     """Times of one collective at one size, called in two ways; the same on all ranks."""
     end = work.collective not in SYMMETRIC
+    others = Others(ours)
     wrong = []
     for call in ways:
         work.poison()
@@ -109,6 +112,7 @@ def compare(
     slowest = np.empty_like(times)
     comm.Allreduce(times, slowest, MPI.MAX)
     ratios = stats.summarise(list(slowest[:, 0] / slowest[:, 1]))
+    apart = max(apart, handover(ours))
     mine, other = np.median(slowest, axis=0)
     return {
         "collective": work.collective,
@@ -119,11 +123,38 @@ def compare(
         "mpicoll_us": 1e6 * float(mine),
         "other_us": 1e6 * float(other),
         "ratio": float(mine / other),
-        "handover_us": 1e6 * max(apart, handover(ours)),
+        "handover_us": 1e6 * apart,
+        "others": others.share(),
         "low": ratios.low,
         "high": ratios.high,
         "wrong": wrong,
     }
+
+
+class Others:
+    """What else runs on the host of rank 0, from now on."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.begin = self._times()
+
+    def _times(self) -> np.ndarray:
+        """Seconds of its processors that were used, by anybody, by this rank, and that have passed.
+
+        Linux counts them in the first line of /proc/stat, of which the fourth and fifth are idle.
+        """
+        with open("/proc/stat") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+        used = sum(ticks) - ticks[3] - ticks[4]
+        tick = os.sysconf("SC_CLK_TCK")
+        return np.array([used / tick, time.process_time(), sum(ticks) / tick])
+
+    def share(self) -> float:
+        """The share of the processors' time that went to others; the same on all ranks."""
+        anybody, mine, passed = self._times() - self.begin
+        here = self.comm.bcast(MPI.Get_processor_name()) == MPI.Get_processor_name()
+        ours = self.comm.allreduce(mine if here else 0.0)
+        return float(self.comm.bcast(max(0.0, anybody - ours) / passed if passed else 0.0))
 
 
 def handover(ours: mpicoll.Intracomm) -> float:

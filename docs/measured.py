@@ -18,6 +18,8 @@ RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 #: Points are disturbed where the copy from the other core took this many times as long as at best:
 #: what was measured lies below that, or far above.
 FAR = 3.0
+#: Or where others had more than this share of the processors.
+OTHERS = 0.1
 
 Points = list[dict[str, Any]]
 #: Launches of one kind, in the order in which they were made: what ran, and its points.
@@ -56,8 +58,8 @@ def best(points: Points) -> float:
 
 
 def is_disturbed(point: Mapping[str, Any], near: float) -> bool:
-    """Whether the cores were far apart."""
-    return bool(point["handover_us"] > FAR * near)
+    """Whether the cores were far apart, or busy with something else."""
+    return bool(point["handover_us"] > FAR * near or point["others"] > OTHERS)
 
 
 def mean(points: Points) -> float:
@@ -97,7 +99,8 @@ def pages() -> dict[str, str]:
             "",
             f"{runs[0]['processor']}, {len(runs)} launches.  Copying 256 KiB that the other core "
             f"has just written took {near:.1f} us where that was fastest; points are disturbed "
-            f"where it took more than {FAR:g} times as long.",
+            f"where it took more than {FAR:g} times as long, or where others had more than "
+            f"{100 * OTHERS:g} % of the two cores.",
             "",
             *_table([_row(name, launches, near) for name, launches in by_series(points).items()]),
             f".. figure:: generated/{path.stem}.svg",
