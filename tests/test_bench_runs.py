@@ -39,7 +39,7 @@ def test_different_machines_must_be_wanted(tmp_path, changed, said):
 
 def test_a_run_is_counted_once(tmp_path):
     write(tmp_path / "a", [POINT])
-    with pytest.raises(ValueError, match="run r is in .*; name each once"):
+    with pytest.raises(ValueError, match=r"run r is in .*; name each once"):
         runs.load([tmp_path / "a", tmp_path / "a"])
 
 

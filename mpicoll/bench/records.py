@@ -22,6 +22,16 @@ from mpicoll.registry import Value, in_words
 
 FORMAT = 1
 
+#: Collectives whose blocks may differ in length, and those whose algorithms serve them.
+VARIANTS = {
+    "allgatherv": "allgather",
+    "alltoallv": "alltoall",
+    "alltoallw": "alltoall",
+    "gatherv": "gather",
+    "reduce_scatterv": "reduce_scatter",
+    "scatterv": "scatter",
+}
+
 
 @dataclass(frozen=True)
 class Point:
@@ -79,6 +89,11 @@ class Point:
     late: int = 0
     in_place: bool = False
     skew: float = 0.0
+
+    @property
+    def base(self) -> str:
+        """The collective with equal blocks, as the catalogue knows it; gather for gatherv."""
+        return VARIANTS.get(self.collective, self.collective)
 
     @property
     def choice(self) -> str:
