@@ -8,6 +8,7 @@ that the others wait for.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -38,6 +39,10 @@ class Watchdog:
         """Say that the next stage begins; all ranks go through the same stages."""
         self._what, self._since = what, time.monotonic()
         self._stage += 1
+
+    def rest(self) -> None:
+        """Allow any wait until the next stage begins."""
+        self._since = math.inf
 
     def stop(self) -> None:
         """Stop watching."""
