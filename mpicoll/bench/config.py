@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,11 +39,11 @@ class Sweep(BaseModel):
     in_place: bool | None = None
     cold: bool | None = None
     start: str | None = None
-    skew: float | None = Field(None, strict=False)
-    precision: float | None = Field(None, strict=False)
-    point_time: float | None = Field(None, strict=False)
-    budget: float | None = Field(None, strict=False)
-    timeout: float | None = Field(None, strict=False)
+    skew: float | None = None
+    precision: float | None = None
+    point_time: float | None = None
+    budget: float | None = None
+    timeout: float | None = None
     seed: int | None = None
     launch_id: int | None = None
 
