@@ -138,6 +138,34 @@ def test_a_stopped_rank_is_named(mpirun, faulty):
     assert "ranks that did not arrive: 1; " in done.err
 
 
+# A program in which the last rank is stopped while the others measure.
+STOPPED = """
+import os, signal, sys, threading
+import mpicoll
+from mpicoll.cli import main
+
+class Stopped(mpicoll.Intracomm):
+    def Split(self, color=0, key=0):
+        if self.Get_rank() == self.Get_size() - 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        return super().Split(color, key)
+
+mpicoll.Intracomm = Stopped
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_stopped_while_others_measure_is_named(mpirun, tmp_path):
+    program = tmp_path / "stopped.py"
+    program.write_text(STOPPED)
+    words = ("bench", "allreduce", "-a", "native", "-b", "1M,2M", "--ranks", "2", "-n", "2000")
+    done = mpirun(4, program, *words, "-T", "2", limit=40)
+    assert done.status not in (0, 2)
+    (line,) = own(done.err)
+    assert "no progress for 2 s in waiting for all after allreduce at P = 2; " in line
+    assert "ranks that did not arrive: 3; " in line
+
+
 def test_a_full_disk_keeps_earlier_points(mpirun, faulty, tmp_path):
     path = tmp_path / "a.jsonl"
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, -1))"

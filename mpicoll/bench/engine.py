@@ -15,9 +15,10 @@ from mpi4py import MPI
 from mpicoll.bench.group import Bench, Skipped
 from mpicoll.bench.records import Point
 from mpicoll.bench.settings import Group, Key, Settings, groups, shuffled
+from mpicoll.bench.watchdog import Watchdog
 
 #: Most seconds between two looks of a sleeping rank at whether the others are done.
-_NAP = 2e-3
+_NAP = 5e-3
 
 Report = Callable[["Point | Skipped"], None]
 
@@ -52,7 +53,9 @@ def sweep(
     rank, size = comm.Get_rank(), comm.Get_size()
     everything = groups(settings, size)
     todo = shuffled(groups(settings, size, done), settings.seed)
-    world = MPI.Intracomm(comm).Dup()
+    world, alarm = MPI.Intracomm(comm).Dup(), MPI.Intracomm(comm).Dup()
+    watchdog = Watchdog(alarm, settings.timeout)
+    watchdog.rest()
     benches: dict[int, Bench] = {}
     for ranks in sorted({group.ranks for group in todo}):
         part = comm if ranks == size else comm.Split(0 if rank < ranks else MPI.UNDEFINED, rank)
@@ -76,15 +79,21 @@ def sweep(
                     report(outcome)
                 bench.watchdog.rest()
             if group.ranks < size:
+                # Who has slept must be there at once; who sleeps may have to wait long.
+                watchdog.enter(f"waiting for all after {group.collective} at P = {group.ranks}")
+                if group.ranks not in benches:
+                    watchdog.rest(listen=True)
                 _meet(world)
+                watchdog.rest()
     finally:
-        for bench in benches.values():
-            bench.watchdog.stop()
+        for each in (watchdog, *(bench.watchdog for bench in benches.values())):
+            each.stop()
     for bench in benches.values():
         bench.free()
         if bench.size < size:
             bench.comm.Free()
     world.Free()
+    alarm.Free()
 
 
 def _points(todo: list[Group]) -> int:

@@ -22,7 +22,7 @@ _PARAMETERS = {"set": "set_", "iters": "iterations", "warmup_iters": "warmup"}
 def command(
     collectives: Annotated[
         list[str],
-        typer.Argument(metavar="COLLECTIVE...", help="Such as allreduce, gatherv; all for all."),
+        typer.Argument(metavar="COLLECTIVE", help="Such as allreduce, gatherv; all for all."),
     ],
     config: Annotated[
         Path | None,

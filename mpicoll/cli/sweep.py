@@ -92,7 +92,9 @@ class Recorder:
         from mpicoll.bench import osu, table
 
         self._progress.stop()
-        points = table.ordered([*self._earlier, *self.run.points])
+        asked = list(self.run.facts["settings"]["algorithms"])
+        points = sorted([*self._earlier, *self.run.points], key=lambda p: asked.index(p.collective))
+        points = table.ordered(points)
         if style == "csv":
             sys.stdout.write(table.as_csv(points))
         elif style == "json":
