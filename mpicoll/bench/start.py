@@ -72,11 +72,12 @@ class Window:
     """Starts at moments named beforehand, on synchronised clocks.
 
     Args:
-        comm: Communicator whose traffic belongs to these starts alone.
+        comm: Communicator, which is duplicated.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm, self._clock = comm, GlobalClock(comm)
+        self._comm = comm.Dup()
+        self._clock = GlobalClock(self._comm)
         self._moment = self._length = 0.0
 
     def name_moments(self, length: float) -> None:
@@ -100,7 +101,8 @@ class Window:
         return False
 
     def free(self) -> None:
-        """Nothing: a window holds nothing."""
+        """Free the communicator. Collective."""
+        self._comm.Free()
 
 
 Start = Barrier | Window

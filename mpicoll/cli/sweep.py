@@ -196,10 +196,10 @@ def opened(
     if before.names:
         facts["resumes"] = before.names[-1]
     name = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    if file is not None:
-        file.run(name, facts)
     left = groups(settings, facts["ranks"], before.done)
-    if before.points:
-        output.remark(f"{len(before.points)} points are in {path} already")
     total = sum(len(group.algorithms) for group in left)
+    if file is not None and left:
+        file.run(name, facts)
+    if before.points:
+        output.remark(f"{len(before.points)} points are in {path} already, {total} are left")
     return Begun(Recorder(Run(name, facts), before.points, total, file), settings, before.done)
