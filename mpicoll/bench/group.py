@@ -228,7 +228,8 @@ class Bench:
         if seconds is not None:
             estimate = seconds / self.settings.warmup if self.settings.warmup else trial.first
             # Cold calls are measured one by one: each needs buffers that no other has touched.
-            trial.batch = 1 if self.pool else batch_calls(work, estimate, share)
+            samples = max(LEAST_SAMPLES, self.settings.iterations or 0)
+            trial.batch = 1 if self.pool else batch_calls(work, estimate, share, samples)
             trial.visit = visit_samples(estimate, trial.batch)
             trial.window = _WINDOW * estimate * trial.batch + _WINDOW_MORE
         trial.batch = self.control.bcast(trial.batch)

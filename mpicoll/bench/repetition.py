@@ -66,11 +66,14 @@ def pool(comm: MPI.Intracomm) -> int:
     return int(comm.allreduce(pool, op=MPI.MAX))
 
 
-def batch_calls(work: Workload, estimate: float, share: float) -> int:
-    """Calls of a repetition: 1, or up to 1000 where calls are short and may be batched."""
+def batch_calls(work: Workload, estimate: float, share: float, samples: int) -> int:
+    """Calls of a repetition: 1, or up to 1000 where calls are short and may be batched.
+
+    So many that the wanted samples fit into the time for the point.
+    """
     if not symmetric(work.collective) or work.size > BATCH_LIMIT:
         return 1
-    fitting = share / (LEAST_SAMPLES * estimate) if estimate > 0 else BATCH_CALLS
+    fitting = share / (samples * estimate) if estimate > 0 else BATCH_CALLS
     return max(1, min(BATCH_CALLS, int(fitting)))
 
 
