@@ -78,6 +78,7 @@ __all__ = [
     "blocks",
     "channels",
     "given",
+    "number_of_blocks",
     "pipelined",
     "scratch",
     "then",
@@ -309,3 +310,14 @@ def _collect(argument: Block, space: str, numbers: dict[str, int], found: list[L
         raise ValueError(f"block {argument} of {space}, which has no blocks here")
     else:
         found.append(Location(space, argument % numbers[space]))
+
+
+def number_of_blocks(argument: Block) -> int:
+    """How many blocks an argument names, each as often as it is named."""
+    if isinstance(argument, int):
+        return 1
+    if isinstance(argument, range):
+        return len(argument)
+    if isinstance(argument, Elsewhere):
+        return number_of_blocks(argument.block)
+    return sum(map(number_of_blocks, argument))
