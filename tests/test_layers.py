@@ -60,6 +60,7 @@ LAYERS = [
         "state",
         "settings",
         "hints",
+        "cost_file",
         "tuning_file",
         "windows",
         "tuning",
