@@ -195,12 +195,7 @@ def simulate(
     Raises:
         ValueError: a size, root, count or parameter out of range.
     """
-    if nbytes < 0:
-        raise ValueError(f"nbytes={nbytes} must not be negative")
-    matching = _matching(algorithm, size, root, parameters)
-    segments = matching.channels[0].segments if matching.channels else 1
-    sizes = _Sizes(nbytes, matching.nblocks, segments) if matching.nblocks else None
-    return clock(matching, model or Model(), sizes)
+    return _run(algorithm, size, nbytes, model or Model(), root, parameters)
 
 
 def trace(
@@ -208,15 +203,34 @@ def trace(
     size: int,
     root: int = 0,
     parameters: Mapping[str, Parameter] | None = None,
+    nbytes: int = 0,
+    model: Model = STEPS,
 ) -> list[Transfer]:
-    """Every message under the :data:`STEPS` clock, in the order it starts.
+    """Every message in the order it starts, by default under the :data:`STEPS` clock.
 
     Raises:
-        ValueError: a size, root or parameter out of range.
+        ValueError: a size, root, count or parameter out of range.
     """
     transfers: list[Transfer] = []
-    clock(_matching(algorithm, size, root, parameters), STEPS, None, transfers)
+    _run(algorithm, size, nbytes, model, root, parameters, transfers)
     return transfers
+
+
+def _run(
+    algorithm: Algorithm,
+    size: int,
+    nbytes: int,
+    model: Model,
+    root: int,
+    parameters: Mapping[str, Parameter] | None,
+    transfers: list[Transfer] | None = None,
+) -> Result:
+    if nbytes < 0:
+        raise ValueError(f"nbytes={nbytes} must not be negative")
+    matching = _matching(algorithm, size, root, parameters)
+    segments = matching.channels[0].segments if matching.channels else 1
+    sizes = _Sizes(nbytes, matching.nblocks, segments) if matching.nblocks else None
+    return clock(matching, model, sizes, transfers)
 
 
 def _matching(

@@ -17,7 +17,7 @@ PACKAGE = Path(mpicoll.__file__).parent
 LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
-    {"matching", "verify", "simulate", "draw", "cost"},
+    {"matching", "verify", "simulate", "draw", "cost", "paths"},
     {
         "ops",
         "_kernels",
