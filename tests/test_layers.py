@@ -61,11 +61,12 @@ LAYERS = [
         "settings",
         "hints",
         "cost_file",
+        "predict",
         "tuning_file",
         "windows",
         "tuning",
     },
-    {"cli", "bench", "train", "__main__", "__init__"},
+    {"cli", "bench", "model", "train", "__main__", "__init__"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 
