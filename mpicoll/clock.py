@@ -9,17 +9,17 @@ see :mod:`mpicoll.ports`.  Times are integers, so results are exact and repeatab
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpicoll.machine import STEPS, Model, Sizes
-from mpicoll.matching import Blank, Cell, Matching, Memory, Message, Open, ScheduleError
+from mpicoll.matching import Blank, Cell, Matching, Message, Open, ScheduleError
 from mpicoll.ports import Ports
 from mpicoll.registry import Algorithm, Parameter
-from mpicoll.schedule import Copy, RecvReduce
+from mpicoll.schedule import Channel, Copy, RecvReduce
 
-__all__ = ["Result", "Transfer", "check_call", "clock", "trace"]
+__all__ = ["Result", "Transfer", "check_call", "clock", "follow", "trace"]
 
 
 @dataclass(frozen=True)
@@ -156,27 +156,49 @@ def trace(
     size: int,
     root: int = 0,
     parameters: Mapping[str, Parameter] | None = None,
+    nbytes: int = 0,
+    model: Model = STEPS,
 ) -> list[Transfer]:
-    """Every message under the :data:`STEPS` clock, in the order it starts.
+    """Every message in the order it starts, by default under the :data:`STEPS` clock.
 
     Raises:
-        ValueError: a size, root or parameter out of range.
+        ValueError: a size, root, count or parameter out of range.
     """
-    check_call(size, root)
+    check_call(size, root, nbytes)
     programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]
-    memories: list[Memory[None]] = [Blank() for _ in range(size)]
     transfers: list[Transfer] = []
-    matching = Matching(programs, algorithm.blocks(size), algorithm.scratch(size), memories)
-    clock(matching, STEPS, None, transfers)
+    follow(algorithm, programs, size, nbytes, model, transfers=transfers)
     return transfers
 
 
-def check_call(size: int, root: int) -> None:
-    """Check a number of ranks and a root.
+def follow(
+    algorithm: Algorithm,
+    programs: Sequence[Sequence[Channel]],
+    size: int,
+    nbytes: int,
+    model: Model,
+    largest: bool = False,
+    transfers: list[Transfer] | None = None,
+) -> Result:
+    """Run the schedules of all ranks under the clock, or of some that represent all of ``size``.
 
     Raises:
-        ValueError: fewer than one rank, or a root that is none of them.
+        ScheduleError: see :func:`clock`.
     """
+    nblocks, memories = algorithm.blocks(size), [Blank() for _ in programs]
+    matching = Matching(programs, nblocks, algorithm.scratch(size), memories, ranks=size)
+    segments = programs[0][0].segments if programs[0] else 1
+    return clock(matching, model, Sizes(nbytes, nblocks, segments, largest), transfers)
+
+
+def check_call(size: int, root: int, nbytes: int = 0) -> None:
+    """Check a number of ranks, a root and a size.
+
+    Raises:
+        ValueError: fewer than one rank, a root that is none of them, or a negative size.
+    """
+    if nbytes < 0:
+        raise ValueError(f"nbytes={nbytes} must not be negative")
     if size < 1:
         raise ValueError(f"P={size} ranks: at least 1 is needed")
     if not 0 <= root < size:

@@ -29,8 +29,8 @@ class Model:
         call: time of every call.
         links: in place of alpha and beta, pieces for each kind of link (see
             :class:`mpicoll.cost.Costs`), in integers.
-        nodes: a label for each rank, the same for ranks of a node; without any, every rank is a
-            node by itself.
+        nodes: a label for each rank, the same for ranks of a node; without any, all links are like
+            those within a node.
         slow: for each rank that is a straggler, how many times as long everything takes it.  A
             message takes as long as the slower end.
 
@@ -69,16 +69,8 @@ class Model:
             kind: tuple(Piece(p.upto, whole(p.alpha), whole(p.beta)) for p in pieces)
             for kind, pieces in costs.links.items()
         }
-        last = Costs(links).piece(1 << 62, INTER)
-        return cls(
-            alpha=int(last.alpha),
-            beta=int(last.beta),
-            gamma=whole(costs.gamma),
-            ports=ports,
-            step=whole(costs.step),
-            call=whole(costs.call),
-            links=links,
-        )
+        more = {"step": whole(costs.step), "call": whole(costs.call), "links": links}
+        return cls(0, 0, whole(costs.gamma), ports, **more)
 
     def pieces(self, kind: str) -> tuple[Piece, ...]:
         """Costs of messages over one kind of link, shortest messages first."""
@@ -88,7 +80,7 @@ class Model:
 
     def link(self, sender: int, receiver: int) -> str:
         """The kind of link between two ranks."""
-        return INTRA if self.nodes and self.nodes[sender] == self.nodes[receiver] else INTER
+        return INTRA if not self.nodes or self.nodes[sender] == self.nodes[receiver] else INTER
 
     def message(self, sender: int, receiver: int, nbytes: int) -> int:
         """How long a message takes."""
@@ -113,7 +105,7 @@ class Model:
     def per_node(self) -> int | None:
         """Ranks of each node, if all have as many, one after the other; else None."""
         if not self.nodes:
-            return 1
+            return 1  # all links are alike
         length, count = self.nodes.count(self.nodes[0]), len(self.nodes)
         alike = all(self.nodes[r] == self.nodes[r - r % length] for r in range(count))
         return length if alike and len(set(self.nodes)) * length == count else None

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from mpicoll.clock import Result, check_call, clock
+from mpicoll.clock import Result, Transfer, check_call, follow, trace
 from mpicoll.likeness import Program, is_period, weight
 from mpicoll.machine import Model, Sizes
-from mpicoll.matching import Blank, Matching, Memory
 from mpicoll.registry import Algorithm, Parameter, Value
+from mpicoll.schedule import Schedule
 
-__all__ = ["METHODS", "Model", "Result", "TooLargeError", "simulate"]
+__all__ = ["METHODS", "Model", "Result", "TooLargeError", "Transfer", "simulate", "trace"]
 
 #: Ways to simulate; see :func:`simulate`.
 METHODS = ("auto", "events", "representative", "sweep")
@@ -36,6 +36,7 @@ _READABLE = 1 << 24
 #: Up to here the schedules of all ranks are compared, above those of a sample.
 _COMPARED = 64
 
+Part = Callable[..., Schedule]
 Programs = Callable[[int], Program]
 
 
@@ -57,10 +58,10 @@ class _Call:
     ) -> None:
         self.algorithm, self.size, self.nbytes = algorithm, size, nbytes
         self.model, self.root, self.complete = model, root, complete
-        self.nblocks, self.nscratch = algorithm.blocks(size), algorithm.scratch(size)
+        self.nblocks = algorithm.blocks(size)
 
-    def programs(self, part: Callable[..., object]) -> Programs:
-        return self.algorithm.program(part, self.size, self.root, self.complete)  # type: ignore[arg-type]
+    def programs(self, part: Part) -> Programs:
+        return self.algorithm.program(part, self.size, self.root, self.complete)
 
     @property
     def name(self) -> str:
@@ -76,18 +77,17 @@ class _Call:
         return Sizes(self.nbytes, self.nblocks, segments, largest)
 
     def events(self, programs: Sequence[Program], largest: bool = False) -> Result:
-        memories: list[Memory[None]] = [Blank() for _ in programs]
-        matching = Matching(programs, self.nblocks, self.nscratch, memories, ranks=self.size)
-        return clock(matching, self.model, self.sizes(programs[0], largest))
+        return follow(self.algorithm, programs, self.size, self.nbytes, self.model, largest)
 
     @property
     def samples(self) -> list[int]:
         """Ranks whose schedules are compared."""
         if self.size <= _COMPARED:
             return list(range(self.size))
-        chosen = random.Random(self.size).sample(range(self.size), 3)
-        special = (0, 1, self.size // 2, -1, self.root - 1, self.root, self.root + 1)
-        return sorted({rank % self.size for rank in (*special, *chosen)})
+        special = [0, 1, self.size // 2, -1, random.Random(self.size).randrange(self.size)]
+        if self.algorithm.definition.rooted:
+            special += [self.root - 1, self.root, self.root + 1]
+        return sorted({rank % self.size for rank in special})
 
 
 def simulate(
@@ -118,9 +118,7 @@ def simulate(
         TooLargeError: it would take too long.
     """
     model = model or Model()
-    check_call(size, root)
-    if nbytes < 0:
-        raise ValueError(f"nbytes={nbytes} must not be negative")
+    check_call(size, root, nbytes)
     if method not in METHODS:
         raise ValueError(f"method={method!r} is none of {', '.join(METHODS)}")
     if model.nodes and len(model.nodes) != size:
@@ -134,31 +132,25 @@ def simulate(
     if method == "events" or (method == "auto" and messages <= _FEW):
         found = call.events([whole(rank) for rank in range(size)])
     else:
-        found = _in_parts(call, method, messages)
+        found = _in_parts(call, method)
     if model.call:
         found = replace(found, finish=tuple(time + model.call for time in found.finish))
     return found
 
 
-def _in_parts(call: _Call, method: str, messages: int) -> Result:
+def _in_parts(call: _Call, method: str) -> Result:
     """The parts of an algorithm one after the other, each by the way that serves it."""
     start: Sequence[int] = (0,) * call.size
     sent, count, ways, exact = [0] * call.size, 0, [], True
     for part in call.algorithm.parts or (call.algorithm.schedule,):
-        found = _part(call, part, method, messages, start)
+        found = _part(call, part, method, start)
         start, count, exact = found.finish, count + found.messages, exact and found.exact
         sent = [a + b for a, b in zip(sent, found.sent, strict=True)]
         ways.append(found.how)
     return Result(tuple(start), tuple(sent), count, "; then ".join(dict.fromkeys(ways)), exact)
 
 
-def _part(
-    call: _Call,
-    part: Callable[..., object],
-    method: str,
-    messages: int,
-    start: Sequence[int],
-) -> Result:
+def _part(call: _Call, part: Part, method: str, start: Sequence[int]) -> Result:
     from mpicoll.sweep import SeveralMessagesError
 
     programs = call.programs(part)
@@ -166,17 +158,19 @@ def _part(
     if method in ("auto", "representative") and together:
         period = _period(call, programs)
         if period:
-            return _from(start[0], _represented(call, programs, period, messages))
+            return _from(start[0], _represented(call, programs, period))
     if method == "representative" and not call.algorithm.parts:
         raise ValueError(f"{call.name}: ranks do not all do the same, so that none represent all")
-    if not _readable(call, programs):
+    limit = _READABLE // call.size
+    steps = median(weight(programs(rank), limit) for rank in call.samples)
+    if steps > limit:
         return _repeated(call, programs, start)
     try:
         return _swept(call, [programs(rank) for rank in range(call.size)], start)
     except SeveralMessagesError as error:
         if method == "sweep":
             raise ValueError(f"{call.name} cannot be swept: {error}") from None
-        if not together or messages > _MANY:
+        if not together or steps * call.size > 2 * _MANY:
             raise _too_large(call) from None
         return _from(start[0], call.events([programs(rank) for rank in range(call.size)]))
 
@@ -193,22 +187,23 @@ def _swept(call: _Call, programs: Sequence[Program], start: Sequence[int]) -> Re
     return replace(found, how="rounds of all ranks")
 
 
-def _represented(call: _Call, programs: Programs, period: int, messages: int) -> Result:
+def _represented(call: _Call, programs: Programs, period: int) -> Result:
     """Simulate the first ranks, which represent all, with blocks as long as the longest."""
     from mpicoll.sweep import SeveralMessagesError, sweep
 
     def some() -> list[Program]:
         return [programs(rank) for rank in range(period)]
 
-    few = messages * period // call.size <= _FEW
+    # Each message is two steps.
+    steps = weight(programs(0), _READABLE) * period
     try:
-        if few:
+        if steps <= 2 * _FEW:
             found = call.events(some(), largest=True)
         else:
             sizes = call.sizes(some()[0], largest=True)
             found = sweep(some(), call.size, sizes, call.model)
     except SeveralMessagesError:
-        if messages * period // call.size > _MANY:
+        if steps > 2 * _MANY:
             raise _too_large(call) from None
         found = call.events(some(), largest=True)
     turns = call.size // period
@@ -233,25 +228,19 @@ def _period(call: _Call, programs: Programs) -> int | None:
     return next(fitting, None)
 
 
-def _readable(call: _Call, programs: Programs) -> bool:
-    """Whether the schedules of all ranks can be read, to judge by a sample."""
-    limit = _READABLE // call.size
-    return median(weight(programs(rank), limit) for rank in call.samples) <= limit
-
-
 def _repeated(call: _Call, programs: Programs, start: Sequence[int]) -> Result:
     """Where all rounds of a rank are of one kind, as sampled ranks show, read one of each rank."""
-    from mpicoll.sweep import plain_rounds, repeat
+    from mpicoll.sweep import SeveralMessagesError, plain_rounds, repeat
 
     sizes = call.sizes(programs(0), largest=True)
-    first = [next(plain_rounds(programs(rank), sizes), None) for rank in range(call.size)]
-    lengths = set()
-    for rank in call.samples:
-        rounds = list(plain_rounds(programs(rank), sizes))
-        lengths.add(len(rounds))
-        if len(lengths) > 1 or any(found != first[rank] for found in rounds):
-            raise _too_large(call)
-    found = repeat(first, lengths.pop(), call.model, start)
+    try:
+        samples = [list(plain_rounds(programs(rank), sizes)) for rank in call.samples]
+    except SeveralMessagesError:
+        raise _too_large(call) from None
+    if len({len(rounds) for rounds in samples}) > 1 or any(len(set(r)) != 1 for r in samples):
+        raise _too_large(call)
+    first = [next(plain_rounds(programs(rank), sizes)) for rank in range(call.size)]
+    found = repeat(first, len(samples[0]), call.model, start)
     how = "rounds that repeat" + (", largest block" if call.uneven else "")
     return replace(found, how=how, exact=not call.uneven)
 

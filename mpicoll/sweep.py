@@ -88,7 +88,7 @@ class _Costs:
             self.pace = np.full(ranks, self.denominator)
             for rank, factor in model.slow.items():
                 self.pace[rank] = int(factor * self.denominator)
-        kinds = [model.pieces(kind) for kind in (INTER, INTRA)]
+        kinds = [model.pieces(kind) for kind in (INTRA, INTER)]
         self.limits = [np.array([p.upto for p in pieces[:-1]], "i8") for pieces in kinds]
         self.alphas = [np.array([int(p.alpha) for p in pieces]) for pieces in kinds]
         self.betas = [np.array([int(p.beta) for p in pieces]) for pieces in kinds]
@@ -105,7 +105,7 @@ class _Costs:
         links = [(0, slice(None))]
         if self.nodes is not None:
             near = self.nodes[senders] == self.nodes[receivers]
-            links = [(0, ~near), (1, near)]
+            links = [(0, near), (1, ~near)]
         times = np.empty(len(senders), kind)
         for link, chosen in links:
             lengths = nbytes[chosen]

@@ -151,6 +151,7 @@ def gather(comm: MPI.Intracomm) -> dict[str, Any]:
         "binding": [list(own) for _, own in places],
         "oversubscribed": list(oversubscribed(places)),
         "processor": processor(),
+        "cpus": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
         "clock": clock(),
         "environment": variables(),

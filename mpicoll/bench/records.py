@@ -22,6 +22,16 @@ from mpicoll.registry import Value, in_words
 
 FORMAT = 1
 
+#: Collectives whose blocks may differ in length, and those whose algorithms serve them.
+VARIANTS = {
+    "allgatherv": "allgather",
+    "alltoallv": "alltoall",
+    "alltoallw": "alltoall",
+    "gatherv": "gather",
+    "reduce_scatterv": "reduce_scatter",
+    "scatterv": "scatter",
+}
+
 
 @dataclass(frozen=True)
 class Point:
@@ -43,8 +53,16 @@ class Point:
         wrong: Wrong elements over all ranks, None if they were not checked.
         problem: Where the first wrong element is, what it should be and what it was.
         stop: Why it ended: ``interval``, ``time`` or ``iterations``.
-        cache: ``warm``: the same buffers are used again in each repetition.
+        cache: ``warm``: the same buffers are used again in each repetition; ``cold``: others each
+            time, from a pool larger than the last-level cache.
         oversubscribed: Whether some host had more ranks than cores.
+        launch: Number of the launch that the user gave; medians of launches are compared.
+        start: How ranks began together: after a ``barrier``, or at a time on synchronised clocks
+            (``window``).
+        late: Repetitions that some rank began too late, not among the times but made again.
+        in_place: Whether input and output were the same memory.
+        skew: How far block lengths of the v-variants lie apart: they go from 1 - skew to 1 + skew
+            times their mean.
     """
 
     run: str
@@ -66,6 +84,16 @@ class Point:
     oversubscribed: bool
     parameters: dict[str, Value] = field(default_factory=dict)
     cache: str = "warm"
+    launch: int = 0
+    start: str = "barrier"
+    late: int = 0
+    in_place: bool = False
+    skew: float = 0.0
+
+    @property
+    def base(self) -> str:
+        """The collective with equal blocks, as the catalogue knows it; gather for gatherv."""
+        return VARIANTS.get(self.collective, self.collective)
 
     @property
     def choice(self) -> str:
@@ -98,7 +126,9 @@ class Point:
         Raises:
             KeyError, TypeError, ValueError: if the line is no point.
         """
-        known = {f.name: line[f.name] for f in fields(cls)}
+        known = {
+            f.name: line[f.name] for f in fields(cls) if f.name in line or f.name not in _ADDED
+        }
         known["times"] = tuple(float(t) for t in known["times"])
         known["slowest"] = tuple(int(r) for r in known["slowest"])
         known["parameters"] = {
@@ -108,6 +138,10 @@ class Point:
         if not known["times"]:
             raise ValueError("the point has no repetition")
         return cls(**known)
+
+
+# Fields that files of earlier versions lack.
+_ADDED = ("launch", "start", "late", "in_place", "skew")
 
 
 @dataclass

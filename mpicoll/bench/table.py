@@ -50,7 +50,7 @@ def bandwidths(point: Point) -> tuple[float, float]:
     """Algorithm and bus bandwidth in GB/s (1e9 bytes a second), from the median time."""
     time = point.summary.median
     algbw = point.size / time / 1e9 if time else 0.0
-    return algbw, algbw * collective(point.collective).bus_factor(point.ranks)
+    return algbw, algbw * collective(point.base).bus_factor(point.ranks)
 
 
 def microseconds(seconds: float | None) -> str:
