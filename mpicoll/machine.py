@@ -69,8 +69,8 @@ class Model:
             kind: tuple(Piece(p.upto, whole(p.alpha), whole(p.beta)) for p in pieces)
             for kind, pieces in costs.links.items()
         }
-        more = {"step": whole(costs.step), "call": whole(costs.call), "links": links}
-        return cls(0, 0, whole(costs.gamma), ports, **more)
+        gamma, step, call = (whole(cost) for cost in (costs.gamma, costs.step, costs.call))
+        return cls(0, 0, gamma, ports, step, call, links)
 
     def pieces(self, kind: str) -> tuple[Piece, ...]:
         """Costs of messages over one kind of link, shortest messages first."""

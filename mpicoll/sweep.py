@@ -106,7 +106,7 @@ class _Costs:
         if self.nodes is not None:
             near = self.nodes[senders] == self.nodes[receivers]
             links = [(0, near), (1, ~near)]
-        times = np.empty(len(senders), kind)
+        times: Array = np.empty(len(senders), kind)
         for link, chosen in links:
             lengths = nbytes[chosen]
             piece = np.searchsorted(self.limits[link], lengths)

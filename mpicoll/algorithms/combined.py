@@ -51,7 +51,9 @@ def reduce_reduce_scatter_gather(rank: int, size: int, root: int) -> Rounds:
     """
     from_root = _from_root(root, size)
     place = (rank - root) % size
-    yield from within(reduce_scatter_recursive_halving(place, size), from_root, from_root)
+    yield from within(
+        reduce_scatter_recursive_halving(place, size), from_root, range(root, root + size)
+    )
     yield from gather_binomial(rank, size, root)
 
 
