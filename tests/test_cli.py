@@ -216,7 +216,10 @@ def test_show_names_a_file_that_cannot_be_written(command, tmp_path):
 def test_simulate_agrees_with_the_formula(command):
     words = ("simulate", "allreduce", "ring", "-P", "4", "-n", "1M", "--alpha", "2us")
     facts = json.loads(command(*words, "--beta", "1e-10", "--gamma", "50ps", "--json").out)
-    assert facts["model"] == {"alpha": 2e-6, "beta": 1e-10, "gamma": 5e-11, "ports": 1}
+    assert facts["model"] == {
+        **{"alpha": 2e-6, "beta": 1e-10, "gamma": 5e-11, "step": 0, "call": 0},
+        **{"ports": 1, "per_node": None},
+    }
     (case,) = facts["cases"]
     assert case["time"] == pytest.approx(2 * 3 * (2e-6 + (1 << 18) * 1e-10) + 3 * (1 << 18) * 5e-11)
     assert case["time"] == pytest.approx(case["formula"])
