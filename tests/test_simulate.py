@@ -20,7 +20,7 @@ from mpicoll.machine import Model, Sizes
 from mpicoll.matching import Message
 from mpicoll.ports import Ports
 from mpicoll.registry import Algorithm
-from mpicoll.schedule import blocks, number_of_blocks, scratch
+from mpicoll.schedule import Recv, Send, blocks, number_of_blocks, scratch
 from mpicoll.schedule import given as of_input
 from mpicoll.simulate import TooLargeError, simulate
 from mpicoll.sweep import Plain, repeat
@@ -187,6 +187,22 @@ def test_ranks_are_found_alike_where_the_catalogue_says_so(algorithm):
         alike = is_period(1, size, programs, range(size))
         assert alike or not algorithm.symmetric
         assert not (alike and algorithm.definition.rooted)
+
+
+def test_a_message_is_not_preferred_for_the_number_of_its_sender():
+    """Rank 0 hears from both sides of the ring's end, rank 3 does not: both are served alike."""
+
+    def schedule(rank, size):
+        if rank % 3 == 0:
+            yield Recv((rank - 1) % size, 0), Recv((rank + 1) % size, 0)
+        else:
+            yield Send((rank + 1 if rank % 3 == 2 else rank - 1) % size, 0)
+
+    entry = replace(algorithms.find("allgather", "ring"), schedule=schedule, parameters={})
+    model = Model(alpha=100, nodes=tuple(rank // 3 for rank in range(12)))
+    found = simulate(entry, 12, 0, model, method="events")
+    assert found.finish == (200, 200, 100) * 4
+    assert outcome(simulate(entry, 12, 0, model, method="representative")) == outcome(found)
 
 
 def test_one_rank_that_differs_is_seen():
