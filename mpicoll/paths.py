@@ -1,9 +1,9 @@
 """What a collective's time is made of: the critical path that the simulator finds, counted.
 
-The path leads from the start to the end of the last rank; each of its messages begins when the one
-before it has ended, has been reduced, or has left a port free.  So under the costs that it was found
-with, the time of the collective is exactly the sum over the path, and under other costs it is linear
-in them as long as the path stays the same.  Fits and predictions count on paths under
+The path leads from the start to the end of the last rank; each of its messages begins when the
+one before it has ended, has been reduced, or has left a port free.  So under the costs that it was
+found with, the time of the collective is exactly the sum over the path, and under other costs it
+is linear in them as long as the path stays the same.  Fits and predictions count on paths under
 :data:`REFERENCE`.
 """
 

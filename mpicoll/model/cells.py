@@ -55,7 +55,7 @@ class Cell:
         """Median of each launch."""
         return {name: float(np.median(times)) for name, times in self.launches.items()}
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """Median of the medians of the launches."""
         return float(np.median(list(self.medians.values())))

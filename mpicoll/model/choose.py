@@ -15,7 +15,7 @@ import numpy as np
 
 from mpicoll import tuning
 from mpicoll.cost import CostModel, interval
-from mpicoll.model.cells import Array, Cell, Resampled, is_native, launches
+from mpicoll.model.cells import Array, Cell, Resampled, launches
 from mpicoll.predict import predict
 from mpicoll.tuning import NATIVE, Choice
 
@@ -346,8 +346,3 @@ def by_table(written: tuning.Table) -> Pick:
 def by_library(table: Table, index: int) -> str:
     """Always choose the library's own."""
     return NATIVE
-
-
-def measures_native(cells: Sequence[Cell]) -> bool:
-    """Whether the library's own collective was measured."""
-    return any(map(is_native, cells))

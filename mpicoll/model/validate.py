@@ -78,15 +78,19 @@ def _fitted(cells: Sequence[Cell]) -> Predict:
 def validated(
     model: CostModel, cells: Sequence[Cell], done: Callable[[str], object] = lambda what: None
 ) -> CostModel:
-    """The model with the errors for what was left out in the evidence of each set."""
+    """The model with the errors for what was left out in the evidence of each set.
+
+    ``about`` gets those of all sets of their own together, without curves.
+    """
     known = [cell for cell in cells if not is_native(cell) and cell.ranks > 1]
     evidence = {collective: dict(sets) for collective, sets in model.evidence.items()}
     every: dict[str, list[float]] = {"sizes": [], "ranks": []}
     for (collective, choice), mine in by_choice(cells).items():
         if choice in evidence.get(collective, {}):
             sizes, ranks = sizes_left_out(mine), ranks_left_out(mine)
-            every["sizes"] += sizes
-            every["ranks"] += ranks
+            if not is_native(mine[0]):
+                every["sizes"] += sizes
+                every["ranks"] += ranks
             evidence[collective][choice] = replace(
                 evidence[collective][choice],
                 sizes_left_out=summarise(sizes),
