@@ -13,7 +13,7 @@ from mpicoll.cost import CostModel, Costs, Evidence, interval
 from mpicoll.paths import Path, critical_path
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["CURVE", "GENERAL", "OWN", "Prediction", "predict", "ranking"]
+__all__ = ["CURVE", "GENERAL", "OWN", "Prediction", "in_words", "predict", "ranking"]
 
 #: Which parameters a prediction is made with.
 OWN, GENERAL, CURVE = "own parameters", "general parameters", "curve through measurements"
@@ -53,12 +53,17 @@ class Prediction:
         if self.path is None:
             return f"{self.source}; its schedule is unknown"
         messages = sum(self.path.messages.values())
+        nbytes = sum(m * count for (_, m), count in self.path.messages.items())
         name, most = max(self.parts, key=lambda part: part[1], default=("", 0.0))
         share = f"; {100 * most / self.seconds:.0f} % {name}" if self.seconds and most else ""
         return (
-            f"{messages} messages and {sum(m * c for (_, m), c in self.path.messages.items())} "
-            f"bytes in {self.path.rounds} rounds one after the other{share}"
+            f"{_counted(messages, 'message')}, {nbytes} bytes and "
+            f"{_counted(self.path.rounds, 'round')} one after the other{share}"
         )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def predict(
@@ -116,6 +121,26 @@ def predict(
         _parts(path, costs),
         path,
         warnings,
+    )
+
+
+def in_words(
+    model: CostModel,
+    collective: str,
+    choice: Choice,
+    ranks: int,
+    nbytes: int,
+    nodes: tuple[int, ...],
+) -> str:
+    """The predicted time of a call, or why there is none; see :func:`predict`."""
+    try:
+        found = predict(model, collective, choice, ranks, nbytes, nodes=nodes)
+    except ValueError as error:
+        return f"no prediction: {error}"
+    doubts = "".join(f"; {warning}" for warning in found.warnings)
+    return (
+        f"predicted time {found.seconds * 1e6:.4g} us ({found.low * 1e6:.4g} to "
+        f"{found.high * 1e6:.4g} us, by {found.source}; {found.reason}{doubts})"
     )
 
 

@@ -8,8 +8,8 @@ Trimming takes away launches that came out far off.  Their distribution is not a
 giving the launches to the sides in all possible ways (or many).  The largest statistic of all rows
 in each of these ways is what a row is held against, step by step (P. H. Westfall, S. S. Young,
 Resampling-Based Multiple Testing, 1993): so the chance of any false verdict in a whole comparison
-is the level, however many rows there are.  Rows are all points, and the mean over sizes of each choice on each
-number of ranks.
+is the level, however many rows there are.  Rows are all points, and the mean over sizes of each
+choice on each number of ranks.
 """
 
 from __future__ import annotations
