@@ -162,14 +162,17 @@ class Crossover:
 
 
 def crossovers(
-    found: Sequence[Table], model: CostModel, resampled: Resampled | None
+    found: Sequence[Table],
+    model: CostModel,
+    resampled: Resampled | None,
+    gain: float = LEAST_GAIN,
 ) -> list[Crossover]:
     """Where the fastest choice changes, by measurement, and where by the model."""
     made = []
     for table in found:
         measured = table.times(lambda cell: cell.seconds)
         predicted = table.times(modelled(model))
-        best = winners(measured, LEAST_GAIN)
+        best = winners(measured, gain)
         for index in range(1, len(best)):
             one, other = best[index - 1], best[index]
             if one == other or table.place.ranks < 2:

@@ -164,13 +164,17 @@ def adjusted(values: Array) -> Array:
 
 
 def _ways(launches: int) -> np.ndarray:
-    """Ways to give the launches to the sides, first the one observed: all of them, or many."""
-    both = range(2 * launches)
-    if math.comb(len(both), launches) <= _MOST_WAYS:
-        return np.array([[*way, *sorted({*both} - {*way})] for way in combinations(both, launches)])
+    """Ways to give the launches to the sides, first the one observed: all of them, or many.
+
+    The first launch stays where it is: with the sides exchanged a way has the same statistic.
+    """
+    others = range(1, 2 * launches)
+    if math.comb(len(others), launches - 1) <= _MOST_WAYS:
+        chosen = [(0, *way) for way in combinations(others, launches - 1)]
+        return np.array([[*way, *sorted({*others} - {*way})] for way in chosen])
     generator = np.random.default_rng(0)
-    drawn = [generator.permutation(len(both)) for _ in range(_MOST_WAYS - 1)]
-    return np.array([[*both], *drawn])
+    drawn = [generator.permutation(2 * launches) for _ in range(_MOST_WAYS - 1)]
+    return np.array([np.arange(2 * launches), *drawn])
 
 
 def _statistic(first: Array, second: Array) -> Array:
