@@ -1,6 +1,6 @@
 """Pictures of a schedule: as text for the terminal, as a space-time diagram for papers.
 
-Time counts steps: one message a step through each port of a rank (see :mod:`mpicoll.simulate`).
+Time counts steps: one message a step through each port of a rank (see :mod:`mpicoll.clock`).
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from mpicoll.clock import Transfer, trace
 from mpicoll.matching import Cell
 from mpicoll.registry import Algorithm, Parameter, in_words
 from mpicoll.schedule import WORK
-from mpicoll.simulate import Transfer, trace
 
 __all__ = ["svg", "text"]
 
