@@ -28,7 +28,7 @@ _ALPHA, _BETA, _GAMMA = 1_000_000, 100, 50  # picoseconds
 #: How many times as much a message costs between nodes.
 _FAR = 10
 #: Messages up to which they are found message by message.
-MOST_MESSAGES = 300_000
+MOST_MESSAGES = 30_000
 
 
 class TooManyMessages(ValueError):
