@@ -102,7 +102,10 @@ def predict(
                 f"{collective} {NATIVE} was not measured, and its schedule is unknown; measure it "
                 "and fit again, or leave it out"
             )
-        seconds, low, high = curve.time(ranks, nbytes)
+        try:
+            seconds, low, high = curve.time(ranks, nbytes)
+        except ValueError as error:
+            raise ValueError(f"{collective} {NATIVE}: {error}") from None
         low, high = low * (1 - widen), high * (1 + widen)
         return Prediction(
             collective, choice.words, ranks, nbytes, seconds, low, high, CURVE, (), None, warnings
@@ -228,6 +231,8 @@ def ranking(
 ) -> list[Prediction]:
     """Predict all choices that can serve, the fastest first.
 
+    The library's own is among them where as many ranks were measured.
+
     Args:
         model, collective, ranks, nbytes, root, nodes: see :func:`predict`.
         unmeasured: whether algorithms that were not measured are among them.
@@ -249,6 +254,13 @@ def ranking(
             predict(model, collective, choice, ranks, nbytes, root, nodes)
             for choice in found.values()
             if tuning.fits(collective, choice, ranks)
+            and (choice.algorithm != NATIVE or _was_measured(model, collective, ranks))
         ),
         key=lambda prediction: prediction.seconds,
     )
+
+
+def _was_measured(model: CostModel, collective: str, ranks: int) -> bool:
+    """Whether the library's own was measured on so many ranks, or fewer and more."""
+    measured = model.curves[collective][NATIVE].times
+    return min(measured) <= ranks <= max(measured)

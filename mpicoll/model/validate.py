@@ -57,9 +57,9 @@ def _errors(
         held = [cell for cell in cells if of(cell) in fold]
         try:
             predicted = _fitted([cell for cell in cells if of(cell) not in fold])
-        except NotIdentified:
+            errors += [predicted(cell) / cell.seconds - 1 for cell in held]
+        except ValueError:  # what is left does not tell enough, or a curve does not reach as far
             continue
-        errors += [predicted(cell) / cell.seconds - 1 for cell in held]
     return errors
 
 
