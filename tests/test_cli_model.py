@@ -291,6 +291,16 @@ def test_compare(command, folder):
     assert "faster" in verdicts
 
 
+def test_sides_of_different_machines(command, refused, folder, tmp_path):
+    given = {"sizes": (8, 64), "ranks": (4,), "launches": 7, "repetitions": 5}
+    runs = launched(COSTS, MEASURED, name="other", **given)
+    for run in runs:
+        run.facts["mpi"] = "Another MPI 2.0"
+    words = ("compare", folder / "a.jsonl", write(tmp_path / "other.jsonl", runs))
+    assert "MPI library 'Some MPI 1.0' and 'Another MPI 2.0'; --mix" in refused(*words)
+    assert command(*words, "--mix").status == 0
+
+
 def test_compare_with_few_launches(command, folder):
     done = command("compare", folder / "runs.jsonl", folder / "a.jsonl")
     assert done.status == 2

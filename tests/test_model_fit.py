@@ -214,12 +214,23 @@ def test_launches_are_kept_apart():
         for name, times in (("a", [1.0, 2.0, 3.0]), ("b", [5.0]), ("c", [9.0]))
     ]
     (cell,) = gather(runs)[0]
-    assert cell.medians == {"a 0": 2.0, "b 0": 5.0, "c 0": 9.0}
+    assert cell.medians == {"a": 2.0, "b": 5.0, "c": 9.0}
     assert cell.seconds == 5.0
     assert noise([cell]) == pytest.approx(7 / 5)
-    assert cell.among(["b 0"]).seconds == 5.0 and cell.among(["d"]) is None
+    assert cell.among(["b"]).seconds == 5.0 and cell.among(["d"]) is None
     medians = Resampled([cell], 200).seconds(cell)
     assert {2.0, 5.0, 9.0} <= set(medians) and medians.min() >= 1 and medians.max() <= 9
+
+
+def test_a_resumed_run_is_of_the_launch_that_it_goes_on_with():
+    runs = [
+        Run(name, facts, [point(name, "allreduce", "ring", 4, nbytes, [1.0])])
+        for name, facts, nbytes in (
+            ("a", {}, 8), ("b", {"resumes": "a"}, 16), ("c", {"resumes": "b"}, 32), ("d", {}, 8),
+        )
+    ]  # fmt: skip
+    found = gather(runs)[0]
+    assert [list(cell.launches) for cell in found] == [["a", "d"], ["a"], ["a"]]
 
 
 # --- how good it is -------------------------------------------------------------------------------

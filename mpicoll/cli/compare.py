@@ -38,13 +38,16 @@ def command(
     if not 0 <= effect < 1:
         raise UsageError(f"--effect {effect:g} is out of range; give 0 up to 1, as 0.02")
     measured.need(["scipy"], "fit")
-    from mpicoll.bench.runs import load
+    from mpicoll.bench.runs import differences
     from mpicoll.model.compare import LEAST_LAUNCHES, compare
 
     sides = [measured.runs([path], mix) for path in (first, second)]
-    if not mix:
-        with usage():
-            load([first, second]) if first != second else None
+    differing = differences(sides[0][0].facts, sides[1][0].facts)
+    if differing and not mix:
+        raise UsageError(
+            f"{first} and {second} are of different machines: {'; '.join(differing)}; --mix "
+            "compares them nevertheless"
+        )
     cells = [measured.cells(runs, oversubscribed)[0] for runs in sides]
     with usage():
         found = compare(*cells, effect=effect)
