@@ -138,10 +138,11 @@ def clock(
 
 def _after(current: Open, matching: Matching, model: Model, sizes: Sizes | None) -> int:
     """What a rank still has to do when all messages of a round are through."""
-    if all(isinstance(step, Copy) for step in current.steps):
+    reduces = sizes and model.gamma
+    if not (model.step or reduces) or all(isinstance(step, Copy) for step in current.steps):
         return 0
     reduced = 0
-    if sizes and model.gamma:
+    if sizes and reduces:
         segment = matching.channels[current.channel].segment
         reduced = sum(
             sizes.of(step.block, segment)

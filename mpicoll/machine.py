@@ -99,7 +99,11 @@ class Model:
 
     def slowed(self, time: int, *ranks: int) -> int:
         """A time at the pace of the slowest of some ranks."""
-        return int(time * max(self.slow.get(rank, Fraction(1)) for rank in ranks))
+        factors = [self.slow[rank] for rank in ranks if rank in self.slow]
+        if not factors:
+            return time
+        factor = max(factors)
+        return time * factor.numerator // factor.denominator
 
     @property
     def per_node(self) -> int | None:

@@ -13,8 +13,10 @@ That ranks do the same is never assumed: the schedules of sampled ranks are comp
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 
@@ -129,13 +131,26 @@ def simulate(
     call = _Call(algorithm, size, nbytes, model, root, algorithm.fitting(size, parameters))
     whole = call.programs(algorithm.schedule)
     messages = algorithm.count("messages", size, root, parameters)
-    if method == "events" or (method == "auto" and messages <= _FEW):
-        found = call.events([whole(rank) for rank in range(size)])
-    else:
-        found = _in_parts(call, method)
+    with _without_collector():
+        if method == "events" or (method == "auto" and messages <= _FEW):
+            found = call.events([whole(rank) for rank in range(size)])
+        else:
+            found = _in_parts(call, method)
     if model.call:
         found = replace(found, finish=tuple(time + model.call for time in found.finish))
     return found
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Schedules of many ranks are millions of objects, none of them garbage in a circle."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _in_parts(call: _Call, method: str) -> Result:
