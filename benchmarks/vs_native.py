@@ -29,7 +29,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,16 +37,11 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import tuning
 from mpicoll.bench import environment, stats
+from mpicoll.bench.pattern import element_type
 from mpicoll.bench.sizes import parse_size
-from mpicoll.bench.start import Start
-from mpicoll.bench.workload import (
-    SYMMETRIC,
-    WORKLOADS,
-    Pattern,
-    Workload,
-    element_type,
-    elements,
-)
+from mpicoll.bench.start import Barrier
+from mpicoll.bench.workload import Workload, elements, prepare, symmetric
+from mpicoll.collectives import COLLECTIVES
 
 SECONDS = 1e-3  # of a sample, about
 CALLS = 1000  # of a sample, at most
@@ -63,7 +57,7 @@ def sizes(collective: str, largest: int) -> list[int]:
     return [*powers, largest]
 
 
-def sample(call: Callable[[], object], start: Start, calls: int, end: bool) -> float:
+def sample(call: Callable[[], object], start: Barrier, calls: int, end: bool) -> float:
     """Seconds of one call on this rank."""
     start()
     begin = time.perf_counter()
@@ -74,34 +68,13 @@ def sample(call: Callable[[], object], start: Start, calls: int, end: bool) -> f
     return (time.perf_counter() - begin) / calls
 
 
-class InPlace(Workload):
-    """An all-reduce in place: what is right is so after the first call alone."""
-
-    def poison(self) -> None:
-        assert self.output is not None
-        self.output[:] = Pattern(self.output.dtype, "sum", MPI.COMM_WORLD.Get_size()).given(
-            MPI.COMM_WORLD.Get_rank(), self.count
-        )
-
-
-def allreduce(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any]) -> Workload:
-    """The buffers of an all-reduce in place."""
-    buffer = np.zeros(count, dtype)
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Callable[[], object]:
-        return partial(target.Allreduce, MPI.IN_PLACE, buffer, **choice)
-
-    right = Pattern(dtype, "sum", comm.Get_size()).reduced(count)
-    return InPlace("allreduce", buffer.nbytes, count, dtype.name, "sum", -1, bind, buffer, right)
-
-
 def persistent(comm: MPI.Intracomm, call: Any, **choice: Any) -> Callable[[], object]:
     """The start and the end of a persistent call, for a blocking one of a communicator's."""
     init = getattr(comm, f"{call.func.__name__}_init")
     plan = init(*call.args, **call.keywords, **choice)
 
     def run() -> None:
-        plan.Start()
+        plan.Barrier()
         plan.Wait()
 
     weakref.finalize(run, plan.Free)  # MPICH complains of those that are not freed
@@ -111,7 +84,7 @@ def persistent(comm: MPI.Intracomm, call: Any, **choice: Any) -> Callable[[], ob
 def compare(
     comm: MPI.Intracomm,
     ours: mpicoll.Intracomm,
-    start: Start,
+    start: Barrier,
     work: Workload,
     samples: int,
     plans: bool,
@@ -123,7 +96,7 @@ def compare(
         choice = tuning.parse(work.collective, words, tuning.ARGUMENT)
         named = {"algorithm": choice.algorithm, **dict(choice.parameters)}
         ways = [persistent(ours, ways[0], **named), persistent(comm, ways[1])]
-    end = work.collective not in SYMMETRIC
+    end = not symmetric(work.collective)
     wrong = []
     for call in ways:
         work.poison()
@@ -209,7 +182,7 @@ def mean(points: list[dict[str, Any]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--collectives", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS)
+        "--collectives", nargs="+", choices=list(COLLECTIVES), default=list(COLLECTIVES)
     )
     parser.add_argument("--largest", type=parse_size, default=64 << 20, help="bytes, as 64M")
     parser.add_argument("--type", type=element_type, default=np.dtype("f4"), help="as float, half")
@@ -218,7 +191,7 @@ def main() -> None:
     parser.add_argument("--json", help="append a line for the launch, and one a size, to this file")
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
-    ours, start = mpicoll.Intracomm(comm.Dup()), Start(comm.Dup())
+    ours, start = mpicoll.Intracomm(comm.Dup()), Barrier(comm.Dup())
     found = environment.gather(comm)
     run = {**{key: found[key] for key in KEPT}, **probes(comm)}
     if comm.Get_rank() == 0:
@@ -229,10 +202,8 @@ def main() -> None:
         points = []
         for size in sizes(collective, options.largest):
             count = elements(collective, size, options.type.itemsize, comm.Get_size())
-            if collective == "allreduce":
-                work = allreduce(comm, count, options.type)
-            else:
-                work = WORKLOADS[collective](comm, count, options.type, "sum", 0)
+            in_place = collective == "allreduce"
+            work = prepare(comm, collective, count, options.type, in_place=in_place)
             point = compare(comm, ours, start, work, options.samples, options.persistent)
             points.append(point)
             if comm.Get_rank() == 0:
