@@ -158,13 +158,26 @@ class Curve:
     times: Mapping[int, tuple[CurvePoint, ...]]
 
     def time(self, ranks: int, nbytes: int) -> tuple[float, float, float]:
-        """Seconds, and their 95 % interval; the nearest where nothing has been measured beyond."""
+        """Seconds, and their 95 % interval.
+
+        Above the largest size measured they grow with the bytes, below the least they stay.
+
+        Raises:
+            ValueError: fewer or more ranks than were measured, of which nothing is known.
+        """
         measured = sorted(self.times)
+        if not measured[0] <= ranks <= measured[-1]:
+            raise ValueError(
+                f"P = {ranks} is outside of P = {', '.join(map(str, measured))}, which were "
+                "measured, and its schedule is unknown: measure it there"
+            )
         return _between(measured, ranks, lambda near: self._at(near, nbytes))
 
     def _at(self, ranks: int, nbytes: int) -> tuple[float, float, float]:
         rows = {nbytes: (time, low, high) for nbytes, time, low, high in self.times[ranks]}
-        return _between(sorted(rows), nbytes, rows.__getitem__)
+        time, low, high = _between(sorted(rows), nbytes, rows.__getitem__)
+        more = max(1.0, nbytes / max(*rows, 1))
+        return time * more, low * more, high * more
 
 
 Spread = tuple[float, float, float]

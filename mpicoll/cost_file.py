@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpicoll import tuning_file
 from mpicoll.cost import CostModel, Costs, Curve, Errors, Evidence, Piece, check
 
 __all__ = ["read", "write", "write_atomically"]
@@ -157,8 +158,11 @@ def _model(content: dict[str, Any]) -> CostModel:
             if written["evidence"] is not None:
                 found = _read_evidence(written["evidence"], None)
                 evidence.setdefault(collective, {})[choice] = found
-    rules, about = content["rules"], content["about"]
-    return CostModel(general, own, curves, evidence, general_evidence, rules, about)
+    rules = {
+        collective: [{k: v for k, v in rule.items() if v is not None} for rule in written]
+        for collective, written in content["rules"].items()
+    }
+    return CostModel(general, own, curves, evidence, general_evidence, rules, content["about"])
 
 
 def _costs(place: str, written: Mapping[str, Any]) -> tuple[Costs, Evidence | None]:
@@ -184,13 +188,10 @@ def _read_evidence(written: Mapping[str, Any], costs: Costs | None) -> Evidence:
 
 
 def _validated(content: bytes) -> dict[str, Any]:
-    try:
-        import pydantic
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "files of parameters need pydantic: pip install mpicoll[config]"
-        ) from None
+    RuleOf = tuning_file.rule_type("files of parameters")
     from typing import Annotated, Literal
+
+    import pydantic
 
     NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
     Number = Annotated[int, pydantic.Field(ge=1)]
@@ -248,7 +249,7 @@ def _validated(content: bytes) -> dict[str, Any]:
         general: SetOf
         own: dict[str, dict[str, SetOf]] = {}
         curves: dict[str, dict[str, CurveOf]] = {}
-        rules: dict[str, list[dict[str, Any]]] = {}
+        rules: dict[str, list[RuleOf]] = {}  # type: ignore[valid-type]
 
     # Local classes cannot be looked up by name, as annotations of this module would be.
     names = {**globals(), **locals()}

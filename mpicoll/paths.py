@@ -1,10 +1,10 @@
 """What a collective's time is made of: the critical path that the simulator finds, counted.
 
-The path leads from the start to the end of the last rank; each of its messages begins when the one
-before it has ended, has been reduced, or has left a port free.  So under the costs that it was found
-with, the time of the collective is exactly the sum over the path, and under other costs it is linear
-in them as long as the path stays the same.  Fits and predictions count on paths under
-:data:`REFERENCE`.
+The path leads from the start to the end of the last rank; each of its messages begins when the
+one before it has ended, has been reduced, or has left a port free.  So under the costs that it was
+found with, the time of the collective is exactly the sum over the path, and under other costs it
+is linear in them as long as the path stays the same.  Fits and predictions count on paths under
+the costs of :func:`reference`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mpicoll import algorithms
-from mpicoll.cost import INTER, INTRA, Costs
+from mpicoll.clock import Transfer, trace
+from mpicoll.cost import INTER, INTRA, Costs, Piece
 from mpicoll.layout import even
+from mpicoll.machine import Model
 from mpicoll.registry import Algorithm, Value
 from mpicoll.schedule import Copy, Recv, RecvReduce, Send, Step, blocks
-from mpicoll.simulate import Model, Transfer, trace
 
-__all__ = ["MOST_MESSAGES", "REFERENCE", "Path", "critical_path"]
+__all__ = ["MOST_MESSAGES", "Path", "TooManyMessages", "critical_path", "reference"]
 
-#: The costs under which paths are found, in picoseconds.
-REFERENCE = Model(alpha=1_000_000, beta=100, gamma=50)
+_ALPHA, _BETA, _GAMMA = 1_000_000, 100, 50  # picoseconds
+#: How many times as much a message costs between nodes.
+_FAR = 10
 #: Messages up to which they are found message by message.
-MOST_MESSAGES = 300_000
+MOST_MESSAGES = 30_000
+
+
+class TooManyMessages(ValueError):
+    """A path that would take too long to find; :mod:`mpicoll.simulate` has faster ways."""
+
 
 #: Rank, channel, and number of the round among those of the channel that have messages.
 _Round = tuple[int, int, int]
@@ -55,6 +62,14 @@ class Path:
         return total
 
 
+def reference(nodes: tuple[int, ...] = ()) -> Model:
+    """The costs under which paths are found, for ranks on some nodes."""
+    if len(set(nodes)) < 2:
+        return Model(_ALPHA, _BETA, _GAMMA)
+    near, far = Piece(None, _ALPHA, _BETA), Piece(None, _FAR * _ALPHA, _FAR * _BETA)
+    return Model(0, 0, _GAMMA, links={INTRA: (near,), INTER: (far,)}, nodes=nodes)
+
+
 @lru_cache(maxsize=1 << 14)
 def critical_path(
     collective: str,
@@ -75,37 +90,26 @@ def critical_path(
         nodes: the node of each rank; none: all ranks are on one.
 
     Raises:
-        ValueError: unknown names, a value out of range, or more than :data:`MOST_MESSAGES`
-            messages of an algorithm that is not symmetric.
+        ValueError: unknown names, or a value out of range.
+        TooManyMessages: more than :data:`MOST_MESSAGES`, and the ranks are not all alike.
     """
     algorithm = algorithms.find(collective, name)
     given = dict(parameters)
-    links = _Links(nodes)
+    model = reference(nodes)
     if size == 1:
         return Path(0, {}, 0)
     if algorithm.count("messages", size, root, given) > MOST_MESSAGES:
-        if not algorithm.symmetric or len(set(nodes)) > 1:
-            raise ValueError(_too_many(algorithm, size))
-        return _of_any_rank(algorithm, size, nbytes, given, links)
-    transfers = trace(algorithm, size, root, given, nbytes, REFERENCE)
-    return _Walk(algorithm, size, root, given, transfers).path(links)
+        if not algorithm.symmetric or 1 < len(set(nodes)) < size:
+            raise _too_many(algorithm, size)
+        return _of_any_rank(algorithm, size, nbytes, given, model)
+    return _Walk(algorithm, size, nbytes, root, given, model).path()
 
 
-def _too_many(algorithm: Algorithm, size: int) -> str:
-    return (
+def _too_many(algorithm: Algorithm, size: int) -> TooManyMessages:
+    return TooManyMessages(
         f"{algorithm.collective} {algorithm.name} on {size} ranks has more than {MOST_MESSAGES} "
-        "messages; `mpicoll simulate` takes so many"
+        "messages"
     )
-
-
-class _Links:
-    """Which link two ranks are joined by."""
-
-    def __init__(self, nodes: Sequence[int]) -> None:
-        self._nodes = nodes
-
-    def between(self, one: int, other: int) -> str:
-        return INTRA if not self._nodes or self._nodes[one] == self._nodes[other] else INTER
 
 
 class _Walk:
@@ -115,10 +119,12 @@ class _Walk:
         self,
         algorithm: Algorithm,
         size: int,
+        nbytes: int,
         root: int,
         parameters: Mapping[str, Value],
-        transfers: Iterable[Transfer],
+        model: Model,
     ) -> None:
+        self.model = model
         programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]
         sent: dict[tuple[int, int, int], list[int]] = {}
         received: dict[tuple[int, int, int], list[int]] = {}
@@ -134,7 +140,7 @@ class _Walk:
         self.reduced: Counter[_Round] = Counter()
         self.ended: dict[tuple[str, int, int], Transfer] = {}
         seen: Counter[tuple[int, int, int]] = Counter()
-        for transfer in transfers:
+        for transfer in trace(algorithm, size, root, parameters, nbytes, model):
             pair = transfer.sender, transfer.receiver, transfer.channel
             # Messages of a pair on a channel go in the order posted.
             index = seen[pair]
@@ -146,7 +152,7 @@ class _Walk:
                 if side not in self.last or self.last[side].end < transfer.end:
                     self.last[side] = transfer
             if transfer.reduces:
-                self.reduced[at_receiver] += _bytes(transfer)
+                self.reduced[at_receiver] += self._message(transfer)[1]
             self.ended["out", transfer.sender, transfer.end] = transfer
             self.ended["in", transfer.receiver, transfer.end] = transfer
         self.opened: dict[tuple[int, int], _Round] = {
@@ -155,9 +161,9 @@ class _Walk:
 
     def done(self, place: _Round) -> int:
         """When a rank has stored and reduced what a round received."""
-        return self.last[place].end + REFERENCE.gamma * self.reduced[place]
+        return self.last[place].end + self.model.gamma * self.reduced[place]
 
-    def path(self, links: _Links) -> Path:
+    def path(self) -> Path:
         """The path, counted."""
         messages: Counter[tuple[str, int]] = Counter()
         if not self.last:
@@ -170,7 +176,7 @@ class _Walk:
             transfer: Transfer = self.last[place]
             place = None
             while True:
-                messages[links.between(transfer.sender, transfer.receiver), _bytes(transfer)] += 1
+                messages[self._message(transfer)] += 1
                 if not transfer.start:
                     break
                 place = self._round_before(transfer)
@@ -178,6 +184,12 @@ class _Walk:
                     break
                 transfer = self._port_before(transfer)
         return Path(rounds, dict(messages), reduced)
+
+    def _message(self, transfer: Transfer) -> tuple[str, int]:
+        """The link of a message, and its bytes, which its time tells."""
+        link = self.model.link(transfer.sender, transfer.receiver)
+        (piece,) = self.model.pieces(link)
+        return link, int((transfer.end - transfer.start - piece.alpha) // piece.beta)
 
     def _round_before(self, transfer: Transfer) -> _Round | None:
         """The round whose end let a message start, if one did."""
@@ -208,12 +220,8 @@ def _messages(rounds: Iterable[Sequence[Step]]) -> Iterable[tuple[int, Send | Re
         index += bool(found)
 
 
-def _bytes(transfer: Transfer) -> int:
-    return (transfer.end - transfer.start - REFERENCE.alpha) // REFERENCE.beta
-
-
 def _of_any_rank(
-    algorithm: Algorithm, size: int, nbytes: int, parameters: Mapping[str, Value], links: _Links
+    algorithm: Algorithm, size: int, nbytes: int, parameters: Mapping[str, Value], model: Model
 ) -> Path:
     """The path of a symmetric algorithm: all ranks do the same, so rank 0's rounds are it.
 
@@ -221,7 +229,7 @@ def _of_any_rank(
     """
     channels = algorithm.channels(0, size, 0, parameters)
     if len(channels) > 1:
-        raise ValueError(_too_many(algorithm, size))
+        raise _too_many(algorithm, size)
     nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
     block = even(nbytes, nblocks).counts[0] if nblocks else 0
     messages: Counter[tuple[str, int]] = Counter()
@@ -235,7 +243,7 @@ def _of_any_rank(
         rounds += bool(length)
         for step, nbytes in length:
             if isinstance(step, Send):
-                messages[links.between(0, step.peer), nbytes] += 1
+                messages[model.link(0, step.peer), nbytes] += 1
             elif isinstance(step, RecvReduce):
                 reduced += nbytes
     return Path(rounds, dict(messages), reduced)

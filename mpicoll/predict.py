@@ -6,17 +6,20 @@ MPI library's own collective, whose schedule is unknown, by a curve through its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpicoll import algorithms, tuning
 from mpicoll.cost import CostModel, Costs, Evidence, interval
-from mpicoll.paths import Path, critical_path
+from mpicoll.machine import Model
+from mpicoll.paths import Path, TooManyMessages, critical_path
+from mpicoll.simulate import simulate
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["CURVE", "GENERAL", "OWN", "Prediction", "predict", "ranking"]
+__all__ = ["CURVE", "GENERAL", "OWN", "Prediction", "in_words", "predict", "ranking"]
 
 #: Which parameters a prediction is made with.
 OWN, GENERAL, CURVE = "own parameters", "general parameters", "curve through measurements"
+_UNIT = 10**15  # of a second, for simulations
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,11 @@ class Prediction:
         ranks, nbytes: bytes of the whole vector.
         seconds: of the slowest rank.
         low, high: between them 95 % of the fits to resampled measurements, widened by the 90th
-            percentile of the errors for what was left out of the fit.
+            percentile of the errors for what was left out of the fit; by those errors alone for
+            so many ranks that the time is simulated.
         source: :data:`OWN`, :data:`GENERAL` or :data:`CURVE`.
-        parts: seconds by what they are spent on; none for a curve.
-        path: what is counted; None for a curve.
+        parts: seconds by what they are spent on; none for a curve, or where it is simulated.
+        path: what is counted; None for these.
         warnings: why not to trust it.
     """
 
@@ -51,14 +55,19 @@ class Prediction:
     def reason(self) -> str:
         """What the time is made of, in words."""
         if self.path is None:
-            return f"{self.source}; its schedule is unknown"
+            return "its schedule is unknown" if self.source == CURVE else "simulated"
         messages = sum(self.path.messages.values())
+        nbytes = sum(m * count for (_, m), count in self.path.messages.items())
         name, most = max(self.parts, key=lambda part: part[1], default=("", 0.0))
         share = f"; {100 * most / self.seconds:.0f} % {name}" if self.seconds and most else ""
         return (
-            f"{messages} messages and {sum(m * c for (_, m), c in self.path.messages.items())} "
-            f"bytes in {self.path.rounds} rounds one after the other{share}"
+            f"{_counted(messages, 'message')}, {nbytes} bytes and "
+            f"{_counted(self.path.rounds, 'round')} one after the other{share}"
         )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def predict(
@@ -81,7 +90,7 @@ def predict(
 
     Raises:
         ValueError: something is unknown or out of range; or the library's own collective was not
-            measured; or there are too many messages (:data:`mpicoll.paths.MOST_MESSAGES`).
+            measured; or the simulation would take too long.
     """
     evidence = model.evidence_of(collective, choice.words)
     warnings = tuple(_outside(evidence, ranks, nbytes))
@@ -93,14 +102,28 @@ def predict(
                 f"{collective} {NATIVE} was not measured, and its schedule is unknown; measure it "
                 "and fit again, or leave it out"
             )
-        seconds, low, high = curve.time(ranks, nbytes)
+        try:
+            seconds, low, high = curve.time(ranks, nbytes)
+        except ValueError as error:
+            raise ValueError(f"{collective} {NATIVE}: {error}") from None
         low, high = low * (1 - widen), high * (1 + widen)
         return Prediction(
             collective, choice.words, ranks, nbytes, seconds, low, high, CURVE, (), None, warnings
         )
     costs, own = model.costs(collective, choice.words)
-    flat = nodes if len(set(nodes)) > 1 else ()
-    path = critical_path(collective, choice.algorithm, ranks, nbytes, choice.parameters, root, flat)
+    apart = nodes if len(set(nodes)) > 1 else ()
+    placed = tuning.placed(collective, choice, nodes)
+    source = OWN if own else GENERAL
+    try:
+        path = critical_path(
+            collective, choice.algorithm, ranks, nbytes, placed.parameters, root, apart
+        )
+    except TooManyMessages:
+        seconds = _simulated(costs, collective, placed, ranks, nbytes, root, apart)
+        low, high = seconds * (1 - widen), seconds * (1 + widen)
+        return Prediction(
+            collective, choice.words, ranks, nbytes, seconds, low, high, source, (), None, warnings
+        )
     replicates = evidence.replicates if evidence else ()
     seconds = path.seconds(costs)
     low, high = interval([path.seconds(r) for r in replicates] or [seconds])
@@ -112,10 +135,46 @@ def predict(
         seconds,
         min(low, seconds) * (1 - widen),
         max(high, seconds) * (1 + widen),
-        OWN if own else GENERAL,
+        source,
         _parts(path, costs),
         path,
         warnings,
+    )
+
+
+def _simulated(
+    costs: Costs,
+    collective: str,
+    choice: Choice,
+    ranks: int,
+    nbytes: int,
+    root: int,
+    nodes: tuple[int, ...],
+) -> float:
+    """The time on so many ranks that no path is counted."""
+    entry = algorithms.find(collective, choice.algorithm)
+    model = replace(Model.of(costs, _UNIT), nodes=nodes)
+    found = simulate(entry, ranks, nbytes, model, root, dict(choice.parameters))
+    return found.makespan / _UNIT
+
+
+def in_words(
+    model: CostModel,
+    collective: str,
+    choice: Choice,
+    ranks: int,
+    nbytes: int,
+    nodes: tuple[int, ...],
+) -> str:
+    """The predicted time of a call, or why there is none; see :func:`predict`."""
+    try:
+        found = predict(model, collective, choice, ranks, nbytes, nodes=nodes)
+    except ValueError as error:
+        return f"no prediction: {error}"
+    doubts = "".join(f"; {warning}" for warning in found.warnings)
+    return (
+        f"predicted time {found.seconds * 1e6:.4g} us ({found.low * 1e6:.4g} to "
+        f"{found.high * 1e6:.4g} us, by {found.source}; {found.reason}{doubts})"
     )
 
 
@@ -172,6 +231,8 @@ def ranking(
 ) -> list[Prediction]:
     """Predict all choices that can serve, the fastest first.
 
+    The library's own is among them where as many ranks were measured.
+
     Args:
         model, collective, ranks, nbytes, root, nodes: see :func:`predict`.
         unmeasured: whether algorithms that were not measured are among them.
@@ -193,6 +254,13 @@ def ranking(
             predict(model, collective, choice, ranks, nbytes, root, nodes)
             for choice in found.values()
             if tuning.fits(collective, choice, ranks)
+            and (choice.algorithm != NATIVE or _was_measured(model, collective, ranks))
         ),
         key=lambda prediction: prediction.seconds,
     )
+
+
+def _was_measured(model: CostModel, collective: str, ranks: int) -> bool:
+    """Whether the library's own was measured on so many ranks, or fewer and more."""
+    measured = model.curves[collective][NATIVE].times
+    return min(measured) <= ranks <= max(measured)

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpicoll import algorithms, paths
-from mpicoll.cost import INTER, INTRA, Costs, Piece
-from mpicoll.paths import REFERENCE, Path, critical_path
+from mpicoll.cost import INTER, INTRA, Costs
+from mpicoll.paths import Path, critical_path, reference
 from mpicoll.simulate import simulate
 
 
-def reference(model=REFERENCE):
-    pieces = (Piece(None, model.alpha, model.beta),)
-    return Costs({INTRA: pieces, INTER: pieces}, gamma=model.gamma)
+def costs(nodes=()):
+    model = reference(nodes)
+    return Costs({kind: model.pieces(kind) for kind in (INTRA, INTER)}, gamma=model.gamma)
 
 
 CASES = [
@@ -33,8 +33,19 @@ def test_a_path_is_as_long_as_the_simulation(collective):
         root = size - 1 if entry.definition.rooted else 0
         words = tuple(parameters.items())
         path = critical_path(collective, entry.name, size, nbytes, words, root)
-        simulated = simulate(entry, size, nbytes, REFERENCE, root, parameters)
-        assert path.seconds(reference()) == simulated.makespan, (entry.name, size, parameters)
+        simulated = simulate(entry, size, nbytes, reference(), root, parameters)
+        assert path.seconds(costs()) == simulated.makespan, (entry.name, size, parameters)
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 0, 1, 1, 1), (0, 1, 2, 0, 1, 2), (0, 1, 2, 3, 4, 5)])
+def test_a_path_over_nodes_is_as_long_as_the_simulation(nodes):
+    for entry, size, nbytes, parameters in CASES:
+        if size == 5:
+            path = critical_path(
+                entry.collective, entry.name, 5, nbytes, tuple(parameters.items()), 0, nodes[:5]
+            )
+            simulated = simulate(entry, 5, nbytes, reference(nodes[:5]), 0, parameters)
+            assert path.seconds(costs(nodes)) == simulated.makespan, (entry.name, parameters)
 
 
 def test_what_the_path_of_a_ring_is_made_of():
@@ -55,8 +66,10 @@ def test_recursive_halving_has_messages_of_several_sizes():
 
 def test_links_between_nodes_are_counted_apart():
     path = critical_path("allreduce", "ring", 4, 4096, nodes=(0, 0, 1, 1))
-    assert sum(path.messages.values()) == 6
-    assert set(path.messages) <= {(INTRA, 1024), (INTER, 1024)}
+    assert path.messages == {(INTER, 1024): 6}  # in every round some rank waits for the other node
+    nodes = (("nodes", (0, 0, 1, 1)),)
+    path = critical_path("allreduce", "hierarchical", 4, 4096, nodes, nodes=(0, 0, 1, 1))
+    assert path.messages == {(INTRA, 2048): 2, (INTER, 1024): 2}
     alone = critical_path("allreduce", "ring", 4, 4096, nodes=(0, 1, 2, 3))
     assert alone.messages == {(INTER, 1024): 6}
 
@@ -68,12 +81,14 @@ def test_a_symmetric_algorithm_has_the_path_of_any_rank(size, block, data):
     if not entry.runs_on(size):
         return
     nbytes = block * size
-    one = paths._of_any_rank(entry, size, nbytes, {}, paths._Links(()))
+    one = paths._of_any_rank(entry, size, nbytes, {}, reference())
     assert one == critical_path(entry.collective, entry.name, size, nbytes)
 
 
 def test_many_ranks():
     path = critical_path("allreduce", "ring", 4096, 1 << 30)
     assert path == Path(8190, {(INTRA, 1 << 18): 8190}, 4095 << 18)
-    with pytest.raises(ValueError, match="`mpicoll simulate` takes so many"):
+    alone = critical_path("allreduce", "ring", 4096, 1 << 30, nodes=tuple(range(4096)))
+    assert alone.messages == {(INTER, 1 << 18): 8190}
+    with pytest.raises(paths.TooManyMessages, match="has more than 30000 messages"):
         critical_path("allreduce", "recursive_halving_doubling", 1 << 17, 1 << 20)

@@ -55,7 +55,7 @@ class Cell:
         """Median of each launch."""
         return {name: float(np.median(times)) for name, times in self.launches.items()}
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """Median of the medians of the launches."""
         return float(np.median(list(self.medians.values())))
@@ -117,21 +117,34 @@ def gather(runs: Sequence[Run], *, oversubscribed: bool = False) -> tuple[list[C
             else:
                 kept.append((run, point))
     usual = _usual(point for _, point in kept)
+    launch = _launches(runs)
     times: dict[Cell, dict[str, list[float]]] = {}
     for run, point in kept:
         if _kind(point) != usual[point.collective]:
             words = ", ".join(filter(None, usual[point.collective]))
             reasons[f"{point.collective} is mostly measured with {words}"] += 1
             continue
-        launches = times.setdefault(_cell(run, point), {})
-        launches.setdefault(f"{run.name} {point.launch}", []).extend(point.times)
+        measured = times.setdefault(_cell(run, point), {})
+        measured.setdefault(launch[run.name], []).extend(point.times)
     if not times:
         raise ValueError(f"no point can be used: {'; '.join(Left(reasons).words())}")
     cells = [
-        replace(cell, launches={name: tuple(values) for name, values in launches.items()})
-        for cell, launches in times.items()
+        replace(cell, launches={name: tuple(values) for name, values in measured.items()})
+        for cell, measured in times.items()
     ]
     return sorted(cells, key=_order), Left(reasons)
+
+
+def _launches(runs: Sequence[Run]) -> dict[str, str]:
+    """The launch of each run, by name: a run that goes on with another one is of its launch."""
+    before = {run.name: str(run.facts.get("resumes", "")) for run in runs}
+    found = {}
+    for name in before:
+        first = name
+        while before[first] in before:
+            first = before[first]
+        found[name] = first
+    return found
 
 
 def _cell(run: Run, point: Point) -> Cell:

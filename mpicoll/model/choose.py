@@ -15,7 +15,7 @@ import numpy as np
 
 from mpicoll import tuning
 from mpicoll.cost import CostModel, interval
-from mpicoll.model.cells import Array, Cell, Resampled, is_native, launches
+from mpicoll.model.cells import Array, Cell, Resampled, launches
 from mpicoll.predict import predict
 from mpicoll.tuning import NATIVE, Choice
 
@@ -162,14 +162,17 @@ class Crossover:
 
 
 def crossovers(
-    found: Sequence[Table], model: CostModel, resampled: Resampled | None
+    found: Sequence[Table],
+    model: CostModel,
+    resampled: Resampled | None,
+    gain: float = LEAST_GAIN,
 ) -> list[Crossover]:
     """Where the fastest choice changes, by measurement, and where by the model."""
     made = []
     for table in found:
         measured = table.times(lambda cell: cell.seconds)
         predicted = table.times(modelled(model))
-        best = winners(measured, LEAST_GAIN)
+        best = winners(measured, gain)
         for index in range(1, len(best)):
             one, other = best[index - 1], best[index]
             if one == other or table.place.ranks < 2:
@@ -346,8 +349,3 @@ def by_table(written: tuning.Table) -> Pick:
 def by_library(table: Table, index: int) -> str:
     """Always choose the library's own."""
     return NATIVE
-
-
-def measures_native(cells: Sequence[Cell]) -> bool:
-    """Whether the library's own collective was measured."""
-    return any(map(is_native, cells))

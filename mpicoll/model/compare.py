@@ -6,10 +6,10 @@ over its standard error (K. K. Yuen, Biometrika 61 (1974)): of the logarithms of
 strong where launches drift together, and of the difference of the sides, strong where they do not.
 Trimming takes away launches that came out far off.  Their distribution is not assumed but found, by
 giving the launches to the sides in all possible ways (or many).  The largest statistic of all rows
-in each of these ways is what a row is held against (P. H. Westfall, S. S. Young, Resampling-Based
-Multiple Testing, 1993): so the chance of any false verdict in a whole comparison is the level,
-however many rows there are.  Rows are all points, and the mean over sizes of each choice on each
-number of ranks.
+in each of these ways is what a row is held against, step by step (P. H. Westfall, S. S. Young,
+Resampling-Based Multiple Testing, 1993): so the chance of any false verdict in a whole comparison
+is the level, however many rows there are.  Rows are all points, and the mean over sizes of each
+choice on each number of ranks.
 """
 
 from __future__ import annotations
@@ -153,32 +153,49 @@ def adjusted(values: Array) -> Array:
     rows, _, launches = values.shape
     flat = values.reshape(rows, 2 * launches)
     ways = _ways(launches)
-    most = np.max(
-        [_statistic(row[ways[:, :launches]], row[ways[:, launches:]]) for row in flat], axis=0
-    )
-    observed = _statistic(values[:, 0], values[:, 1])
-    return np.asarray((most >= observed[:, None] - _SAME).mean(axis=1))
+    found = _statistic(flat[:, ways[:, :launches]], flat[:, ways[:, launches:]])
+    observed = found[:, 0]  # the first way is the one observed
+    order = np.argsort(observed)
+    # Step down: a row is held against those that differ no more than it does.
+    largest = np.maximum.accumulate(found[order], axis=0)
+    chances = (largest >= observed[order, None] - _SAME).mean(axis=1)
+    stepped = np.maximum.accumulate(chances[::-1])[::-1]
+    return np.asarray(stepped[np.argsort(order)])
 
 
 def _ways(launches: int) -> np.ndarray:
-    """Ways to give the launches to the sides, first the one observed: all of them, or many."""
-    both = range(2 * launches)
-    if math.comb(len(both), launches) <= _MOST_WAYS:
-        return np.array([[*way, *sorted({*both} - {*way})] for way in combinations(both, launches)])
+    """Ways to give the launches to the sides, first the one observed: all of them, or many.
+
+    The first launch stays where it is: with the sides exchanged a way has the same statistic.
+    """
+    others = range(1, 2 * launches)
+    if math.comb(len(others), launches - 1) <= _MOST_WAYS:
+        chosen = [(0, *way) for way in combinations(others, launches - 1)]
+        return np.array([[*way, *sorted({*others} - {*way})] for way in chosen])
     generator = np.random.default_rng(0)
-    drawn = [generator.permutation(len(both)) for _ in range(_MOST_WAYS - 1)]
-    return np.array([[*both], *drawn])
+    drawn = [generator.permutation(2 * launches) for _ in range(_MOST_WAYS - 1)]
+    return np.array([np.arange(2 * launches), *drawn])
 
 
 def _statistic(first: Array, second: Array) -> Array:
-    """The larger of the two statistics of each row, as minus the logarithm of a chance."""
-    launches = first.shape[-1]
+    """The larger of the two statistics, as minus the logarithm of a chance.
+
+    A standard error from a few launches is small by chance in some of many rows, so what is usual
+    among the rows is added to each (V. G. Tusher, R. Tibshirani, G. Chu, PNAS 98 (2001)).
+
+    Args:
+        first, second: logarithms of times, of shape (rows, ways, launches).
+    """
+    left = first.shape[-1] - 2 * _cut(first.shape[-1])
     difference, error = _trimmed(second - first)
-    paired = np.abs(difference) / np.maximum(error, _SAME)
     (a, error_a), (b, error_b) = _trimmed(first), _trimmed(second)
-    apart = np.abs(b - a) / np.maximum(np.hypot(error_a, error_b), _SAME)
-    left = launches - 2 * _cut(launches)
-    chances = student.logsf(paired, left - 1), student.logsf(apart, 2 * (left - 1))
+    chances = [
+        student.logsf(np.abs(apart) / np.maximum(wrong + np.median(wrong, axis=0), _SAME), degrees)
+        for apart, wrong, degrees in (
+            (difference, error, left - 1),
+            (b - a, np.hypot(error_a, error_b), 2 * (left - 1)),
+        )
+    ]
     return np.asarray(-np.minimum(*chances))
 
 

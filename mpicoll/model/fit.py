@@ -19,6 +19,8 @@ from mpicoll.model.equations import Ends, Equations
 
 MOST_PIECES = 4
 REPLICATES = 80
+#: Cells for each parameter, where there are pieces.
+_LEAST_EACH = 2
 _QUICK = 2  # rounds of the robust loss while ends are looked for
 
 
@@ -67,17 +69,17 @@ def fit_set(cells: Sequence[Cell], *, one_algorithm: bool) -> Fitted:
     best = trial
     while True:
         tried = [
-            (attempt.criterion, more, attempt)
+            (attempt.criterion, more)
             for more in _more(system, ends)
             if (attempt := _try(system, more, reduces, _QUICK)) is not None
         ]
         if not tried:
             break
-        least = min(tried, key=lambda entry: entry[0])
-        refined = _try(system, least[1], reduces)
+        _, least = min(tried, key=lambda entry: entry[0])
+        refined = _try(system, least, reduces)
         if refined is None or refined.criterion >= best.criterion:
             break
-        ends, best = dict(least[1]), refined
+        ends, best = least, refined
     columns = system.columns(ends)
     matrix = equations.relative(columns, best.names, system.seconds)
     return Fitted(
@@ -105,6 +107,8 @@ def _try(system: Equations, ends: Ends, reduces: bool, rounds: int = 8) -> _Atte
     matrix = equations.relative(columns, names, system.seconds)
     values, residual = equations.solve(matrix, rounds)
     parameters = len(names) + sum(map(len, ends.values()))
+    if ends and parameters * _LEAST_EACH > len(system.cells):
+        return None
     return _Attempt(names, values, equations.criterion(residual, parameters))
 
 

@@ -57,9 +57,9 @@ def _errors(
         held = [cell for cell in cells if of(cell) in fold]
         try:
             predicted = _fitted([cell for cell in cells if of(cell) not in fold])
-        except NotIdentified:
+            errors += [predicted(cell) / cell.seconds - 1 for cell in held]
+        except ValueError:  # what is left does not tell enough, or a curve does not reach as far
             continue
-        errors += [predicted(cell) / cell.seconds - 1 for cell in held]
     return errors
 
 
@@ -78,15 +78,19 @@ def _fitted(cells: Sequence[Cell]) -> Predict:
 def validated(
     model: CostModel, cells: Sequence[Cell], done: Callable[[str], object] = lambda what: None
 ) -> CostModel:
-    """The model with the errors for what was left out in the evidence of each set."""
+    """The model with the errors for what was left out in the evidence of each set.
+
+    ``about`` gets those of all sets of their own together, without curves.
+    """
     known = [cell for cell in cells if not is_native(cell) and cell.ranks > 1]
     evidence = {collective: dict(sets) for collective, sets in model.evidence.items()}
     every: dict[str, list[float]] = {"sizes": [], "ranks": []}
     for (collective, choice), mine in by_choice(cells).items():
         if choice in evidence.get(collective, {}):
             sizes, ranks = sizes_left_out(mine), ranks_left_out(mine)
-            every["sizes"] += sizes
-            every["ranks"] += ranks
+            if not is_native(mine[0]):
+                every["sizes"] += sizes
+                every["ranks"] += ranks
             evidence[collective][choice] = replace(
                 evidence[collective][choice],
                 sizes_left_out=summarise(sizes),
