@@ -99,10 +99,10 @@ def verify(
     counts, depth = Counts(0, 0, 0, 0, 0), 0
     try:
         programs = [
-            [
+            tuple(
                 channel._replace(rounds=tuple(channel.rounds))
                 for channel in algorithm.channels(rank, size, root, complete)
-            ]
+            )
             for rank in range(size)
         ]
         nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
@@ -112,7 +112,7 @@ def verify(
             _check_read_only(programs[root], nblocks, nscratch)
         counts = count(programs, nblocks, nscratch)
         # Where all ranks do the same, what one does without values stands for all.
-        alike = is_period(1, size, programs.__getitem__, range(size))
+        alike = is_period(1, size, lambda rank: programs[rank], range(size))
         few = programs[:1] if alike else programs
         depth = _run(algorithm, programs, few, root)
         _run_otherwise(few, size, nblocks, nscratch, counts.fan_in)
