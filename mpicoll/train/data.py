@@ -28,6 +28,7 @@ class Dataset:
         classes: Number of classes; labels are 0 .. classes - 1.
         train_inputs, test_inputs: Shape (samples, features), floating point.
         train_labels, test_labels: Shape (samples,), integers.
+        shape: Height, width and channels of a sample that is an image; () where it is none.
 
     Raises:
         ValueError: Shapes do not fit together, a set is empty or a label is out of range.
@@ -39,6 +40,7 @@ class Dataset:
     train_labels: Array
     test_inputs: Array
     test_labels: Array
+    shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for part, inputs, labels in (
@@ -74,6 +76,20 @@ class Dataset:
     def features(self) -> int:
         """Values in one sample."""
         return int(self.train_inputs.shape[1])
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Height, width and channels.
+
+        Raises:
+            ValueError: The samples are no images.
+        """
+        if len(self.shape) != 3:
+            raise ValueError(
+                f"{self.name}: samples are {self.features} values and no images: give a model "
+                "other than conv, or data with a height and a width"
+            )
+        return self.shape[0], self.shape[1], self.shape[2]
 
     def astype(self, dtype: DTypeLike) -> Dataset:
         """The same set with inputs of another floating type (itself where nothing changes)."""
@@ -120,7 +136,9 @@ def load_mnist5k() -> Dataset:
         )
     train, test = stratified_split(labels, every=5)
     images = pixels / 255.0
-    return Dataset("mnist5k", 10, images[train], labels[train], images[test], labels[test])
+    return Dataset(
+        "mnist5k", 10, images[train], labels[train], images[test], labels[test], (28, 28, 1)
+    )
 
 
 def _mnist5k_path() -> Path:

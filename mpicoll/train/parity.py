@@ -27,10 +27,11 @@ def _relative(difference: float, largest: float) -> float:
 
 
 def limit(config: Config) -> float | None:
-    """Largest difference that rounding explains, or None in float32, where none is promised.
+    """Largest difference that rounding explains, or None where none is promised.
 
-    A hidden layer's ReLU turns rounding near zero into larger steps, so an MLP has more room.
+    None is in narrower types than float64. A hidden layer's ReLU turns rounding near zero into
+    larger steps, so models with hidden layers have more room.
     """
-    if config.dtype != "float64":
+    if config.dtype != "float64" or config.wire != "full":
         return None
     return 1e-12 if config.model == "softmax" else 1e-9

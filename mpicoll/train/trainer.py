@@ -1,0 +1,325 @@
+"""One step of data-parallel SGD, and what it keeps from step to step.
+
+Every rank holds all parameters. In a step each computes the gradients of its part of the global
+batch, already divided by the size of the whole batch; their sum over the ranks is the gradient of
+the global batch, and all ranks make the same update. That is the same method as SGD in one process
+with the same global batches, and differs from it by rounding alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.train import optimizers, schedules, transfers, wire
+from mpicoll.train.batch import Batch
+from mpicoll.train.config import Config
+from mpicoll.train.data import Dataset
+from mpicoll.train.exchange import Exchange, split
+from mpicoll.train.flat import Flat
+from mpicoll.train.models import Model, push_gradients
+from mpicoll.train.records import Step
+from mpicoll.train.sampler import Sampler, shared
+from mpicoll.train.workers import TrainingError, Workers, raise_together
+
+Array = NDArray[Any]
+
+#: Steps without overflow after which the loss scale is doubled, and its highest value.
+_PATIENCE, _HIGHEST = 2000, 2.0**24
+# Places in the header of an exchange; the seconds each rank computed come after them.
+_FAILED, _NOT_FINITE, _STOP, _LOSS, _COMPUTE = range(5)
+
+
+class Trainer:
+    """The state of a run and its steps; every method is collective.
+
+    Args:
+        config: What to do.
+        workers: The ranks.
+        dataset: The data, of the type to compute in.
+        model: The model.
+        weights: Parameters, equal on all ranks; changed in place.
+
+    Attributes:
+        weights: Parameters.
+        sampler: Global batches of a step, `accumulate` batches each.
+        number: Steps made, those skipped included.
+        updates: Steps made, those skipped left out.
+        skipped: Steps skipped.
+        compute: Seconds each rank computed, since somebody set them to zero.
+        asked: Set on any rank: `stop` is true on all ranks after the next step.
+        stop: Whether a rank asked to stop.
+        failure: Set on any rank: the next step fails by it on all ranks.
+    """
+
+    def __init__(
+        self, config: Config, workers: Workers, dataset: Dataset, model: Model, weights: Flat
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._dataset = dataset
+        self._model = model
+        self.weights = weights
+        self._narrow = Flat(weights.views, config.dtype) if config.dtype == "float16" else None
+        self._gradients = Flat({name: np.zeros_like(view) for name, view in weights.views.items()})
+        self._batch = config.global_batch(workers.size)
+        count = len(dataset.train_labels)
+        self.sampler = Sampler(count, self._batch * config.accumulate, config.seed)
+        self._sharded = config.strategy == "zero1"
+        self._exchange = Exchange(
+            workers,
+            self._gradients,
+            config.bucket,
+            _COMPUTE + workers.size,
+            transfers.maker(self._sharded, wire.codec(config.wire)),
+        )
+        self._sharing = (
+            [workers.plan_share(weights.vector[s:e]) for s, e in self._exchange.bounds]
+            if self._sharded
+            else []
+        )
+        self._optimizer = optimizers.make(config.optimizer, config.momentum, config.weight_decay)
+        owned = sum(end - start for start, end in self._exchange.owned)
+        self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
+        self._states = split(self._state, self._exchange.owned)
+        self.scale = config.first_scale or 1.0
+        self._good = 0  # steps since the scale was changed
+        self.number = self.updates = self.skipped = self._skipped_in_a_row = 0
+        self.compute = np.zeros(workers.size)
+        self.asked = self.stop = False
+        self.failure: Exception | None = None
+
+    @property
+    def views(self) -> dict[str, Array]:
+        """Parameters by name, in the type to compute in."""
+        return (self._narrow or self.weights).views
+
+    @property
+    def total_steps(self) -> int:
+        """Steps that the run makes if nothing ends it early."""
+        steps = self._config.epochs * self.sampler.steps
+        return steps if self._config.steps is None else min(steps, self._config.steps)
+
+    def free(self) -> None:
+        """Free what the ranks made together."""
+        self._exchange.free()
+        for plan in self._sharing:
+            plan.Free()
+
+    def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
+        """Train on a global batch.
+
+        Args:
+            samples: Their indices, of all ranks together.
+            epoch: Number of the epoch, counted from 1.
+            position: Number of the step in the epoch, counted from 1.
+
+        Raises:
+            TrainingError: The model failed on a rank, or too many steps in a row were skipped.
+        """
+        where = f"step {position} of epoch {epoch}"
+        exchange, header = self._exchange, self._exchange.header
+        start = time.perf_counter()
+        exchange.begin()
+        header[:] = 0
+        failure = self.failure
+        self._finite = True
+        try:
+            header[_LOSS] = self._gradients_of(samples, epoch)
+        except Exception as error:
+            failure = failure or error
+        mine = time.perf_counter() - start - exchange.calls
+        header[_FAILED] = failure is not None
+        header[_NOT_FINITE] = not (self._finite and math.isfinite(header[_LOSS]))
+        if header[_NOT_FINITE]:
+            failure = failure or self._not_finite(header[_LOSS])
+            header[_LOSS] = 0.0
+        header[_STOP] = self.asked
+        header[_COMPUTE + self._workers.rank] = mine
+        exchange.finish()
+        if header[_FAILED]:
+            raise_together(self._workers, where, failure)
+
+        self.number += 1
+        self.stop = bool(header[_STOP])
+        lr = self._rate()
+        scale = self.scale
+        norm, finite = self._norm()
+        skipped = bool(header[_NOT_FINITE]) or not finite
+        if skipped:
+            self._skip(where, failure)
+        else:
+            self._update(lr, norm)
+        self._watch_scale(skipped)
+        self._compare_parameters(where)
+        computed = header[_COMPUTE:]
+        self.compute += computed
+        waiting = min(exchange.exposed, float(computed.max()) - mine)
+        return Step(
+            number=self.number,
+            epoch=epoch,
+            position=position,
+            of=self.sampler.steps,
+            loss=math.nan if header[_NOT_FINITE] else float(header[_LOSS]) / scale,
+            lr=lr,
+            skipped=skipped,
+            compute=mine,
+            exposed=exchange.exposed - waiting,
+            hidden=exchange.hidden,
+            waiting=waiting,
+            slowest=int(computed.argmax()),
+        )
+
+    # --- gradients ---
+
+    def _gradients_of(self, samples: NDArray[np.int64], epoch: int) -> float:
+        """This rank's share of the (scaled) loss; its gradients go to the exchange."""
+        data = self._dataset
+        loss = 0.0
+        starts = range(0, len(samples), self._batch)
+        for start in starts:
+            mine = shared(
+                samples[start : start + self._batch], self._workers.size, self._workers.rank
+            )
+            batch = Batch(
+                data.train_inputs[mine],
+                data.train_labels[mine],
+                len(samples) / self.scale,
+                mine,
+                epoch,
+                self._config.seed,
+            )
+            take = _Take(self, first=start == 0, last=start == starts[-1])
+            loss += push_gradients(self._model, self.views, batch, take)
+            take.require_all()
+        return loss
+
+    def take(self, name: str, gradient: Array | None, first: bool, last: bool) -> None:
+        """Put a gradient in place, or add it to those of earlier batches of the step."""
+        if gradient is None:
+            if first:
+                self._gradients.views[name][...] = 0
+        else:
+            view = self._gradients.view(name, gradient)
+            if first:
+                view[...] = gradient
+            else:
+                view += gradient
+        if last:
+            self._finite = self._finite and bool(np.isfinite(self._gradients.views[name]).all())
+            self._exchange.ready(name)
+
+    def _not_finite(self, loss: float) -> FloatingPointError:
+        return FloatingPointError(
+            f"the loss is {loss}, with values that are not finite: lower the learning rate "
+            f"(now {self._config.lr}) or check the data"
+        )
+
+    # --- update ---
+
+    def _rate(self) -> float:
+        """Learning rate of the step that was just counted."""
+        config = self._config
+        base = config.lr * schedules.SCALINGS[config.lr_scaling](self._workers.size)
+        return schedules.rate(base, config.schedule, self.number, self.total_steps, config.warmup)
+
+    def _norm(self) -> tuple[float, bool]:
+        """Norm of the summed gradient, if it is clipped, and whether all of it is finite."""
+        vector, owned = self._gradients.vector, self._exchange.owned
+        facts = np.zeros(2)
+        for start, end in owned:
+            part = vector[start:end]
+            facts[0] += not np.isfinite(part).all()
+            if self._config.clip is not None:
+                facts[1] += float(np.dot(part, part))
+        if self._sharded:
+            self._workers.sum(facts)
+        return math.sqrt(facts[1]) / self.scale if facts[1] >= 0 else math.nan, facts[0] == 0
+
+    def _update(self, lr: float, norm: float) -> None:
+        config, gradients = self._config, self._gradients.vector
+        factor = 1.0 / self.scale
+        if config.clip is not None and norm > config.clip:
+            factor *= config.clip / norm
+        self.updates += 1
+        for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
+            part = gradients[start:end]
+            if factor != 1:
+                part *= factor
+            weights = self.weights.vector[start:end]
+            self._optimizer.update(weights, part, state, lr, self.updates)
+        self._exchange.commit()
+        for plan in self._sharing:
+            plan.Start()
+        for plan in self._sharing:
+            plan.Wait()
+        if self._narrow is not None:
+            self._narrow.vector[...] = self.weights.vector
+        self._skipped_in_a_row = 0
+
+    def _skip(self, where: str, failure: Exception | None) -> None:
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row <= self._config.skip_limit:
+            return
+        # The sum may overflow where no rank's own gradient does.
+        anywhere = self._exchange.header[_NOT_FINITE] > 0
+        own = failure if anywhere else FloatingPointError("the sum of the gradients overflows")
+        raise_together(self._workers, where, own)
+
+    def _watch_scale(self, skipped: bool) -> None:
+        """Dynamic loss scaling (Micikevicius et al. 2018)."""
+        if self._config.first_scale is None:
+            return
+        self._good += 1
+        if skipped:
+            self.scale, self._good = max(1.0, self.scale / 2), 0
+        elif self._good == _PATIENCE:
+            self.scale, self._good = min(_HIGHEST, self.scale * 2), 0
+
+    # --- checks ---
+
+    def _compare_parameters(self, where: str) -> None:
+        every = self._config.check_every
+        if not every or self.number % every or self._workers.size == 1:
+            return
+        sums = {name: zlib.crc32(view.data) for name, view in self.weights.views.items()}
+        everyone = self._workers.gather(sums)
+        for rank, theirs in enumerate(everyone):
+            for name, found in theirs.items():
+                if found != everyone[0][name]:
+                    raise TrainingError(
+                        f"after {where} parameter {name} of rank {rank} differs from that of rank "
+                        "0: a rank changed its parameters, or its sums have other bits; give an "
+                        "algorithm that gives all ranks the same bits, such as ring"
+                    )
+
+
+class _Take:
+    """Receives the gradients of one batch, each exactly once."""
+
+    def __init__(self, trainer: Trainer, first: bool, last: bool) -> None:
+        self._trainer, self._first, self._last = trainer, first, last
+        self._missing = dict.fromkeys(trainer.weights.views)
+
+    def __call__(self, name: str, gradient: Array | None) -> None:
+        if name not in self._missing:
+            raise ValueError(
+                f"a gradient of {name} came where {', '.join(self._missing) or 'none'} are "
+                "awaited: push one gradient for each parameter"
+            )
+        del self._missing[name]
+        self._trainer.take(name, gradient, self._first, self._last)
+
+    def require_all(self) -> None:
+        """Raise ValueError if a gradient has not come."""
+        if self._missing:
+            raise ValueError(
+                f"no gradient of {', '.join(self._missing)} came: push one for each parameter, "
+                "None where it had no part in the batch"
+            )
