@@ -232,7 +232,7 @@ def test_alone_does_what_the_ranks_do():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "mnist"}, "unknown dataset 'mnist': known are mnist5k"),
+        ({"dataset": "mnist"}, "unknown dataset 'mnist': known are digits, mnist5k, fashion-mnist"),
         ({"model": "cnn"}, "unknown model 'cnn': known are softmax, mlp, conv"),
         ({"dtype": "int8"}, "unknown dtype 'int8': known are float64, float32, float16"),
         ({"model": "conv", "channels": ()}, "at least one convolution"),

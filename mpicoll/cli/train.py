@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mpicoll.cli import session
-from mpicoll.cli.errors import usage
+from mpicoll.cli.errors import UsageError, describe, usage
 from mpicoll.cli.options import Json
 
 
 def command(
+    context: typer.Context,
     dataset: Annotated[
-        str, typer.Argument(metavar="DATASET", help="mnist5k: 5,000 images of written digits.")
-    ],
+        str,
+        typer.Argument(
+            metavar="[DATASET]",
+            help="digits, mnist5k, fashion-mnist, an .npz file or a folder of .npy files.",
+        ),
+    ] = "mnist5k",
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A TOML or YAML file; keys are these options, with _ for -."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where the files of fashion-mnist are.")
+    ] = None,
     model: Annotated[
         str, typer.Option(help="softmax, mlp, or conv (a small convolutional net).")
     ] = "softmax",
@@ -79,6 +92,20 @@ def command(
     check_every: Annotated[
         int, typer.Option(help="Steps between comparisons of the ranks' parameters; 0: never.")
     ] = 100,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Keep checkpoints there.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints; by default, one an epoch.")
+    ] = None,
+    keep: Annotated[int, typer.Option(help="Checkpoints kept beside the best.")] = 2,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Go on from a checkpoint; auto: from the last, if any."),
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write JSON lines there, a file a rank.")
+    ] = None,
     compare: Annotated[
         bool,
         typer.Option("--compare/--no-compare", help="Train again in one process and compare."),
@@ -92,23 +119,40 @@ def command(
     """Train a model on all ranks and compare its weights with those of a single process.
 
     Gradients of the ranks' shares of each batch are summed by all-reduce, so the result is that of
-    one process but for rounding. The exit status is 1 if it differs by more.
+    one process but for rounding. The exit status is 1 if it differs by more. SIGTERM or SIGUSR1 on
+    any rank lets all write a checkpoint and leave with status 75; `--resume auto` goes on.
     """
-    given: dict[str, Any] = dict(locals())
     from mpicoll.train import threads
 
     # Before anything loads NumPy.
     threads.limit_blas_threads()
     from mpicoll.train import Config, main
 
-    for name in ("compare", "progress", "json"):
-        del given[name]
     with usage():
-        given["hidden"] = _sizes("--hidden", hidden)
-        given["channels"] = _sizes("--channels", channels)
-        given["algorithm"] = None if algorithm == "auto" else algorithm
-        config = Config(**given)
-    return main(config, session.communicator(), as_json=json, progress=progress, compare=compare)
+        chosen = Config(**_given(context, config))
+    return main(chosen, session.communicator(), as_json=json, progress=progress, compare=compare)
+
+
+def _given(context: typer.Context, path: Path | None) -> dict[str, Any]:
+    """What the file says, and over it what the command line says."""
+    from mpicoll.train import config_file
+
+    values = {}
+    if path is not None:
+        try:
+            values = config_file.read(path)
+        except OSError as error:
+            raise UsageError(describe(error)) from None
+    for name in config_file.KEYS:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            values[name] = context.params[name]
+    for name in ("hidden", "channels"):
+        if isinstance(values.get(name), str):
+            values[name] = _sizes(f"--{name}", values[name])
+    if values.get("algorithm") == "auto":
+        values["algorithm"] = None
+    return values
 
 
 def _sizes(option: str, text: str) -> tuple[int, ...]:

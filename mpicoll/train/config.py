@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
 from mpicoll.train import wire
-from mpicoll.train.data import DATASETS
+from mpicoll.train.data import DATASETS, is_path
 from mpicoll.train.models import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS
 from mpicoll.train.schedules import SCALINGS, SCHEDULES
@@ -21,7 +21,9 @@ class Config:
     """A training run. Equal on all ranks; checked when made.
 
     Attributes:
-        dataset: Name of a data set (`mpicoll.train.data.DATASETS`).
+        dataset: `digits`, `mnist5k`, `fashion-mnist`, or the path of an .npz file or of a folder of
+            .npy files (`mpicoll.train.data.from_arrays`).
+        data: Folder of the files of `fashion-mnist`, None for that of the Debian package.
         model: `softmax` (softmax regression), `mlp` or `conv` (a small convolutional net).
         hidden: Sizes of the hidden layers of an `mlp`, or of `conv` after its convolutions.
         channels: Output channels of the convolutions of `conv`, first to last.
@@ -55,6 +57,12 @@ class Config:
         algorithm: All-reduce algorithm for the gradients, None for the communicator's choice.
         bucket: Bytes of gradients summed together, None for `exchange.default_bucket`.
         wire: Format in which gradients travel: `full`, `fp16`, `bf16`, `int8`, `topk:SHARE`.
+        checkpoint: Folder to keep checkpoints in, None for none.
+        checkpoint_every: Steps between two; None: one at the end of each epoch.
+        keep: How many are kept, beside the one with the best test accuracy.
+        resume: A checkpoint, or a folder of them, to go on from; `auto`: the last in `checkpoint`,
+            if there is one.
+        metrics: Folder to write metrics to (`mpicoll.train.metrics`), None for none.
         check_every: Compare the ranks' parameters after every so many steps, 0 for never.
 
     Raises:
@@ -62,6 +70,7 @@ class Config:
     """
 
     dataset: str = "mnist5k"
+    data: str | None = None
     model: str = "softmax"
     hidden: tuple[int, ...] = (64,)
     channels: tuple[int, ...] = (16, 32)
@@ -90,6 +99,11 @@ class Config:
     bucket: int | None = None
     wire: str = "full"
     check_every: int = 100
+    checkpoint: str | None = None
+    checkpoint_every: int | None = None
+    keep: int = 2
+    resume: str | None = None
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -101,9 +115,10 @@ class Config:
             ("skip_limit", 0),
             ("seed", 0),
             ("check_every", 0),
+            ("keep", 1),
         ):
             _at_least(name, getattr(self, name), least)
-        for name in ("steps", "batch_per_rank", "bucket"):
+        for name in ("steps", "batch_per_rank", "bucket", "checkpoint_every"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         for size in self.hidden:
@@ -114,12 +129,19 @@ class Config:
             raise ValueError(
                 "an mlp needs at least one hidden layer: give hidden, or model softmax"
             )
+        if self.resume == "auto" and self.checkpoint is None:
+            raise ValueError(
+                "resume auto goes on from the last checkpoint of the run's own: give checkpoint, "
+                "or the path of another as resume"
+            )
         if self.model == "conv" and not self.channels:
             raise ValueError("a conv needs at least one convolution: give channels, or model mlp")
         self._check_numbers()
 
     def _check_names(self) -> None:
-        _one_of("dataset", self.dataset, tuple(DATASETS))
+        if not is_path(self.dataset):
+            known = (*DATASETS, "the path of an .npz file or of a folder")
+            _one_of("dataset", self.dataset, known)
         _one_of("model", self.model, MODELS)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -128,8 +150,8 @@ class Config:
         _one_of("strategy", self.strategy, STRATEGIES)
         wire.codec(self.wire)
         if self.algorithm is not None:
-            known = (*algorithms.names("allreduce"), "native")
-            _one_of("all-reduce algorithm", self.algorithm, known)
+            names = (*algorithms.names("allreduce"), "native")
+            _one_of("all-reduce algorithm", self.algorithm, names)
         if self.strategy == "zero1" and self.wire != "full":
             raise ValueError(
                 f"strategy zero1 sends gradients as they are, not as {self.wire}: "

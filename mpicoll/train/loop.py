@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.layout import part
+from mpicoll.train import memory, signals
 from mpicoll.train.config import Config
-from mpicoll.train.data import DATASETS, Dataset
+from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.flat import Flat
+from mpicoll.train.keeper import Keeper
+from mpicoll.train.metrics import Metrics
 from mpicoll.train.models import MLP, Model, Sequential, convnet
 from mpicoll.train.records import Epoch, Result, Step
-from mpicoll.train.sampler import shared
 from mpicoll.train.trainer import Trainer
 from mpicoll.train.workers import (
     AllReduceWorkers,
@@ -88,10 +94,14 @@ def run(
     workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     with together(workers, "making data and model ready"):
-        dataset = (dataset or DATASETS[config.dataset]()).astype(config.dtype)
+        dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
         model = model or make_model(config, dataset)
         initial = model.initial_parameters(config.seed)
         weights = Flat(initial, "float32" if config.dtype == "float16" else None)
+        needed = memory.estimate(config, workers.size, model, weights)
+    ranks_here = workers.gather(platform.node()).count(platform.node())
+    with together(workers, "making room"):
+        memory.require(needed, ranks_here)
     require_equal(
         workers,
         {
@@ -106,10 +116,22 @@ def run(
     )
     workers.broadcast(weights.vector)
     trainer = Trainer(config, workers, dataset, model, weights)
+    keeper = Keeper(config, workers, trainer)
     try:
-        return _Run(config, workers, dataset, model, trainer, on_step, on_epoch).result()
+        epoch, position, history = keeper.restore()
+        with together(workers, "opening the metrics"):
+            metrics = _metrics(config, workers)
+        with signals.heard(partial(setattr, trainer, "signalled", True)):
+            loop = _Run(config, workers, dataset, model, trainer, keeper, metrics)
+            return loop.result(epoch, position, history, on_step, on_epoch)
     finally:
         trainer.free()
+
+
+def _metrics(config: Config, workers: Workers) -> Metrics | None:
+    if config.metrics is None:
+        return None
+    return Metrics(Path(config.metrics), workers.rank, workers.size, config)
 
 
 class _Run:
@@ -122,29 +144,51 @@ class _Run:
         dataset: Dataset,
         model: Model,
         trainer: Trainer,
-        on_step: OnStep | None,
-        on_epoch: OnEpoch | None,
+        keeper: Keeper,
+        metrics: Metrics | None,
     ) -> None:
         self._config = config
         self._workers = workers
         self._dataset = dataset
         self._model = model
         self._trainer = trainer
-        self._on_step, self._on_epoch = on_step, on_epoch
+        self._keeper = keeper
+        self._metrics = metrics
 
-    def result(self) -> Result:
-        """Train until a stop rule holds."""
-        history: list[Epoch] = []
-        stopped = "epochs"
-        for number in range(1, self._config.epochs + 1):
-            with np.errstate(over="ignore", invalid="ignore"):  # reported by rank and step instead
-                history.append(self._epoch(number))
-            self._call(self._on_epoch, history[-1])
-            reason = self._reason(history[-1])
-            if reason is not None:
-                stopped = reason
+    def result(
+        self,
+        number: int,
+        position: int,
+        history: list[Epoch],
+        on_step: OnStep | None,
+        on_epoch: OnEpoch | None,
+    ) -> Result:
+        """Train until a stop rule holds, from a place in an epoch on."""
+        trainer, config = self._trainer, self._config
+        self._history = history
+        stopped: str | None = None
+        while stopped is None:
+            if number > config.epochs:
+                stopped = "epochs"
                 break
-        trainer = self._trainer
+            if config.steps is not None and trainer.number >= config.steps:
+                stopped = "steps"
+                break
+            with np.errstate(over="ignore", invalid="ignore"):  # reported by rank and step instead
+                epoch, position = self._epoch(number, position, on_step)
+            if epoch is None:
+                self._keeper.save(number, position, history)
+                stopped = "signal"
+                break
+            history.append(epoch)
+            self._note(on_epoch, epoch)
+            stopped = self._reason(epoch)
+            complete = position == trainer.sampler.steps
+            if config.checkpoint_every is None or stopped is not None:
+                self._keeper.save(number + complete, 0 if complete else position, history)
+            number, position = number + 1, 0
+        if self._metrics is not None:
+            self._metrics.close()
         raise_together(self._workers, "a callback", trainer.failure)  # that of the last epoch
         return Result(trainer.weights.views, tuple(history), trainer.number, stopped)
 
@@ -158,29 +202,45 @@ class _Run:
             return "target accuracy"
         return "steps" if self._trainer.number == config.steps else None
 
-    def _call(self, callback: Callable[[Any], bool | None] | None, record: Step | Epoch) -> None:
-        """Call the user's function; what it raises is told to the other ranks with the next sum."""
-        if callback is None:
-            return
+    def _note(self, callback: Callable[[Any], bool | None] | None, record: Step | Epoch) -> None:
+        """Write a record down and show it to the user's function.
+
+        What goes wrong is told to the other ranks with the next sum.
+        """
         try:
-            self._trainer.asked |= callback(record) is True
+            if self._metrics is not None:
+                self._metrics.add(record)
+            if callback is not None:
+                self._trainer.asked |= callback(record) is True
         except Exception as error:
             self._trainer.failure = error
 
-    def _epoch(self, number: int) -> Epoch:
-        """Make the steps of an epoch (counted from 1) and measure where they led."""
+    def _epoch(
+        self, number: int, position: int, on_step: OnStep | None
+    ) -> tuple[Epoch | None, int]:
+        """Make the steps of an epoch (counted from 1) that are left, and measure where they led.
+
+        Returns:
+            The epoch, or None if a signal ended it; steps made in it.
+        """
         trainer = self._trainer
         trainer.compute[:] = 0
         skipped, exposed = trainer.skipped, 0.0
         start = time.perf_counter()
-        for position, samples in enumerate(trainer.sampler.batches(number), 1):
+        for samples in trainer.sampler.batches(number, position):
+            position += 1
             step = trainer.step(samples, number, position)
             exposed += step.exposed + step.waiting
-            self._call(self._on_step, step)
+            self._note(on_step, step)
+            if trainer.interrupted:
+                return None, position
             if trainer.stop or trainer.number == self._config.steps:
                 break
+            if self._keeper.is_due():
+                self._keeper.save(number, position, self._history)
         seconds = time.perf_counter() - start
-        return self._measure(number, seconds, exposed / seconds, trainer.skipped - skipped)
+        share = exposed / seconds
+        return self._measure(number, seconds, share, trainer.skipped - skipped), position
 
     def _measure(self, number: int, seconds: float, communication: float, skipped: int) -> Epoch:
         data = self._dataset
@@ -212,13 +272,12 @@ class _Run:
             compute=tuple(self._trainer.compute.tolist()),
         )
 
-    def _evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
+    def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[float, int]:
         """Sum of losses and number of correct answers over this rank's part of the samples."""
-        inputs = shared(inputs, self._workers.size, self._workers.rank)
-        labels = shared(labels, self._workers.size, self._workers.rank)
+        first, count = part(len(labels), self._workers.size, self._workers.rank)
         loss, correct = 0.0, 0
-        for start in range(0, len(labels), _ROWS):
-            rows = slice(start, start + _ROWS)
+        for start in range(first, first + count, _ROWS):
+            rows = slice(start, min(start + _ROWS, first + count))
             losses, scores = self._model.losses_and_scores(
                 self._trainer.views, inputs[rows], labels[rows]
             )

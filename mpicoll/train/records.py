@@ -82,7 +82,8 @@ class Result:
         parameters: Final parameters by name.
         history: One entry an epoch; the last may be of a part of one.
         steps: Steps made.
-        stopped: Why it ended: `epochs`, `steps`, `target loss`, `target accuracy` or `asked`.
+        stopped: Why it ended: `epochs`, `steps`, `target loss`, `target accuracy`, `asked` (by a
+            callback) or `signal`.
     """
 
     parameters: dict[str, NDArray[Any]]

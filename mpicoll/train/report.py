@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.train import parity, threads
+from mpicoll.train import parity, signals, threads
 from mpicoll.train.config import Config
-from mpicoll.train.data import DATASETS, Dataset
+from mpicoll.train.data import Dataset, load
 from mpicoll.train.loop import OnStep, run
 from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.workers import AllReduceWorkers, TrainingError, together
@@ -48,14 +48,14 @@ def main(
         compare: Train again in one process.
 
     Returns:
-        Exit status, the same on all ranks: 0, or 1 if training failed or the weights differ from
-        those of one process by more than rounding explains.
+        Exit status, the same on all ranks: 0; 1 if training failed or the weights differ from those
+        of one process by more than rounding explains; `signals.STATUS` if a signal ended the run.
     """
     first = comm.Get_rank() == 0
     workers = AllReduceWorkers(comm, config.algorithm)
     try:
         with together(workers, f"reading {config.dataset}"):
-            dataset = DATASETS[config.dataset]()
+            dataset = load(config.dataset, config.data)
         say = print if first and not as_json else _silent
         say(_header(config, comm.Get_size(), dataset))
         say(_COLUMNS)
@@ -71,8 +71,15 @@ def main(
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
+    if result.stopped == "signal":
+        if first:
+            kept = "nothing is kept" if config.checkpoint is None else f"see {config.checkpoint}"
+            words = f"stopped by a signal after step {result.steps}: {kept}"
+            print(words, file=sys.stderr, flush=True)
+        _wait_without_spinning(comm)  # a launcher ends all ranks when the first has left
+        return signals.STATUS
     verdict = None
-    if compare:
+    if compare and config.resume is None:
         verdict = _compare(config, comm.Get_size(), dataset, result) if first else None
         _wait_without_spinning(comm)
     status: int = comm.bcast(int(verdict is not None and not verdict["ok"]), root=0)
@@ -88,7 +95,7 @@ def _silent(*_: object, **__: object) -> None:
 
 def _compare(config: Config, ranks: int, dataset: Dataset, result: Result) -> dict[str, Any]:
     """Train again in this process alone and compare the weights."""
-    reference = run(config.alone(ranks), dataset=dataset)
+    reference = run(replace(config.alone(ranks), checkpoint=None, metrics=None), dataset=dataset)
     differences = parity.differences(result.parameters, reference.parameters)
     worst = max(differences, key=lambda name: np.nan_to_num(differences[name], nan=np.inf))
     limit = parity.limit(config)

@@ -39,10 +39,15 @@ class Sampler:
         """Steps in one epoch."""
         return -(-self.samples // self.batch)
 
-    def batches(self, epoch: int) -> Iterator[NDArray[np.int64]]:
-        """Indices of the samples of each step of `epoch`, every sample exactly once."""
+    def batches(self, epoch: int, done: int = 0) -> Iterator[NDArray[np.int64]]:
+        """Indices of the samples of each step of `epoch`, every sample exactly once.
+
+        Args:
+            epoch: Number of the epoch.
+            done: Steps at its start to leave out.
+        """
         order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
-        for start in range(0, self.samples, self.batch):
+        for start in range(done * self.batch, self.samples, self.batch):
             yield order[start : start + self.batch]
 
 

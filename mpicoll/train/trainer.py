@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,10 @@ Array = NDArray[Any]
 
 #: Steps without overflow after which the loss scale is doubled, and its highest value.
 _PATIENCE, _HIGHEST = 2000, 2.0**24
+#: What a snapshot holds beside arrays.
+_COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
 # Places in the header of an exchange; the seconds each rank computed come after them.
-_FAILED, _NOT_FINITE, _STOP, _LOSS, _COMPUTE = range(5)
+_FAILED, _NOT_FINITE, _STOP, _SIGNAL, _LOSS, _COMPUTE = range(6)
 
 
 class Trainer:
@@ -50,10 +53,13 @@ class Trainer:
         sampler: Global batches of a step, `accumulate` batches each.
         number: Steps made, those skipped included.
         updates: Steps made, those skipped left out.
-        skipped: Steps skipped.
+        skipped, skipped_in_a_row: Steps skipped; since the last that was not.
+        scale, good: Factor of the loss; steps since it was changed.
         compute: Seconds each rank computed, since somebody set them to zero.
         asked: Set on any rank: `stop` is true on all ranks after the next step.
-        stop: Whether a rank asked to stop.
+        signalled: Set on any rank by a signal: `stop` and `interrupted` are true on all ranks after
+            the next step.
+        stop, interrupted: Whether a rank asked to stop, and whether it was told to by a signal.
         failure: Set on any rank: the next step fails by it on all ranks.
     """
 
@@ -88,10 +94,10 @@ class Trainer:
         self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
         self._states = split(self._state, self._exchange.owned)
         self.scale = config.first_scale or 1.0
-        self._good = 0  # steps since the scale was changed
-        self.number = self.updates = self.skipped = self._skipped_in_a_row = 0
+        self.good = 0
+        self.number = self.updates = self.skipped = self.skipped_in_a_row = 0
         self.compute = np.zeros(workers.size)
-        self.asked = self.stop = False
+        self.asked = self.signalled = self.stop = self.interrupted = False
         self.failure: Exception | None = None
 
     @property
@@ -110,6 +116,54 @@ class Trainer:
         self._exchange.free()
         for plan in self._sharing:
             plan.Free()
+
+    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """All that the next step depends on: arrays, whole on every rank, and numbers."""
+        arrays = {f"parameter/{name}": view for name, view in self.weights.views.items()}
+        for slot in self._state:
+            arrays[f"state/{slot}"] = self._whole(slot)
+        residual = self._exchange.residual()
+        if residual is not None:
+            # What the ranks have lost, they have lost together.
+            self._workers.sum(residual)
+            arrays["residual"] = residual
+        return arrays, {name: getattr(self, name) for name in _COUNTERS}
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        """Go back to a snapshot, perhaps of another number of ranks.
+
+        Args:
+            arrays: On rank 0; of the same parameters and optimizer.
+            facts: On all ranks.
+        """
+        first = self._workers.rank == 0
+        if first:
+            self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
+        self._workers.broadcast(self.weights.vector)
+        for slot, own in self._state.items():
+            whole = (
+                np.array(arrays[f"state/{slot}"]) if first else np.empty_like(self.weights.vector)
+            )
+            self._workers.broadcast(whole)
+            own[...] = np.concatenate([whole[s:e] for s, e in self._exchange.owned] or [whole[:0]])
+        residual = self._exchange.residual()
+        if residual is not None:
+            residual[...] = arrays.get("residual", 0.0) if first else 0.0
+            self._workers.broadcast(residual)
+            self._exchange.set_residual(residual / self._workers.size)
+        if self._narrow is not None:
+            self._narrow.vector[...] = self.weights.vector
+        for name in _COUNTERS:
+            setattr(self, name, facts[name])
+
+    def _whole(self, slot: str) -> Array:
+        """An array of the optimizer, of all ranks' parts."""
+        whole = np.zeros_like(self.weights.vector)
+        for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
+            whole[start:end] = state[slot]
+        if self._sharded:
+            self._workers.sum(whole)  # all but one are zeros
+        return whole
 
     def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
         """Train on a global batch.
@@ -140,13 +194,15 @@ class Trainer:
             failure = failure or self._not_finite(header[_LOSS])
             header[_LOSS] = 0.0
         header[_STOP] = self.asked
+        header[_SIGNAL] = self.signalled
         header[_COMPUTE + self._workers.rank] = mine
         exchange.finish()
         if header[_FAILED]:
             raise_together(self._workers, where, failure)
 
         self.number += 1
-        self.stop = bool(header[_STOP])
+        self.interrupted = bool(header[_SIGNAL])
+        self.stop = bool(header[_STOP]) or self.interrupted
         lr = self._rate()
         scale = self.scale
         norm, finite = self._norm()
@@ -260,12 +316,12 @@ class Trainer:
             plan.Wait()
         if self._narrow is not None:
             self._narrow.vector[...] = self.weights.vector
-        self._skipped_in_a_row = 0
+        self.skipped_in_a_row = 0
 
     def _skip(self, where: str, failure: Exception | None) -> None:
         self.skipped += 1
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row <= self._config.skip_limit:
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row <= self._config.skip_limit:
             return
         # The sum may overflow where no rank's own gradient does.
         anywhere = self._exchange.header[_NOT_FINITE] > 0
@@ -276,11 +332,11 @@ class Trainer:
         """Dynamic loss scaling (Micikevicius et al. 2018)."""
         if self._config.first_scale is None:
             return
-        self._good += 1
+        self.good += 1
         if skipped:
-            self.scale, self._good = max(1.0, self.scale / 2), 0
-        elif self._good == _PATIENCE:
-            self.scale, self._good = min(_HIGHEST, self.scale * 2), 0
+            self.scale, self.good = max(1.0, self.scale / 2), 0
+        elif self.good == _PATIENCE:
+            self.scale, self.good = min(_HIGHEST, self.scale * 2), 0
 
     # --- checks ---
 
