@@ -292,9 +292,9 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
         )
     train, shape = _flattened(arrays["train_inputs"])
     test, _ = _flattened(arrays["test_inputs"])
-    labels = [np.asarray(arrays[key]) for key in ("train_labels", "test_labels")]
-    classes = 1 + max((int(part.max()) for part in labels if part.size), default=0)
-    return Dataset(name, classes, train, labels[0], test, labels[1], shape)
+    both = [np.asarray(arrays[key]) for key in ("train_labels", "test_labels")]
+    classes = 1 + max((int(part.max()) for part in both if part.size), default=0)
+    return Dataset(name, classes, train, both[0], test, both[1], shape)
 
 
 def _mapped(folder: Path) -> dict[str, Any]:

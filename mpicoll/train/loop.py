@@ -227,17 +227,14 @@ class _Run:
         trainer.compute[:] = 0
         skipped, exposed = trainer.skipped, 0.0
         start = time.perf_counter()
-        for samples in trainer.sampler.batches(number, position):
-            position += 1
-            step = trainer.step(samples, number, position)
+        for step in trainer.steps(number, position):
             exposed += step.exposed + step.waiting
             self._note(on_step, step)
-            if trainer.interrupted:
-                return None, position
-            if trainer.stop or trainer.number == self._config.steps:
-                break
-            if self._keeper.is_due():
-                self._keeper.save(number, position, self._history)
+            if self._keeper.is_due() and not trainer.stop:
+                self._keeper.save(number, trainer.position, self._history)
+        position = trainer.position
+        if trainer.interrupted:
+            return None, position
         seconds = time.perf_counter() - start
         share = exposed / seconds
         return self._measure(number, seconds, share, trainer.skipped - skipped), position

@@ -11,21 +11,20 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.train import optimizers, schedules, transfers, wire
-from mpicoll.train.batch import Batch
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.exchange import Exchange, split
 from mpicoll.train.flat import Flat
-from mpicoll.train.models import Model, push_gradients
+from mpicoll.train.gradients import Gradients
+from mpicoll.train.models import Model
 from mpicoll.train.records import Step
-from mpicoll.train.sampler import Sampler, shared
 from mpicoll.train.workers import TrainingError, Workers, raise_together
 
 Array = NDArray[Any]
@@ -52,6 +51,7 @@ class Trainer:
         weights: Parameters.
         sampler: Global batches of a step, `accumulate` batches each.
         number: Steps made, those skipped included.
+        position: Steps made in the epoch.
         updates: Steps made, those skipped left out.
         skipped, skipped_in_a_row: Steps skipped; since the last that was not.
         scale, good: Factor of the loss; steps since it was changed.
@@ -68,14 +68,11 @@ class Trainer:
     ) -> None:
         self._config = config
         self._workers = workers
-        self._dataset = dataset
-        self._model = model
         self.weights = weights
         self._narrow = Flat(weights.views, config.dtype) if config.dtype == "float16" else None
-        self._gradients = Flat({name: np.zeros_like(view) for name, view in weights.views.items()})
-        self._batch = config.global_batch(workers.size)
-        count = len(dataset.train_labels)
-        self.sampler = Sampler(count, self._batch * config.accumulate, config.seed)
+        self._source = Gradients(config, dataset, model, weights, workers.rank, workers.size)
+        self._gradients = self._source.flat
+        self.sampler = self._source.sampler
         self._sharded = config.strategy == "zero1"
         self._exchange = Exchange(
             workers,
@@ -95,7 +92,7 @@ class Trainer:
         self._states = split(self._state, self._exchange.owned)
         self.scale = config.first_scale or 1.0
         self.good = 0
-        self.number = self.updates = self.skipped = self.skipped_in_a_row = 0
+        self.number = self.updates = self.skipped = self.skipped_in_a_row = self.position = 0
         self.compute = np.zeros(workers.size)
         self.asked = self.signalled = self.stop = self.interrupted = False
         self.failure: Exception | None = None
@@ -165,6 +162,23 @@ class Trainer:
             self._workers.sum(whole)  # all but one are zeros
         return whole
 
+    def steps(self, epoch: int, done: int) -> Iterator[Step]:
+        """Make the steps of an epoch that are left, until `stop` or the last of the run.
+
+        Args:
+            epoch: Number of the epoch, counted from 1.
+            done: Steps made in it.
+
+        Raises:
+            TrainingError: The model failed on a rank, or too many steps in a row were skipped.
+        """
+        self.position = done
+        for samples in self.sampler.batches(epoch, done):
+            self.position += 1
+            yield self.step(samples, epoch, self.position)
+            if self.stop or self.number == self._config.steps:
+                return
+
     def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
         """Train on a global batch.
 
@@ -182,16 +196,16 @@ class Trainer:
         exchange.begin()
         header[:] = 0
         failure = self.failure
-        self._finite = True
+        source = self._source
         try:
-            header[_LOSS] = self._gradients_of(samples, epoch)
+            header[_LOSS] = source.compute(self.views, samples, epoch, exchange.ready, self.scale)
         except Exception as error:
             failure = failure or error
         mine = time.perf_counter() - start - exchange.calls
         header[_FAILED] = failure is not None
-        header[_NOT_FINITE] = not (self._finite and math.isfinite(header[_LOSS]))
-        if header[_NOT_FINITE]:
-            failure = failure or self._not_finite(header[_LOSS])
+        if not source.finite:
+            header[_NOT_FINITE] = 1
+            failure = failure or source.failure(header[_LOSS])
             header[_LOSS] = 0.0
         header[_STOP] = self.asked
         header[_SIGNAL] = self.signalled
@@ -229,51 +243,6 @@ class Trainer:
             hidden=exchange.hidden,
             waiting=waiting,
             slowest=int(computed.argmax()),
-        )
-
-    # --- gradients ---
-
-    def _gradients_of(self, samples: NDArray[np.int64], epoch: int) -> float:
-        """This rank's share of the (scaled) loss; its gradients go to the exchange."""
-        data = self._dataset
-        loss = 0.0
-        starts = range(0, len(samples), self._batch)
-        for start in starts:
-            mine = shared(
-                samples[start : start + self._batch], self._workers.size, self._workers.rank
-            )
-            batch = Batch(
-                data.train_inputs[mine],
-                data.train_labels[mine],
-                len(samples) / self.scale,
-                mine,
-                epoch,
-                self._config.seed,
-            )
-            take = _Take(self, first=start == 0, last=start == starts[-1])
-            loss += push_gradients(self._model, self.views, batch, take)
-            take.require_all()
-        return loss
-
-    def take(self, name: str, gradient: Array | None, first: bool, last: bool) -> None:
-        """Put a gradient in place, or add it to those of earlier batches of the step."""
-        if gradient is None:
-            if first:
-                self._gradients.views[name][...] = 0
-        else:
-            view = self._gradients.view(name, gradient)
-            if first:
-                view[...] = gradient
-            else:
-                view += gradient
-        if last:
-            self._finite = self._finite and bool(np.isfinite(self._gradients.views[name]).all())
-            self._exchange.ready(name)
-
-    def _not_finite(self, loss: float) -> FloatingPointError:
-        return FloatingPointError(
-            f"the loss is {loss}, with values that are not finite: lower the learning rate "
-            f"(now {self._config.lr}) or check the data"
         )
 
     # --- update ---
@@ -354,28 +323,3 @@ class Trainer:
                         "0: a rank changed its parameters, or its sums have other bits; give an "
                         "algorithm that gives all ranks the same bits, such as ring"
                     )
-
-
-class _Take:
-    """Receives the gradients of one batch, each exactly once."""
-
-    def __init__(self, trainer: Trainer, first: bool, last: bool) -> None:
-        self._trainer, self._first, self._last = trainer, first, last
-        self._missing = dict.fromkeys(trainer.weights.views)
-
-    def __call__(self, name: str, gradient: Array | None) -> None:
-        if name not in self._missing:
-            raise ValueError(
-                f"a gradient of {name} came where {', '.join(self._missing) or 'none'} are "
-                "awaited: push one gradient for each parameter"
-            )
-        del self._missing[name]
-        self._trainer.take(name, gradient, self._first, self._last)
-
-    def require_all(self) -> None:
-        """Raise ValueError if a gradient has not come."""
-        if self._missing:
-            raise ValueError(
-                f"no gradient of {', '.join(self._missing)} came: push one for each parameter, "
-                "None where it had no part in the batch"
-            )
