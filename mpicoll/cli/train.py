@@ -78,8 +78,20 @@ def command(
     seed: Annotated[int, typer.Option(help="Of initial weights and the order of samples.")] = 0,
     dtype: Annotated[str, typer.Option(help="float64, float32 or float16.")] = "float64",
     strategy: Annotated[
-        str, typer.Option(help="allreduce, or zero1: each rank keeps a part of the state.")
+        str, typer.Option(help="allreduce, zero1 or parameter_server.")
     ] = "allreduce",
+    servers: Annotated[
+        str,
+        typer.Option(help="Of parameter_server: a number, colocated or decentralized."),
+    ] = "colocated",
+    consistency: Annotated[
+        str,
+        typer.Option(help="Of parameter_server: bsp, ssp:S, adaptive:MIN,MAX[,M] or async."),
+    ] = "bsp",
+    push_rate: Annotated[
+        str,
+        typer.Option(help="Learning rate of a push, but in bsp: share, staleness or full."),
+    ] = "share",
     algorithm: Annotated[
         str, typer.Option(help="All-reduce algorithm of the gradients; auto: the tuned choice.")
     ] = "ring",

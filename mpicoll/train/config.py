@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
-from mpicoll.train import wire
+from mpicoll.train import consistency, wire
 from mpicoll.train.data import DATASETS, is_path
 from mpicoll.train.models import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS
 from mpicoll.train.schedules import SCALINGS, SCHEDULES
+from mpicoll.train.shard import PUSH_RATES
 
 DTYPES = ("float64", "float32", "float16")
-STRATEGIES = ("allreduce", "zero1")
+STRATEGIES = ("allreduce", "zero1", "parameter_server")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,14 @@ class Config:
         dtype: `float64`, `float32` or `float16`, of data and computation. Parameters and sums of
             gradients are kept in float32 where it is float16.
         strategy: `allreduce`, or `zero1`: each rank updates a part and keeps the optimizer's state
-            for that part alone (Rajbhandari et al. 2020).
+            for that part alone (Rajbhandari et al. 2020), or `parameter_server`.
+        servers: With `parameter_server`: so many ranks, the last, serve and do nothing else;
+            `colocated`: every rank works and serves a part; `decentralized`: every rank works and
+            holds all, workers push to each other.
+        consistency: With `parameter_server`: `bsp`, `ssp:S`, `adaptive:MIN,MAX[,M]` or `async`
+            (`mpicoll.train.consistency`).
+        push_rate: Learning rate of one push where each makes an update: times its `share` of the
+            samples of a step, divided by one plus its `staleness`, or in `full`.
         algorithm: All-reduce algorithm for the gradients, None for the communicator's choice.
         bucket: Bytes of gradients summed together, None for `exchange.default_bucket`.
         wire: Format in which gradients travel: `full`, `fp16`, `bf16`, `int8`, `topk:SHARE`.
@@ -95,6 +104,9 @@ class Config:
     seed: int = 0
     dtype: str = "float64"
     strategy: str = "allreduce"
+    servers: str = "colocated"
+    consistency: str = "bsp"
+    push_rate: str = "share"
     algorithm: str | None = "ring"
     bucket: int | None = None
     wire: str = "full"
@@ -152,11 +164,33 @@ class Config:
         if self.algorithm is not None:
             names = (*algorithms.names("allreduce"), "native")
             _one_of("all-reduce algorithm", self.algorithm, names)
-        if self.strategy == "zero1" and self.wire != "full":
+        if self.strategy == "parameter_server":
+            self._check_servers()
+        if self.strategy != "allreduce" and self.wire != "full":
             raise ValueError(
-                f"strategy zero1 sends gradients as they are, not as {self.wire}: "
+                f"strategy {self.strategy} sends gradients as they are, not as {self.wire}: "
                 "give wire full, or strategy allreduce"
             )
+
+    def _check_servers(self) -> None:
+        consistency.parse(self.consistency)
+        _one_of("push_rate", self.push_rate, PUSH_RATES)
+        if not re.fullmatch(r"colocated|decentralized|[1-9]\d{0,5}", self.servers):
+            raise ValueError(
+                f"servers is {self.servers!r}: give a number of ranks of at least 1, colocated or "
+                "decentralized"
+            )
+        for name, wanted, why in (
+            ("clip", None, "no server knows the norm of the whole gradient"),
+            ("checkpoint_every", None, "shards are at one clock at the end of an epoch only"),
+            ("loss_scale", None, "servers do not scale the loss"),
+        ):
+            if getattr(self, name) != wanted:
+                raise ValueError(
+                    f"strategy parameter_server does not take {name}, because {why}: leave it out"
+                )
+        if self.dtype == "float16":
+            raise ValueError("strategy parameter_server trains in float64 or float32: give one")
 
     def _check_numbers(self) -> None:
         if not 0 < self.lr < math.inf:
@@ -176,18 +210,34 @@ class Config:
         ):
             raise ValueError(f"loss_scale is {self.loss_scale}: give a power of two, such as 1024")
 
+    def worker_count(self, ranks: int) -> int:
+        """How many of so many ranks compute gradients.
+
+        Raises:
+            ValueError: There are not more ranks than servers.
+        """
+        if self.strategy != "parameter_server" or not self.servers.isdigit():
+            return ranks
+        if int(self.servers) >= ranks:
+            raise ValueError(
+                f"{self.servers} server(s) on {ranks} rank(s) leave no worker: start at least "
+                f"{int(self.servers) + 1} ranks, or give fewer servers, or colocated"
+            )
+        return ranks - int(self.servers)
+
     def global_batch(self, ranks: int) -> int:
         """Samples in one batch of so many ranks together."""
         return self.batch if self.batch_per_rank is None else self.batch_per_rank * ranks
 
     def alone(self, ranks: int) -> Config:
-        """What one process must be told to do the same as so many ranks together."""
+        """What one process must be told to do the same as so many workers together."""
         return replace(
             self,
             batch=self.global_batch(ranks),
             batch_per_rank=None,
             lr=self.lr * SCALINGS[self.lr_scaling](ranks),
             lr_scaling="none",
+            strategy="allreduce",
         )
 
     @property

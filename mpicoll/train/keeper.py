@@ -9,6 +9,7 @@ from typing import Any
 from mpicoll.train import checkpoints
 from mpicoll.train.config import Config
 from mpicoll.train.records import Epoch
+from mpicoll.train.server_trainer import ServerTrainer
 from mpicoll.train.trainer import Trainer
 from mpicoll.train.workers import Workers, together
 
@@ -22,7 +23,7 @@ class Keeper:
         trainer: What is kept.
     """
 
-    def __init__(self, config: Config, workers: Workers, trainer: Trainer) -> None:
+    def __init__(self, config: Config, workers: Workers, trainer: Trainer | ServerTrainer) -> None:
         self._config = config
         self._workers = workers
         self._trainer = trainer

@@ -21,7 +21,9 @@ from mpicoll.train.flat import Flat
 from mpicoll.train.keeper import Keeper
 from mpicoll.train.metrics import Metrics
 from mpicoll.train.models import MLP, Model, Sequential, convnet
+from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Epoch, Result, Step
+from mpicoll.train.server_trainer import ServerTrainer
 from mpicoll.train.trainer import Trainer
 from mpicoll.train.workers import (
     AllReduceWorkers,
@@ -69,6 +71,7 @@ def run(
     *,
     dataset: Dataset | None = None,
     model: Model | None = None,
+    optimizer: Optimizer | None = None,
     on_step: OnStep | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Result:
@@ -79,6 +82,7 @@ def run(
         comm: An `mpicoll.Intracomm`. None trains in this process alone, without MPI.
         dataset: Data to use instead of those `config` names.
         model: Model to use instead of the one `config` names.
+        optimizer: What to make of a gradient, instead of what `config` names; servers call it too.
         on_step: Called after each step; all ranks stop after the next step if it returns True on
             any rank.
         on_epoch: Called after each epoch; as `on_step`.
@@ -98,6 +102,7 @@ def run(
         model = model or make_model(config, dataset)
         initial = model.initial_parameters(config.seed)
         weights = Flat(initial, "float32" if config.dtype == "float16" else None)
+        config.worker_count(workers.size)
         needed = memory.estimate(config, workers.size, model, weights)
     ranks_here = workers.gather(platform.node()).count(platform.node())
     with together(workers, "making room"):
@@ -115,7 +120,11 @@ def run(
         "give all ranks the same data and the same model",
     )
     workers.broadcast(weights.vector)
-    trainer = Trainer(config, workers, dataset, model, weights)
+    trainer: Trainer | ServerTrainer
+    if comm is not None and config.strategy == "parameter_server":
+        trainer = ServerTrainer(config, workers, comm, dataset, model, weights, optimizer)
+    else:
+        trainer = Trainer(config, workers, dataset, model, weights, optimizer)
     keeper = Keeper(config, workers, trainer)
     try:
         epoch, position, history = keeper.restore()
@@ -143,7 +152,7 @@ class _Run:
         workers: Workers,
         dataset: Dataset,
         model: Model,
-        trainer: Trainer,
+        trainer: Trainer | ServerTrainer,
         keeper: Keeper,
         metrics: Metrics | None,
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpicoll.train import consistency
 from mpicoll.train.config import Config
 from mpicoll.train.models import Parameters
 
@@ -32,6 +33,7 @@ def limit(config: Config) -> float | None:
     None is in narrower types than float64. A hidden layer's ReLU turns rounding near zero into
     larger steps, so models with hidden layers have more room.
     """
-    if config.dtype != "float64" or config.wire != "full":
+    exact = config.dtype == "float64" and config.wire == "full"
+    if not exact or consistency.parse(config.consistency).kind != "bsp":
         return None
     return 1e-12 if config.model == "softmax" else 1e-9

@@ -17,14 +17,15 @@ class Step:
         epoch: Number of the epoch, counted from 1.
         position: Steps made in this epoch, this one included.
         of: Steps in one epoch.
-        loss: Mean loss over the global batch, before the update. Equal on all ranks.
+        loss: Mean loss over the global batch, before the update, equal on all ranks; of a parameter
+            server's worker, over its own samples.
         lr: Learning rate.
         skipped: Whether the update was left out because a gradient was not finite.
         compute: Seconds that this rank computed.
         exposed: Seconds after that in which it communicated, without those below.
         hidden: Seconds in which it communicated while it computed.
         waiting: Seconds that it waited for ranks that computed longer.
-        slowest: Rank that computed longest.
+        slowest: Rank that computed longest, None where ranks make their steps apart.
     """
 
     number: int
@@ -38,7 +39,7 @@ class Step:
     exposed: float
     hidden: float
     waiting: float
-    slowest: int
+    slowest: int | None
 
 
 @dataclass(frozen=True)

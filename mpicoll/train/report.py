@@ -80,7 +80,11 @@ def main(
         return signals.STATUS
     verdict = None
     if compare and config.resume is None:
-        verdict = _compare(config, comm.Get_size(), dataset, result) if first else None
+        verdict = (
+            _compare(config, config.worker_count(comm.Get_size()), dataset, result)
+            if first
+            else None
+        )
         _wait_without_spinning(comm)
     status: int = comm.bcast(int(verdict is not None and not verdict["ok"]), root=0)
     if first:

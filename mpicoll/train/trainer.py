@@ -24,6 +24,7 @@ from mpicoll.train.exchange import Exchange, split
 from mpicoll.train.flat import Flat
 from mpicoll.train.gradients import Gradients
 from mpicoll.train.models import Model
+from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Step
 from mpicoll.train.workers import TrainingError, Workers, raise_together
 
@@ -46,6 +47,7 @@ class Trainer:
         dataset: The data, of the type to compute in.
         model: The model.
         weights: Parameters, equal on all ranks; changed in place.
+        optimizer: What to make of a gradient, None for what `config` names.
 
     Attributes:
         weights: Parameters.
@@ -64,7 +66,13 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, workers: Workers, dataset: Dataset, model: Model, weights: Flat
+        self,
+        config: Config,
+        workers: Workers,
+        dataset: Dataset,
+        model: Model,
+        weights: Flat,
+        optimizer: Optimizer | None = None,
     ) -> None:
         self._config = config
         self._workers = workers
@@ -86,7 +94,9 @@ class Trainer:
             if self._sharded
             else []
         )
-        self._optimizer = optimizers.make(config.optimizer, config.momentum, config.weight_decay)
+        self._optimizer = optimizer or optimizers.make(
+            config.optimizer, config.momentum, config.weight_decay
+        )
         owned = sum(end - start for start, end in self._exchange.owned)
         self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
         self._states = split(self._state, self._exchange.owned)
