@@ -78,7 +78,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Of initial weights and the order of samples.")] = 0,
     dtype: Annotated[str, typer.Option(help="float64, float32 or float16.")] = "float64",
     strategy: Annotated[
-        str, typer.Option(help="allreduce, zero1 or parameter_server.")
+        str, typer.Option(help="allreduce, zero1, parameter_server, local_sgd or gossip.")
     ] = "allreduce",
     servers: Annotated[
         str,
@@ -92,6 +92,8 @@ def command(
         str,
         typer.Option(help="Learning rate of a push, but in bsp: share, staleness or full."),
     ] = "share",
+    average_every: Annotated[int, typer.Option(help="Of local_sgd: steps between averages.")] = 8,
+    graph: Annotated[str, typer.Option(help="Of gossip: ring or exponential.")] = "exponential",
     algorithm: Annotated[
         str, typer.Option(help="All-reduce algorithm of the gradients; auto: the tuned choice.")
     ] = "ring",

@@ -15,7 +15,8 @@ from mpicoll.train.schedules import SCALINGS, SCHEDULES
 from mpicoll.train.shard import PUSH_RATES
 
 DTYPES = ("float64", "float32", "float16")
-STRATEGIES = ("allreduce", "zero1", "parameter_server")
+STRATEGIES = ("allreduce", "zero1", "parameter_server", "local_sgd", "gossip")
+GRAPHS = ("ring", "exponential")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,8 @@ class Config:
         dtype: `float64`, `float32` or `float16`, of data and computation. Parameters and sums of
             gradients are kept in float32 where it is float16.
         strategy: `allreduce`, or `zero1`: each rank updates a part and keeps the optimizer's state
-            for that part alone (Rajbhandari et al. 2020), or `parameter_server`.
+            for that part alone (Rajbhandari et al. 2020), `parameter_server`, `local_sgd` or
+            `gossip` (`mpicoll.train.mixing`).
         servers: With `parameter_server`: so many ranks, the last, serve and do nothing else;
             `colocated`: every rank works and serves a part; `decentralized`: every rank works and
             holds all, workers push to each other.
@@ -63,6 +65,8 @@ class Config:
             (`mpicoll.train.consistency`).
         push_rate: Learning rate of one push where each makes an update: times its `share` of the
             samples of a step, divided by one plus its `staleness`, or in `full`.
+        average_every: With `local_sgd`: steps from one average of the parameters to the next.
+        graph: With `gossip`: `ring` or `exponential`.
         algorithm: All-reduce algorithm for the gradients, None for the communicator's choice.
         bucket: Bytes of gradients summed together, None for `exchange.default_bucket`.
         wire: Format in which gradients travel: `full`, `fp16`, `bf16`, `int8`, `topk:SHARE`.
@@ -107,6 +111,8 @@ class Config:
     servers: str = "colocated"
     consistency: str = "bsp"
     push_rate: str = "share"
+    average_every: int = 8
+    graph: str = "exponential"
     algorithm: str | None = "ring"
     bucket: int | None = None
     wire: str = "full"
@@ -128,6 +134,7 @@ class Config:
             ("seed", 0),
             ("check_every", 0),
             ("keep", 1),
+            ("average_every", 1),
         ):
             _at_least(name, getattr(self, name), least)
         for name in ("steps", "batch_per_rank", "bucket", "checkpoint_every"):
@@ -164,13 +171,26 @@ class Config:
         if self.algorithm is not None:
             names = (*algorithms.names("allreduce"), "native")
             _one_of("all-reduce algorithm", self.algorithm, names)
+        _one_of("graph", self.graph, GRAPHS)
         if self.strategy == "parameter_server":
             self._check_servers()
+        if self.strategy in ("local_sgd", "gossip"):
+            self._check_apart()
         if self.strategy != "allreduce" and self.wire != "full":
             raise ValueError(
                 f"strategy {self.strategy} sends gradients as they are, not as {self.wire}: "
                 "give wire full, or strategy allreduce"
             )
+
+    def _check_apart(self) -> None:
+        for name, why in (
+            ("clip", "no rank knows the gradient of the whole batch"),
+            ("checkpoint_every", "ranks have the same parameters at the end of an epoch only"),
+        ):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"strategy {self.strategy} does not take {name}, because {why}: leave it out"
+                )
 
     def _check_servers(self) -> None:
         consistency.parse(self.consistency)

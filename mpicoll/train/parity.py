@@ -34,6 +34,8 @@ def limit(config: Config) -> float | None:
     larger steps, so models with hidden layers have more room.
     """
     exact = config.dtype == "float64" and config.wire == "full"
-    if not exact or consistency.parse(config.consistency).kind != "bsp":
+    if config.strategy == "parameter_server":
+        exact = exact and consistency.parse(config.consistency).kind == "bsp"
+    if not exact or config.strategy in ("local_sgd", "gossip"):
         return None
     return 1e-12 if config.model == "softmax" else 1e-9

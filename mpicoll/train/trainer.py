@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.train import optimizers, schedules, transfers, wire
+from mpicoll.train import mixing, optimizers, schedules, transfers, wire
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.exchange import Exchange, split
@@ -87,8 +87,9 @@ class Trainer:
             self._gradients,
             config.bucket,
             _COMPUTE + workers.size,
-            transfers.maker(self._sharded, wire.codec(config.wire)),
+            transfers.maker(config.strategy, wire.codec(config.wire)),
         )
+        self._mixing = mixing.make(config, workers)
         self._sharing = (
             [workers.plan_share(weights.vector[s:e]) for s, e in self._exchange.bounds]
             if self._sharded
@@ -158,8 +159,7 @@ class Trainer:
             residual[...] = arrays.get("residual", 0.0) if first else 0.0
             self._workers.broadcast(residual)
             self._exchange.set_residual(residual / self._workers.size)
-        if self._narrow is not None:
-            self._narrow.vector[...] = self.weights.vector
+        self._take_over()
         for name in _COUNTERS:
             setattr(self, name, facts[name])
 
@@ -187,7 +187,11 @@ class Trainer:
             self.position += 1
             yield self.step(samples, epoch, self.position)
             if self.stop or self.number == self._config.steps:
-                return
+                break
+        if self._mixing is not None:
+            # Measurements and checkpoints are of one set of parameters.
+            mixing.average(self._workers, self._mixed())
+            self._take_over()
 
     def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
         """Train on a global batch.
@@ -235,6 +239,10 @@ class Trainer:
             self._skip(where, failure)
         else:
             self._update(lr, norm)
+        if self._mixing is not None:
+            weights, *state = self._mixed()
+            self._mixing.mix(self.number, weights, state)
+            self._take_over()
         self._watch_scale(skipped)
         self._compare_parameters(where)
         computed = header[_COMPUTE:]
@@ -279,6 +287,8 @@ class Trainer:
     def _update(self, lr: float, norm: float) -> None:
         config, gradients = self._config, self._gradients.vector
         factor = 1.0 / self.scale
+        if self._mixing is not None:
+            factor *= self._workers.size
         if config.clip is not None and norm > config.clip:
             factor *= config.clip / norm
         self.updates += 1
@@ -293,9 +303,17 @@ class Trainer:
             plan.Start()
         for plan in self._sharing:
             plan.Wait()
+        self._take_over()
+        self.skipped_in_a_row = 0
+
+    def _mixed(self) -> list[Array]:
+        """Parameters, then the optimizer's arrays."""
+        return [self.weights.vector, *self._state.values()]
+
+    def _take_over(self) -> None:
+        """Parameters have changed: so must their copy in the type to compute in."""
         if self._narrow is not None:
             self._narrow.vector[...] = self.weights.vector
-        self.skipped_in_a_row = 0
 
     def _skip(self, where: str, failure: Exception | None) -> None:
         self.skipped += 1
@@ -321,7 +339,8 @@ class Trainer:
 
     def _compare_parameters(self, where: str) -> None:
         every = self._config.check_every
-        if not every or self.number % every or self._workers.size == 1:
+        apart = self._mixing is not None
+        if not every or self.number % every or self._workers.size == 1 or apart:
             return
         sums = {name: zlib.crc32(view.data) for name, view in self.weights.views.items()}
         everyone = self._workers.gather(sums)

@@ -88,6 +88,33 @@ class Sum(_Whole):
         self.own = (0, view.size)
 
 
+class Stay:
+    """Nothing is sent: every rank keeps its own gradients."""
+
+    def __init__(self, workers: Workers, view: Array) -> None:
+        self.own = (0, view.size)
+
+    def start(self) -> None:
+        """Nothing is sent."""
+
+    def poll(self) -> bool:
+        """Nothing is awaited."""
+        return True
+
+    def finish(self) -> None:
+        """Nothing is awaited."""
+
+    def commit(self) -> None:
+        """Nothing is lost."""
+
+    def residual(self) -> Array | None:
+        """Nothing is lost."""
+        return None
+
+    def free(self) -> None:
+        """There is nothing to free."""
+
+
 class Scatter(_Whole):
     """Reduce-scatter: every rank owns its even part of the bucket."""
 
@@ -230,10 +257,12 @@ class Sparse(_Lossy):
         self._plan.Free()
 
 
-def maker(sharded: bool, codec: Codec | None) -> MakeTransfer:
+def maker(strategy: str, codec: Codec | None) -> MakeTransfer:
     """What makes the transfers of a strategy and a wire format (None: as they are)."""
-    if sharded:
+    if strategy == "zero1":
         return Scatter
+    if strategy in ("local_sgd", "gossip"):
+        return Stay
     if codec is None:
         return Sum
     if isinstance(codec, TopK):

@@ -65,6 +65,9 @@ class Workers(Protocol):
     def gather(self, fact: T) -> list[T]:
         """The (small) facts of all ranks, in rank order, on all ranks."""
 
+    def shift(self, values: Array, received: Array, distance: int) -> None:
+        """Receive the values of the rank so many places before, into an array of their shape."""
+
     def plan_sum(self, values: Array) -> Plan:
         """As `sum`, to be started many times."""
 
@@ -118,6 +121,10 @@ class OneProcess:
     def gather(self, fact: T) -> list[T]:
         """See `Workers.gather`."""
         return [fact]
+
+    def shift(self, values: Array, received: Array, distance: int) -> None:
+        """See `Workers.shift`."""
+        received[...] = values
 
     def plan_sum(self, values: Array) -> Plan:
         """See `Workers.plan_sum`."""
@@ -174,6 +181,11 @@ class AllReduceWorkers:
     def gather(self, fact: T) -> list[T]:
         """See `Workers.gather`."""
         return self._comm.allgather(fact)
+
+    def shift(self, values: Array, received: Array, distance: int) -> None:
+        """See `Workers.shift`."""
+        target, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+        self._comm.Sendrecv(values, target, recvbuf=received, source=source)
 
     def plan_sum(self, values: Array) -> Plan:
         """See `Workers.plan_sum`."""
