@@ -178,6 +178,19 @@ def test_signals_mean_what_they_did_before_a_run(tmp_path):
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
 
 
+def test_a_rank_shows_its_stacks_when_asked():
+    program = (
+        "import os, signal\n"
+        "from mpicoll.train import Config, run\n"
+        "def here(step):\n"
+        "    os.kill(os.getpid(), signal.SIGUSR2)\n"
+        "print(run(Config(steps=1), on_step=here).steps)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "in here" in done.stderr and "in _note" in done.stderr
+
+
 def test_resume_auto_wants_a_folder():
     with pytest.raises(ValueError, match="give checkpoint"):
         Config(resume="auto")

@@ -45,7 +45,7 @@ def main(
         as_json: Print one JSON object at the end instead of text.
         progress: Draw a progress bar; None draws one if standard error is a terminal. Launchers
             connect the ranks through pipes, so ask for it where that pipe ends on a terminal.
-        compare: Train again in one process.
+        compare: Train again in one process, where the same weights are promised.
 
     Returns:
         Exit status, the same on all ranks: 0; 1 if training failed or the weights differ from those
@@ -56,6 +56,7 @@ def main(
     try:
         with together(workers, f"reading {config.dataset}"):
             dataset = load(config.dataset, config.data)
+            config.worker_count(comm.Get_size())
         say = print if first and not as_json else _silent
         say(_header(config, comm.Get_size(), dataset))
         say(_COLUMNS)
@@ -79,7 +80,7 @@ def main(
         _wait_without_spinning(comm)  # a launcher ends all ranks when the first has left
         return signals.STATUS
     verdict = None
-    if compare and config.resume is None:
+    if compare and config.resume is None and parity.limit(config) is not None:
         verdict = (
             _compare(config, config.worker_count(comm.Get_size()), dataset, result)
             if first
@@ -107,7 +108,7 @@ def _compare(config: Config, ranks: int, dataset: Dataset, result: Result) -> di
         "largest": differences[worst],
         "array": worst,
         "limit": limit,
-        "ok": limit is None or differences[worst] <= limit,
+        "ok": limit is not None and differences[worst] <= limit,
     }
 
 
@@ -156,12 +157,26 @@ def _header(config: Config, ranks: int, dataset: Dataset) -> str:
     return (
         f"train {dataset.name}: {config.model} {'-'.join(map(str, layers))} in {config.dtype}, "
         f"{ranks} {'rank' if ranks == 1 else 'ranks'}, "
-        f"{config.strategy} by {config.algorithm or 'the algorithms of the communicator'}\n"
+        f"{_strategy(config)}\n"
         f"{train:,} training and {test:,} test samples, "
-        f"batch {min(config.global_batch(ranks), train)}, "
+        f"batch {min(config.global_batch(config.worker_count(ranks)), train)}, "
         f"{config.optimizer} with lr {config.lr:g}, seed {config.seed}, "
         f"BLAS threads a rank: {threads.describe_blas_threads()}"
     )
+
+
+def _strategy(config: Config) -> str:
+    """A strategy in words, with what it depends on."""
+    if config.strategy == "parameter_server":
+        placed = config.servers if config.servers.isalpha() else f"{config.servers} server(s)"
+        return f"parameter server, {placed}, {config.consistency}"
+    details = {
+        "local_sgd": f"averages every {config.average_every} steps",
+        "gossip": f"{config.graph} graph",
+    }
+    by = f"by {config.algorithm or 'the algorithms of the communicator'}"
+    wire = "" if config.wire == "full" else f", gradients as {config.wire}"
+    return f"{config.strategy} {details.get(config.strategy, by)}{wire}"
 
 
 def _conclusion(facts: dict[str, Any]) -> str:
@@ -169,10 +184,7 @@ def _conclusion(facts: dict[str, Any]) -> str:
     verdict = facts["difference_from_one_process"]
     if verdict is None:
         return reached
-    if verdict["limit"] is None:
-        bound = "no limit is set in narrow types"
-    else:
-        bound = f"limit {verdict['limit']:g}: {'ok' if verdict['ok'] else 'EXCEEDED'}"
+    bound = f"limit {verdict['limit']:g}: {'ok' if verdict['ok'] else 'EXCEEDED'}"
     hint = ""
     if not verdict["ok"]:
         hint = (

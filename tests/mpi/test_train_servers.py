@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(MPI.COMM_WORLD.size > 5, reason="fewer ranks show the same"),
 ]
+#: What needs no further numbers of ranks.
+few = pytest.mark.skipif(MPI.COMM_WORLD.size not in (2, 4), reason="2 and 4 ranks show it")
 PLACEMENTS = ["1", "2", "colocated", "decentralized"]
 MODELS = ["bsp", "ssp:2", "adaptive:1,3", "async"]
 
@@ -81,6 +83,7 @@ def traces(folder, comm):
     return [[event for event in trace if event["kind"] != "change"] for trace in found]
 
 
+@few
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_cell_trains_within_its_bound(comm, folder, placement, model):
@@ -105,6 +108,7 @@ def test_every_cell_trains_within_its_bound(comm, folder, placement, model):
             assert list(staleness.starved(trace, int(high), read.at_least)) == []
 
 
+@few
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("model", ["bsp", "ssp:2", "async"])
 def test_a_straggler_is_left_behind_as_far_as_allowed(comm, folder, model):
@@ -129,6 +133,7 @@ def test_a_straggler_is_left_behind_as_far_as_allowed(comm, folder, model):
     assert furthest == allowed or (model == "async" and furthest > 3)
 
 
+@few
 @pytest.mark.parametrize("placement", ["1", "colocated", "decentralized"])
 @pytest.mark.parametrize("model", ["bsp", "ssp:1"])
 def test_what_is_not_finite_is_refused_and_counted(comm, placement, model):
@@ -146,6 +151,7 @@ def test_what_is_not_finite_is_refused_and_counted(comm, placement, model):
     assert np.isfinite(result.parameters["layer1.weight"]).all()
 
 
+@few
 @pytest.mark.parametrize("placement", ["1", "colocated", "decentralized"])
 @pytest.mark.parametrize("model", ["bsp", "ssp:1", "async"])
 def test_a_worker_that_fails_ends_the_run_on_all_ranks(comm, placement, model):
@@ -164,6 +170,7 @@ def test_a_worker_that_fails_ends_the_run_on_all_ranks(comm, placement, model):
     assert comm.allgather(comm.rank) == list(range(comm.size))
 
 
+@few
 def test_too_many_pushes_refused_in_a_row_end_the_run(comm):
     class Poisoned(MLP):
         def push_gradients(self, parameters, batch, push):
@@ -174,6 +181,7 @@ def test_too_many_pushes_refused_in_a_row_end_the_run(comm):
         run(config, comm, dataset=clouds(), model=Poisoned((12, 4)))
 
 
+@few
 @pytest.mark.parametrize("placement", ["1", "colocated", "decentralized"])
 @pytest.mark.parametrize("model", ["bsp", "ssp:2"])
 @pytest.mark.parametrize("where", ["first", "last"])
@@ -202,6 +210,7 @@ def test_a_signal_to_any_rank_stops_all_at_one_clock(comm, folder, placement, mo
         assert max(differences.values()) <= 1e-12
 
 
+@few
 def test_a_run_with_servers_goes_on_without(comm, folder):
     config = {"batch": 8, "epochs": 1, "optimizer": "adam", "lr": 0.01}
     run(configured(comm, "colocated", checkpoint=str(folder), **config), comm, dataset=clouds())
@@ -221,6 +230,7 @@ class Sign:
         state["steps"] += 1
 
 
+@few
 @pytest.mark.parametrize("placement", ["1", "colocated"])
 def test_servers_call_the_users_own_update(comm, placement):
     config = configured(comm, placement, epochs=1, lr=0.01)
@@ -231,6 +241,7 @@ def test_servers_call_the_users_own_update(comm, placement):
     assert max(parity.differences(ours.parameters, reference.parameters).values()) <= 1e-12
 
 
+@few
 def test_more_servers_than_ranks_are_refused_on_all(comm):
     config = Config(strategy="parameter_server", servers=str(comm.size))
     with pytest.raises(

