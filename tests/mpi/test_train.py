@@ -33,17 +33,14 @@ def make_data(train=101, test=37, features=12, classes=4):
 
 
 @pytest.mark.parametrize("model", ["softmax", "mlp"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
     ("samples", "batch"),
     [(96, 16), (101, 8), (3, 2), (3, 100), (1, 1)],
     ids=["even", "uneven last batch", "3 samples", "full batch", "1 sample"],
 )
-def test_parity_with_one_process(group, model, momentum, samples, batch):
+def test_parity_with_one_process(group, model, samples, batch):
     comm, algorithm = group
-    config = Config(
-        model=model, hidden=(16,), epochs=4, batch=batch, momentum=momentum, algorithm=algorithm
-    )
+    config = Config(model=model, hidden=(16,), epochs=4, batch=batch, algorithm=algorithm)
     data = make_data(samples)
     together, alone = run(config, comm, dataset=data), run(config, dataset=data)
     differences = parity.differences(together.parameters, alone.parameters)
