@@ -178,6 +178,19 @@ def test_signals_mean_what_they_did_before_a_run(tmp_path):
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
 
 
+def test_a_handler_that_is_not_pythons_is_left_alone():
+    program = (
+        "import faulthandler, os, signal\n"
+        "from mpicoll.train import Config, run\n"
+        "faulthandler.register(signal.SIGUSR1)\n"
+        "print(run(Config(steps=1)).steps)\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "line 5 in <module>" in done.stderr
+
+
 def test_a_rank_shows_its_stacks_when_asked():
     program = (
         "import os, signal\n"

@@ -6,11 +6,13 @@ SIGUSR2 makes a rank write the Python stacks of its threads to standard error, w
 from __future__ import annotations
 
 import faulthandler
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -20,17 +22,40 @@ STATUS = 75
 
 @contextmanager
 def heard(ask: Callable[[], None]) -> Iterator[None]:
-    """Call `ask` when a signal comes, in place of what it did before; in the main thread only."""
+    """Call `ask` when a signal comes, in place of what it did before; in the main thread only.
+
+    A signal that something else than Python code waits for is left to it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     if sys.__stderr__ is not None:
         faulthandler.register(signal.SIGUSR2, file=sys.__stderr__, all_threads=True)
-    before = {number: signal.signal(number, lambda *_: ask()) for number in SIGNALS}
+    before = {
+        number: signal.signal(number, lambda *_: ask())
+        for number in SIGNALS
+        if not _is_taken(number)
+    }
     try:
         yield
     finally:
         faulthandler.unregister(signal.SIGUSR2)
         for number, handler in before.items():
-            # None: a handler that was not set from Python, which cannot be put back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, handler)
+
+
+def _is_taken(number: signal.Signals) -> bool:
+    """Whether a handler is set that Python does not know, as `faulthandler.register` sets one.
+
+    It could not be put back.
+    """
+    handler = signal.getsignal(number)
+    if handler is None:
+        return True
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.M)
+    is_caught = caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    return handler == signal.SIG_DFL and is_caught

@@ -193,7 +193,7 @@ def test_a_signal_to_any_rank_stops_all_at_one_clock(comm, folder, placement, mo
     class Signalled(MLP):
         def losses_and_scores(self, *arguments):  # after the first epoch, of all ranks
             if mine:
-                os.kill(os.getpid(), signal.SIGUSR1)
+                os.kill(os.getpid(), signal.SIGTERM)
             return super().losses_and_scores(*arguments)
 
     stopped = run(config, comm, dataset=clouds(), model=Signalled((12, 4)))
