@@ -7,6 +7,7 @@ from mpi4py import MPI
 
 from mpicoll import algorithms, dispatch, local
 from mpicoll.bench import engine
+from mpicoll.bench.settings import Settings
 from mpicoll.comm import FallbackWarning, Intracomm
 from mpicoll.registry import PERMUTATION
 
@@ -86,10 +87,10 @@ def test_the_environment_names_an_order_for_communicators_of_its_size(monkeypatc
 
 
 def test_bench_measures_an_order():
-    settings = engine.Settings(
+    settings = Settings(
         algorithms={"allreduce": ("ring", "native")},
         sizes=(64,),
-        dtype=np.dtype("f4"),
+        dtypes=(np.dtype("f4"),),
         warmup=1,
         iterations=2,
         timeout=50.0,
