@@ -10,6 +10,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isqrt
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -352,8 +353,13 @@ class Algorithm:
     ) -> Callable[[int], tuple[Channel, ...]]:
         """Channels of a rank in the schedule, or in one of its parts, with all parameters given."""
         more = {**complete, "root": root}
-        named = {name: more[name] for name in inspect.signature(part).parameters if name in more}
+        named = {name: more[name] for name in _arguments(part) if name in more}
         return lambda rank: as_channels(part(rank, size, **named))
+
+
+@cache
+def _arguments(part: Callable[..., Schedule]) -> tuple[str, ...]:
+    return tuple(inspect.signature(part).parameters)
 
 
 _CATALOGUE: dict[tuple[str, str], Algorithm] = {}
@@ -453,9 +459,8 @@ def find(collective: str, name: str) -> Algorithm:
     Raises:
         ValueError: unknown collective or algorithm; the message names the known ones.
     """
-    known = names(collective)
-    if name not in known:
-        raise ValueError(
-            f"unknown algorithm {name!r} for {collective}: known are {', '.join(known) or 'none'}"
-        )
-    return _CATALOGUE[collective, name]
+    entry = _CATALOGUE.get((collective, name))
+    if entry is None:
+        known = ", ".join(names(collective)) or "none"
+        raise ValueError(f"unknown algorithm {name!r} for {collective}: known are {known}")
+    return entry
