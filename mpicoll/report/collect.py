@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,6 +13,7 @@ from mpicoll.cost import INTER, INTRA, Costs
 from mpicoll.model import choose
 from mpicoll.model.build import Found
 from mpicoll.model.cells import Cell, is_native, usable
+from mpicoll.model.choose import Table
 from mpicoll.predict import predict
 from mpicoll.report.content import Content, Map, Section, Series, Square, key_of, sections, short
 from mpicoll.tuning import Choice
@@ -140,25 +141,26 @@ def maps(cells: Sequence[Cell]) -> list[Map]:
     for table in choose.tables(cells):
         if table.place.ranks < 2 or table.sizes == (0,):
             continue
-        default = choose.by_table(tuning.BUILTIN)
-        times = table.times(lambda cell: cell.seconds)
-        best = choose.winners(times)
-        row = rows.setdefault((table.place.collective, table.place.near), {})
-        for index, nbytes in enumerate(table.sizes):
-            picked = default(table, index)
-            if picked is None:
-                continue
-            column = [cell for some in table.cells.values() if (cell := some[index])]
-            tested = choose.regrets(column, {"default": lambda _: default})
-            regret = float(times[picked][index] / times[best[index]][index] - 1)
-            if "default" in tested:
-                regret = tested["default"].mean
-            names = [short(table.place.collective, words) for words in (best[index], picked)]
-            square = Square(*names, regret, "default" in tested)
-            row.setdefault(table.place.ranks, {})[nbytes] = square
+        squares = {table.sizes[index]: square for index, square in _squares(table)}
+        rows.setdefault((table.place.collective, table.place.near), {})[table.place.ranks] = squares
     found = []
     for (collective, near), measured in rows.items():
         sizes = tuple(sorted({nbytes for row in measured.values() for nbytes in row}))
-        squares = {ranks: tuple(map(row.get, sizes)) for ranks, row in sorted(measured.items())}
-        found.append(Map(collective, near, sizes, squares))
+        aligned = {ranks: tuple(map(row.get, sizes)) for ranks, row in sorted(measured.items())}
+        found.append(Map(collective, near, sizes, aligned))
     return found
+
+
+def _squares(table: Table) -> Iterator[tuple[int, Square]]:
+    """A square for the index of each size of a table."""
+    default = choose.by_table(tuning.BUILTIN)
+    times = table.times(lambda cell: cell.seconds)
+    for index, best in enumerate(choose.winners(times)):
+        picked = default(table, index)
+        if picked is None:
+            continue
+        column = [cell for row in table.cells.values() if (cell := row[index])]
+        tested = choose.regrets(column, {"default": lambda _: default}).get("default")
+        regret = tested.mean if tested else float(times[picked][index] / times[best][index] - 1)
+        best, picked = (short(table.place.collective, words) for words in (best, picked))
+        yield index, Square(best, picked, regret, tested is not None)

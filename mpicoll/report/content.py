@@ -19,7 +19,7 @@ from mpicoll import tuning
 from mpicoll.bench import table
 from mpicoll.bench.records import Point, Run
 from mpicoll.bench.stats import summarise
-from mpicoll.collectives import collective as definition
+from mpicoll.collectives import COLLECTIVES
 from mpicoll.model.build import Found
 from mpicoll.model.cells import launch_of
 from mpicoll.model.choose import Crossover
@@ -27,6 +27,7 @@ from mpicoll.tuning import NATIVE, Choice
 
 #: Series that are drawn at first, besides the library's own.
 SHOWN = 6
+_POSITION = {name: number for number, name in enumerate(COLLECTIVES)}
 
 
 class Kind(NamedTuple):
@@ -225,7 +226,8 @@ def sections(runs: Sequence[Run]) -> dict[Key, Section]:
     launch = launch_of(runs)
     run_of = {id(point): launch[run.name] for run in runs for point in run.points}
     groups: dict[Key, list[tuple[str, Point]]] = {}
-    for point in table.ordered(point for run in runs for point in run.points):
+    points = table.ordered(point for run in runs for point in run.points)
+    for point in sorted(points, key=lambda point: _POSITION[point.base]):
         groups.setdefault(key_of(point), []).append((run_of[id(point)], point))
     return {key: _section(key, points) for key, points in groups.items()}
 
@@ -250,7 +252,7 @@ def _section(key: Key, points: Sequence[tuple[str, Point]]) -> Section:
     ]
     first = points[0][1]
     crowded = any(point.oversubscribed for _, point in points)
-    factor = definition(first.base).bus_factor(ranks) if ranks and not crowded else 0.0
+    factor = COLLECTIVES[first.base].bus_factor(ranks) if ranks and not crowded else 0.0
     return Section(collective, kind, ranks, factor, tuple(points), tuple(_fastest_first(series)))
 
 

@@ -39,4 +39,16 @@ for (const button of document.querySelectorAll(".save button"))
     });
   });
 
+// On paper two plots stand side by side.
+addEventListener("beforeprint", () => {
+  document.documentElement.classList.add("printing");
+  for (const plot of document.querySelectorAll(".js-plotly-plot"))
+    Plotly.relayout(plot, { autosize: false, width: 340, height: 250 });
+});
+addEventListener("afterprint", () => {
+  document.documentElement.classList.remove("printing");
+  for (const plot of document.querySelectorAll(".js-plotly-plot"))
+    Plotly.relayout(plot, { autosize: true, width: null, height: null });
+});
+
 drawAll();

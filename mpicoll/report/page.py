@@ -120,18 +120,17 @@ def _collective(content: Content, name: str) -> str:
 
 
 def _map(found: Map, lines: dict[str, Line]) -> str:
-    squares = [square for row in found.rows.values() for square in row if square]
     where = "within a node, by shared memory" if found.near else "by messages"
-    how = (
-        "on other launches than those that say what is fastest"
-        if all(square.tested for square in squares)
-        else "in the same launch, which favours the fastest"
+    said = (
+        "In a square: by how much the default choice (of the built-in table, among what was "
+        "measured) takes longer than the fastest, on other launches than those that say what is "
+        f"fastest; bold from {100 * tables.MUCH:.0f} % on"
     )
+    if any(square and not square.tested for row in found.rows.values() for square in row):
+        said += f"; {tables.UNTESTED} in the only launch, which favours the fastest"
     return (
         f"<h3>The fastest algorithm, ranks {where}</h3>{tables.choices(found, lines)}"
-        '<p class="faint">Below its name, by how much the default choice (the built-in table, among '
-        f"what was measured) takes longer, timed {how}; bold from "
-        f"{100 * tables.MUCH:.0f} % on.</p>"
+        f'<p class="faint">{said}.</p>'
     )
 
 
@@ -212,7 +211,8 @@ def _sample(color: str, dash: str, sign: str) -> str:
     return (
         '<svg width="36" height="14" aria-hidden="true">'
         f'<path d="M0 7h36" stroke="{color}" stroke-width="2" stroke-dasharray="{dash}"/>'
-        f'<text x="18" y="11" text-anchor="middle" font-size="12" fill="{color}">{sign}</text></svg>'
+        f'<text x="18" y="11" text-anchor="middle" font-size="12" fill="{color}">{sign}</text>'
+        "</svg>"
     )
 
 

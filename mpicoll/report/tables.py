@@ -20,6 +20,8 @@ from mpicoll.report.style import Line
 _MINOR = ("count", "type", "redop", "root", "P")
 #: A regret from which a square of a map is set in bold.
 MUCH = 0.1
+#: Behind a regret that is timed in the launch that says what is fastest.
+UNTESTED = "°"
 
 
 class Head(NamedTuple):
@@ -106,9 +108,11 @@ def choices(found: Map, lines: dict[str, Line]) -> str:
         f"<tr><th>{ranks}</th>{''.join(_square(square, lines) for square in row)}</tr>"
         for ranks, row in found.rows.items()
     )
+    names = dict.fromkeys(square.best for row in found.rows.values() for square in row if square)
+    key = "".join(f"<span>{_sign(lines[name])} {escaped(name)}</span>" for name in names)
     return (
         f'<div class="scroll"><table class="map"><thead><tr><th>P \\ size [B]</th>{heads}</tr>'
-        f"</thead><tbody>{rows}</tbody></table></div>"
+        f'</thead><tbody>{rows}</tbody></table></div><div class="legend mapkey">{key}</div>'
     )
 
 
@@ -119,9 +123,20 @@ def _square(square: Square | None, lines: dict[str, Line]) -> str:
     much = ' class="much"' if square.regret >= MUCH else ""
     return (
         f'<td style="background: {tint(line.color)}" title="default: {escaped(square.default)}">'
-        f'<span style="color: {line.color}">{line.sign}</span> {escaped(square.best)}'
-        f"<small{much}>{100 * square.regret:+.0f} %</small></td>"
+        f'{_sign(line)} <span class="name">{escaped(square.best)}</span>'
+        f"<small{much}>{percent(square)}</small></td>"
     )
+
+
+def percent(square: Square) -> str:
+    """The regret of a square."""
+    rounded = round(100 * square.regret)
+    number = f"{rounded:+d}" if rounded else "0"
+    return f"{number} %{'' if square.tested else UNTESTED}"
+
+
+def _sign(line: Line) -> str:
+    return f'<span style="color: {line.color}">{line.sign}</span>'
 
 
 def tint(color: str) -> str:
