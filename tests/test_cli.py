@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -438,6 +439,15 @@ def test_a_reader_that_leaves_is_no_error():
     assert done.returncode in (0, 141)
 
 
+def _has_used(process, seconds):
+    """Wait until a process has used so much time of a processor, however busy that is."""
+    used = 0
+    while used < seconds * os.sysconf("SC_CLK_TCK"):
+        time.sleep(0.05)
+        words = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        used = int(words[11]) + int(words[12])
+
+
 def test_ctrl_c_ends_at_once_and_quietly():
     started = subprocess.Popen(
         [sys.executable, "-m", "mpicoll", "simulate", "allreduce", "ring", "-P", "2-4000"],
@@ -445,7 +455,7 @@ def test_ctrl_c_ends_at_once_and_quietly():
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(1.5)
+    _has_used(started.pid, 1.2)
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=20)
     assert (started.returncode, out, err) == (130, "", "")
