@@ -62,7 +62,8 @@ def command(
 
     found = measured.runs(runs, mix)
     cells, result, remarks = _modelled(found, model, no_model, oversubscribed)
-    content = collect(found, cells, result, oversubscribed=oversubscribed, remarks=remarks)
+    with usage():
+        content = collect(found, cells, result, oversubscribed=oversubscribed, remarks=remarks)
     for remark in content.remarks:
         output.remark(f"mpicoll: {remark}")
     page.write(file, content)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from mpicoll import tuning
 from mpicoll.bench.records import Run
 from mpicoll.collectives import collective as definition
 from mpicoll.cost import INTER, INTRA, Costs
 from mpicoll.model import choose
-from mpicoll.model.build import Found
 from mpicoll.model.cells import Cell, is_native, usable
 from mpicoll.model.choose import Table
 from mpicoll.predict import predict
 from mpicoll.report.content import Content, Map, Section, Series, Square, key_of, sections, short
 from mpicoll.tuning import Choice
+
+if TYPE_CHECKING:
+    from mpicoll.model.build import Found
 
 #: From one size measured to the next, a line of the model has so many steps.
 _STEPS = 3
@@ -41,6 +44,9 @@ def collect(
         found: a model of it, if there is one.
         oversubscribed: as the cells were gathered.
         remarks: what the reader should know, besides.
+
+    Raises:
+        ValueError: a collective is unknown.
     """
     measured = sections(runs)
     if found is not None:

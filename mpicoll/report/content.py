@@ -8,10 +8,11 @@ section for all numbers of ranks.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,15 +20,16 @@ from mpicoll import tuning
 from mpicoll.bench import table
 from mpicoll.bench.records import Point, Run
 from mpicoll.bench.stats import summarise
-from mpicoll.collectives import COLLECTIVES
-from mpicoll.model.build import Found
+from mpicoll.collectives import COLLECTIVES, collective
 from mpicoll.model.cells import launch_of
 from mpicoll.model.choose import Crossover
 from mpicoll.tuning import NATIVE, Choice
 
+if TYPE_CHECKING:
+    from mpicoll.model.build import Found
+
 #: Series that are drawn at first, besides the library's own.
 SHOWN = 6
-_POSITION = {name: number for number, name in enumerate(COLLECTIVES)}
 
 
 class Kind(NamedTuple):
@@ -135,6 +137,12 @@ class Section:
     crossovers: tuple[Crossover, ...] = ()
 
     @property
+    def name(self) -> str:
+        """For files, as allreduce-4-float32."""
+        said = [self.collective, str(self.ranks or "ranks"), self.kind.type]
+        return re.sub(r"[^\w.-]+", "-", "-".join(word for word in said if word != "none"))
+
+    @property
     def shown(self) -> tuple[str, ...]:
         names = [series.choice for series in self.series]
         return (*names[:SHOWN], *(name for name in names[SHOWN:] if name == NATIVE))
@@ -221,19 +229,27 @@ def short(collective: str, words: str) -> str:
     return choice.algorithm if complete == default else Choice(choice.algorithm, complete).words
 
 
+def _position(name: str) -> int:
+    return [*COLLECTIVES].index(collective(name).name)
+
+
 def sections(runs: Sequence[Run]) -> dict[Key, Section]:
-    """What was measured, in the order of the table."""
+    """What was measured, in the order of the catalogue.
+
+    Raises:
+        ValueError: a collective is unknown.
+    """
     launch = launch_of(runs)
     run_of = {id(point): launch[run.name] for run in runs for point in run.points}
     groups: dict[Key, list[tuple[str, Point]]] = {}
     points = table.ordered(point for run in runs for point in run.points)
-    for point in sorted(points, key=lambda point: _POSITION[point.base]):
+    for point in sorted(points, key=lambda point: _position(point.base)):
         groups.setdefault(key_of(point), []).append((run_of[id(point)], point))
     return {key: _section(key, points) for key, points in groups.items()}
 
 
 def _section(key: Key, points: Sequence[tuple[str, Point]]) -> Section:
-    collective, ranks, kind = key
+    name, ranks, kind = key
     times: dict[str, dict[tuple[int, int], dict[str, list[float]]]] = {}
     for launch, point in points:
         here = times.setdefault(short(point.base, point.choice), {}).setdefault(
@@ -253,7 +269,7 @@ def _section(key: Key, points: Sequence[tuple[str, Point]]) -> Section:
     first = points[0][1]
     crowded = any(point.oversubscribed for _, point in points)
     factor = COLLECTIVES[first.base].bus_factor(ranks) if ranks and not crowded else 0.0
-    return Section(collective, kind, ranks, factor, tuple(points), tuple(_fastest_first(series)))
+    return Section(name, kind, ranks, factor, tuple(points), tuple(_fastest_first(series)))
 
 
 def _fastest_first(series: Sequence[Series]) -> list[Series]:

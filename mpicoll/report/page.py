@@ -39,8 +39,7 @@ def render(content: Content) -> str:
     """The page as one string."""
     from plotly.offline import get_plotlyjs
 
-    names = ", ".join(content.collectives)
-    title = f"{names}: time and bandwidth by algorithm"
+    title = f"{_what(content.collectives)}: time and bandwidth by algorithm"
     body = "".join(
         [
             f"<h1>{escaped(title)}</h1>",
@@ -62,6 +61,10 @@ def render(content: Content) -> str:
         f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{body}\n"
         f"<script>{_asset('page.js')}</script>\n</body>\n</html>\n"
     )
+
+
+def _what(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} collectives"
 
 
 def _asset(name: str) -> str:
@@ -142,13 +145,12 @@ def _section(section: Section, lines: dict[str, Line], noise: float | None) -> s
         plots.append(("bandwidth", figures.bandwidths(section, lines)))
     if any(series.residuals for series in section.series):
         plots.append(("residuals", figures.residuals(section, lines, noise)))
-    name = f"{section.collective}-{section.ranks or 'ranks'}"
     few = " open" if len(section.points) <= _FEW else ""
     parts = [
         f"<section><h3>{escaped(head)}</h3>",
         _legend(section, lines),
         '<div class="plots">',
-        *(_plot(f"{name}-{what}", figure) for what, figure in plots),
+        *(_plot(f"{section.name}-{what}", figure) for what, figure in plots),
         "</div>",
         f'<p class="faint">{escaped(_key(section, noise))}</p>',
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
     }
 
     def save(figure: Any, name: str) -> None:
-        name = re.sub(r"[^\w.-]+", "-", name)
         number = sum(path.stem.startswith(name) for path in files)
         files.append(folder / f"{name}{f'-{number + 1}' if number else ''}.{ending}")
         undated = {"metadata": {"Date": None}} if ending == "svg" else {}
@@ -64,13 +62,12 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
     with matplotlib.rc_context(_STYLE):
         for section in content.sections:
             mine = lines[section.collective]
-            name = f"{section.collective}-{section.ranks or 'ranks'}"
-            save(_against(section, mine, "time [µs]", _microseconds), f"{name}-time")
+            save(_against(section, mine, "time [µs]", _microseconds), f"{section.name}-time")
             if section.factor:
                 drawn = _against(section, mine, "bus bandwidth [GB/s]", _bandwidth(section))
-                save(drawn, f"{name}-bandwidth")
+                save(drawn, f"{section.name}-bandwidth")
             if any(series.residuals for series in section.series):
-                save(_residuals(section, mine), f"{name}-residuals")
+                save(_residuals(section, mine), f"{section.name}-residuals")
         for found in content.maps:
             where = "node" if found.near else "messages"
             save(_map(found, lines[found.collective]), f"{found.collective}-{where}-map")

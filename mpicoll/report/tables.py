@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape as escaped
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpicoll.bench import table
 from mpicoll.bench.environment import without_folders
 from mpicoll.bench.records import Run
 from mpicoll.bench.sizes import format_size
 from mpicoll.cost import Errors
-from mpicoll.model.build import Found
 from mpicoll.model.choose import Crossover
 from mpicoll.report.content import Map, Section, Square
 from mpicoll.report.style import Line
+
+if TYPE_CHECKING:
+    from mpicoll.model.build import Found
 
 # What the head of a section says already, or the size implies; on a phone it gives way.
 _MINOR = ("count", "type", "redop", "root", "P")
