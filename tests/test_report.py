@@ -16,7 +16,7 @@ from mpicoll.cost import INTRA, Costs, Piece
 from mpicoll.model import build
 from mpicoll.model.cells import gather
 from mpicoll.report import figures, page, papers, style, tables
-from mpicoll.report.collect import collect, maps
+from mpicoll.report.collect import _columns, collect, maps
 from mpicoll.report.content import Mark, short
 
 COSTS = Costs({INTRA: (Piece(None, 2e-6, 1e-9),)}, gamma=2e-10, call=1e-6, step=5e-7)
@@ -142,12 +142,21 @@ def test_a_map_has_the_fastest_and_what_the_default_costs(runs):
     slow = {("allreduce", "recursive_doubling"): 5.0, ("allreduce", "native"): 20.0}
     cells, _ = gather(sweep(slower=slow, spread=0.0, between=0.0))
     (found,) = maps(cells)
-    assert found.sizes == SIZES and list(found.rows) == [2, 4]
+    assert found.sizes == tuple((size, size) for size in SIZES) and list(found.rows) == [2, 4]
     squares = [square for row in found.rows.values() for square in row]
     assert {square.best for square in squares} == {"ring"} and all(s.tested for s in squares)
     for square in squares:
         assert (square.regret > 0.01) == (square.default != "ring")
     assert not maps(gather(sweep(launches=1))[0])[0].rows[2][0].tested
+
+
+def test_sizes_that_were_rounded_share_a_column():
+    """8 bytes of whole float32 blocks are 8, 12 or 16."""
+    rows = [[8, 256, 262144], [12, 252, 262140], [16, 256, 262144]]
+    assert _columns(rows) == ((8, 16), (252, 256), (262140, 262144))
+    assert [tables.column(*sizes) for sizes in _columns(rows)] == ["8 – 16", "252 – 256", "256K"]
+    assert _columns([[8, 16], [16, 32]]) == ((8, 8), (16, 16), (32, 32))
+    assert _columns([[8], [8, 64]]) == ((8, 8), (64, 64))
 
 
 def test_crossovers_are_of_their_section(content):

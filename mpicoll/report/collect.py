@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from mpicoll import tuning
@@ -151,10 +151,29 @@ def maps(cells: Sequence[Cell]) -> list[Map]:
         rows.setdefault((table.place.collective, table.place.near), {})[table.place.ranks] = squares
     found = []
     for (collective, near), measured in rows.items():
-        sizes = tuple(sorted({nbytes for row in measured.values() for nbytes in row}))
-        aligned = {ranks: tuple(map(row.get, sizes)) for ranks, row in sorted(measured.items())}
-        found.append(Map(collective, near, sizes, aligned))
+        columns = _columns([sorted(row) for row in measured.values()])
+        aligned = {
+            ranks: tuple(
+                next((row[nbytes] for nbytes in row if least <= nbytes <= most), None)
+                for least, most in columns
+            )
+            for ranks, row in sorted(measured.items())
+        }
+        found.append(Map(collective, near, columns, aligned))
     return found
+
+
+def _columns(rows: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """The sizes of each column of a map.
+
+    A size that was asked for is rounded to whole elements of P equal blocks, so it differs a little
+    from row to row; where it is clear which ones belong together, they share a column.
+    """
+    if len({len(row) for row in rows}) == 1:
+        columns = tuple((min(sizes), max(sizes)) for sizes in zip(*rows, strict=True))
+        if all(left[1] < right[0] for left, right in pairwise(columns)):
+            return columns
+    return tuple((nbytes, nbytes) for nbytes in sorted({*chain(*rows)}))
 
 
 def _squares(table: Table) -> Iterator[tuple[int, Square]]:

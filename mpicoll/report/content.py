@@ -175,13 +175,13 @@ class Map:
     Attributes:
         collective: its name.
         near: whether ranks shared memory.
-        sizes: bytes of the columns.
+        sizes: bytes of the columns, the least and the most of each.
         rows: squares by number of ranks; None where nothing was measured.
     """
 
     collective: str
     near: bool
-    sizes: tuple[int, ...]
+    sizes: tuple[tuple[int, int], ...]
     rows: Mapping[int, tuple[Square | None, ...]]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpicoll.bench.sizes import format_size
 from mpicoll.report import style, tables
 from mpicoll.report.content import Content, Map, Section
 from mpicoll.report.figures import BOUND, labels
@@ -170,7 +169,7 @@ def _map(found: Map, lines: dict[str, Line]) -> Any:
                 axes.text(x, y, tables.percent(square), ha="center", va="center")
     axes.set_xlim(-0.5, len(found.sizes) - 0.5)
     axes.set_ylim(len(found.rows) - 0.5, -0.5)
-    axes.set_xticks(range(len(found.sizes)), [*map(format_size, found.sizes)])
+    axes.set_xticks(range(len(found.sizes)), [tables.column(*sizes) for sizes in found.sizes])
     axes.set_yticks(range(len(found.rows)), [*map(str, found.rows)])
     title = f"{found.collective}: the fastest, and the regret of the default choice"
     axes.set(xlabel="size of the total vector [B]", ylabel="ranks", title=title)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpicoll.bench import table
 from mpicoll.bench.environment import without_folders
 from mpicoll.bench.records import Run
-from mpicoll.bench.sizes import format_size
 from mpicoll.cost import Errors
 from mpicoll.model.choose import Crossover
 from mpicoll.report.content import Map, Section, Square
@@ -105,7 +104,7 @@ def _about(size: float) -> str:
 
 def choices(found: Map, lines: dict[str, Line]) -> str:
     """The map of a collective: in the colour of the fastest, with what the default costs."""
-    heads = "".join(f"<th>{format_size(size)}</th>" for size in found.sizes)
+    heads = "".join(f"<th>{column(*sizes)}</th>" for sizes in found.sizes)
     rows = "".join(
         f"<tr><th>{ranks}</th>{''.join(_square(square, lines) for square in row)}</tr>"
         for ranks, row in found.rows.items()
@@ -116,6 +115,12 @@ def choices(found: Map, lines: dict[str, Line]) -> str:
         f'<div class="scroll"><table class="map"><thead><tr><th>P \\ size [B]</th>{heads}</tr>'
         f'</thead><tbody>{rows}</tbody></table></div><div class="legend mapkey">{key}</div>'
     )
+
+
+def column(least: int, most: int) -> str:
+    """The head of a column of a map."""
+    ends = dict.fromkeys((_about(least), _about(most)))
+    return " – ".join(ends)
 
 
 def _square(square: Square | None, lines: dict[str, Line]) -> str:
