@@ -283,7 +283,7 @@ def test_simulate_compares_all(command):
         (["bench", "allreduce", "--budget", "0"], "give at least 0.001 seconds"),
         (["bench", "allreduce", "-n", "0"], "`mpicoll bench --help`"),
         (["bench"], "missing argument"),
-        (["train", "cats"], "unknown dataset 'cats': known are mnist5k"),
+        (["train", "cats"], "unknown dataset 'cats': known are digits, mnist5k"),
         (["train", "mnist5k", "--hidden", "a,b"], "--hidden 'a,b' is no list of sizes"),
         (["frobnicate"], "no such command 'frobnicate'; see `mpicoll --help`"),
         (["list", "--frobnicate"], "no such option: --frobnicate"),

@@ -187,6 +187,14 @@ def test_the_program_of_the_guide(mpirun, tmp_path):
     assert done.status == 0, done.err
 
 
+@pytest.mark.parametrize("name", ["lines.py", "own.py"])
+def test_the_programs_of_training(name, mpirun, tmp_path):
+    path = tmp_path / name
+    path.write_text(dict(blocks(page("training"), "python"))[name])
+    done = mpirun(2, "-m", "mpi4py", path)
+    assert done.status == 0, done.err
+
+
 @pytest.mark.parametrize("name", ["hang.py", "differ.py"])
 def test_a_program_that_is_wrong(name, mpirun, tmp_path):
     programs = dict(blocks(page("environment"), "python"))

@@ -64,7 +64,7 @@ def test_missing_file_is_named(monkeypatch, tmp_path):
 def test_damaged_file_is_refused(monkeypatch, tmp_path):
     path = Path(tmp_path, "few.csv")
     path.write_text("0,255,7\n255,0,3\n")
-    monkeypatch.setattr(data, "_mnist5k_path", lambda: path)
+    monkeypatch.setattr(data, "_file_of", lambda *_: path)
     with pytest.raises(ValueError, match="holds 2 images of 2 pixels"):
         load_mnist5k()
 

@@ -2,32 +2,128 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from mpicoll.cli import session
-from mpicoll.cli.errors import usage
+from mpicoll.cli.errors import UsageError, describe, usage
 from mpicoll.cli.options import Json
 
 
 def command(
+    context: typer.Context,
     dataset: Annotated[
-        str, typer.Argument(metavar="DATASET", help="mnist5k: 5,000 images of written digits.")
-    ],
-    model: Annotated[str, typer.Option(help="softmax or mlp.")] = "softmax",
+        str,
+        typer.Argument(
+            metavar="[DATASET]",
+            help="digits, mnist5k, fashion-mnist, an .npz file or a folder of .npy files.",
+        ),
+    ] = "mnist5k",
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A TOML or YAML file; keys are these options, with _ for -."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where the files of fashion-mnist are.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="softmax, mlp, or conv (a small convolutional net).")
+    ] = "softmax",
     hidden: Annotated[
-        str, typer.Option(metavar="LIST", help="Sizes of the hidden layers of an mlp, as 128,64.")
+        str, typer.Option(metavar="LIST", help="Sizes of the hidden layers, as 128,64.")
     ] = "64",
+    channels: Annotated[
+        str, typer.Option(metavar="LIST", help="Channels of the convolutions of conv, as 16,32.")
+    ] = "16,32",
+    dropout: Annotated[
+        float, typer.Option(help="Share of hidden values set to zero while training.")
+    ] = 0.0,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 15,
-    batch: Annotated[int, typer.Option(help="Samples in a step, of all ranks together.")] = 64,
+    steps: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
+    target_loss: Annotated[
+        float | None, typer.Option(help="Stop after an epoch with at most this training loss.")
+    ] = None,
+    target_accuracy: Annotated[
+        float | None, typer.Option(help="Stop after an epoch with at least this test accuracy.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Samples in a batch, of all ranks together.")] = 64,
+    batch_per_rank: Annotated[
+        int | None, typer.Option(help="Samples in a batch of one rank, in place of --batch.")
+    ] = None,
+    accumulate: Annotated[int, typer.Option(help="Batches in a step.")] = 1,
+    optimizer: Annotated[
+        str, typer.Option(help="sgd, momentum, nesterov, adam or adamw.")
+    ] = "momentum",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.05,
-    momentum: Annotated[float, typer.Option(help="0 for plain SGD.")] = 0.9,
+    momentum: Annotated[float, typer.Option(help="Of momentum and nesterov.")] = 0.9,
+    weight_decay: Annotated[float, typer.Option(help="Decoupled in adamw.")] = 0.0,
+    lr_scaling: Annotated[
+        str, typer.Option(help="Of the learning rate with the number of ranks: none, linear, sqrt.")
+    ] = "none",
+    schedule: Annotated[
+        str, typer.Option(help="Of the learning rate: constant, linear, cosine or steps.")
+    ] = "constant",
+    warmup: Annotated[int, typer.Option(help="Steps over which the learning rate grows.")] = 0,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm of a gradient; a larger one is scaled down.")
+    ] = None,
+    skip_limit: Annotated[
+        int, typer.Option(help="Steps in a row that may be skipped as not finite.")
+    ] = 10,
+    loss_scale: Annotated[
+        float | None, typer.Option(help="First factor of the loss in front of a narrow type.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of initial weights and the order of samples.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    dtype: Annotated[str, typer.Option(help="float64, float32 or float16.")] = "float64",
+    strategy: Annotated[
+        str, typer.Option(help="allreduce, zero1, parameter_server, local_sgd or gossip.")
+    ] = "allreduce",
+    servers: Annotated[
+        str,
+        typer.Option(help="Of parameter_server: a number, colocated or decentralized."),
+    ] = "colocated",
+    consistency: Annotated[
+        str,
+        typer.Option(help="Of parameter_server: bsp, ssp:S, adaptive:MIN,MAX[,M] or async."),
+    ] = "bsp",
+    push_rate: Annotated[
+        str,
+        typer.Option(help="Learning rate of a push, but in bsp: share, staleness or full."),
+    ] = "share",
+    average_every: Annotated[int, typer.Option(help="Of local_sgd: steps between averages.")] = 8,
+    graph: Annotated[str, typer.Option(help="Of gossip: ring or exponential.")] = "exponential",
     algorithm: Annotated[
         str, typer.Option(help="All-reduce algorithm of the gradients; auto: the tuned choice.")
     ] = "ring",
+    bucket: Annotated[
+        int | None, typer.Option(help="Bytes of gradients that are summed together.")
+    ] = None,
+    wire: Annotated[
+        str, typer.Option(help="Gradients travel in full, fp16, bf16, int8 or topk:SHARE.")
+    ] = "full",
+    check_every: Annotated[
+        int, typer.Option(help="Steps between comparisons of the ranks' parameters; 0: never.")
+    ] = 100,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Keep checkpoints there.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints; by default, one an epoch.")
+    ] = None,
+    keep: Annotated[int, typer.Option(help="Checkpoints kept beside the best.")] = 2,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Go on from a checkpoint; auto: from the last, if any."),
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write JSON lines there, a file a rank.")
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare/--no-compare", help="Train again in one process and compare."),
+    ] = True,
     progress: Annotated[
         bool | None,
         typer.Option("--progress/--no-progress", help="A bar; by default on a terminal only."),
@@ -37,7 +133,8 @@ def command(
     """Train a model on all ranks and compare its weights with those of a single process.
 
     Gradients of the ranks' shares of each batch are summed by all-reduce, so the result is that of
-    one process but for rounding. The exit status is 1 if it differs by more.
+    one process but for rounding. The exit status is 1 if it differs by more. SIGTERM or SIGUSR1 on
+    any rank lets all write a checkpoint and leave with status 75; `--resume auto` goes on.
     """
     from mpicoll.train import threads
 
@@ -46,25 +143,36 @@ def command(
     from mpicoll.train import Config, main
 
     with usage():
-        config = Config(
-            dataset=dataset,
-            model=model,
-            hidden=_layers(hidden),
-            epochs=epochs,
-            batch=batch,
-            lr=lr,
-            momentum=momentum,
-            seed=seed,
-            dtype=dtype,
-            algorithm=None if algorithm == "auto" else algorithm,
-        )
-    return main(config, session.communicator(), as_json=json, progress=progress)
+        chosen = Config(**_given(context, config))
+    return main(chosen, session.communicator(), as_json=json, progress=progress, compare=compare)
 
 
-def _layers(text: str) -> tuple[int, ...]:
+def _given(context: typer.Context, path: Path | None) -> dict[str, Any]:
+    """What the file says, and over it what the command line says."""
+    from mpicoll.train import config_file
+
+    values = {}
+    if path is not None:
+        try:
+            values = config_file.read(path)
+        except OSError as error:
+            raise UsageError(describe(error)) from None
+    for name in config_file.KEYS:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            values[name] = context.params[name]
+    for name in ("hidden", "channels"):
+        if isinstance(values.get(name), str):
+            values[name] = _sizes(f"--{name}", values[name])
+    if values.get("algorithm") == "auto":
+        values["algorithm"] = None
+    return values
+
+
+def _sizes(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise ValueError(
-            f"--hidden {text!r} is no list of sizes; write whole numbers, as 128,64"
+            f"{option} {text!r} is no list of sizes; write whole numbers, as 128,64"
         ) from None

@@ -20,12 +20,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpicoll.train.batch import Batch
     from mpicoll.train.config import Config
     from mpicoll.train.data import Dataset
-    from mpicoll.train.loop import Epoch, Result, run
-    from mpicoll.train.models import MLP, Batch, Model
+    from mpicoll.train.distributed import (
+        DistributedOptimizer,
+        average_gradients,
+        broadcast_parameters,
+    )
+    from mpicoll.train.loop import run
+    from mpicoll.train.models import MLP, Model, Sequential, convnet
+    from mpicoll.train.records import Epoch, Result, Step
     from mpicoll.train.report import main
-    from mpicoll.train.sampler import Sampler
+    from mpicoll.train.sampler import DistributedSampler, Sampler
     from mpicoll.train.workers import TrainingError
 
 __all__ = [
@@ -33,25 +40,39 @@ __all__ = [
     "Batch",
     "Config",
     "Dataset",
+    "DistributedOptimizer",
+    "DistributedSampler",
     "Epoch",
     "Model",
     "Result",
     "Sampler",
+    "Sequential",
+    "Step",
     "TrainingError",
+    "average_gradients",
+    "broadcast_parameters",
+    "convnet",
     "main",
     "run",
 ]
 
 _HOMES = {
     "MLP": "models",
-    "Batch": "models",
+    "Batch": "batch",
     "Config": "config",
     "Dataset": "data",
-    "Epoch": "loop",
+    "DistributedOptimizer": "distributed",
+    "DistributedSampler": "sampler",
+    "Epoch": "records",
     "Model": "models",
-    "Result": "loop",
+    "Result": "records",
     "Sampler": "sampler",
+    "Sequential": "models",
+    "Step": "records",
     "TrainingError": "workers",
+    "average_gradients": "distributed",
+    "broadcast_parameters": "distributed",
+    "convnet": "models",
     "main": "report",
     "run": "loop",
 }

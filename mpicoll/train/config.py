@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
-from mpicoll.train.data import DATASETS
+from mpicoll.train import consistency, wire
+from mpicoll.train.data import DATASETS, is_path
 from mpicoll.train.models import MODELS
+from mpicoll.train.optimizers import OPTIMIZERS
+from mpicoll.train.schedules import SCALINGS, SCHEDULES
+from mpicoll.train.shard import PUSH_RATES
 
-DTYPES = ("float64", "float32")
+DTYPES = ("float64", "float32", "float16")
+STRATEGIES = ("allreduce", "zero1", "parameter_server", "local_sgd", "gossip")
+GRAPHS = ("ring", "exponential")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,54 +24,250 @@ class Config:
     """A training run. Equal on all ranks; checked when made.
 
     Attributes:
-        dataset: Name of a data set (`mpicoll.train.data.DATASETS`).
-        model: `softmax` (softmax regression) or `mlp`.
-        hidden: Sizes of the hidden layers of an `mlp`, first to last.
+        dataset: `digits`, `mnist5k`, `fashion-mnist`, or the path of an .npz file or of a folder of
+            .npy files (`mpicoll.train.data.from_arrays`).
+        data: Folder of the files of `fashion-mnist`, None for that of the Debian package.
+        model: `softmax` (softmax regression), `mlp` or `conv` (a small convolutional net).
+        hidden: Sizes of the hidden layers of an `mlp`, or of `conv` after its convolutions.
+        channels: Output channels of the convolutions of `conv`, first to last.
+        dropout: Share of hidden values set to zero while training.
         epochs: Passes over the training set.
-        batch: Samples in one step, of all ranks together. More than there are means all.
-        lr: Learning rate.
-        momentum: Share of the last update kept in the next, 0 for plain SGD.
-        seed: Decides initial parameters and the order of samples.
-        dtype: `float64` or `float32`, of data, parameters and gradients.
+        steps: Stop after so many steps, None for no such limit.
+        target_loss: Stop after an epoch with a mean training loss of at most this.
+        target_accuracy: Stop after an epoch with at least this share of the test set correct.
+        batch: Samples in one batch, of all ranks together. More than there are means all.
+        batch_per_rank: Samples in one batch of one rank, in place of `batch`.
+        accumulate: Batches in one step: their gradients are added up before the ranks' are.
+        optimizer: `sgd`, `momentum`, `nesterov`, `adam` or `adamw`.
+        lr: Learning rate; the highest, where it changes.
+        momentum: Share of the last update kept in the next, for `momentum` and `nesterov`.
+        weight_decay: Added to each gradient as so many times the weight; decoupled in `adamw`.
+        lr_scaling: Multiply the learning rate by the number of ranks (`linear`), by its square root
+            (`sqrt`) or by nothing (`none`).
+        schedule: `constant`, `linear`, `cosine` or `steps` (a tenth after half of the steps, a
+            hundredth after three quarters).
+        warmup: First steps, over which the learning rate grows evenly.
+        clip: Largest norm of the gradient of all parameters together; a larger one is scaled down.
+        skip_limit: How many steps in a row may be skipped because a gradient is not finite.
+        loss_scale: First factor of the loss in front of a narrow type, a power of two; halved when
+            a step overflows, doubled after 2000 that did not. None: 65536 if `dtype` is float16,
+            1024 if `wire` is fp16, otherwise none.
+        seed: Decides initial parameters, the order of samples, and dropout.
+        dtype: `float64`, `float32` or `float16`, of data and computation. Parameters and sums of
+            gradients are kept in float32 where it is float16.
+        strategy: `allreduce`, or `zero1`: each rank updates a part and keeps the optimizer's state
+            for that part alone (Rajbhandari et al. 2020), `parameter_server`, `local_sgd` or
+            `gossip` (`mpicoll.train.mixing`).
+        servers: With `parameter_server`: so many ranks, the last, serve and do nothing else;
+            `colocated`: every rank works and serves a part; `decentralized`: every rank works and
+            holds all, workers push to each other.
+        consistency: With `parameter_server`: `bsp`, `ssp:S`, `adaptive:MIN,MAX[,M]` or `async`
+            (`mpicoll.train.consistency`).
+        push_rate: Learning rate of one push where each makes an update: times its `share` of the
+            samples of a step, divided by one plus its `staleness`, or in `full`.
+        average_every: With `local_sgd`: steps from one average of the parameters to the next.
+        graph: With `gossip`: `ring` or `exponential`.
         algorithm: All-reduce algorithm for the gradients, None for the communicator's choice.
+        bucket: Bytes of gradients summed together, None for `exchange.default_bucket`.
+        wire: Format in which gradients travel: `full`, `fp16`, `bf16`, `int8`, `topk:SHARE`.
+        checkpoint: Folder to keep checkpoints in, None for none.
+        checkpoint_every: Steps between two; None: one at the end of each epoch.
+        keep: How many are kept, beside the one with the best test accuracy.
+        resume: A checkpoint, or a folder of them, to go on from; `auto`: the last in `checkpoint`,
+            if there is one.
+        metrics: Folder to write metrics to (`mpicoll.train.metrics`), None for none.
+        check_every: Compare the ranks' parameters after every so many steps, 0 for never.
 
     Raises:
         ValueError: A value is out of its range; the message names value, limit and remedy.
     """
 
     dataset: str = "mnist5k"
+    data: str | None = None
     model: str = "softmax"
     hidden: tuple[int, ...] = (64,)
+    channels: tuple[int, ...] = (16, 32)
+    dropout: float = 0.0
     epochs: int = 15
+    steps: int | None = None
+    target_loss: float | None = None
+    target_accuracy: float | None = None
     batch: int = 64
+    batch_per_rank: int | None = None
+    accumulate: int = 1
+    optimizer: str = "momentum"
     lr: float = 0.05
     momentum: float = 0.9
+    weight_decay: float = 0.0
+    lr_scaling: str = "none"
+    schedule: str = "constant"
+    warmup: int = 0
+    clip: float | None = None
+    skip_limit: int = 10
+    loss_scale: float | None = None
     seed: int = 0
     dtype: str = "float64"
+    strategy: str = "allreduce"
+    servers: str = "colocated"
+    consistency: str = "bsp"
+    push_rate: str = "share"
+    average_every: int = 8
+    graph: str = "exponential"
     algorithm: str | None = "ring"
+    bucket: int | None = None
+    wire: str = "full"
+    check_every: int = 100
+    checkpoint: str | None = None
+    checkpoint_every: int | None = None
+    keep: int = 2
+    resume: str | None = None
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("dataset", self.dataset, tuple(DATASETS))
-        _one_of("model", self.model, tuple(MODELS))
-        _one_of("dtype", self.dtype, DTYPES)
-        if self.algorithm is not None:
-            known = (*algorithms.names("allreduce"), "native")
-            _one_of("all-reduce algorithm", self.algorithm, known)
+        self._check_names()
+        for name, least in (
+            ("epochs", 1),
+            ("batch", 1),
+            ("accumulate", 1),
+            ("warmup", 0),
+            ("skip_limit", 0),
+            ("seed", 0),
+            ("check_every", 0),
+            ("keep", 1),
+            ("average_every", 1),
+        ):
+            _at_least(name, getattr(self, name), least)
+        for name in ("steps", "batch_per_rank", "bucket", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
         for size in self.hidden:
             _at_least("hidden layer size", size, 1)
+        for size in self.channels:
+            _at_least("number of channels", size, 1)
         if self.model == "mlp" and not self.hidden:
             raise ValueError(
                 "an mlp needs at least one hidden layer: give hidden, or model softmax"
             )
-        _at_least("epochs", self.epochs, 1)
-        _at_least("batch", self.batch, 1)
-        _at_least("seed", self.seed, 0)
+        if self.resume == "auto" and self.checkpoint is None:
+            raise ValueError(
+                "resume auto goes on from the last checkpoint of the run's own: give checkpoint, "
+                "or the path of another as resume"
+            )
+        if self.model == "conv" and not self.channels:
+            raise ValueError("a conv needs at least one convolution: give channels, or model mlp")
+        self._check_numbers()
+
+    def _check_names(self) -> None:
+        if not is_path(self.dataset):
+            known = (*DATASETS, "the path of an .npz file or of a folder")
+            _one_of("dataset", self.dataset, known)
+        _one_of("model", self.model, MODELS)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("schedule", self.schedule, tuple(SCHEDULES))
+        _one_of("lr_scaling", self.lr_scaling, tuple(SCALINGS))
+        _one_of("strategy", self.strategy, STRATEGIES)
+        wire.codec(self.wire)
+        if self.algorithm is not None:
+            names = (*algorithms.names("allreduce"), "native")
+            _one_of("all-reduce algorithm", self.algorithm, names)
+        _one_of("graph", self.graph, GRAPHS)
+        if self.strategy == "parameter_server":
+            self._check_servers()
+        if self.strategy in ("local_sgd", "gossip"):
+            self._check_apart()
+        if self.strategy != "allreduce" and self.wire != "full":
+            raise ValueError(
+                f"strategy {self.strategy} sends gradients as they are, not as {self.wire}: "
+                "give wire full, or strategy allreduce"
+            )
+
+    def _check_apart(self) -> None:
+        for name, why in (
+            ("clip", "no rank knows the gradient of the whole batch"),
+            ("checkpoint_every", "ranks have the same parameters at the end of an epoch only"),
+        ):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"strategy {self.strategy} does not take {name}, because {why}: leave it out"
+                )
+
+    def _check_servers(self) -> None:
+        consistency.parse(self.consistency)
+        _one_of("push_rate", self.push_rate, PUSH_RATES)
+        if not re.fullmatch(r"colocated|decentralized|[1-9]\d{0,5}", self.servers):
+            raise ValueError(
+                f"servers is {self.servers!r}: give a number of ranks of at least 1, colocated or "
+                "decentralized"
+            )
+        for name, wanted, why in (
+            ("clip", None, "no server knows the norm of the whole gradient"),
+            ("checkpoint_every", None, "shards are at one clock at the end of an epoch only"),
+            ("loss_scale", None, "servers do not scale the loss"),
+        ):
+            if getattr(self, name) != wanted:
+                raise ValueError(
+                    f"strategy parameter_server does not take {name}, because {why}: leave it out"
+                )
+        if self.dtype == "float16":
+            raise ValueError("strategy parameter_server trains in float64 or float32: give one")
+
+    def _check_numbers(self) -> None:
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr is {self.lr}: give a finite learning rate above 0, such as 0.1")
         if not 0 <= self.momentum < 1:
             raise ValueError(
                 f"momentum is {self.momentum}: give 0 (plain SGD) or a number between 0 and 1"
             )
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay is {self.weight_decay}: give 0 or a number above")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}: give a number from 0 to below 1")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"clip is {self.clip}: give a finite norm above 0, such as 1")
+        if self.loss_scale is not None and not (
+            self.loss_scale > 0 and math.frexp(self.loss_scale)[0] == 0.5
+        ):
+            raise ValueError(f"loss_scale is {self.loss_scale}: give a power of two, such as 1024")
+
+    def worker_count(self, ranks: int) -> int:
+        """How many of so many ranks compute gradients.
+
+        Raises:
+            ValueError: There are not more ranks than servers.
+        """
+        if self.strategy != "parameter_server" or not self.servers.isdigit():
+            return ranks
+        if int(self.servers) >= ranks:
+            raise ValueError(
+                f"{self.servers} server(s) on {ranks} rank(s) leave no worker: start at least "
+                f"{int(self.servers) + 1} ranks, or give fewer servers, or colocated"
+            )
+        return ranks - int(self.servers)
+
+    def global_batch(self, ranks: int) -> int:
+        """Samples in one batch of so many ranks together."""
+        return self.batch if self.batch_per_rank is None else self.batch_per_rank * ranks
+
+    def alone(self, ranks: int) -> Config:
+        """What one process must be told to do the same as so many workers together."""
+        return replace(
+            self,
+            batch=self.global_batch(ranks),
+            batch_per_rank=None,
+            lr=self.lr * SCALINGS[self.lr_scaling](ranks),
+            lr_scaling="none",
+            strategy="allreduce",
+        )
+
+    @property
+    def first_scale(self) -> float | None:
+        """Factor of the loss in the first step, None where the loss is not scaled."""
+        if self.loss_scale is not None:
+            return self.loss_scale
+        if self.dtype == "float16":
+            return 65536.0
+        return 1024.0 if self.wire == "fp16" else None
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

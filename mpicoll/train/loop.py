@@ -1,25 +1,30 @@
-"""Data-parallel SGD: all ranks in lockstep, one all-reduce of the gradients a step.
-
-Every rank holds all parameters. In a step each computes the gradients of its part of the global
-batch, already divided by the size of the whole batch; their sum over the ranks is the gradient of
-the global batch, and all ranks make the same update. That is the same method as SGD in one process
-with the same global batches, and differs from it by rounding alone.
-"""
+"""A training run: data, model and ranks made ready, epochs of steps, measurements, stop rules."""
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.layout import part
+from mpicoll.train import memory, signals
 from mpicoll.train.config import Config
-from mpicoll.train.data import DATASETS, Dataset
-from mpicoll.train.models import MODELS, Batch, Model
-from mpicoll.train.sampler import Sampler, shared
+from mpicoll.train.data import Dataset, Inputs, load
+from mpicoll.train.flat import Flat
+from mpicoll.train.keeper import Keeper
+from mpicoll.train.metrics import Metrics
+from mpicoll.train.models import MLP, Model, Sequential, convnet
+from mpicoll.train.optimizers import Optimizer
+from mpicoll.train.records import Epoch, Result, Step
+from mpicoll.train.server_trainer import ServerTrainer
+from mpicoll.train.trainer import Trainer
 from mpicoll.train.workers import (
     AllReduceWorkers,
     OneProcess,
@@ -33,92 +38,31 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Array = NDArray[Any]
+OnStep = Callable[[Step], "bool | None"]
+OnEpoch = Callable[[Epoch], "bool | None"]
+
+#: Samples evaluated at once.
+_ROWS = 1000
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """What was measured in one epoch. Equal on all ranks, except `seconds`.
-
-    Attributes:
-        number: 1 for the first.
-        loss: Mean loss over the training set, with the parameters at the end of the epoch.
-        train_accuracy, test_accuracy: Share of samples classified correctly, at the end.
-        seconds: Time of the epoch's steps on this rank; measuring the rest comes on top.
-        communication: Share of that time spent in the all-reduce, waiting included; mean of the
-            ranks.
-    """
-
-    number: int
-    loss: float
-    train_accuracy: float
-    test_accuracy: float
-    seconds: float
-    communication: float
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """The outcome of a run.
-
-    Attributes:
-        parameters: Final parameters by name.
-        history: One entry an epoch.
-    """
-
-    parameters: dict[str, Array]
-    history: tuple[Epoch, ...]
-
-
-class Flat:
-    """Named arrays as views of one vector, so that one all-reduce or one update serves them all.
-
-    Args:
-        arrays: The arrays; their values are copied.
-        spare: Elements to append to the vector, outside all views.
+def make_model(config: Config, dataset: Dataset) -> Sequential:
+    """The model that a configuration names, for a data set.
 
     Raises:
-        TypeError: The arrays are not all of one floating type.
-        ValueError: There are none.
+        ValueError: They do not fit.
     """
-
-    def __init__(self, arrays: Mapping[str, Array], spare: int = 0) -> None:
-        if not arrays:
-            raise ValueError("the model has no parameters: return at least one array")
-        dtypes = {name: array.dtype for name, array in arrays.items()}
-        dtype = next(iter(dtypes.values()))
-        for name, other in dtypes.items():
-            if other != dtype or other.kind != "f":
-                raise TypeError(
-                    f"parameter {name} is {other}, the first is {dtype}: "
-                    "give all parameters the same floating type"
-                )
-        length = sum(array.size for array in arrays.values())
-        self.vector: Array = np.zeros(length + spare, dtype)
-        self.views: dict[str, Array] = {}
-        start = 0
-        for name, array in arrays.items():
-            self.views[name] = self.vector[start : start + array.size].reshape(array.shape)
-            start += array.size
-        self.assign(arrays)
-
-    def assign(self, arrays: Mapping[str, Array]) -> None:
-        """Copy values of arrays with the same names and shapes.
-
-        Raises:
-            ValueError: Names or shapes differ.
-        """
-        if arrays.keys() != self.views.keys():
-            raise ValueError(
-                f"arrays are {', '.join(arrays)}, parameters are {', '.join(self.views)}: "
-                "return one gradient for each parameter"
-            )
-        for name, view in self.views.items():
-            if arrays[name].shape != view.shape:
-                raise ValueError(
-                    f"array {name} has shape {arrays[name].shape}, its parameter {view.shape}: "
-                    "return gradients in the shapes of the parameters"
-                )
-            view[...] = arrays[name]
+    if config.model == "conv":
+        return convnet(
+            dataset.image,
+            config.channels,
+            config.hidden,
+            dataset.classes,
+            config.dtype,
+            config.dropout,
+        )
+    hidden = config.hidden if config.model == "mlp" else ()
+    sizes = (dataset.features, *hidden, dataset.classes)
+    return MLP(sizes, config.dtype, config.dropout)
 
 
 def run(
@@ -127,8 +71,9 @@ def run(
     *,
     dataset: Dataset | None = None,
     model: Model | None = None,
-    on_step: Callable[[int, int, int], None] | None = None,
-    on_epoch: Callable[[Epoch], None] | None = None,
+    optimizer: Optimizer | None = None,
+    on_step: OnStep | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Result:
     """Train; collective over `comm`.
 
@@ -137,24 +82,31 @@ def run(
         comm: An `mpicoll.Intracomm`. None trains in this process alone, without MPI.
         dataset: Data to use instead of those `config` names.
         model: Model to use instead of the one `config` names.
-        on_step: Called after each step with epoch, step and steps an epoch, counted from 1.
-        on_epoch: Called after each epoch.
+        optimizer: What to make of a gradient, instead of what `config` names; servers call it too.
+        on_step: Called after each step; all ranks stop after the next step if it returns True on
+            any rank.
+        on_epoch: Called after each epoch; as `on_step`.
 
     Returns:
         Parameters and history, on every rank.
 
     Raises:
-        TrainingError: Data missing, ranks that disagree, a loss or gradient that is not finite, or
-            any exception of a model; on all ranks together, also where one rank alone is concerned.
+        TrainingError: Data missing, ranks that disagree, gradients that are not finite in too many
+            steps, or any exception of a model or of a callback; on all ranks together, also where
+            one rank alone is concerned.
     """
     workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     with together(workers, "making data and model ready"):
-        dataset = (dataset or DATASETS[config.dataset]()).astype(config.dtype)
-        if model is None:
-            make = MODELS[config.model]
-            model = make(dataset.features, dataset.classes, config.hidden, config.dtype)
-        weights = Flat(model.initial_parameters(config.seed))
+        dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
+        model = model or make_model(config, dataset)
+        initial = model.initial_parameters(config.seed)
+        weights = Flat(initial, "float32" if config.dtype == "float16" else None)
+        config.worker_count(workers.size)
+        needed = memory.estimate(config, workers.size, model, weights)
+    ranks_here = workers.gather(platform.node()).count(platform.node())
+    with together(workers, "making room"):
+        memory.require(needed, ranks_here)
     require_equal(
         workers,
         {
@@ -168,74 +120,153 @@ def run(
         "give all ranks the same data and the same model",
     )
     workers.broadcast(weights.vector)
-    trainer = _Trainer(config, workers, dataset, model, weights)
-    history = []
-    for number in range(1, config.epochs + 1):
-        with np.errstate(over="ignore", invalid="ignore"):  # reported by rank and step instead
-            history.append(trainer.epoch(number, on_step))
-        if on_epoch is not None:
-            on_epoch(history[-1])
-    return Result(weights.views, tuple(history))
+    trainer: Trainer | ServerTrainer
+    if comm is not None and config.strategy == "parameter_server":
+        trainer = ServerTrainer(config, workers, comm, dataset, model, weights, optimizer)
+    else:
+        trainer = Trainer(config, workers, dataset, model, weights, optimizer)
+    keeper = Keeper(config, workers, trainer)
+    try:
+        epoch, position, history = keeper.restore()
+        with together(workers, "opening the metrics"):
+            metrics = _metrics(config, workers)
+        with signals.heard(partial(setattr, trainer, "signalled", True)):
+            loop = _Run(config, workers, dataset, model, trainer, keeper, metrics)
+            return loop.result(epoch, position, history, on_step, on_epoch)
+    finally:
+        trainer.free()
 
 
-class _Trainer:
-    """The state of a run: weights and velocity, and the buffer that is all-reduced."""
+def _metrics(config: Config, workers: Workers) -> Metrics | None:
+    if config.metrics is None:
+        return None
+    return Metrics(Path(config.metrics), workers.rank, workers.size, config)
+
+
+class _Run:
+    """The epochs of a run."""
 
     def __init__(
-        self, config: Config, workers: Workers, dataset: Dataset, model: Model, weights: Flat
+        self,
+        config: Config,
+        workers: Workers,
+        dataset: Dataset,
+        model: Model,
+        trainer: Trainer | ServerTrainer,
+        keeper: Keeper,
+        metrics: Metrics | None,
     ) -> None:
         self._config = config
         self._workers = workers
         self._dataset = dataset
         self._model = model
-        self._weights = weights
-        self._velocity = np.zeros_like(weights.vector)
-        self._gradients = Flat(weights.views, spare=1)
-        self._sampler = Sampler(len(dataset.train_labels), config.batch, config.seed)
-        self._communication = 0.0
+        self._trainer = trainer
+        self._keeper = keeper
+        self._metrics = metrics
 
-    def epoch(self, number: int, on_step: Callable[[int, int, int], None] | None) -> Epoch:
-        """Make the steps of an epoch (counted from 1) and measure where they led."""
-        self._communication = 0.0
-        start = time.perf_counter()
-        for step, samples in enumerate(self._sampler.batches(number), 1):
-            self._step(samples, f"step {step} of epoch {number}")
-            if on_step is not None:
-                on_step(number, step, self._sampler.steps)
-        seconds = time.perf_counter() - start
-        return self._measure(number, seconds)
+    def result(
+        self,
+        number: int,
+        position: int,
+        history: list[Epoch],
+        on_step: OnStep | None,
+        on_epoch: OnEpoch | None,
+    ) -> Result:
+        """Train until a stop rule holds, from a place in an epoch on."""
+        trainer, config = self._trainer, self._config
+        self._history = history
+        stopped: str | None = None
+        while stopped is None:
+            if number > config.epochs:
+                stopped = "epochs"
+                break
+            if config.steps is not None and trainer.number >= config.steps:
+                stopped = "steps"
+                break
+            with np.errstate(over="ignore", invalid="ignore"):  # reported by rank and step instead
+                epoch, position = self._epoch(number, position, on_step)
+            if epoch is None:
+                self._keeper.save(number, position, history)
+                stopped = "signal"
+                break
+            history.append(epoch)
+            self._note(on_epoch, epoch)
+            stopped = self._reason(epoch)
+            complete = position == trainer.sampler.steps
+            if config.checkpoint_every is None or stopped is not None:
+                self._keeper.save(number + complete, 0 if complete else position, history)
+            number, position = number + 1, 0
+        if self._metrics is not None:
+            self._metrics.close()
+        raise_together(self._workers, "a callback", trainer.failure)  # that of the last epoch
+        return Result(trainer.weights.views, tuple(history), trainer.number, stopped)
 
-    def _step(self, samples: NDArray[np.int64], where: str) -> None:
-        mine = self._mine(samples)
-        data = self._dataset
-        batch = Batch(data.train_inputs[mine], data.train_labels[mine], len(samples))
-        failure: Exception | None = None
+    def _reason(self, epoch: Epoch) -> str | None:
+        config = self._config
+        if self._trainer.stop:
+            return "asked"
+        if config.target_loss is not None and epoch.loss <= config.target_loss:
+            return "target loss"
+        if config.target_accuracy is not None and epoch.test_accuracy >= config.target_accuracy:
+            return "target accuracy"
+        return "steps" if self._trainer.number == config.steps else None
+
+    def _note(self, callback: Callable[[Any], bool | None] | None, record: Step | Epoch) -> None:
+        """Write a record down and show it to the user's function.
+
+        What goes wrong is told to the other ranks with the next sum.
+        """
         try:
-            loss, gradients = self._model.loss_and_gradients(self._weights.views, batch)
-            self._gradients.assign(gradients)
-            self._require_finite(loss, self._gradients.vector)
+            if self._metrics is not None:
+                self._metrics.add(record)
+            if callback is not None:
+                self._trainer.asked |= callback(record) is True
         except Exception as error:
-            failure = error
-        self._sum(self._gradients.vector, failure, where)
+            self._trainer.failure = error
 
-        gradient = self._gradients.vector[:-1]
-        self._velocity *= self._config.momentum
-        self._velocity += gradient
-        np.multiply(self._velocity, self._config.lr, out=gradient)
-        self._weights.vector -= gradient
+    def _epoch(
+        self, number: int, position: int, on_step: OnStep | None
+    ) -> tuple[Epoch | None, int]:
+        """Make the steps of an epoch (counted from 1) that are left, and measure where they led.
 
-    def _measure(self, number: int, seconds: float) -> Epoch:
+        Returns:
+            The epoch, or None if a signal ended it; steps made in it.
+        """
+        trainer = self._trainer
+        trainer.compute[:] = 0
+        skipped, exposed = trainer.skipped, 0.0
+        start = time.perf_counter()
+        for step in trainer.steps(number, position):
+            exposed += step.exposed + step.waiting
+            self._note(on_step, step)
+            if self._keeper.is_due() and not trainer.stop:
+                self._keeper.save(number, trainer.position, self._history)
+        position = trainer.position
+        if trainer.interrupted:
+            return None, position
+        seconds = time.perf_counter() - start
+        share = exposed / seconds
+        return self._measure(number, seconds, share, trainer.skipped - skipped), position
+
+    def _measure(self, number: int, seconds: float, communication: float, skipped: int) -> Epoch:
         data = self._dataset
-        failure: Exception | None = None
+        failure = self._trainer.failure
         totals = np.zeros(5)
         try:
             loss, trained = self._evaluate(data.train_inputs, data.train_labels)
             _, correct = self._evaluate(data.test_inputs, data.test_labels)
-            self._require_finite(loss, self._weights.vector)
-            totals[:4] = loss, trained, correct, self._communication / seconds
+            if not (np.isfinite(loss) and np.isfinite(self._trainer.weights.vector).all()):
+                raise FloatingPointError(
+                    f"the loss is {loss}, with weights that are not finite: lower the learning "
+                    f"rate (now {self._config.lr}) or check the data"
+                )
+            totals[:4] = loss, trained, correct, communication
         except Exception as error:
-            failure = error
-        self._sum(totals, failure, f"measuring after epoch {number}")
+            failure = failure or error
+        totals[4] = failure is not None
+        self._workers.sum(totals)
+        if totals[4]:
+            raise_together(self._workers, f"measuring after epoch {number}", failure)
         return Epoch(
             number=number,
             loss=float(totals[0]) / len(data.train_labels),
@@ -243,33 +274,19 @@ class _Trainer:
             test_accuracy=float(totals[2]) / len(data.test_labels),
             seconds=seconds,
             communication=float(totals[3]) / self._workers.size,
+            skipped=skipped,
+            compute=tuple(self._trainer.compute.tolist()),
         )
 
-    def _evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
+    def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[float, int]:
         """Sum of losses and number of correct answers over this rank's part of the samples."""
-        inputs, labels = self._mine(inputs), self._mine(labels)
-        losses, scores = self._model.losses_and_scores(self._weights.views, inputs, labels)
-        return float(losses.sum()), int(np.count_nonzero(scores.argmax(axis=1) == labels))
-
-    def _mine(self, items: Array) -> Array:
-        return shared(items, self._workers.size, self._workers.rank)
-
-    def _require_finite(self, loss: float, values: Array) -> None:
-        if not np.isfinite(loss) or not np.isfinite(values).all():
-            raise FloatingPointError(
-                f"the loss is {loss}, with values that are not finite: lower the learning rate "
-                f"(now {self._config.lr}) or check the data"
+        first, count = part(len(labels), self._workers.size, self._workers.rank)
+        loss, correct = 0.0, 0
+        for start in range(first, first + count, _ROWS):
+            rows = slice(start, min(start + _ROWS, first + count))
+            losses, scores = self._model.losses_and_scores(
+                self._trainer.views, inputs[rows], labels[rows]
             )
-
-    def _sum(self, values: Array, failure: Exception | None, where: str) -> None:
-        """All-reduce `values`, whose last element is set to count the ranks that failed.
-
-        A count is a sum of ones, exact in any order: all ranks see a failure or none does, without
-        a message of its own.
-        """
-        values[-1] = failure is not None
-        start = time.perf_counter()
-        self._workers.sum(values)
-        self._communication += time.perf_counter() - start
-        if values[-1]:
-            raise_together(self._workers, where, failure)
+            loss += float(losses.sum(dtype=np.float64))
+            correct += int(np.count_nonzero(scores.argmax(axis=1) == labels[rows]))
+        return loss, correct

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpicoll.train import consistency
 from mpicoll.train.config import Config
 from mpicoll.train.models import Parameters
 
@@ -27,10 +28,14 @@ def _relative(difference: float, largest: float) -> float:
 
 
 def limit(config: Config) -> float | None:
-    """Largest difference that rounding explains, or None in float32, where none is promised.
+    """Largest difference that rounding explains, or None where none is promised.
 
-    A hidden layer's ReLU turns rounding near zero into larger steps, so an MLP has more room.
+    None is in narrower types than float64. A hidden layer's ReLU turns rounding near zero into
+    larger steps, so models with hidden layers have more room.
     """
-    if config.dtype != "float64":
+    exact = config.dtype == "float64" and config.wire == "full"
+    if config.strategy == "parameter_server":
+        exact = exact and consistency.parse(config.consistency).kind == "bsp"
+    if not exact or config.strategy in ("local_sgd", "gossip"):
         return None
     return 1e-12 if config.model == "softmax" else 1e-9

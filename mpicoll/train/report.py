@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.train import parity, threads
+from mpicoll.train import parity, signals, threads
 from mpicoll.train.config import Config
-from mpicoll.train.data import DATASETS, Dataset
-from mpicoll.train.loop import Epoch, Result, run
+from mpicoll.train.data import Dataset, load
+from mpicoll.train.loop import OnStep, run
+from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.workers import AllReduceWorkers, TrainingError, together
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ _POLL_SECONDS = 0.01
 
 
 def main(
-    config: Config, comm: MPI.Intracomm, *, as_json: bool = False, progress: bool | None = None
+    config: Config,
+    comm: MPI.Intracomm,
+    *,
+    as_json: bool = False,
+    progress: bool | None = None,
+    compare: bool = True,
 ) -> int:
     """Train on all ranks of `comm`, then compare with one process; collective.
 
@@ -39,16 +45,18 @@ def main(
         as_json: Print one JSON object at the end instead of text.
         progress: Draw a progress bar; None draws one if standard error is a terminal. Launchers
             connect the ranks through pipes, so ask for it where that pipe ends on a terminal.
+        compare: Train again in one process, where the same weights are promised.
 
     Returns:
-        Exit status, the same on all ranks: 0, or 1 if training failed or the weights differ from
-        those of one process by more than rounding explains.
+        Exit status, the same on all ranks: 0; 1 if training failed or the weights differ from those
+        of one process by more than rounding explains; `signals.STATUS` if a signal ended the run.
     """
     first = comm.Get_rank() == 0
     workers = AllReduceWorkers(comm, config.algorithm)
     try:
         with together(workers, f"reading {config.dataset}"):
-            dataset = DATASETS[config.dataset]()
+            dataset = load(config.dataset, config.data)
+            config.worker_count(comm.Get_size())
         say = print if first and not as_json else _silent
         say(_header(config, comm.Get_size(), dataset))
         say(_COLUMNS)
@@ -64,9 +72,22 @@ def main(
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
-    verdict = _compare(config, dataset, result) if first else {}
-    _wait_without_spinning(comm)
-    status: int = comm.bcast(int(not verdict.get("ok")) if first else None, root=0)
+    if result.stopped == "signal":
+        if first:
+            kept = "nothing is kept" if config.checkpoint is None else f"see {config.checkpoint}"
+            words = f"stopped by a signal after step {result.steps}: {kept}"
+            print(words, file=sys.stderr, flush=True)
+        _wait_without_spinning(comm)  # a launcher ends all ranks when the first has left
+        return signals.STATUS
+    verdict = None
+    if compare and config.resume is None and parity.limit(config) is not None:
+        verdict = (
+            _compare(config, config.worker_count(comm.Get_size()), dataset, result)
+            if first
+            else None
+        )
+        _wait_without_spinning(comm)
+    status: int = comm.bcast(int(verdict is not None and not verdict["ok"]), root=0)
     if first:
         facts = _facts(config, comm.Get_size(), result, verdict)
         print(json.dumps(facts, indent=2) if as_json else _conclusion(facts), flush=True)
@@ -77,9 +98,9 @@ def _silent(*_: object, **__: object) -> None:
     pass
 
 
-def _compare(config: Config, dataset: Dataset, result: Result) -> dict[str, Any]:
+def _compare(config: Config, ranks: int, dataset: Dataset, result: Result) -> dict[str, Any]:
     """Train again in this process alone and compare the weights."""
-    reference = run(config, dataset=dataset)
+    reference = run(replace(config.alone(ranks), checkpoint=None, metrics=None), dataset=dataset)
     differences = parity.differences(result.parameters, reference.parameters)
     worst = max(differences, key=lambda name: np.nan_to_num(differences[name], nan=np.inf))
     limit = parity.limit(config)
@@ -87,7 +108,7 @@ def _compare(config: Config, dataset: Dataset, result: Result) -> dict[str, Any]
         "largest": differences[worst],
         "array": worst,
         "limit": limit,
-        "ok": limit is None or differences[worst] <= limit,
+        "ok": limit is not None and differences[worst] <= limit,
     }
 
 
@@ -98,12 +119,16 @@ def _wait_without_spinning(comm: MPI.Intracomm) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _facts(config: Config, ranks: int, result: Result, verdict: dict[str, Any]) -> dict[str, Any]:
+def _facts(
+    config: Config, ranks: int, result: Result, verdict: dict[str, Any] | None
+) -> dict[str, Any]:
     return {
         "config": asdict(config),
         "ranks": ranks,
         "blas_threads": threads.describe_blas_threads(),
         "epochs": [asdict(epoch) for epoch in result.history],
+        "steps": result.steps,
+        "stopped": result.stopped,
         "test_accuracy": result.history[-1].test_accuracy,
         "seconds": sum(epoch.seconds for epoch in result.history),
         "difference_from_one_process": verdict,
@@ -124,23 +149,42 @@ def _line(epoch: Epoch) -> str:
 
 def _header(config: Config, ranks: int, dataset: Dataset) -> str:
     train, test = len(dataset.train_labels), len(dataset.test_labels)
-    layers = (dataset.features, *(config.hidden if config.model == "mlp" else ()), dataset.classes)
+    layers = {
+        "softmax": (dataset.features, dataset.classes),
+        "mlp": (dataset.features, *config.hidden, dataset.classes),
+        "conv": (*dataset.shape, *config.channels, *config.hidden, dataset.classes),
+    }[config.model]
     return (
         f"train {dataset.name}: {config.model} {'-'.join(map(str, layers))} in {config.dtype}, "
         f"{ranks} {'rank' if ranks == 1 else 'ranks'}, "
-        f"all-reduce {config.algorithm or 'chosen by the communicator'}\n"
-        f"{train:,} training and {test:,} test samples, batch {min(config.batch, train)}, "
-        f"lr {config.lr:g}, momentum {config.momentum:g}, seed {config.seed}, "
+        f"{_strategy(config)}\n"
+        f"{train:,} training and {test:,} test samples, "
+        f"batch {min(config.global_batch(config.worker_count(ranks)), train)}, "
+        f"{config.optimizer} with lr {config.lr:g}, seed {config.seed}, "
         f"BLAS threads a rank: {threads.describe_blas_threads()}"
     )
 
 
+def _strategy(config: Config) -> str:
+    """A strategy in words, with what it depends on."""
+    if config.strategy == "parameter_server":
+        placed = config.servers if config.servers.isalpha() else f"{config.servers} server(s)"
+        return f"parameter server, {placed}, {config.consistency}"
+    details = {
+        "local_sgd": f"averages every {config.average_every} steps",
+        "gossip": f"{config.graph} graph",
+    }
+    by = f"by {config.algorithm or 'the algorithms of the communicator'}"
+    wire = "" if config.wire == "full" else f", gradients as {config.wire}"
+    return f"{config.strategy} {details.get(config.strategy, by)}{wire}"
+
+
 def _conclusion(facts: dict[str, Any]) -> str:
+    reached = f"test accuracy {facts['test_accuracy']:.4f} after {facts['seconds']:.1f} s of steps"
     verdict = facts["difference_from_one_process"]
-    if verdict["limit"] is None:
-        bound = "no limit is set in float32"
-    else:
-        bound = f"limit {verdict['limit']:g}: {'ok' if verdict['ok'] else 'EXCEEDED'}"
+    if verdict is None:
+        return reached
+    bound = f"limit {verdict['limit']:g}: {'ok' if verdict['ok'] else 'EXCEEDED'}"
     hint = ""
     if not verdict["ok"]:
         hint = (
@@ -148,7 +192,7 @@ def _conclusion(facts: dict[str, Any]) -> str:
             "learning rate, less momentum or a larger batch before you suspect the all-reduce."
         )
     return (
-        f"test accuracy {facts['test_accuracy']:.4f} after {facts['seconds']:.1f} s of steps\n"
+        f"{reached}\n"
         f"largest difference of the weights from one process: {verdict['largest']:.1e} of the "
         f"largest value of {verdict['array']} ({bound}){hint}"
     )
@@ -159,7 +203,7 @@ def _wanted(progress: bool | None) -> bool:
 
 
 @contextmanager
-def _progress_bar(wanted: bool) -> Iterator[Callable[[int, int, int], None] | None]:
+def _progress_bar(wanted: bool) -> Iterator[OnStep | None]:
     """A bar for each epoch, erased at its end; yields the function to call after a step."""
     if not wanted:
         yield None
@@ -177,16 +221,16 @@ def _progress_bar(wanted: bool) -> Iterator[Callable[[int, int, int], None] | No
     task = bar.add_task("epoch")
     last = 0.0
 
-    def on_step(epoch: int, step: int, steps: int) -> None:
+    def on_step(step: Step) -> None:
         nonlocal last
-        if step == 1:
-            bar.reset(task, total=steps, description=f"epoch {epoch}")
+        if step.position == 1:
+            bar.reset(task, total=step.of, description=f"epoch {step.epoch}")
             bar.start()
-        bar.update(task, completed=step)
+        bar.update(task, completed=step.position)
         if time.monotonic() - last > _REFRESH_SECONDS:
             bar.refresh()
             last = time.monotonic()
-        if step == steps:
+        if step.position == step.of:
             bar.stop()
 
     try:

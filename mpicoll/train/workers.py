@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
+from mpicoll import algorithms
+from mpicoll.layout import even
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -21,6 +24,25 @@ Array = NDArray[Any]
 
 class TrainingError(RuntimeError):
     """Training cannot go on. Raised on all ranks together, with the same message."""
+
+
+class Plan(Protocol):
+    """A collective bound to its arrays, to be started in every step, in the same order everywhere.
+
+    The methods are those of a persistent request of MPI.
+    """
+
+    def Start(self) -> object:
+        """Begin; the arrays belong to the operation until it is complete."""
+
+    def Test(self) -> bool:
+        """Make progress; whether it is complete."""
+
+    def Wait(self) -> object:
+        """Until it is complete."""
+
+    def Free(self) -> None:
+        """It will not be started again."""
 
 
 class Workers(Protocol):
@@ -43,6 +65,46 @@ class Workers(Protocol):
     def gather(self, fact: T) -> list[T]:
         """The (small) facts of all ranks, in rank order, on all ranks."""
 
+    def shift(self, values: Array, received: Array, distance: int) -> None:
+        """Receive the values of the rank so many places before, into an array of their shape."""
+
+    def plan_sum(self, values: Array) -> Plan:
+        """As `sum`, to be started many times."""
+
+    def plan_reduce_scatter(self, values: Array, own: Array) -> Plan:
+        """The sum of the ranks' `values`, of which each rank gets its even part into `own`."""
+
+    def plan_share(self, values: Array) -> Plan:
+        """Every rank's even part of `values` is filled in on all ranks."""
+
+    def plan_exchange(self, rows: Array, received: Array) -> Plan:
+        """Row i of `rows` goes to rank i, into the row of `received` that is the sender's."""
+
+    def plan_collect(self, row: Array, received: Array) -> Plan:
+        """The rows of all ranks, in rank order, into the rows of `received` on all ranks."""
+
+
+class _Done:
+    """A plan of one process: a copy at once."""
+
+    def __init__(self, source: Array | None = None, target: Array | None = None) -> None:
+        self._source, self._target = source, target
+
+    def Start(self) -> None:
+        """See `Plan.Start`."""
+        if self._source is not None and self._target is not None:
+            self._target[...] = self._source.reshape(self._target.shape)
+
+    def Test(self) -> bool:
+        """See `Plan.Test`."""
+        return True
+
+    def Wait(self) -> None:
+        """See `Plan.Wait`."""
+
+    def Free(self) -> None:
+        """See `Plan.Free`."""
+
 
 class OneProcess:
     """One process by itself, without MPI."""
@@ -60,13 +122,38 @@ class OneProcess:
         """See `Workers.gather`."""
         return [fact]
 
+    def shift(self, values: Array, received: Array, distance: int) -> None:
+        """See `Workers.shift`."""
+        received[...] = values
+
+    def plan_sum(self, values: Array) -> Plan:
+        """See `Workers.plan_sum`."""
+        return _Done()
+
+    def plan_reduce_scatter(self, values: Array, own: Array) -> Plan:
+        """See `Workers.plan_reduce_scatter`."""
+        return _Done(values, own)
+
+    def plan_share(self, values: Array) -> Plan:
+        """See `Workers.plan_share`."""
+        return _Done()
+
+    def plan_exchange(self, rows: Array, received: Array) -> Plan:
+        """See `Workers.plan_exchange`."""
+        return _Done(rows, received)
+
+    def plan_collect(self, row: Array, received: Array) -> Plan:
+        """See `Workers.plan_collect`."""
+        return _Done(row, received)
+
 
 class AllReduceWorkers:
     """The ranks of a communicator.
 
     Args:
         comm: An `mpicoll.Intracomm`, or any communicator of mpi4py if `algorithm` is None.
-        algorithm: All-reduce algorithm of `sum`, None for the communicator's choice.
+        algorithm: Algorithm of sums, None for the communicator's choice; also of reduce-scatter and
+            all-gather, where there is one of that name.
     """
 
     def __init__(self, comm: MPI.Intracomm, algorithm: str | None) -> None:
@@ -79,6 +166,10 @@ class AllReduceWorkers:
         self._operator = MPI.SUM
         self._choice: dict[str, Any] = {} if algorithm is None else {"algorithm": algorithm}
 
+    def _choice_for(self, collective: str) -> dict[str, Any]:
+        known = (*algorithms.names(collective), "native")
+        return self._choice if self._choice.get("algorithm") in known else {}
+
     def sum(self, values: Array) -> None:
         """See `Workers.sum`."""
         self._comm.Allreduce(self._in_place, values, op=self._operator, **self._choice)
@@ -90,6 +181,40 @@ class AllReduceWorkers:
     def gather(self, fact: T) -> list[T]:
         """See `Workers.gather`."""
         return self._comm.allgather(fact)
+
+    def shift(self, values: Array, received: Array, distance: int) -> None:
+        """See `Workers.shift`."""
+        target, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+        self._comm.Sendrecv(values, target, recvbuf=received, source=source)
+
+    def plan_sum(self, values: Array) -> Plan:
+        """See `Workers.plan_sum`."""
+        return self._comm.Allreduce_init(self._in_place, values, op=self._operator, **self._choice)
+
+    def plan_reduce_scatter(self, values: Array, own: Array) -> Plan:
+        """See `Workers.plan_reduce_scatter`."""
+        return self._comm.Reduce_scatter_init(
+            values,
+            own,
+            list(even(values.size, self.size).counts),
+            op=self._operator,
+            **self._choice_for("reduce_scatter"),
+        )
+
+    def plan_share(self, values: Array) -> Plan:
+        """See `Workers.plan_share`."""
+        counts = list(even(values.size, self.size).counts)
+        return self._comm.Allgatherv_init(
+            self._in_place, [values, counts], **self._choice_for("allgather")
+        )
+
+    def plan_exchange(self, rows: Array, received: Array) -> Plan:
+        """See `Workers.plan_exchange`."""
+        return self._comm.Alltoall_init(rows, received)
+
+    def plan_collect(self, row: Array, received: Array) -> Plan:
+        """See `Workers.plan_collect`."""
+        return self._comm.Allgather_init(row, received)
 
 
 def raise_together(workers: Workers, what: str, failure: Exception | None) -> None:

@@ -33,17 +33,14 @@ def make_data(train=101, test=37, features=12, classes=4):
 
 
 @pytest.mark.parametrize("model", ["softmax", "mlp"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
     ("samples", "batch"),
     [(96, 16), (101, 8), (3, 2), (3, 100), (1, 1)],
     ids=["even", "uneven last batch", "3 samples", "full batch", "1 sample"],
 )
-def test_parity_with_one_process(group, model, momentum, samples, batch):
+def test_parity_with_one_process(group, model, samples, batch):
     comm, algorithm = group
-    config = Config(
-        model=model, hidden=(16,), epochs=16, batch=batch, momentum=momentum, algorithm=algorithm
-    )
+    config = Config(model=model, hidden=(16,), epochs=4, batch=batch, algorithm=algorithm)
     data = make_data(samples)
     together, alone = run(config, comm, dataset=data), run(config, dataset=data)
     differences = parity.differences(together.parameters, alone.parameters)
@@ -63,16 +60,18 @@ def test_parity_in_float32_is_that_of_float32(group):
     assert max(parity.differences(together.parameters, alone.parameters).values()) <= 1e-5
 
 
-class Disturbed(MLP):
+class Disturbed:
     """On one rank, `disturb` may act in the third step."""
 
     def __init__(self, comm, rank, disturb):
-        super().__init__((12, 4))
         self._steps_left = 3 if comm.Get_rank() == rank else 0
         self._disturb = disturb
+        self._model = MLP((12, 4))
+        self.initial_parameters = self._model.initial_parameters
+        self.losses_and_scores = self._model.losses_and_scores
 
     def loss_and_gradients(self, parameters, batch):
-        loss, gradients = super().loss_and_gradients(parameters, batch)
+        loss, gradients = self._model.loss_and_gradients(parameters, batch)
         self._steps_left -= 1
         return (loss, gradients) if self._steps_left else self._disturb(gradients)
 
@@ -103,7 +102,7 @@ def test_what_fails_on_one_rank_is_raised_on_all(group, disturb, reason):
     last = comm.Get_size() - 1
     model = Disturbed(comm, last, disturb)
     with pytest.raises(TrainingError, match=rf"step 3 of epoch 1 failed on rank {last}: {reason}"):
-        run(Config(algorithm=algorithm), comm, dataset=make_data(320), model=model)
+        run(Config(algorithm=algorithm, skip_limit=0), comm, dataset=make_data(320), model=model)
     assert comm.allgather(comm.Get_rank()) == list(range(last + 1))  # all are here, in step
 
 

@@ -1,0 +1,31 @@
+"""What a model is given to compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """This rank's part of a global batch; it may be empty.
+
+    Attributes:
+        inputs: Shape (samples, ...).
+        labels: Shape (samples,), integers.
+        total: What sums over samples are divided by: the samples in the global batch, of all ranks
+            together (less where the loss is scaled for a narrow type).
+        samples: Shape (samples,), the index of each in the training set.
+        epoch: Number of the epoch, counted from 1.
+        seed: Of the run. What is drawn at random for a sample depends on (seed, epoch, sample).
+    """
+
+    inputs: NDArray[Any]
+    labels: NDArray[Any]
+    total: float
+    samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    epoch: int = 1
+    seed: int = 0

@@ -1,0 +1,133 @@
+"""Optimizers: how a gradient changes the weights.
+
+All work element by element, on arrays of any shape. So they give the same weights whether a rank
+updates all arrays or a part of one vector, which is what lets `zero1` and servers share the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+State = Mapping[str, Array]
+
+
+class Optimizer(Protocol):
+    """What the training loop asks of an optimizer."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of its arrays beside the weights, each of their shape and zero at first."""
+
+    def update(self, weights: Array, gradient: Array, state: State, lr: float, step: int) -> None:
+        """Change `weights` and `state` in place.
+
+        Args:
+            weights: Floating point, any shape.
+            gradient: Same shape and type; may be overwritten.
+            state: An array of the same shape for each slot.
+            lr: Learning rate of this step.
+            step: Number of the step, counted from 1.
+        """
+
+
+@dataclass(frozen=True)
+class SGD:
+    """w = w - lr (g + decay w). With momentum m: v = m v + g + decay w, w = w - lr v.
+
+    Attributes:
+        momentum: Share of the last update kept in the next, 0 for plain SGD.
+        nesterov: Look ahead: w = w - lr (g + m v) with the new v (Sutskever et al. 2013).
+        decay: Weight decay.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    decay: float = 0.0
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """See `Optimizer.slots`."""
+        return ("velocity",) if self.momentum else ()
+
+    def update(self, weights: Array, gradient: Array, state: State, lr: float, step: int) -> None:
+        """See `Optimizer.update`."""
+        if self.decay:
+            gradient += self.decay * weights
+        if self.momentum:
+            velocity = state["velocity"]
+            velocity *= self.momentum
+            velocity += gradient
+            if self.nesterov:
+                gradient += self.momentum * velocity
+            else:
+                gradient[...] = velocity
+        gradient *= lr
+        weights -= gradient
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015), and AdamW (Loshchilov and Hutter 2019).
+
+    Attributes:
+        beta1, beta2: Decay of the means of gradients and of their squares.
+        epsilon: Added to the root of the mean square.
+        decay: Weight decay.
+        decoupled: AdamW: decay acts on the weights, not through the means.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    decay: float = 0.0
+    decoupled: bool = False
+
+    slots = ("mean", "square")
+
+    def update(self, weights: Array, gradient: Array, state: State, lr: float, step: int) -> None:
+        """See `Optimizer.update`."""
+        mean, square = state["mean"], state["square"]
+        if self.decay and self.decoupled:
+            weights *= 1 - lr * self.decay
+        elif self.decay:
+            gradient += self.decay * weights
+        mean *= self.beta1
+        mean += (1 - self.beta1) * gradient
+        square *= self.beta2
+        gradient *= gradient
+        gradient *= 1 - self.beta2
+        square += gradient
+        np.divide(square, 1 - self.beta2**step, out=gradient)
+        np.sqrt(gradient, out=gradient)
+        gradient += self.epsilon
+        np.divide(mean, gradient, out=gradient)
+        gradient *= lr / (1 - self.beta1**step)
+        weights -= gradient
+
+
+#: Names of the optimizers.
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
+
+
+def make(name: str, momentum: float = 0.9, decay: float = 0.0) -> Optimizer:
+    """The optimizer of a name in `OPTIMIZERS`.
+
+    Args:
+        name: Its name.
+        momentum: For `momentum` and `nesterov`.
+        decay: Weight decay, for all.
+    """
+    if name in ("adam", "adamw"):
+        return Adam(decay=decay, decoupled=name == "adamw")
+    return SGD(0.0 if name == "sgd" else momentum, name == "nesterov", decay)
+
+
+def empty_state(optimizer: Optimizer, like: Array) -> dict[str, Array]:
+    """The optimizer's arrays before the first step."""
+    return {slot: np.zeros_like(like) for slot in optimizer.slots}

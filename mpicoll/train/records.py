@@ -1,0 +1,93 @@
+"""What a run says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was measured in one step.
+
+    Attributes:
+        number: Steps made in the run, this one included.
+        epoch: Number of the epoch, counted from 1.
+        position: Steps made in this epoch, this one included.
+        of: Steps in one epoch.
+        loss: Mean loss over the global batch, before the update, equal on all ranks; of a parameter
+            server's worker, over its own samples.
+        lr: Learning rate.
+        skipped: Whether the update was left out because a gradient was not finite.
+        compute: Seconds that this rank computed.
+        exposed: Seconds after that in which it communicated, without those below.
+        hidden: Seconds in which it communicated while it computed.
+        waiting: Seconds that it waited for ranks that computed longer.
+        slowest: Rank that computed longest, None where ranks make their steps apart.
+    """
+
+    number: int
+    epoch: int
+    position: int
+    of: int
+    loss: float
+    lr: float
+    skipped: bool
+    compute: float
+    exposed: float
+    hidden: float
+    waiting: float
+    slowest: int | None
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What was measured in one epoch. Equal on all ranks, except `seconds`.
+
+    Attributes:
+        number: 1 for the first.
+        loss: Mean loss over the training set, with the parameters at the end of the epoch.
+        train_accuracy, test_accuracy: Share of samples classified correctly, at the end.
+        seconds: Time of the epoch's steps on this rank; measuring the rest comes on top.
+        communication: Share of that time in which gradients travelled and none were computed,
+            waiting included; mean of the ranks.
+        skipped: Steps whose update was left out because a gradient was not finite.
+        compute: Seconds that each rank computed.
+    """
+
+    number: int
+    loss: float
+    train_accuracy: float
+    test_accuracy: float
+    seconds: float
+    communication: float
+    skipped: int
+    compute: tuple[float, ...]
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank that computed longest, if at least half as long again as the median rank."""
+        ordered = sorted(self.compute)
+        median = ordered[(len(ordered) - 1) // 2]
+        slowest = max(range(len(ordered)), key=self.compute.__getitem__)
+        return slowest if self.compute[slowest] > 1.5 * median else None
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        parameters: Final parameters by name.
+        history: One entry an epoch; the last may be of a part of one.
+        steps: Steps made.
+        stopped: Why it ended: `epochs`, `steps`, `target loss`, `target accuracy`, `asked` (by a
+            callback) or `signal`.
+    """
+
+    parameters: dict[str, NDArray[Any]]
+    history: tuple[Epoch, ...]
+    steps: int
+    stopped: str

@@ -1,0 +1,328 @@
+"""Training with a parameter server: workers push gradients and pull parameters.
+
+Placements are one picture with different shards: `N` servers that do nothing else hold a part each;
+colocated, every rank is a worker and holds a part; decentralized, every rank holds all parameters,
+workers push to all and pull from themselves.
+
+Within an epoch workers are only as close to each other as the consistency model says. At its end
+all pushes are drained, and all ranks go on from the parameters at that one clock.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.layout import part
+from mpicoll.train import consistency, optimizers, schedules
+from mpicoll.train.config import Config
+from mpicoll.train.data import Dataset
+from mpicoll.train.flat import Flat
+from mpicoll.train.gradients import Gradients
+from mpicoll.train.messages import wait_until
+from mpicoll.train.models import Model
+from mpicoll.train.optimizers import Optimizer
+from mpicoll.train.records import Step
+from mpicoll.train.server import Client, Server
+from mpicoll.train.shard import Push, Shard
+from mpicoll.train.workers import Workers, raise_together
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = NDArray[Any]
+
+
+class ServerTrainer:
+    """As `mpicoll.train.trainer.Trainer`, with the same attributes, over servers.
+
+    Args:
+        config: What to do.
+        workers: All ranks, servers included.
+        comm: The same ranks; a duplicate carries the messages.
+        dataset: The data.
+        model: The model.
+        weights: Parameters, equal on all ranks; changed in place.
+        optimizer: What a server makes of a gradient, None for what `config` names.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workers: Workers,
+        comm: MPI.Intracomm,
+        dataset: Dataset,
+        model: Model,
+        weights: Flat,
+        optimizer: Optimizer | None,
+    ) -> None:
+        self._config, self._workers, self.weights = config, workers, weights
+        self._comm = comm.Dup()
+        rank, size = workers.rank, workers.size
+        count = config.worker_count(size)
+        self._worker_count = count
+        self._optimizer = optimizer or optimizers.make(
+            config.optimizer, config.momentum, config.weight_decay
+        )
+        self._model = consistency.parse(config.consistency)
+        self._shards = _placed(config.servers, size, count, weights.vector.size)
+        own = [number for number, shard in enumerate(self._shards) if shard[0] == rank]
+        self._source = Gradients(config, dataset, model, weights, min(rank, count - 1), count)
+        self.sampler = self._source.sampler
+        self._server = self._make_server(self._shards[own[0]]) if own else None
+        self._client = None
+        if rank < count:
+            whole = config.servers == "decentralized"
+            self._client = Client(
+                self._comm,
+                self._shards,
+                own if whole else range(len(self._shards)),
+                weights.vector,
+                self._source.flat.vector,
+                self._serve,
+            )
+        self.number = self.updates = self.skipped = self.position = self.skipped_in_a_row = 0
+        self.compute = np.zeros(size)
+        self.asked = self.signalled = self.stop = self.interrupted = False
+        self.failure: Exception | None = None
+
+    @property
+    def views(self) -> dict[str, Array]:
+        """Parameters by name."""
+        return self.weights.views
+
+    def free(self) -> None:
+        """Free what the ranks made together; write the trace of this rank's shard."""
+        self._comm.Free()
+        if self._server is not None and self._config.metrics is not None:
+            shard = self._server.shard
+            path = Path(self._config.metrics) / f"shard-{self._workers.rank}.jsonl"
+            with open(path, "a") as file:
+                for event in shard.trace:
+                    # JSON has no word for infinity.
+                    bound = event.bound if math.isfinite(event.bound) else None
+                    file.write(json.dumps({**asdict(event), "bound": bound}) + "\n")
+                for change in shard.adaptive.changes if shard.adaptive else ():
+                    file.write(json.dumps({"kind": "change", **asdict(change)}) + "\n")
+
+    def steps(self, epoch: int, done: int) -> Iterator[Step]:
+        """Make the steps of an epoch that are left: a worker's own; a server has none.
+
+        Args:
+            epoch: Number of the epoch, counted from 1.
+            done: Steps made in it.
+
+        Raises:
+            TrainingError: A rank failed; on all ranks.
+        """
+        first = self.number
+        mine = 0.0
+        if self._server is not None:
+            self._server.begin(first)
+        clock, failure = first, self.failure
+        if self._client is not None:
+            left = math.inf if self._config.steps is None else self._config.steps - first
+            batches = self.sampler.batches(epoch, done)
+            while failure is None and clock - first < left:
+                samples = next(batches, None)
+                if samples is None:
+                    break
+                started = time.perf_counter()
+                stop_clock = self._client.pull(clock)
+                waited = time.perf_counter() - started
+                if 0 <= stop_clock <= clock:
+                    break
+                try:
+                    step = self._step(samples, epoch, done + clock - first + 1, clock, waited)
+                except Exception as error:
+                    failure = error
+                    break
+                clock += 1
+                mine += step.compute
+                yield step
+                failure = self.failure
+            self._client.leave(failure is not None)
+        if self._server is not None:
+            wait_until(self._server.over, self._serve)
+        self._agree(f"epoch {epoch}", clock, mine, failure)
+        self.position = done + self.number - first
+
+    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """As `Trainer.snapshot`, so that either can go on from the other's."""
+        arrays = {f"parameter/{name}": view for name, view in self.weights.views.items()}
+        for slot in self._optimizer.slots:
+            arrays[f"state/{slot}"] = self._whole(slot)
+        facts = {name: getattr(self, name) for name in ("number", "updates", "skipped")}
+        return arrays, {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        """As `Trainer.restore`."""
+        first = self._workers.rank == 0
+        if first:
+            self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
+        self._workers.broadcast(self.weights.vector)
+        self._put(None, self.weights.vector)
+        for slot in self._optimizer.slots:
+            whole = np.empty_like(self.weights.vector)
+            if first:
+                whole[...] = arrays[f"state/{slot}"]
+            self._workers.broadcast(whole)
+            self._put(slot, whole)
+        for name in ("number", "updates", "skipped"):
+            setattr(self, name, facts[name])
+        if self._server is not None:
+            self._server.shard.updates = self.updates
+            self._server.shard.skipped = self.skipped
+
+    # --- a worker ---
+
+    def _step(
+        self, samples: NDArray[np.int64], epoch: int, position: int, clock: int, waited: float
+    ) -> Step:
+        assert self._client is not None
+        started, processor = time.perf_counter(), time.process_time()
+        self._served = 0.0
+        loss = self._source.compute(self.views, samples, epoch, lambda _: self._serve_meanwhile())
+        serving = self._served
+        mine = time.perf_counter() - started - serving
+        used = time.process_time() - processor - serving
+        share = self._source.share(samples)
+        push = Push(clock, share, len(samples), self._source.finite, mine, max(0.0, used))
+        started = time.perf_counter()
+        self._client.push(push, self.asked or self.signalled)
+        self._count_skips(loss)
+        return Step(
+            number=clock + 1,
+            epoch=epoch,
+            position=position,
+            of=self.sampler.steps,
+            loss=loss * len(samples) / share if share and push.finite else math.nan,
+            lr=self._rate(clock + 1),
+            skipped=not push.finite,
+            compute=mine,
+            exposed=time.perf_counter() - started,
+            hidden=serving,
+            waiting=waited,
+            slowest=None,
+        )
+
+    def _count_skips(self, loss: float) -> None:
+        if self._source.finite:
+            self.skipped_in_a_row = 0
+            return
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row > self._config.skip_limit:
+            raise self._source.failure(loss)
+
+    def _rate(self, step: int) -> float:
+        config = self._config
+        base = config.lr * schedules.SCALINGS[config.lr_scaling](self._worker_count)
+        total = config.epochs * self.sampler.steps
+        if config.steps is not None:
+            total = min(total, config.steps)
+        return schedules.rate(base, config.schedule, step, total, config.warmup)
+
+    # --- a server ---
+
+    def _make_server(self, shard: tuple[int, int, int]) -> Server:
+        _, start, end = shard
+        return Server(
+            self._comm,
+            Shard(
+                self.weights.vector[start:end].copy(),
+                self._optimizer,
+                self._worker_count,
+                self._model,
+                self._rate,
+                self._config.push_rate,
+                record=self._config.metrics is not None,
+            ),
+            range(self._worker_count),
+            lockstep=self._model.kind == "bsp",
+        )
+
+    def _serve(self) -> bool:
+        if self._server is None:
+            return False
+        self._server.stop |= self.signalled and self._may_stop
+        return self._server.poll()
+
+    def _serve_meanwhile(self) -> None:
+        started = time.perf_counter()
+        self._serve()
+        self._served += time.perf_counter() - started
+
+    @property
+    def _may_stop(self) -> bool:
+        """Whether this rank's shard is the one that says when to stop, and it is no worker."""
+        return self._client is None and self._shards[0][0] == self._workers.rank
+
+    # --- all ranks ---
+
+    def _agree(self, where: str, clock: int, mine: float, failure: Exception | None) -> None:
+        """The pushes are drained: know what happened, and hold the same parameters everywhere."""
+        shard = None if self._server is None else self._server.shard
+        facts: dict[str, Any] = {
+            "failed": failure is not None,
+            "asked": self.asked,
+            "signalled": self.signalled,
+            "clock": clock,
+            "seconds": mine,
+            "updates": 0 if shard is None else shard.updates,
+            "skipped": 0 if shard is None else shard.skipped,
+        }
+        everyone = self._workers.gather(facts)
+        if any(theirs["failed"] for theirs in everyone):
+            raise_together(self._workers, where, failure)
+        self.number = max(theirs["clock"] for theirs in everyone)
+        self.compute += [theirs["seconds"] for theirs in everyone]
+        self.interrupted = any(theirs["signalled"] for theirs in everyone)
+        self.stop = self.interrupted or any(theirs["asked"] for theirs in everyone)
+        speaker = everyone[self._shards[0][0]]
+        self.updates, self.skipped = speaker["updates"], speaker["skipped"]
+        self.weights.vector[...] = self._whole(None)
+        if self._config.servers == "decentralized":
+            # The order of pushes differs between ranks, and with it rounding or more: go on alike.
+            self._put(None, self.weights.vector)
+            for slot in self._optimizer.slots:
+                self._put(slot, self._whole(slot))
+
+    def _whole(self, slot: str | None) -> Array:
+        """The parameters, or an array of the optimizer, of all shards."""
+        whole = np.zeros_like(self.weights.vector)
+        if self._server is not None:
+            shard = self._server.shard
+            _, start, end = next(s for s in self._shards if s[0] == self._workers.rank)
+            whole[start:end] = shard.weights if slot is None else shard.state[slot]
+        if self._config.servers == "decentralized":
+            self._workers.broadcast(whole)
+        else:
+            self._workers.sum(whole)  # all but one are zeros
+        return whole
+
+    def _put(self, slot: str | None, whole: Array) -> None:
+        """Give this rank's shard its part of an array."""
+        if self._server is not None:
+            shard = self._server.shard
+            _, start, end = next(s for s in self._shards if s[0] == self._workers.rank)
+            target = shard.weights if slot is None else shard.state[slot]
+            target[...] = whole[start:end]
+
+
+def _placed(servers: str, ranks: int, workers: int, length: int) -> list[tuple[int, int, int]]:
+    """Rank, first element and end of each shard."""
+    if servers == "decentralized":
+        return [(rank, 0, length) for rank in range(ranks)]
+    holders = range(ranks) if servers == "colocated" else range(workers, ranks)
+    parts = [part(length, len(holders), number) for number in range(len(holders))]
+    return [
+        (rank, start, start + count) for rank, (start, count) in zip(holders, parts, strict=True)
+    ]

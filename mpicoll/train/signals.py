@@ -1,0 +1,61 @@
+"""SIGTERM and SIGUSR1 ask a run to stop: what batch systems send before the time is over.
+
+SIGUSR2 makes a rank write the Python stacks of its threads to standard error, whatever it is in.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+#: Exit status of a run that a signal stopped: EX_TEMPFAIL of sysexits.h, "try again later".
+STATUS = 75
+
+
+@contextmanager
+def heard(ask: Callable[[], None]) -> Iterator[None]:
+    """Call `ask` when a signal comes, in place of what it did before; in the main thread only.
+
+    A signal that something else than Python code waits for is left to it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if sys.__stderr__ is not None:
+        faulthandler.register(signal.SIGUSR2, file=sys.__stderr__, all_threads=True)
+    before = {
+        number: signal.signal(number, lambda *_: ask())
+        for number in SIGNALS
+        if not _is_taken(number)
+    }
+    try:
+        yield
+    finally:
+        faulthandler.unregister(signal.SIGUSR2)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_taken(number: signal.Signals) -> bool:
+    """Whether a handler is set that Python does not know, as `faulthandler.register` sets one.
+
+    It could not be put back.
+    """
+    handler = signal.getsignal(number)
+    if handler is None:
+        return True
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.M)
+    is_caught = caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    return handler == signal.SIG_DFL and is_caught

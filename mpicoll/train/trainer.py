@@ -1,0 +1,354 @@
+"""One step of data-parallel SGD, and what it keeps from step to step.
+
+Every rank holds all parameters. In a step each computes the gradients of its part of the global
+batch, already divided by the size of the whole batch; their sum over the ranks is the gradient of
+the global batch, and all ranks make the same update. That is the same method as SGD in one process
+with the same global batches, and differs from it by rounding alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.train import mixing, optimizers, schedules, transfers, wire
+from mpicoll.train.config import Config
+from mpicoll.train.data import Dataset
+from mpicoll.train.exchange import Exchange, split
+from mpicoll.train.flat import Flat
+from mpicoll.train.gradients import Gradients
+from mpicoll.train.models import Model
+from mpicoll.train.optimizers import Optimizer
+from mpicoll.train.records import Step
+from mpicoll.train.workers import TrainingError, Workers, raise_together
+
+Array = NDArray[Any]
+
+#: Steps without overflow after which the loss scale is doubled, and its highest value.
+_PATIENCE, _HIGHEST = 2000, 2.0**24
+#: What a snapshot holds beside arrays.
+_COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
+# Places in the header of an exchange; the seconds each rank computed come after them.
+_FAILED, _NOT_FINITE, _STOP, _SIGNAL, _LOSS, _COMPUTE = range(6)
+
+
+class Trainer:
+    """The state of a run and its steps; every method is collective.
+
+    Args:
+        config: What to do.
+        workers: The ranks.
+        dataset: The data, of the type to compute in.
+        model: The model.
+        weights: Parameters, equal on all ranks; changed in place.
+        optimizer: What to make of a gradient, None for what `config` names.
+
+    Attributes:
+        weights: Parameters.
+        sampler: Global batches of a step, `accumulate` batches each.
+        number: Steps made, those skipped included.
+        position: Steps made in the epoch.
+        updates: Steps made, those skipped left out.
+        skipped, skipped_in_a_row: Steps skipped; since the last that was not.
+        scale, good: Factor of the loss; steps since it was changed.
+        compute: Seconds each rank computed, since somebody set them to zero.
+        asked: Set on any rank: `stop` is true on all ranks after the next step.
+        signalled: Set on any rank by a signal: `stop` and `interrupted` are true on all ranks after
+            the next step.
+        stop, interrupted: Whether a rank asked to stop, and whether it was told to by a signal.
+        failure: Set on any rank: the next step fails by it on all ranks.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workers: Workers,
+        dataset: Dataset,
+        model: Model,
+        weights: Flat,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self.weights = weights
+        self._narrow = Flat(weights.views, config.dtype) if config.dtype == "float16" else None
+        self._source = Gradients(config, dataset, model, weights, workers.rank, workers.size)
+        self._gradients = self._source.flat
+        self.sampler = self._source.sampler
+        self._sharded = config.strategy == "zero1"
+        self._exchange = Exchange(
+            workers,
+            self._gradients,
+            config.bucket,
+            _COMPUTE + workers.size,
+            transfers.maker(config.strategy, wire.codec(config.wire)),
+        )
+        self._mixing = mixing.make(config, workers)
+        self._sharing = (
+            [workers.plan_share(weights.vector[s:e]) for s, e in self._exchange.bounds]
+            if self._sharded
+            else []
+        )
+        self._optimizer = optimizer or optimizers.make(
+            config.optimizer, config.momentum, config.weight_decay
+        )
+        owned = sum(end - start for start, end in self._exchange.owned)
+        self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
+        self._states = split(self._state, self._exchange.owned)
+        self.scale = config.first_scale or 1.0
+        self.good = 0
+        self.number = self.updates = self.skipped = self.skipped_in_a_row = self.position = 0
+        self.compute = np.zeros(workers.size)
+        self.asked = self.signalled = self.stop = self.interrupted = False
+        self.failure: Exception | None = None
+
+    @property
+    def views(self) -> dict[str, Array]:
+        """Parameters by name, in the type to compute in."""
+        return (self._narrow or self.weights).views
+
+    @property
+    def total_steps(self) -> int:
+        """Steps that the run makes if nothing ends it early."""
+        steps = self._config.epochs * self.sampler.steps
+        return steps if self._config.steps is None else min(steps, self._config.steps)
+
+    def free(self) -> None:
+        """Free what the ranks made together."""
+        self._exchange.free()
+        for plan in self._sharing:
+            plan.Free()
+
+    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """All that the next step depends on: arrays, whole on every rank, and numbers."""
+        arrays = {f"parameter/{name}": view for name, view in self.weights.views.items()}
+        for slot in self._state:
+            arrays[f"state/{slot}"] = self._whole(slot)
+        residual = self._exchange.residual()
+        if residual is not None:
+            # What the ranks have lost, they have lost together.
+            self._workers.sum(residual)
+            arrays["residual"] = residual
+        return arrays, {name: getattr(self, name) for name in _COUNTERS}
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        """Go back to a snapshot, perhaps of another number of ranks.
+
+        Args:
+            arrays: On rank 0; of the same parameters and optimizer.
+            facts: On all ranks.
+        """
+        first = self._workers.rank == 0
+        if first:
+            self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
+        self._workers.broadcast(self.weights.vector)
+        for slot, own in self._state.items():
+            whole = (
+                np.array(arrays[f"state/{slot}"]) if first else np.empty_like(self.weights.vector)
+            )
+            self._workers.broadcast(whole)
+            own[...] = np.concatenate([whole[s:e] for s, e in self._exchange.owned] or [whole[:0]])
+        residual = self._exchange.residual()
+        if residual is not None:
+            residual[...] = arrays.get("residual", 0.0) if first else 0.0
+            self._workers.broadcast(residual)
+            self._exchange.set_residual(residual / self._workers.size)
+        self._take_over()
+        for name in _COUNTERS:
+            setattr(self, name, facts[name])
+
+    def _whole(self, slot: str) -> Array:
+        """An array of the optimizer, of all ranks' parts."""
+        whole = np.zeros_like(self.weights.vector)
+        for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
+            whole[start:end] = state[slot]
+        if self._sharded:
+            self._workers.sum(whole)  # all but one are zeros
+        return whole
+
+    def steps(self, epoch: int, done: int) -> Iterator[Step]:
+        """Make the steps of an epoch that are left, until `stop` or the last of the run.
+
+        Args:
+            epoch: Number of the epoch, counted from 1.
+            done: Steps made in it.
+
+        Raises:
+            TrainingError: The model failed on a rank, or too many steps in a row were skipped.
+        """
+        self.position = done
+        for samples in self.sampler.batches(epoch, done):
+            self.position += 1
+            yield self.step(samples, epoch, self.position)
+            if self.stop or self.number == self._config.steps:
+                break
+        if self._mixing is not None:
+            # Measurements and checkpoints are of one set of parameters.
+            mixing.average(self._workers, self._mixed())
+            self._take_over()
+
+    def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
+        """Train on a global batch.
+
+        Args:
+            samples: Their indices, of all ranks together.
+            epoch: Number of the epoch, counted from 1.
+            position: Number of the step in the epoch, counted from 1.
+
+        Raises:
+            TrainingError: The model failed on a rank, or too many steps in a row were skipped.
+        """
+        where = f"step {position} of epoch {epoch}"
+        exchange, header = self._exchange, self._exchange.header
+        start = time.perf_counter()
+        exchange.begin()
+        header[:] = 0
+        failure = self.failure
+        source = self._source
+        try:
+            header[_LOSS] = source.compute(self.views, samples, epoch, exchange.ready, self.scale)
+        except Exception as error:
+            failure = failure or error
+        mine = time.perf_counter() - start - exchange.calls
+        header[_FAILED] = failure is not None
+        if not source.finite:
+            header[_NOT_FINITE] = 1
+            failure = failure or source.failure(header[_LOSS])
+            header[_LOSS] = 0.0
+        header[_STOP] = self.asked
+        header[_SIGNAL] = self.signalled
+        header[_COMPUTE + self._workers.rank] = mine
+        exchange.finish()
+        if header[_FAILED]:
+            raise_together(self._workers, where, failure)
+
+        self.number += 1
+        self.interrupted = bool(header[_SIGNAL])
+        self.stop = bool(header[_STOP]) or self.interrupted
+        lr = self._rate()
+        scale = self.scale
+        norm, finite = self._norm()
+        skipped = bool(header[_NOT_FINITE]) or not finite
+        if skipped:
+            self._skip(where, failure)
+        else:
+            self._update(lr, norm)
+        if self._mixing is not None:
+            weights, *state = self._mixed()
+            self._mixing.mix(self.number, weights, state)
+            self._take_over()
+        self._watch_scale(skipped)
+        self._compare_parameters(where)
+        computed = header[_COMPUTE:]
+        self.compute += computed
+        waiting = min(exchange.exposed, float(computed.max()) - mine)
+        return Step(
+            number=self.number,
+            epoch=epoch,
+            position=position,
+            of=self.sampler.steps,
+            loss=math.nan if header[_NOT_FINITE] else float(header[_LOSS]) / scale,
+            lr=lr,
+            skipped=skipped,
+            compute=mine,
+            exposed=exchange.exposed - waiting,
+            hidden=exchange.hidden,
+            waiting=waiting,
+            slowest=int(computed.argmax()),
+        )
+
+    # --- update ---
+
+    def _rate(self) -> float:
+        """Learning rate of the step that was just counted."""
+        config = self._config
+        base = config.lr * schedules.SCALINGS[config.lr_scaling](self._workers.size)
+        return schedules.rate(base, config.schedule, self.number, self.total_steps, config.warmup)
+
+    def _norm(self) -> tuple[float, bool]:
+        """Norm of the summed gradient, if it is clipped, and whether all of it is finite."""
+        vector, owned = self._gradients.vector, self._exchange.owned
+        facts = np.zeros(2)
+        for start, end in owned:
+            part = vector[start:end]
+            facts[0] += not np.isfinite(part).all()
+            if self._config.clip is not None:
+                facts[1] += float(np.dot(part, part))
+        if self._sharded:
+            self._workers.sum(facts)
+        return math.sqrt(facts[1]) / self.scale if facts[1] >= 0 else math.nan, facts[0] == 0
+
+    def _update(self, lr: float, norm: float) -> None:
+        config, gradients = self._config, self._gradients.vector
+        factor = 1.0 / self.scale
+        if self._mixing is not None:
+            factor *= self._workers.size
+        if config.clip is not None and norm > config.clip:
+            factor *= config.clip / norm
+        self.updates += 1
+        for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
+            part = gradients[start:end]
+            if factor != 1:
+                part *= factor
+            weights = self.weights.vector[start:end]
+            self._optimizer.update(weights, part, state, lr, self.updates)
+        self._exchange.commit()
+        for plan in self._sharing:
+            plan.Start()
+        for plan in self._sharing:
+            plan.Wait()
+        self._take_over()
+        self.skipped_in_a_row = 0
+
+    def _mixed(self) -> list[Array]:
+        """Parameters, then the optimizer's arrays."""
+        return [self.weights.vector, *self._state.values()]
+
+    def _take_over(self) -> None:
+        """Parameters have changed: so must their copy in the type to compute in."""
+        if self._narrow is not None:
+            self._narrow.vector[...] = self.weights.vector
+
+    def _skip(self, where: str, failure: Exception | None) -> None:
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row <= self._config.skip_limit:
+            return
+        # The sum may overflow where no rank's own gradient does.
+        anywhere = self._exchange.header[_NOT_FINITE] > 0
+        own = failure if anywhere else FloatingPointError("the sum of the gradients overflows")
+        raise_together(self._workers, where, own)
+
+    def _watch_scale(self, skipped: bool) -> None:
+        """Dynamic loss scaling (Micikevicius et al. 2018)."""
+        if self._config.first_scale is None:
+            return
+        self.good += 1
+        if skipped:
+            self.scale, self.good = max(1.0, self.scale / 2), 0
+        elif self.good == _PATIENCE:
+            self.scale, self.good = min(_HIGHEST, self.scale * 2), 0
+
+    # --- checks ---
+
+    def _compare_parameters(self, where: str) -> None:
+        every = self._config.check_every
+        apart = self._mixing is not None
+        if not every or self.number % every or self._workers.size == 1 or apart:
+            return
+        sums = {name: zlib.crc32(view.data) for name, view in self.weights.views.items()}
+        everyone = self._workers.gather(sums)
+        for rank, theirs in enumerate(everyone):
+            for name, found in theirs.items():
+                if found != everyone[0][name]:
+                    raise TrainingError(
+                        f"after {where} parameter {name} of rank {rank} differs from that of rank "
+                        "0: a rank changed its parameters, or its sums have other bits; give an "
+                        "algorithm that gives all ranks the same bits, such as ring"
+                    )

@@ -1,0 +1,250 @@
+"""Parameter servers on the launched ranks: every placement with every consistency model."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import staleness
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll.train import MLP, Config, Dataset, TrainingError, checkpoints, consistency, parity, run
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(MPI.COMM_WORLD.size > 5, reason="fewer ranks show the same"),
+]
+#: What needs no further numbers of ranks.
+few = pytest.mark.skipif(MPI.COMM_WORLD.size not in (2, 4), reason="2 and 4 ranks show it")
+PLACEMENTS = ["1", "2", "colocated", "decentralized"]
+MODELS = ["bsp", "ssp:2", "adaptive:1,3", "async"]
+
+
+@pytest.fixture(scope="module")
+def comm():
+    return mpicoll.Intracomm(MPI.COMM_WORLD)
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks."""
+    return comm.bcast(tmp_path)
+
+
+def clouds(samples=101):
+    generator = np.random.default_rng(7)
+    labels = np.arange(samples + 30) % 4
+    inputs = np.eye(4, 12)[labels] + generator.standard_normal((samples + 30, 12))
+    return Dataset(
+        "clouds", 4, inputs[:samples], labels[:samples], inputs[samples:], labels[samples:]
+    )
+
+
+def configured(comm, placement, **changes):
+    """A run with servers, if there are ranks enough."""
+    if placement.isdigit() and int(placement) >= comm.size:
+        pytest.skip(f"{placement} servers and a worker need more ranks")
+    return Config(strategy="parameter_server", servers=placement, **{"batch": 8, **changes})
+
+
+def alone(config, comm):
+    return run(config.alone(config.worker_count(comm.size)), dataset=clouds())
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "sgd", "epochs": 16, "steps": 200},
+        {"optimizer": "adam", "lr": 0.01, "epochs": 3, "accumulate": 2},
+        {"optimizer": "momentum", "epochs": 3, "batch": 2, "consistency": "ssp:0"},
+    ],
+    ids=["sgd", "adam, accumulation", "momentum, few samples"],
+)
+def test_bsp_is_one_process(comm, placement, changes):
+    config = configured(comm, placement, **changes)
+    ours, reference = run(config, comm, dataset=clouds()), alone(config, comm)
+    assert ours.steps == reference.steps
+    assert max(parity.differences(ours.parameters, reference.parameters).values()) <= 1e-12
+    assert ours.history[-1].test_accuracy == reference.history[-1].test_accuracy
+
+
+def traces(folder, comm):
+    """Shard by shard; all ranks have written theirs."""
+    comm.Barrier()
+    found = [
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted(Path(folder).glob("shard-*.jsonl"))
+    ]
+    return [[event for event in trace if event["kind"] != "change"] for trace in found]
+
+
+@few
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_cell_trains_within_its_bound(comm, folder, placement, model):
+    config = configured(
+        comm, placement, consistency=model, optimizer="sgd", epochs=3, metrics=str(folder)
+    )
+    result = run(config, comm, dataset=clouds())
+    assert result.steps == 39 and len(result.history) == 3
+    assert result.history[-1].loss < 1.1 * alone(config, comm).history[-1].loss + 0.05
+    same = comm.allgather(result.parameters["layer1.weight"].tobytes())
+    assert len(set(same)) == 1
+    found, read = traces(folder, comm), consistency.parse(model)
+    assert len(found) == (int(placement) if placement.isdigit() else comm.size)
+    workers = config.worker_count(comm.size)
+    high = None if model == "async" else read.high
+    for trace in found:
+        assert sum(event["kind"] == "push" for event in trace) == 39 * workers
+        assert list(staleness.violations(trace, workers, high, read.low)) == []
+        # Others' pushes may come to a decentralized rank before its own: their order there is not
+        # the order in which they were allowed.
+        if high is not None and placement != "decentralized":
+            assert list(staleness.starved(trace, int(high), read.at_least)) == []
+
+
+@few
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("model", ["bsp", "ssp:2", "async"])
+def test_a_straggler_is_left_behind_as_far_as_allowed(comm, folder, model):
+    """Nobody but the model keeps the others: how far they get while one sleeps."""
+    slow = comm.rank == 0
+
+    class Slow(MLP):
+        def push_gradients(self, parameters, batch, push):
+            time.sleep(0.02 * slow)
+            return super().push_gradients(parameters, batch, push)
+
+    config = configured(comm, "1", consistency=model, epochs=1, metrics=str(folder))
+    run(config, comm, dataset=clouds(), model=Slow((12, 4)))
+    (trace,) = traces(folder, comm)
+    clocks, furthest = dict.fromkeys(range(comm.size - 1), 0), 0
+    for event in trace:
+        if event["kind"] == "push":
+            clocks[event["worker"]] += 1
+            furthest = max(furthest, max(clocks.values()) - clocks[0])
+    allowed = {"bsp": 1, "ssp:2": 3}.get(model, 13)
+    assert furthest <= allowed
+    assert furthest == allowed or (model == "async" and furthest > 3)
+
+
+@few
+@pytest.mark.parametrize("placement", ["1", "colocated", "decentralized"])
+@pytest.mark.parametrize("model", ["bsp", "ssp:1"])
+def test_what_is_not_finite_is_refused_and_counted(comm, placement, model):
+    class Poisoned(MLP):
+        calls = 0
+
+        def push_gradients(self, parameters, batch, push):
+            self.calls += 1
+            loss = super().push_gradients(parameters, batch, push)
+            return np.nan if self.calls == 3 and comm.rank == 0 else loss
+
+    config = configured(comm, placement, consistency=model, epochs=1)
+    result = run(config, comm, dataset=clouds(), model=Poisoned((12, 4)))
+    assert result.steps == 13 and result.history[0].skipped == 1
+    assert np.isfinite(result.parameters["layer1.weight"]).all()
+
+
+@few
+@pytest.mark.parametrize("placement", ["1", "colocated", "decentralized"])
+@pytest.mark.parametrize("model", ["bsp", "ssp:1", "async"])
+def test_a_worker_that_fails_ends_the_run_on_all_ranks(comm, placement, model):
+    class Failing(MLP):
+        calls = 0
+
+        def push_gradients(self, parameters, batch, push):
+            self.calls += 1
+            if self.calls == 3 and comm.rank == 0:
+                raise OSError("the disk is on fire")
+            return super().push_gradients(parameters, batch, push)
+
+    config = configured(comm, placement, consistency=model, epochs=1)
+    with pytest.raises(TrainingError, match="failed on rank 0: OSError: the disk is on fire"):
+        run(config, comm, dataset=clouds(), model=Failing((12, 4)))
+    assert comm.allgather(comm.rank) == list(range(comm.size))
+
+
+@few
+def test_too_many_pushes_refused_in_a_row_end_the_run(comm):
+    class Poisoned(MLP):
+        def push_gradients(self, parameters, batch, push):
+            return super().push_gradients(parameters, batch, push) * np.nan
+
+    config = configured(comm, "colocated", consistency="async", epochs=1, skip_limit=2)
+    with pytest.raises(TrainingError, match=r"failed on rank \d: FloatingPointError: the loss"):
+        run(config, comm, dataset=clouds(), model=Poisoned((12, 4)))
+
+
+@few
+@pytest.mark.parametrize("placement", ["1", "colocated", "decentralized"])
+@pytest.mark.parametrize("model", ["bsp", "ssp:2"])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_a_signal_to_any_rank_stops_all_at_one_clock(comm, folder, placement, model, where):
+    """Of the last rank, which may be a server, and of the first."""
+    config = configured(comm, placement, consistency=model, epochs=2, checkpoint=str(folder))
+    mine = comm.rank == (0 if where == "first" else comm.size - 1)
+
+    class Signalled(MLP):
+        def losses_and_scores(self, *arguments):  # after the first epoch, of all ranks
+            if mine:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().losses_and_scores(*arguments)
+
+    stopped = run(config, comm, dataset=clouds(), model=Signalled((12, 4)))
+    assert stopped.stopped == "signal"
+    assert 13 < stopped.steps <= (26 if (placement, model) == ("decentralized", "ssp:2") else 18)
+    _, facts = checkpoints.load(checkpoints.find(folder))
+    assert (facts["epoch"], facts["position"]) == (2, stopped.steps - 13)
+    on = Config(**{**vars(config), "resume": "auto"})
+    resumed = run(on, comm, dataset=clouds())
+    assert resumed.steps == 26 and len(resumed.history) == 2
+    if model == "bsp":
+        reference = alone(Config(**{**vars(config), "checkpoint": None}), comm)
+        differences = parity.differences(resumed.parameters, reference.parameters)
+        assert max(differences.values()) <= 1e-12
+
+
+@few
+def test_a_run_with_servers_goes_on_without(comm, folder):
+    config = {"batch": 8, "epochs": 1, "optimizer": "adam", "lr": 0.01}
+    run(configured(comm, "colocated", checkpoint=str(folder), **config), comm, dataset=clouds())
+    config = {**config, "epochs": 2}
+    ours = run(Config(resume=str(folder), **config), comm, dataset=clouds())
+    reference = run(Config(**config), dataset=clouds())
+    assert max(parity.differences(ours.parameters, reference.parameters).values()) <= 1e-12
+
+
+class Sign:
+    """A server's update of the user's own: a step of one size for each element."""
+
+    slots = ("steps",)
+
+    def update(self, weights, gradient, state, lr, step):
+        weights -= lr * np.sign(gradient)
+        state["steps"] += 1
+
+
+@few
+@pytest.mark.parametrize("placement", ["1", "colocated"])
+def test_servers_call_the_users_own_update(comm, placement):
+    config = configured(comm, placement, epochs=1, lr=0.01)
+    ours = run(config, comm, dataset=clouds(), optimizer=Sign())
+    reference = run(
+        config.alone(config.worker_count(comm.size)), dataset=clouds(), optimizer=Sign()
+    )
+    assert max(parity.differences(ours.parameters, reference.parameters).values()) <= 1e-12
+
+
+@few
+def test_more_servers_than_ranks_are_refused_on_all(comm):
+    config = Config(strategy="parameter_server", servers=str(comm.size))
+    with pytest.raises(
+        TrainingError, match=rf"{comm.size} server\(s\) on {comm.size} rank\(s\) le"
+    ):
+        run(config, comm, dataset=clouds())
