@@ -208,6 +208,13 @@ class Content:
         """Their names, in the order of the report."""
         return tuple(dict.fromkeys(section.collective for section in self.sections))
 
+    def choices(self, collective: str) -> tuple[str, ...]:
+        """All that were measured of a collective; first what is the fastest somewhere."""
+        maps = [one for one in self.maps if one.collective == collective]
+        best = [s.best for one in maps for row in one.rows.values() for s in row if s]
+        here = [section for section in self.sections if section.collective == collective]
+        return tuple(dict.fromkeys([*best, *(s.choice for one in here for s in one.series)]))
+
 
 Key = tuple[str, int, Kind]
 

@@ -110,7 +110,7 @@ def _contents(content: Content) -> str:
 def _collective(content: Content, name: str) -> str:
     number = content.collectives.index(name)
     sections = [section for section in content.sections if section.collective == name]
-    lines = style.lines(s.choice for section in sections for s in section.series)
+    lines = style.lines(content.choices(name))
     maps = [found for found in content.maps if found.collective == name]
     noise = content.found.noise if content.found else None
     return "".join(

@@ -42,15 +42,7 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
     import matplotlib
 
     files: list[Path] = []
-    lines = {
-        name: style.lines(
-            series.choice
-            for section in content.sections
-            if section.collective == name
-            for series in section.series
-        )
-        for name in content.collectives
-    }
+    lines = {name: style.lines(content.choices(name)) for name in content.collectives}
 
     def save(figure: Any, name: str) -> None:
         number = sum(path.stem.startswith(name) for path in files)
