@@ -1,16 +1,13 @@
-"""The table and the page: right numbers, and nothing that must be fetched."""
+"""The tables of a sweep: right numbers."""
 
 import csv
-import html.parser
 import io
-import json
-import re
 from dataclasses import replace
 
 import pytest
 
-from mpicoll.bench import osu, page, table
-from mpicoll.bench.records import Point, Run
+from mpicoll.bench import osu, table
+from mpicoll.bench.records import Point
 
 POINT = Point(
     run="r",
@@ -164,103 +161,3 @@ def test_tables_of_osu_have_its_sizes_and_means():
     assert [row[0] for row in rows] == ["1024", "8", "64"]
     assert text.count("# OSU MPI ") == 2
     assert "# Size         Avg Latency(us)\n" in osu.tables([POINT])
-
-
-class Reader(html.parser.HTMLParser):
-    """Collects what a page refers to, its text, and the plots in it."""
-
-    def __init__(self):
-        super().__init__()
-        self.references, self.texts, self.plots, self.rows = [], [], [], 0
-        self._script = None
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.references += [v for k, v in attributes.items() if k in ("src", "href", "srcset")]
-        self.rows += tag == "tr"
-        if tag in ("script", "style"):
-            self._script = attributes.get("type", tag)
-
-    def handle_endtag(self, tag):
-        if tag in ("script", "style"):
-            self._script = None
-
-    def handle_data(self, data):
-        if self._script == "application/json":
-            self.plots.append(json.loads(data))
-        elif self._script is None:
-            self.texts.append(data)
-
-
-@pytest.fixture(scope="module")
-def read_page():
-    points = [
-        replace(POINT, algorithm=a, size=s, times=tuple(t * s for t in POINT.times))
-        for a in ("linear", "ring", "native")
-        for s in (8, 1024, 1 << 20)
-    ]
-    points.append(replace(POINT, collective="bcast", oversubscribed=True))
-    text = page.render([Run("r", FACTS, points)])
-    reader = Reader()
-    reader.feed(text)
-    return text, reader
-
-
-def test_the_page_needs_nothing_else(read_page):
-    text, reader = read_page
-    assert reader.references == []
-    assert len(re.findall(r"<script\b", text)) == 2 + len(reader.plots)
-    assert "Plotly" in text
-    assert "@import" not in page._STYLE
-    assert 'name="viewport"' in text
-    assert "@media print" in text
-
-
-def test_the_page_shows_every_number_and_warning(read_page):
-    _, reader = read_page
-    said = " ".join(reader.texts)
-    assert "4 ranks ran on the 2 cores of node<1>" in said
-    assert "OMP_NUM_THREADS=1" in said
-    assert "Some MPI 1.0" in said
-    assert reader.rows >= 1 + 10
-
-
-def test_the_page_plots_time_and_bandwidth(read_page):
-    _, reader = read_page
-    time, bandwidth, crowded = reader.plots
-    assert "[µs]" in crowded["layout"]["title"]["text"]
-    for figure in (time, bandwidth):
-        assert [line["name"] for line in figure["data"]] == ["linear", "ring", "native"]
-        assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
-        assert all(line["error_y"]["array"] for line in figure["data"])
-    assert "[µs]" in time["layout"]["title"]["text"]
-    assert "[GB/s]" in bandwidth["layout"]["title"]["text"]
-
-
-def test_a_barrier_has_no_bandwidth_to_plot():
-    barrier = replace(POINT, collective="barrier", size=0, count=0, type="none", redop="none")
-    reader = Reader()
-    reader.feed(page.render([Run("r", {}, [barrier])]))
-    assert len(reader.plots) == 1
-
-
-def test_a_failed_page_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "a.html"
-    path.write_text("old")
-    monkeypatch.setattr(page, "render", lambda runs: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        page.write(path, [])
-    assert path.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["a.html"]
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "ticks"),
-    [
-        (3.0, 30.0, [2, 5, 10, 20, 50]),
-        (1e-5, 1.0, [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1]),
-        (7.0, 7.0, [5, 10]),
-    ],
-)
-def test_ticks(least, most, ticks):
-    assert page.decimal_ticks(least, most) == pytest.approx(ticks)

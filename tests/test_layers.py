@@ -67,7 +67,7 @@ LAYERS = [
         "windows",
         "tuning",
     },
-    {"cli", "bench", "model", "train", "__main__", "__init__"},
+    {"cli", "bench", "model", "report", "train", "__main__", "__init__"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 

@@ -80,8 +80,10 @@ def crowded(facts: Mapping[str, Any], ranks: int) -> list[tuple[str, int, int]]:
     """Hosts with too few cores for those of the first ranks that ran there.
 
     Returns:
-        The host, how many ranks, and how many cores, for each.
+        The host, how many ranks, and how many cores, for each; none where the facts do not tell.
     """
+    if not {"hosts", "binding"} <= set(facts):
+        return []
     first = places(facts)[:ranks]
     return [
         (

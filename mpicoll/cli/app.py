@@ -14,6 +14,7 @@ from mpicoll.cli import (
     fit,
     listing,
     predict,
+    report,
     show,
     simulate,
     train,
@@ -39,6 +40,7 @@ for name, command in (
     ("explain", predict.explain),
     ("tune", tune.command),
     ("compare", compare.command),
+    ("report", report.command),
     ("train", train.command),
     ("doctor", doctor.command),
 ):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpicoll.cli import output
 from mpicoll.cli.errors import RankError, usage
+from mpicoll.cli.measured import need
 
 if TYPE_CHECKING:
     from mpicoll.bench.group import Skipped
@@ -107,10 +108,10 @@ class Recorder:
         else:
             _print(self.run.facts, points, full)
         if html is not None:
-            from mpicoll.bench import page
             from mpicoll.bench.records import Run
+            from mpicoll.report import collect, page
 
-            page.write(html, [Run(self.run.name, self.run.facts, points)])
+            page.write(html, collect.collect([Run(self.run.name, self.run.facts, points)]))
         wrong = [p for p in points if p.wrong]
         for point in wrong:
             output.remark(
@@ -171,7 +172,7 @@ def opened(
     """Open the files, and find what is measured already; on rank 0.
 
     Raises:
-        UsageError: if the sweep to go on with is another one.
+        UsageError: if the sweep to go on with is another one, or plotly is missing for a page.
         OSError: if a file cannot be written.
     """
     from mpicoll.bench.records import Run, Writer
@@ -180,6 +181,7 @@ def opened(
 
     if html is not None:
         # Better now than after an hour of measuring.
+        need(["plotly"], "plot")
         open(html, "ab").close()
     # Opened first: it waits for what a killed job may still write.
     file = None if path is None else Writer(path)

@@ -93,6 +93,20 @@ def build(
     return Found(model, tuple(crossovers), regrets, spread, tuple(remarks))
 
 
+def judged(model: CostModel, cells: Sequence[Cell], left: Left) -> Found:
+    """What a model from elsewhere says of measurements; its regret is not known.
+
+    Args:
+        model: fitted to these measurements, or to others.
+        cells, left: what was measured, see :func:`mpicoll.model.cells.gather`.
+    """
+    found = choose.tables(cells)
+    crossovers = tuple(choose.crossovers(found, model, None, gain(cells)))
+    regret = measured_regret(cells)
+    regrets = {"measurements": regret} if regret else {}
+    return Found(model, crossovers, regrets, noise(cells), tuple(left.words()))
+
+
 def steps(cells: Sequence[Cell]) -> int:
     """How many times :func:`build` says that something is done."""
     return 2 * (len(by_choice(cells)) + 1) + 2

@@ -97,15 +97,14 @@ class Left:
         return [f"{count} points left out: {reason}" for reason, count in self.reasons.items()]
 
 
-def gather(runs: Sequence[Run], *, oversubscribed: bool = False) -> tuple[list[Cell], Left]:
-    """Put the points of some runs together.
+def usable(
+    runs: Sequence[Run], *, oversubscribed: bool = False
+) -> tuple[list[tuple[Run, Point]], Left]:
+    """The points of some runs that can be put together.
 
     Points that would mix what is not alike are left out and counted: wrong results, more ranks than
     cores unless ``oversubscribed``, blocks of any length, cold caches, in place, and all but the
     most frequent element type, operator and kind of start of a collective.
-
-    Raises:
-        ValueError: nothing is left; the message says why.
     """
     reasons: Counter[str] = Counter()
     kept: list[tuple[Run, Point]] = []
@@ -117,25 +116,38 @@ def gather(runs: Sequence[Run], *, oversubscribed: bool = False) -> tuple[list[C
             else:
                 kept.append((run, point))
     usual = _usual(point for _, point in kept)
-    launch = _launches(runs)
-    times: dict[Cell, dict[str, list[float]]] = {}
+    alike: list[tuple[Run, Point]] = []
     for run, point in kept:
-        if _kind(point) != usual[point.collective]:
+        if _kind(point) == usual[point.collective]:
+            alike.append((run, point))
+        else:
             words = ", ".join(filter(None, usual[point.collective]))
             reasons[f"{point.collective} is mostly measured with {words}"] += 1
-            continue
+    return alike, Left(reasons)
+
+
+def gather(runs: Sequence[Run], *, oversubscribed: bool = False) -> tuple[list[Cell], Left]:
+    """Put the points of some runs together, those that :func:`usable` keeps.
+
+    Raises:
+        ValueError: nothing is left; the message says why.
+    """
+    alike, left = usable(runs, oversubscribed=oversubscribed)
+    if not alike:
+        raise ValueError(f"no point can be used: {'; '.join(left.words())}")
+    launch = launch_of(runs)
+    times: dict[Cell, dict[str, list[float]]] = {}
+    for run, point in alike:
         measured = times.setdefault(_cell(run, point), {})
         measured.setdefault(launch[run.name], []).extend(point.times)
-    if not times:
-        raise ValueError(f"no point can be used: {'; '.join(Left(reasons).words())}")
     cells = [
         replace(cell, launches={name: tuple(values) for name, values in measured.items()})
         for cell, measured in times.items()
     ]
-    return sorted(cells, key=_order), Left(reasons)
+    return sorted(cells, key=_order), left
 
 
-def _launches(runs: Sequence[Run]) -> dict[str, str]:
+def launch_of(runs: Sequence[Run]) -> dict[str, str]:
     """The launch of each run, by name: a run that goes on with another one is of its launch."""
     before = {run.name: str(run.facts.get("resumes", "")) for run in runs}
     found = {}

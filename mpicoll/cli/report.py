@@ -1,0 +1,114 @@
+"""``mpicoll report``: sweeps as one page, and as figures for papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpicoll.cli import measured, output
+from mpicoll.cli.errors import UsageError, usage
+from mpicoll.cli.measured import Mix, Oversubscribed, Runs
+
+if TYPE_CHECKING:
+    from mpicoll.bench.records import Run
+    from mpicoll.model.build import Found
+    from mpicoll.model.cells import Cell, Left
+
+_FORMATS = ("svg", "png", "pdf")
+
+
+def command(
+    runs: Runs,
+    file: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the page goes.")
+    ] = Path("report.html"),
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="FILE",
+            help="Parameters that `mpicoll fit` wrote; without them RUNS are fitted.",
+        ),
+    ] = None,
+    no_model: Annotated[
+        bool, typer.Option("--no-model", help="Show what was measured, and no model.")
+    ] = False,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help="Write each plot to a file, too."),
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", help=f"Of these files: {', '.join(_FORMATS)}.")
+    ] = "svg",
+    mix: Mix = False,
+    oversubscribed: Oversubscribed = False,
+) -> int:
+    """Write a page of sweeps: one file that needs no network, for screen, phone and paper.
+
+    It shows times and bandwidths with intervals and repetitions, the model and its errors, the
+    lower bound, where the fastest algorithm changes, what the default choice costs, and where and
+    how all was measured.
+    """
+    if no_model and model is not None:
+        raise UsageError("--no-model and --model exclude one another; drop one")
+    if format_ not in _FORMATS:
+        raise UsageError(f"unknown --format {format_!r}; choose one of {', '.join(_FORMATS)}")
+    measured.need(["plotly"] + ["matplotlib"] * (figures is not None), "plot")
+    from mpicoll.report import page
+    from mpicoll.report.collect import collect
+
+    found = measured.runs(runs, mix)
+    cells, result, remarks = _modelled(found, model, no_model, oversubscribed)
+    with usage():
+        content = collect(found, cells, result, oversubscribed=oversubscribed, remarks=remarks)
+    for remark in content.remarks:
+        output.remark(f"mpicoll: {remark}")
+    page.write(file, content)
+    output.text(f"written to {file}")
+    if figures is not None:
+        from mpicoll.report import papers
+
+        figures.mkdir(parents=True, exist_ok=True)
+        count = len(papers.write(figures, content, format_))
+        output.text(f"{output.counted(count, 'figure')} written to {figures}")
+    return 0
+
+
+def _modelled(
+    runs: list[Run], model: Path | None, no_model: bool, oversubscribed: bool
+) -> tuple[list[Cell], Found | None, list[str]]:
+    """What can be put together, a model of it, and what is to be said of either."""
+    from mpicoll.model.cells import gather
+
+    try:
+        cells, left = gather(runs, oversubscribed=oversubscribed)
+    except ValueError as error:  # there is still what was measured
+        return [], None, [f"no model: {error}"]
+    if no_model:
+        return cells, None, []
+    if model is not None:
+        return cells, _judged(cells, left, model), []
+    try:
+        return cells, _fitted(runs, cells, left), []
+    except ValueError as error:
+        return cells, None, [f"no model: {error}"]
+
+
+def _fitted(runs: list[Run], cells: list[Cell], left: Left) -> Found:
+    measured.need(["scipy"], "fit")
+    from mpicoll.model.build import build, steps
+
+    with output.progress() as progress:
+        task = progress.add_task("fitting", total=steps(cells))
+        return build(runs, cells, left, done=lambda: progress.update(task, advance=1))
+
+
+def _judged(cells: list[Cell], left: Left, path: Path) -> Found:
+    """A model of a file, beside measurements that it need not be fitted to."""
+    from mpicoll.model.build import judged
+
+    with usage():
+        return judged(measured.model(path), cells, left)

@@ -1,0 +1,288 @@
+"""The plots of a page, in plotly's words: dictionaries of data and layout.
+
+Texts go in escaped, for plotly reads tags in them.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mpicoll.bench.sizes import format_size
+from mpicoll.report.content import Mark, Section
+from mpicoll.report.style import Line
+
+Figure = dict[str, Any]
+
+BOUND = "lower bound"
+#: Repetitions that are drawn of each point, at most.
+RAW = 24
+_SPREAD = 0.14  # octaves to each side in which the repetitions of a size are drawn
+_FAINT, _GRID, _INK = "#5b6670", "#e3e7ea", "#1b1f24"
+
+
+def times(section: Section, lines: dict[str, Line]) -> Figure:
+    """Time against size, or against the number of ranks."""
+    figure = _figure(section, "time of the slowest rank [µs]")
+    _series(figure, section, lines, lambda mark, seconds: seconds * 1e6, "µs")
+    if section.bound:
+        x, seconds = zip(*section.bound, strict=True)
+        _bound(figure, x, [value * 1e6 for value in seconds])
+    _crossings(figure, section)
+    return _scaled(figure)
+
+
+def bandwidths(section: Section, lines: dict[str, Line]) -> Figure:
+    """Bus bandwidth against size."""
+
+    def bandwidth(size: int, seconds: float) -> float:
+        return size * section.factor / seconds / 1e9
+
+    figure = _figure(section, "bus bandwidth [GB/s]")
+    _series(figure, section, lines, lambda mark, seconds: bandwidth(mark, seconds), "GB/s")
+    if section.bound:
+        _bound(
+            figure,
+            [size for size, _ in section.bound],
+            [bandwidth(size, seconds) for size, seconds in section.bound],
+        )
+    _crossings(figure, section)
+    return _scaled(figure)
+
+
+def residuals(section: Section, lines: dict[str, Line], noise: float | None) -> Figure:
+    """What the model says over what was measured, less one, against size."""
+    figure = _figure(section, "model over measured, less 1 [%]")
+    for number, series in enumerate(section.series):
+        if not series.residuals:
+            continue
+        line = lines[series.choice]
+        x, errors = zip(*series.residuals, strict=True)
+        figure["data"].append(
+            {
+                **_trace(section, number, series.choice),
+                "x": x,
+                "y": [100 * error for error in errors],
+                "mode": "lines+markers",
+                "line": {"color": line.color, "dash": _dash(line), "width": 1},
+                "marker": {"symbol": line.symbol, "size": 7, "color": line.color},
+                "hovertemplate": "%{y:+.3g} %",
+            }
+        )
+    figure["layout"]["yaxis"].update(
+        type="linear", zeroline=True, zerolinecolor=_FAINT, rangemode="tozero", ticksuffix=" %"
+    )
+    if noise:
+        figure["layout"]["shapes"] = [
+            {
+                "type": "rect",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": -100 * noise,
+                "y1": 100 * noise,
+                "fillcolor": _FAINT,
+                "opacity": 0.12,
+                "line": {"width": 0},
+                "layer": "below",
+            }
+        ]
+    return figure
+
+
+def _series(
+    figure: Figure,
+    section: Section,
+    lines: dict[str, Line],
+    value: Callable[[int, float], float],
+    unit: str,
+) -> None:
+    """Repetitions, medians with intervals, and lines of the model."""
+    many = len(section.series)
+    for number, series in enumerate(section.series):
+        line, trace = lines[series.choice], _trace(section, number, series.choice)
+        x = [section.at(mark) for mark in series.marks]
+        beside = 2 ** (_SPREAD * (2 * number / max(1, many - 1) - 1))
+        raw = [
+            (section.at(mark) * beside, value(mark.size, seconds))
+            for mark in series.marks
+            for seconds in _raw(mark)
+        ]
+        if raw:
+            figure["data"].append(
+                {
+                    **trace,
+                    "x": [round(at, 3) for at, _ in raw],
+                    "y": [float(f"{y:.4g}") for _, y in raw],
+                    "mode": "markers",
+                    "marker": {"color": line.color, "size": 3, "opacity": 0.3},
+                    "hoverinfo": "skip",
+                }
+            )
+        if series.line:
+            at, seconds = zip(*series.line, strict=True)
+            figure["data"].append(
+                {
+                    **trace,
+                    "x": at,
+                    "y": [value(nbytes, time) for nbytes, time in zip(at, seconds, strict=True)],
+                    "mode": "lines",
+                    "line": {"color": line.color, "dash": _dash(line), "width": 1.6},
+                    "hoverinfo": "skip",
+                }
+            )
+        middle = [value(mark.size, mark.seconds) for mark in series.marks]
+        ends = [sorted(value(mark.size, end) for end in mark.interval) for mark in series.marks]
+        figure["data"].append(
+            {
+                **trace,
+                "x": x,
+                "y": middle,
+                "mode": "markers" if series.line else "lines+markers",
+                "line": {"color": line.color, "dash": _dash(line), "width": 1.6},
+                "marker": {"symbol": line.symbol, "size": 7, "color": line.color},
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [max(0.0, end[1] - y) for end, y in zip(ends, middle, strict=True)],
+                    "arrayminus": [
+                        max(0.0, y - end[0]) for end, y in zip(ends, middle, strict=True)
+                    ],
+                    "thickness": 1,
+                    "width": 3,
+                    "color": line.color,
+                },
+                "hovertemplate": f"%{{y:.4g}} {unit}",
+            }
+        )
+
+
+def _raw(mark: Mark) -> list[float]:
+    found = mark.raw(RAW)
+    return found if len(found) > 1 else []
+
+
+def _trace(section: Section, number: int, choice: str) -> Figure:
+    return {
+        "type": "scatter",
+        "name": html.escape(choice),
+        "meta": number,
+        "visible": choice in section.shown,
+    }
+
+
+def _bound(figure: Figure, x: Sequence[int], y: Sequence[float]) -> None:
+    figure["data"].append(
+        {
+            "type": "scatter",
+            "name": BOUND,
+            "meta": -1,
+            "x": x,
+            "y": y,
+            "mode": "lines",
+            "line": {"color": _FAINT, "dash": "1 3", "width": 2},
+            "hoverinfo": "skip",
+        }
+    )
+
+
+def _crossings(figure: Figure, section: Section) -> None:
+    """Where the fastest choice changes: measured as a line, predicted as a broken one."""
+    shapes = []
+    for crossover in section.crossovers:
+        for found, dash in ((crossover.measured, "solid"), (crossover.predicted, "4 4")):
+            if found is not None:
+                shapes.append(
+                    {
+                        "type": "line",
+                        "x0": found[0],
+                        "x1": found[0],
+                        "yref": "paper",
+                        "y0": 0,
+                        "y1": 1,
+                        "line": {"color": "#9aa4ad", "width": 1, "dash": dash},
+                        "layer": "below",
+                    }
+                )
+    figure["layout"]["shapes"] = shapes
+
+
+def _dash(line: Line) -> str:
+    return "solid" if line.dash == "8 0" else ",".join(f"{part}px" for part in line.dash.split())
+
+
+# --- axes -----------------------------------------------------------------------------------------
+
+
+def _figure(section: Section, title: str) -> Figure:
+    axis = {"type": "log", "showgrid": True, "gridcolor": _GRID, "linecolor": _FAINT}
+    what = "size of the total vector [B]" if section.ranks else "number of ranks"
+    measured = sorted({section.at(mark) for one in section.series for mark in one.marks})
+    low, high = math.log2(max(1, measured[0])), math.log2(max(1, measured[-1]))
+    margin = max(0.3, 0.04 * (high - low))
+    return {
+        "data": [],
+        "layout": {
+            "font": {"family": "system-ui, sans-serif", "size": 13, "color": _INK},
+            "title": {"text": title, "x": 0.01, "xanchor": "left", "font": {"size": 15}},
+            "xaxis": {
+                **axis,
+                "title": {"text": what, "standoff": 8},
+                "range": [(low - margin) * math.log10(2), (high + margin) * math.log10(2)],
+                "tickvals": measured,
+                "ticktext": labels(measured) if section.ranks else [*map(str, measured)],
+                "zeroline": False,
+            },
+            "yaxis": {**axis, "automargin": True, "zeroline": False},
+            "showlegend": False,
+            "margin": {"l": 60, "r": 15, "t": 40, "b": 45},
+            "hovermode": "x unified",
+            "plot_bgcolor": "#fff",
+            "paper_bgcolor": "#fff",
+        },
+    }
+
+
+def _scaled(figure: Figure) -> Figure:
+    """The plot with a vertical axis for what was measured; a bound far below is cut off."""
+    seen = [y for y in _measured(figure) if y > 0]
+    if seen:
+        ticks = decimal_ticks(min(seen), max(seen))
+        low, high = math.log10(min(seen)), math.log10(max(seen))
+        margin = max(0.05, 0.04 * (high - low))
+        figure["layout"]["yaxis"].update(
+            tickvals=ticks,
+            ticktext=[positional(tick) for tick in ticks],
+            range=[low - margin, high + margin],
+        )
+    return figure
+
+
+def _measured(figure: Figure) -> Iterable[float]:
+    for trace in figure["data"]:
+        if trace["meta"] >= 0:
+            yield from trace["y"]
+
+
+def labels(sizes: Sequence[int]) -> list[str]:
+    """Labels of the sizes; where there are many, only of every so many."""
+    every = -(-len(sizes) // 7)
+    return [format_size(size) if i % every == 0 else "" for i, size in enumerate(sizes)]
+
+
+def positional(value: float) -> str:
+    """A number without exponent: 0.00001, 5,000."""
+    return f"{value:,.12f}".rstrip("0").rstrip(".")
+
+
+def decimal_ticks(least: float, most: float) -> list[float]:
+    """Round numbers that enclose a range: 1, 2 and 5 of each power of ten, or 1 if it is wide."""
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    digits = (1, 2, 5) if len(decades) <= 5 else (1,)
+    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+    inside = [tick for tick in ticks if least <= tick <= most]
+    below = max((tick for tick in ticks if tick < least), default=None)
+    above = min((tick for tick in ticks if tick > most), default=None)
+    return [tick for tick in (below, *inside, above) if tick is not None]

@@ -1,0 +1,254 @@
+"""A report as one web page that needs nothing else: no network, no second file.
+
+The page is made for a screen of any width and for paper.  Its policy forbids it to load anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape as escaped
+from importlib import resources
+from pathlib import Path
+
+from mpicoll.bench import table
+from mpicoll.bench.records import Run
+from mpicoll.cost_file import write_atomically
+from mpicoll.report import figures, style, tables
+from mpicoll.report.content import Content, Map, Section
+from mpicoll.report.style import Line
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+)
+#: Tables of so many rows are shown without being asked for.
+_FEW = 40
+
+
+def write(path: Path | str, content: Content) -> None:
+    """Write the page; an older file is replaced only when the new one is complete.
+
+    Raises:
+        OSError: if the file cannot be written.
+        ImportError: if plotly is missing.
+    """
+    write_atomically(path, render(content))
+
+
+def render(content: Content) -> str:
+    """The page as one string."""
+    from plotly.offline import get_plotlyjs
+
+    title = f"{_what(content.collectives)}: time and bandwidth by algorithm"
+    body = "".join(
+        [
+            f"<h1>{escaped(title)}</h1>",
+            f'<p class="faint">{escaped(_subtitle(content.runs))}</p>',
+            *map(_warning, _warnings(content)),
+            *(f'<p class="faint">{escaped(remark)}</p>' for remark in content.remarks),
+            _contents(content),
+            *(_collective(content, name) for name in content.collectives),
+            _model(content),
+            '<h2 id="environment">Environment</h2>',
+            *(tables.facts(run) for run in content.runs),
+        ]
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escaped(title)}</title>\n<style>{_asset('page.css')}</style>\n"
+        f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{body}\n"
+        f"<script>{_asset('page.js')}</script>\n</body>\n</html>\n"
+    )
+
+
+def _what(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} collectives"
+
+
+def _asset(name: str) -> str:
+    return (resources.files("mpicoll.report") / name).read_text(encoding="utf-8")
+
+
+def _subtitle(runs: Sequence[Run]) -> str:
+    facts = runs[0].facts
+    ranks = sorted({p.ranks for run in runs for p in run.points})
+    parts = [f"{', '.join(map(str, ranks))} ranks", _counted(len(runs), "run")]
+    if "hosts" in facts:
+        parts.append(f"host {', '.join(facts['hosts'])}")
+    if "mpi" in facts:
+        parts.append(facts["mpi"].split(",")[0])
+    if "started" in facts:
+        parts.append(facts["started"])
+    return " · ".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _warnings(content: Content) -> Iterable[str]:
+    """What a reader must know first, each once."""
+    return dict.fromkeys(
+        text for run in content.runs for text in table.warnings(run.facts, run.points)
+    )
+
+
+def _warning(text: str) -> str:
+    return f'<p class="warning">{escaped(text)}</p>'
+
+
+def _contents(content: Content) -> str:
+    links = [(f"c{i}", name) for i, name in enumerate(content.collectives)]
+    links += [("model", "model")] * (content.found is not None) + [("environment", "environment")]
+    entries = "".join(f'<a href="#{target}">{escaped(name)}</a>' for target, name in links)
+    return f"<nav>{entries}</nav>"
+
+
+def _collective(content: Content, name: str) -> str:
+    number = content.collectives.index(name)
+    sections = [section for section in content.sections if section.collective == name]
+    lines = style.lines(content.choices(name))
+    maps = [found for found in content.maps if found.collective == name]
+    noise = content.found.noise if content.found else None
+    return "".join(
+        [
+            f'<h2 id="c{number}">{escaped(name)}</h2>',
+            *(_map(found, lines) for found in maps),
+            *(_section(section, lines, noise) for section in sections),
+        ]
+    )
+
+
+def _map(found: Map, lines: dict[str, Line]) -> str:
+    where = "within a node, by shared memory" if found.near else "by messages"
+    said = (
+        "In a square: by how much the default choice (of the built-in table, among what was "
+        "measured) takes longer than the fastest, on other launches than those that say what is "
+        f"fastest; bold from {100 * tables.MUCH:.0f} % on"
+    )
+    if any(square and not square.tested for row in found.rows.values() for square in row):
+        said += f"; {tables.UNTESTED} in the only launch, which favours the fastest"
+    return (
+        f"<h3>The fastest algorithm, ranks {where}</h3>{tables.choices(found, lines)}"
+        f'<p class="faint">{said}.</p>'
+    )
+
+
+def _section(section: Section, lines: dict[str, Line], noise: float | None) -> str:
+    ranks = _counted(section.ranks, "rank") if section.ranks else "by number of ranks"
+    head = ", ".join(filter(None, (section.collective, ranks, section.kind.words)))
+    plots = [("time", figures.times(section, lines))]
+    if section.factor:
+        plots.append(("bandwidth", figures.bandwidths(section, lines)))
+    if any(series.residuals for series in section.series):
+        plots.append(("residuals", figures.residuals(section, lines, noise)))
+    few = " open" if len(section.points) <= _FEW else ""
+    parts = [
+        f"<section><h3>{escaped(head)}</h3>",
+        _legend(section, lines),
+        '<div class="plots">',
+        *(_plot(f"{section.name}-{what}", figure) for what, figure in plots),
+        "</div>",
+        f'<p class="faint">{escaped(_key(section, noise))}</p>',
+    ]
+    if section.crossovers:
+        parts.append(f"<h4>Crossovers</h4>{tables.crossovers(section.crossovers)}")
+    parts.append(
+        f"<details{few}><summary>Numbers: {_counted(len(section.points), 'point')}</summary>"
+        f"{tables.numbers(section)}"
+    )
+    notes = table.notes(point for _, point in section.points)
+    parts += [f'<p class="faint">{escaped(note)}</p>' for note in notes]
+    return "".join([*parts, "</details></section>"])
+
+
+def _key(section: Section, noise: float | None) -> str:
+    """How the plots of a section are read."""
+    launches = len({launch for launch, _ in section.points})
+    said = [
+        "Marks are medians of the slowest rank's time"
+        + (f" over {launches} launches; bars go " if launches > 1 else "; bars are its ")
+        + (
+            "95 % interval over repetitions"
+            if launches == 1
+            else "from the least to the greatest launch"
+            if launches < 8
+            else "over the 95 % interval of launches"
+        ),
+        f"dots are repetitions, at most {figures.RAW} of each point, the extremes among them",
+    ]
+    if any(series.line for series in section.series):
+        said.append("lines are the model")
+    if section.crossovers:
+        said.append(
+            "vertical lines are crossovers of the fastest, measured (solid) and predicted (broken)"
+        )
+    if section.factor:
+        said.append(
+            "bus bandwidth is size over time, corrected for the collective and the number of ranks"
+        )
+    if noise and any(series.residuals for series in section.series):
+        said.append("the grey band of the residuals is the spread of identical launches")
+    return "; ".join(said) + "."
+
+
+def _legend(section: Section, lines: dict[str, Line]) -> str:
+    """The choices with their lines, above the plots they belong to."""
+    entries = []
+    for number, series in enumerate(section.series):
+        line, pressed = lines[series.choice], "true" if series.choice in section.shown else "false"
+        entries.append(
+            f'<button type="button" value="{number}" aria-pressed="{pressed}">'
+            f"{_sample(line.color, line.dash, line.sign)}{escaped(series.choice)}</button>"
+        )
+    if section.bound:
+        entries.append(f"<span>{_sample('#5b6670', '1 3', '')}{figures.BOUND}</span>")
+    return f'<div class="legend">{"".join(entries)}</div>'
+
+
+def _sample(color: str, dash: str, sign: str) -> str:
+    return (
+        '<svg width="36" height="14" aria-hidden="true">'
+        f'<path d="M0 7h36" stroke="{color}" stroke-width="2" stroke-dasharray="{dash}"/>'
+        f'<text x="18" y="11" text-anchor="middle" font-size="12" fill="{color}">{sign}</text>'
+        "</svg>"
+    )
+
+
+def _plot(name: str, figure: figures.Figure) -> str:
+    # No tag inside the JSON may end the script element.
+    described = json.dumps(figure, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f'<div class="plot" data-name="{escaped(name)}">'
+        f'<script type="application/json">{described}</script><div class="drawing"></div>'
+        '<div class="save"><button type="button" value="svg">SVG</button>'
+        '<button type="button" value="png">PNG</button></div></div>'
+    )
+
+
+def _model(content: Content) -> str:
+    found = content.found
+    if found is None:
+        return ""
+    noise = "unknown, a single launch" if found.noise is None else f"{100 * found.noise:.1f} %"
+    parts = [
+        '<h2 id="model">The model</h2>',
+        f"<p>Spread of identical launches, the noise floor: {noise}.</p>",
+    ]
+    if found.regrets:
+        parts += [
+            "<h3>What a choice costs</h3>",
+            tables.regrets(found),
+            '<p class="faint">Time of the choice over that of the fastest, less one, on other '
+            "launches than those that chose.</p>",
+        ]
+    parts += [
+        "<h3>Parameters of all algorithms together</h3>",
+        tables.parameters(found),
+        "<h3>Errors in % of the measured time, for what was left out of the fit</h3>",
+        f"<details><summary>By algorithm</summary>{tables.worth(found)}</details>",
+    ]
+    return "".join(parts)

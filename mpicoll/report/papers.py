@@ -1,0 +1,188 @@
+"""The plots of a report as files for papers, one each: as wide as a column, or two for a map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpicoll.report import style, tables
+from mpicoll.report.content import Content, Map, Section
+from mpicoll.report.figures import BOUND, labels
+from mpicoll.report.style import Line
+
+_COLUMN, _TWO_COLUMNS, _HEIGHT = 3.4, 7.0, 3.0  # inches
+_STYLE: Any = {
+    "font.size": 7,
+    "lines.markersize": 3,
+    "lines.linewidth": 0.9,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # names come from files
+}
+
+#: Value of bytes and seconds.
+Value = Callable[[int, float], float]
+
+
+def write(folder: Path, content: Content, ending: str) -> list[Path]:
+    """Write times, bandwidths and residuals of each section, and the map of each collective.
+
+    Args:
+        folder: where to; it exists.
+        content: what is drawn.
+        ending: format of the files: svg, png or pdf.
+
+    Returns:
+        The files.
+
+    Raises:
+        OSError: one cannot be written.
+        ImportError: matplotlib is missing.
+    """
+    import matplotlib
+
+    files: list[Path] = []
+    lines = {name: style.lines(content.choices(name)) for name in content.collectives}
+
+    def save(figure: Any, name: str) -> None:
+        number = sum(path.stem.startswith(name) for path in files)
+        files.append(folder / f"{name}{f'-{number + 1}' if number else ''}.{ending}")
+        undated = {"metadata": {"Date": None}} if ending == "svg" else {}
+        figure.savefig(files[-1], dpi=300, **undated)
+
+    with matplotlib.rc_context(_STYLE):
+        for section in content.sections:
+            mine = lines[section.collective]
+            save(_against(section, mine, "time [µs]", _microseconds), f"{section.name}-time")
+            if section.factor:
+                drawn = _against(section, mine, "bus bandwidth [GB/s]", _bandwidth(section))
+                save(drawn, f"{section.name}-bandwidth")
+            if any(series.residuals for series in section.series):
+                save(_residuals(section, mine), f"{section.name}-residuals")
+        for found in content.maps:
+            where = "node" if found.near else "messages"
+            save(_map(found, lines[found.collective]), f"{found.collective}-{where}-map")
+    return files
+
+
+def _microseconds(nbytes: int, seconds: float) -> float:
+    return seconds * 1e6
+
+
+def _bandwidth(section: Section) -> Value:
+    return lambda nbytes, seconds: nbytes * section.factor / seconds / 1e9
+
+
+def _axes(section: Section, what: str) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_COLUMN, _HEIGHT), layout="constrained")
+    axes = figure.add_subplot()
+    measured = sorted({section.at(mark) for one in section.series for mark in one.marks})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(measured, labels(measured) if section.ranks else [*map(str, measured)])
+    axes.minorticks_off()
+    title = f"{section.collective}, P = {section.ranks}" if section.ranks else section.collective
+    where = "size of the total vector [B]" if section.ranks else "number of ranks"
+    axes.set(xlabel=where, ylabel=what, title=title)
+    axes.grid(color="0.92", linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _against(section: Section, lines: dict[str, Line], what: str, value: Value) -> Any:
+    """A value with its interval, and the lines of the model, against size."""
+    figure, axes = _axes(section, what)
+    axes.set_yscale("log")
+    for series in section.series:
+        if series.choice not in section.shown:
+            continue
+        line = lines[series.choice]
+        x = [section.at(mark) for mark in series.marks]
+        y = [value(mark.size, mark.seconds) for mark in series.marks]
+        ends = [sorted(value(mark.size, end) for end in mark.interval) for mark in series.marks]
+        bars = [
+            [max(0.0, middle - end[0]) for middle, end in zip(y, ends, strict=True)],
+            [max(0.0, end[1] - middle) for middle, end in zip(y, ends, strict=True)],
+        ]
+        drawn = {"color": line.color, "linestyle": _dash(line)}
+        if series.line:
+            at, seconds = zip(*series.line, strict=True)
+            axes.plot(at, [value(n, time) for n, time in zip(at, seconds, strict=True)], **drawn)
+            drawn["linestyle"] = "none"
+        face = {"markerfacecolor": "none"} if line.symbol.endswith("open") else {}
+        axes.errorbar(
+            x, y, bars, marker=line.marker, elinewidth=0.6, label=series.choice, **drawn, **face
+        )
+    axes.set_ylim(*axes.get_ylim())  # the bound may lie far below
+    if section.bound:
+        at, seconds = zip(*section.bound, strict=True)
+        axes.plot(
+            at,
+            [value(n, time) for n, time in zip(at, seconds, strict=True)],
+            color="0.4",
+            linestyle=":",
+            label=BOUND,
+        )
+    _legend(figure)
+    return figure
+
+
+def _residuals(section: Section, lines: dict[str, Line]) -> Any:
+    figure, axes = _axes(section, "model over measured, less 1 [%]")
+    axes.axhline(0, color="0.5", linewidth=0.6)
+    for series in section.series:
+        if series.residuals and series.choice in section.shown:
+            line = lines[series.choice]
+            x, errors = zip(*series.residuals, strict=True)
+            drawn = {"color": line.color, "linestyle": _dash(line), "marker": line.marker}
+            axes.plot(x, [100 * error for error in errors], label=series.choice, **drawn)
+    _legend(figure)
+    return figure
+
+
+def _legend(figure: Any) -> None:
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=6)
+
+
+def _map(found: Map, lines: dict[str, Line]) -> Any:
+    """Squares in the colour of the fastest, with the regret of the default choice."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    height = 0.9 + 0.32 * len(found.rows)
+    figure = Figure(figsize=(_TWO_COLUMNS, height), layout="constrained")
+    axes = figure.add_subplot()
+    for y, row in enumerate(found.rows.values()):
+        for x, square in enumerate(row):
+            if square is not None:
+                color = tables.tint(lines[square.best].color)
+                axes.add_patch(_square(x, y, color))
+                axes.text(x, y, tables.percent(square), ha="center", va="center")
+    axes.set_xlim(-0.5, len(found.sizes) - 0.5)
+    axes.set_ylim(len(found.rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(found.sizes)), [tables.column(*sizes) for sizes in found.sizes])
+    axes.set_yticks(range(len(found.rows)), [*map(str, found.rows)])
+    title = f"{found.collective}: the fastest, and the regret of the default choice"
+    axes.set(xlabel="size of the total vector [B]", ylabel="ranks", title=title)
+    axes.spines[:].set_visible(False)
+    names = dict.fromkeys(square.best for row in found.rows.values() for square in row if square)
+    figure.legend(
+        handles=[Patch(color=tables.tint(lines[name].color), label=name) for name in names],
+        loc="outside right upper",
+        frameon=False,
+    )
+    return figure
+
+
+def _square(x: int, y: int, color: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, color=color)
+
+
+def _dash(line: Line) -> Any:
+    """The dash in matplotlib's words, for thinner lines than on the page."""
+    if line.dash == "8 0":
+        return "-"
+    return (0, tuple(float(part) / 2 for part in line.dash.split()))

@@ -1,0 +1,243 @@
+"""The tables of a page, as HTML. Whatever comes from files goes through :func:`escaped`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape as escaped
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpicoll.bench import table
+from mpicoll.bench.environment import without_folders
+from mpicoll.bench.records import Run
+from mpicoll.cost import Errors
+from mpicoll.model.choose import Crossover
+from mpicoll.report.content import Map, Section, Square
+from mpicoll.report.style import Line
+
+if TYPE_CHECKING:
+    from mpicoll.model.build import Found
+
+# What the head of a section says already, or the size implies; on a phone it gives way.
+_MINOR = ("count", "type", "redop", "root", "P")
+#: A regret from which a square of a map is set in bold.
+MUCH = 0.1
+#: Behind a regret that is timed in the launch that says what is fastest.
+UNTESTED = "°"
+
+
+class Head(NamedTuple):
+    """The head of a column."""
+
+    name: str
+    unit: str = ""
+    number: bool = True
+    minor: bool = False
+
+
+def grid(heads: Sequence[Head], rows: Iterable[Sequence[str]], firsts: Iterable[int] = ()) -> str:
+    """A table of texts; rows with the numbers in ``firsts`` begin a group."""
+    begins = {*firsts}
+    cells = "".join(
+        f"<th{_classes(head)}>{escaped(head.name)}"
+        f'<span class="unit">{escaped(head.unit) or "&nbsp;"}</span></th>'
+        for head in heads
+    )
+    body = []
+    for number, row in enumerate(rows):
+        first = ' class="first"' if number in begins else ""
+        texts = (
+            f"<td{_classes(head)}>{escaped(text)}</td>"
+            for head, text in zip(heads, row, strict=True)
+        )
+        body.append(f"<tr{first}>{''.join(texts)}</tr>")
+    return (
+        f'<div class="scroll"><table><thead><tr>{cells}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _classes(head: Head) -> str:
+    classes = ["number"] * head.number + ["minor"] * head.minor
+    return f' class="{" ".join(classes)}"' if classes else ""
+
+
+def numbers(section: Section) -> str:
+    """Every point of a section."""
+    heads = [Head(c.name, c.unit, c.number, c.name in _MINOR) for c in table.COLUMNS]
+    rows = [table.row(point) for _, point in section.points]
+    names = dict.fromkeys(launch for launch, _ in section.points)
+    if len(names) > 1:
+        number = {name: str(i) for i, name in enumerate(names, start=1)}
+        heads.append(Head("launch"))
+        rows = [
+            (*row, number[launch]) for row, (launch, _) in zip(rows, section.points, strict=True)
+        ]
+    sizes = [(point.size, point.ranks) for _, point in section.points]
+    return grid(heads, rows, (i for i in range(1, len(sizes)) if sizes[i] != sizes[i - 1]))
+
+
+def crossovers(found: Sequence[Crossover]) -> str:
+    """Where the fastest choice changes, measured and predicted."""
+    heads = (
+        Head("fastest below", number=False),
+        Head("and above", number=False),
+        Head("measured", "B (95 % interval)"),
+        Head("predicted", "B (95 % interval)"),
+    )
+    return grid(heads, ((c.before, c.after, _size(c.measured), _size(c.predicted)) for c in found))
+
+
+def _size(value: tuple[float, float, float] | None) -> str:
+    if value is None:
+        return "no crossing"
+    middle, low, high = (_about(size) for size in value)
+    return f"{middle} ({low} – {high})"
+
+
+def _about(size: float) -> str:
+    """A size with three digits, in binary units."""
+    for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if size >= factor:
+            return f"{size / factor:.3g}{unit}"
+    return f"{size:.3g}"
+
+
+def choices(found: Map, lines: dict[str, Line]) -> str:
+    """The map of a collective: in the colour of the fastest, with what the default costs."""
+    heads = "".join(f"<th>{column(*sizes)}</th>" for sizes in found.sizes)
+    rows = "".join(
+        f"<tr><th>{ranks}</th>{''.join(_square(square, lines) for square in row)}</tr>"
+        for ranks, row in found.rows.items()
+    )
+    names = dict.fromkeys(square.best for row in found.rows.values() for square in row if square)
+    key = "".join(f"<span>{_sign(lines[name])} {escaped(name)}</span>" for name in names)
+    return (
+        f'<div class="scroll"><table class="map"><thead><tr><th>P \\ size [B]</th>{heads}</tr>'
+        f'</thead><tbody>{rows}</tbody></table></div><div class="legend mapkey">{key}</div>'
+    )
+
+
+def column(least: int, most: int) -> str:
+    """The head of a column of a map."""
+    ends = dict.fromkeys((_about(least), _about(most)))
+    return " – ".join(ends)
+
+
+def _square(square: Square | None, lines: dict[str, Line]) -> str:
+    if square is None:
+        return "<td></td>"
+    line = lines[square.best]
+    much = ' class="much"' if square.regret >= MUCH else ""
+    return (
+        f'<td style="background: {tint(line.color)}" title="default: {escaped(square.default)}">'
+        f'{_sign(line)} <span class="name">{escaped(square.best)}</span>'
+        f"<small{much}>{percent(square)}</small></td>"
+    )
+
+
+def percent(square: Square) -> str:
+    """The regret of a square."""
+    rounded = round(100 * square.regret)
+    number = f"{rounded:+d}" if rounded else "0"
+    return f"{number} %{'' if square.tested else UNTESTED}"
+
+
+def _sign(line: Line) -> str:
+    return f'<span style="color: {line.color}">{line.sign}</span>'
+
+
+def tint(color: str) -> str:
+    """A colour so light that dark text can be read on it."""
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - 0.28 * (255 - part)):02x}" for part in parts)
+
+
+def worth(found: Found) -> str:
+    """What the model is worth: errors for what was left out of the fit, in %."""
+    what = ("sizes left out", "P left out")
+    heads = [Head("collective", number=False), Head("choice", number=False)]
+    heads += [Head(name, w) for w in what for name in ("median", "p90", "largest", "bias")]
+    rows = [
+        (collective, choice, *_percents(e.sizes_left_out), *_percents(e.ranks_left_out))
+        for collective, sets in found.model.evidence.items()
+        for choice, e in sets.items()
+    ]
+    general = found.model.general_evidence
+    if general is not None:
+        errors = _percents(general.sizes_left_out), _percents(general.ranks_left_out)
+        rows.insert(0, ("all", "by one set of parameters", *errors[0], *errors[1]))
+    return grid(heads, rows)
+
+
+def _percents(errors: Errors | None) -> tuple[str, ...]:
+    if errors is None:
+        return ("–",) * 4
+    values = (errors.median, errors.p90, errors.largest)
+    return (*(f"{100 * value:.1f}" for value in values), f"{100 * errors.bias:+.1f}")
+
+
+def parameters(found: Found) -> str:
+    """The general parameters."""
+    evidence = found.model.general_evidence
+    intervals = evidence.intervals() if evidence else {}
+    refused = evidence.refused if evidence else {}
+    rows = []
+    for name, value in found.model.general.numbers().items():
+        per_byte = name.split()[0] in ("beta", "gamma")
+        scale, unit = (1e9, "ns/B") if per_byte else (1e6, "µs")
+        low, high = intervals.get(name, (value, value))
+        spread = f"{low * scale:.4g} – {high * scale:.4g}"
+        told = ("–", refused[name]) if name in refused else (f"{value * scale:.4g}", spread)
+        rows.append((name, *told, unit))
+    heads = (
+        Head("parameter", number=False),
+        Head("value"),
+        Head("95 % interval", number=False),
+        Head("unit", number=False),
+    )
+    return grid(heads, rows)
+
+
+def regrets(found: Found) -> str:
+    """What ways of choosing cost."""
+    heads = (
+        Head("chosen by", number=False),
+        Head("calls"),
+        Head("mean", "%"),
+        Head("worst", "%"),
+        Head("the worst", number=False),
+    )
+    return grid(
+        heads,
+        (
+            (way, str(r.n), f"{100 * r.mean:.2f}", f"{100 * r.worst:.1f}", r.where)
+            for way, r in found.regrets.items()
+        ),
+    )
+
+
+def facts(run: Run) -> str:
+    """Where and how a run was made; of paths the last part alone, and nobody's name."""
+    known, rows = run.facts, [("run", run.name)]
+    for host, entry in known.get("hosts", {}).items():
+        rows.append((f"host {host}", f"{len(entry['ranks'])} ranks, {len(entry['cores'])} cores"))
+    if "clock" in known:
+        rows.append(("clock", f"{known['clock']['name']}, {known['clock']['cost'] * 1e9:.0f} ns"))
+    rows += [(name, str(known[name])) for name in ("started", "mpi_standard") if name in known]
+    if "mpi" in known:  # what follows the version names who built it, and where
+        rows.append(("mpi", str(known["mpi"]).partition(", package: ")[0]))
+    plain = ("mpicoll", "commit", "python", "numpy", "mpi4py", "processor", "system")
+    rows += [(name, str(known[name])) for name in plain if name in known]
+    if "arguments" in known:
+        rows.append(("command", without_folders(" ".join(["mpicoll", *known["arguments"]]))))
+    for name in ("settings", "environment", "slurm"):
+        if known.get(name):
+            rows.append((name, without_folders(_named(known[name]))))
+    cells = "".join(
+        f"<tr><th>{escaped(name)}</th><td>{escaped(value)}</td></tr>" for name, value in rows
+    )
+    return f'<div class="scroll"><table class="facts"><tbody>{cells}</tbody></table></div>'
+
+
+def _named(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
