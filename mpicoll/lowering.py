@@ -74,7 +74,7 @@ def has_one_reader(shape: Shape) -> bool:
     several, is better read from a slot, which may still be in a cache.
     """
     return shape.collective in ("alltoall", "gather", "scatter") or (
-        shape.collective in ("allgather", "bcast") and shape.size == 2
+        shape.collective in ("allgather", "bcast", "exscan") and shape.size == 2
     )
 
 

@@ -60,7 +60,7 @@ _PROOF = 64
 #: cores that share a cache slots would be better up to 256 KiB, between others they are far worse.
 REMOTE = 32 << 10
 #: Those at least this long are copied by both sides: one core alone does not use all bandwidth.
-TOGETHER = 128 << 10
+TOGETHER = 512 << 10
 #: Steps without progress before the processor is offered to others: where every rank has one, and
 #: where not.
 _PATIENT, _IMPATIENT = 4000, 30
