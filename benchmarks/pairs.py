@@ -20,7 +20,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,16 +27,10 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.bench import environment, stats
+from mpicoll.bench.pattern import element_type
 from mpicoll.bench.sizes import parse_size
-from mpicoll.bench.start import Start
-from mpicoll.bench.workload import (
-    SYMMETRIC,
-    WORKLOADS,
-    Pattern,
-    Workload,
-    element_type,
-    elements,
-)
+from mpicoll.bench.start import Barrier
+from mpicoll.bench.workload import Workload, elements, prepare, symmetric
 
 SECONDS = 1e-3  # of a sample, about
 CALLS = 1000  # of a sample, at most
@@ -53,7 +46,7 @@ def sizes(collective: str, largest: int) -> list[int]:
     return [*powers, largest]
 
 
-def sample(call: Callable[[], object], start: Start, calls: int, end: bool) -> float:
+def sample(call: Callable[[], object], start: Barrier, calls: int, end: bool) -> float:
     """Seconds of one call on this rank."""
     start()
     begin = time.perf_counter()
@@ -64,37 +57,16 @@ def sample(call: Callable[[], object], start: Start, calls: int, end: bool) -> f
     return (time.perf_counter() - begin) / calls
 
 
-class InPlace(Workload):
-    """An all-reduce in place: what is right is so after the first call alone."""
-
-    def poison(self) -> None:
-        assert self.output is not None
-        self.output[:] = Pattern(self.output.dtype, "sum", MPI.COMM_WORLD.Get_size()).given(
-            MPI.COMM_WORLD.Get_rank(), self.count
-        )
-
-
-def allreduce(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any]) -> Workload:
-    """The buffers of an all-reduce in place."""
-    buffer = np.zeros(count, dtype)
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Callable[[], object]:
-        return partial(target.Allreduce, MPI.IN_PLACE, buffer, **choice)
-
-    right = Pattern(dtype, "sum", comm.Get_size()).reduced(count)
-    return InPlace("allreduce", buffer.nbytes, count, dtype.name, "sum", -1, bind, buffer, right)
-
-
 def compare(
     comm: MPI.Intracomm,
     ours: mpicoll.Intracomm,
-    start: Start,
+    start: Barrier,
     work: Workload,
     ways: Sequence[Callable[[], object]],
     samples: int,
 ) -> dict[str, Any]:
     """Times of one collective at one size, called in two ways; the same on all ranks."""
-    end = work.collective not in SYMMETRIC
+    end = not symmetric(work.collective)
     wrong = []
     for call in ways:
         work.poison()
@@ -200,7 +172,7 @@ def run(
         facts: what to keep of every point.
         ways: mpicoll's call and the other one, for a workload and mpicoll's choice in words.
     """
-    comm, start = MPI.COMM_WORLD, Start(MPI.COMM_WORLD.Dup())
+    comm, start = MPI.COMM_WORLD, Barrier(MPI.COMM_WORLD.Dup())
     found = environment.gather(comm)
     launch = {**{key: found[key] for key in KEPT}, **probes(comm)}
     first = comm.Get_rank() == 0
@@ -212,10 +184,8 @@ def run(
         points = []
         for size in sizes(collective, options.largest):
             count = elements(collective, size, options.type.itemsize, comm.Get_size())
-            if collective == "allreduce":
-                work = allreduce(comm, count, options.type)
-            else:
-                work = WORKLOADS[collective](comm, count, options.type, "sum", 0)
+            in_place = collective == "allreduce"
+            work = prepare(comm, collective, count, options.type, in_place=in_place)
             words = ours.explain(collective, work.size).split(": ", 1)[1].split(" (")[0]
             measured = compare(comm, ours, start, work, ways(work, words), options.samples)
             points.append({"launch": launch["started"], **facts, "choice": words, **measured})

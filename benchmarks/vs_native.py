@@ -21,7 +21,8 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import tuning
-from mpicoll.bench.workload import WORKLOADS, Workload
+from mpicoll.bench.workload import Workload
+from mpicoll.collectives import COLLECTIVES
 
 
 def persistent(comm: MPI.Intracomm, call: Any, **choice: Any) -> Callable[[], object]:
@@ -38,7 +39,7 @@ def persistent(comm: MPI.Intracomm, call: Any, **choice: Any) -> Callable[[], ob
 
 
 def main() -> None:
-    parser = pairs.parser(__doc__, list(WORKLOADS))
+    parser = pairs.parser(__doc__, list(COLLECTIVES))
     parser.add_argument("--persistent", action="store_true", help="measure Start and Wait")
     options = parser.parse_args()
     ours = mpicoll.Intracomm(MPI.COMM_WORLD.Dup())

@@ -1,6 +1,8 @@
 """Settings of all tests, and jobs under mpirun started by tests of their own."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -54,9 +56,25 @@ class Jobs:
         self.running.append((process, launch.Launch("job", 0, directory)))
         return process
 
+    def _started(self, process):
+        (started,) = (found for running, found in self.running if running is process)
+        return started
+
+    def kill(self, process, alone=False):
+        """End the launcher by SIGKILL, alone or with its ranks, and wait for what is left."""
+        started = self._started(process)
+        everyone = [process.pid, *launch.processes(started.directory)]
+        for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGCONT):
+            for pid in everyone[:1] if alone and number == signal.SIGKILL else everyone:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            # Whoever is killed cannot remove what it shares.
+            started.note_shared_memory()
+        self.finish(process)
+
     def finish(self, process, limit=50):
         """Wait for a job: its status, what it said (out, err)."""
-        (started,) = (found for running, found in self.running if running is process)
+        started = self._started(process)
         end = time.monotonic() + limit
         while True:
             # Ranks that are killed cannot remove what they share; see it while they live.

@@ -149,6 +149,18 @@ def test_a_file_without_points(tmp_path, content):
         records.read(path)
 
 
+def test_a_file_of_a_later_version(tmp_path):
+    (tmp_path / "a").write_text('{"record":"run","run":"r","format":2}\n')
+    with pytest.raises(ValueError, match="line 1 is of format 2, and this version reads up to 1"):
+        records.read(tmp_path / "a")
+
+
+def test_two_sweeps_do_not_write_to_one_file(tmp_path):
+    with Writer(tmp_path / "a"), pytest.raises(OSError, match="another sweep writes to it"):
+        Writer(tmp_path / "a", patience=0.01)
+    Writer(tmp_path / "a").close()
+
+
 def test_a_full_disk_is_an_error_and_keeps_the_file():
     with Writer("/dev/full") as writer, pytest.raises(OSError, match="No space left"):
         writer.run("r", {})

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpicoll.bench import page, table
+from mpicoll.bench import osu, page, table
 from mpicoll.bench.records import Point, Run
 
 POINT = Point(
@@ -34,6 +34,7 @@ POINT = Point(
 FACTS = {
     "ranks": 4,
     "hosts": {"node<1>": {"ranks": [0, 1, 2, 3], "cores": [0, 1]}},
+    "binding": [[0, 1]] * 4,
     "oversubscribed": ["node<1>"],
     "mpi": "Some MPI 1.0, of today",
     "settings": {"seed": 7},
@@ -108,8 +109,16 @@ def test_order_of_the_report():
 
 
 def test_warnings_name_host_and_count():
-    (warning,) = table.warnings(FACTS, [POINT])
+    crowded = replace(POINT, oversubscribed=True)
+    (warning,) = table.warnings(FACTS, [POINT, crowded])
     assert warning.startswith("4 ranks ran on the 2 cores of node<1>")
+    # What ranks that wait for a core reach is no bandwidth.
+    assert (cells(crowded)["P"], cells(crowded)["algbw"], cells(crowded)["busbw"]) == (
+        "4!",
+        "-",
+        "-",
+    )
+    assert next(csv.DictReader(io.StringIO(table.as_csv([crowded]))))["busbw_GBps"] == ""
     assert "not how fast the algorithms are" in warning
     assert "3 elements" in table.warnings({}, [replace(POINT, wrong=3)])[0]
     assert table.warnings({}, [POINT]) == []
@@ -121,6 +130,40 @@ def test_csv_has_the_numbers_in_full():
     assert line["size_bytes"] == "1048576"
     assert line["algo"] == "ring"
     assert table.as_csv([]) == ""
+
+
+def test_the_full_table_has_more():
+    names = [column.name for column in table.MORE_COLUMNS]
+    found = dict(zip(names, table.more(replace(POINT, slowest=(0, 2, 2))), strict=True))
+    assert found == {
+        "p95": "900.0",
+        "p99": "900.0",
+        "first": "1000.0",
+        "batch": "1",
+        "late": "0",
+        "slowest": "2 (66 %)",
+        "stop": "interval",
+    }
+
+
+def test_the_manner_is_said():
+    assert table.manner(POINT).endswith("warm buffers")
+    said = table.manner(replace(POINT, cache="cold", in_place=True, start="window", skew=0.5))
+    assert (
+        "cold buffers; in place; starts on synchronised clocks; block lengths of 1 -+ 0.5" in said
+    )
+    assert "2 repetitions began late" in table.notes([replace(POINT, late=2)])[-1]
+
+
+def test_tables_of_osu_have_its_sizes_and_means():
+    gathered = replace(POINT, collective="allgather", size=4096, batch=10)
+    text = osu.tables([gathered, replace(POINT, size=8), replace(POINT, size=64)], full=True)
+    rows = [line.split() for line in text.splitlines() if line and line[0].isdigit()]
+    # Of four blocks one; means over repetitions.
+    assert rows[0] == ["1024", *["500.00", "100.00", "900.00"], *["500.00"], *["900.00"] * 2, "90"]
+    assert [row[0] for row in rows] == ["1024", "8", "64"]
+    assert text.count("# OSU MPI ") == 2
+    assert "# Size         Avg Latency(us)\n" in osu.tables([POINT])
 
 
 class Reader(html.parser.HTMLParser):
@@ -156,6 +199,7 @@ def read_page():
         for a in ("linear", "ring", "native")
         for s in (8, 1024, 1 << 20)
     ]
+    points.append(replace(POINT, collective="bcast", oversubscribed=True))
     text = page.render([Run("r", FACTS, points)])
     reader = Reader()
     reader.feed(text)
@@ -178,12 +222,13 @@ def test_the_page_shows_every_number_and_warning(read_page):
     assert "4 ranks ran on the 2 cores of node<1>" in said
     assert "OMP_NUM_THREADS=1" in said
     assert "Some MPI 1.0" in said
-    assert reader.rows >= 1 + 9
+    assert reader.rows >= 1 + 10
 
 
 def test_the_page_plots_time_and_bandwidth(read_page):
     _, reader = read_page
-    time, bandwidth = reader.plots
+    time, bandwidth, crowded = reader.plots
+    assert "[µs]" in crowded["layout"]["title"]["text"]
     for figure in (time, bandwidth):
         assert [line["name"] for line in figure["data"]] == ["linear", "ring", "native"]
         assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"

@@ -2,15 +2,17 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
-from mpicoll.bench import records
+from mpicoll.bench import records, resume
 
 #: Arguments of `bench` for a sweep of a moment.
 BRIEF = ("bench", "allreduce", "-a", "ring,native", "-b", "8,8K", "-n", "3", "-w", "1")
@@ -56,12 +58,16 @@ def test_bench_from_end_to_end(mpirun, tmp_path):
     assert "Plotly" in (tmp_path / "a.html").read_text()
 
 
-@pytest.mark.parametrize("style", ["json", "csv"])
+@pytest.mark.parametrize("style", ["json", "csv", "osu"])
 def test_bench_formats_are_for_machines(mpirun, style):
     done = mpirun(2, "-m", "mpicoll", *BRIEF, "--format", style)
     if style == "json":
         points = json.loads(done.out)["points"]
         assert [p["n"] for p in points] == [3] * 4
+    elif style == "osu":
+        assert [line.split()[0] for line in done.out.splitlines() if line[:1].isdigit()] == [
+            "8", "8192", "8", "8192",
+        ]  # fmt: skip
     else:
         head, *lines = done.out.splitlines()
         assert head.startswith("collective,size_bytes,")
@@ -134,6 +140,94 @@ def test_a_stopped_rank_is_named(mpirun, faulty):
     done = mpirun(3, faulty(fault), *BRIEF, "-T", "2", limit=40)
     assert done.status not in (0, 2)
     assert "ranks that did not arrive: 1; " in done.err
+
+
+# A program in which the last rank is stopped while the others measure.
+STOPPED = """
+import os, signal, sys, threading
+import mpicoll
+from mpicoll.cli import main
+
+class Stopped(mpicoll.Intracomm):
+    def Split(self, color=0, key=0):
+        if self.Get_rank() == self.Get_size() - 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        return super().Split(color, key)
+
+mpicoll.Intracomm = Stopped
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_stopped_while_others_measure_is_named(mpirun, tmp_path):
+    program = tmp_path / "stopped.py"
+    program.write_text(STOPPED)
+    words = ("bench", "allreduce", "-a", "native", "-b", "8K,16K", "--ranks", "2", "-T", "1")
+    done = mpirun(4, program, *words, "--precision", "1e-9", "--point-time", "0.6", limit=40)
+    assert done.status not in (0, 2)
+    (line,) = own(done.err)
+    assert "no progress for 1 s in waiting for all after allreduce at P = 2; " in line
+    assert "ranks that did not arrive: 3; " in line
+
+
+def test_a_full_disk_keeps_earlier_points(mpirun, faulty, tmp_path):
+    path = tmp_path / "a.jsonl"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, -1))"
+    fault = f"if self.calls == 1 and self.Get_rank() == 0: {limit}"
+    words = ("bench", "allreduce", "-a", "ring,native", "-b", "8K,16K,32K,64K", "-n", "80")
+    done = mpirun(2, faulty(fault), *words, "-J", path)
+    assert done.status not in (0, 2)
+    (line,) = own(done.err)
+    assert "results cannot be written: File too large; the points finished before are kept" in line
+    with pytest.warns(UserWarning, match="dropped: it is not complete JSON"):
+        (run,) = records.read(path)
+    kept = len(run.points)
+    assert 0 < kept < 8
+    again = mpirun(2, "-m", "mpicoll", *words, "-J", path, "--resume")
+    assert again.status == 0
+    assert f"{kept} points are in {path} already, {8 - kept} are left" in again.err
+    with pytest.warns(UserWarning, match="not complete JSON"):
+        points = [resume.key(point) for run in records.read(path) for point in run.points]
+    assert len(points) == len(set(points)) == 8
+
+
+def lines(path):
+    """Lines of a file that may not be there yet."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_sweep_killed_again_and_again_has_every_point_once(mpirun, tmp_path):
+    """By SIGKILL, of the launcher alone or of the ranks too, at instants that are drawn."""
+    path, draw = tmp_path / "a.jsonl", random.Random(5)
+    words = ("-m", "mpicoll", "bench", "allreduce", "bcast", "-a", "binomial,linear,native")
+    words += ("-b", "8", "-e", "8K", "-f", "4", "--ranks", "1,2", "--launch-id", "7", "-n", "40")
+    words += ("-J", path, "--resume")
+    for turn in range(10):
+        process, before = mpirun.start(2, *words), lines(path)
+        if turn < 3:
+            time.sleep(draw.uniform(0.1, 1.0))  # perhaps before the first line of the file
+        else:
+            wanted = before + draw.randint(1, 10)
+            while lines(path) < wanted and process.poll() is None:
+                time.sleep(draw.uniform(0, 0.01))
+        mpirun.kill(process, alone=turn % 2 == 1)
+    assert lines(path) > 8
+    done = mpirun(2, *words)
+    assert done.status == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torn lines
+        runs = records.read(path)
+    points = [resume.key(point) for run in runs for point in run.points]
+    assert len(points) == len(set(points)) == 2 * 6 * 3 * 2
+    assert {point.launch for run in runs for point in run.points} == {7}
+    # All are in the table of the last part.
+    assert len(re.findall(r"^ +\d+K? +\d+ +float32", done.out, re.MULTILINE)) == len(points)
+    before, again = lines(path), mpirun(2, *words)
+    assert (again.status, again.out.count("float32")) == (0, len(points))
+    assert lines(path) == before
+    other = mpirun(2, *words, "--cold", "-n", "39")
+    assert other.status == 2
+    assert "with other settings: iterations was 40, is 39; cold was False, is True; " in other.err
 
 
 def test_ctrl_c_leaves_nobody_behind(mpirun, tmp_path):

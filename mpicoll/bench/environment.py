@@ -10,9 +10,12 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpicoll.bench.sizes import parse_size
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -21,7 +24,11 @@ _KEPT = re.compile(
     r"(OMPI_MCA_|PRTE_MCA_|PMIX_MCA_|MPICH_|MPIR_CVAR_|HYDRA_|I_MPI_|FI_|UCX_|UCC_|MPICOLL_|OMP_|"
     r"OPENBLAS_|MKL_|BLIS_|KMP_|GOMP_|NCCL_|CUDA_VISIBLE_DEVICES$|GLIBC_TUNABLES$|PYTHONHASHSEED$)"
 )
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH|COOKIE", re.IGNORECASE)
+_SECRET = re.compile(
+    r"KEY|TOKEN|SECRET|PASS|CRED|AUTH|COOKIE|URI|_wdir$|precondition", re.IGNORECASE
+)
+# Folders of a path, which say who worked where; the last part says what was used.
+_FOLDERS = re.compile(r"(?<![^\s:;,=\"'])[~.]{0,2}/+(?:[^\s:;,/=\"']+/+)*")
 _SLURM = (
     "SLURM_CLUSTER_NAME",
     "SLURM_JOB_ID",
@@ -63,14 +70,45 @@ def oversubscribed(places: list[Place]) -> tuple[str, ...]:
     return tuple(sorted(host for host in ranks if ranks[host] > len(usable[host])))
 
 
+def places(facts: Mapping[str, Any]) -> list[Place]:
+    """Where each rank of a launch ran, from its facts."""
+    hosts = {rank: host for host, entry in facts["hosts"].items() for rank in entry["ranks"]}
+    return [Place(hosts[rank], tuple(own)) for rank, own in enumerate(facts["binding"])]
+
+
+def crowded(facts: Mapping[str, Any], ranks: int) -> list[tuple[str, int, int]]:
+    """Hosts with too few cores for those of the first ranks that ran there.
+
+    Returns:
+        The host, how many ranks, and how many cores, for each.
+    """
+    first = places(facts)[:ranks]
+    return [
+        (
+            host,
+            sum(place.host == host for place in first),
+            len({core for place in first if place.host == host for core in place.cores}),
+        )
+        for host in oversubscribed(first)
+    ]
+
+
 def variables(environment: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment variables that change how MPI and the arithmetic run, without secrets."""
+    """The environment variables that change how MPI and the arithmetic run.
+
+    Without secrets, addresses and folders: of a path only the last part is kept.
+    """
     environment = dict(os.environ) if environment is None else environment
     return {
-        name: value
+        name: without_folders(value)
         for name, value in sorted(environment.items())
         if _KEPT.match(name) and not _SECRET.search(name)
     }
+
+
+def without_folders(value: str) -> str:
+    """A text with the folders of absolute and of dotted paths left out, ``.../name``."""
+    return _FOLDERS.sub(".../", value)
 
 
 def slurm(environment: dict[str, str] | None = None) -> dict[str, str]:
@@ -106,6 +144,21 @@ def processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def last_level_cache(cpus: Path = Path("/sys/devices/system/cpu")) -> int | None:
+    """Bytes of the last-level caches of this host together, None where the system does not tell."""
+    caches: dict[tuple[int, str], int] = {}
+    for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            level = int((index / "level").read_text())
+            shared = (index / "shared_cpu_list").read_text().strip()
+            size = (index / "size").read_text().strip()
+            caches[level, shared] = parse_size(size)
+        except (OSError, ValueError):
+            continue
+    last = max((level for level, _ in caches), default=0)
+    return sum(size for (level, _), size in caches.items() if level == last) or None
 
 
 def clock() -> dict[str, Any]:
@@ -151,7 +204,9 @@ def gather(comm: MPI.Intracomm) -> dict[str, Any]:
         "binding": [list(own) for _, own in places],
         "oversubscribed": list(oversubscribed(places)),
         "processor": processor(),
+        "cpus": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
+        "cache": last_level_cache(),
         "clock": clock(),
         "environment": variables(),
         "slurm": slurm(),

@@ -172,8 +172,8 @@ def _warning(text: str) -> str:
 
 def _sections(points: list[Point]) -> Iterable[str]:
     lines = _lines(points)
-    for collective, ranks in dict.fromkeys((p.collective, p.ranks) for p in points):
-        chosen = [p for p in points if (p.collective, p.ranks) == (collective, ranks)]
+    for collective, ranks, kind in dict.fromkeys((p.collective, p.ranks, p.type) for p in points):
+        chosen = [p for p in points if (p.collective, p.ranks, p.type) == (collective, ranks, kind)]
         kinds = dict.fromkeys((p.type, p.redop) for p in chosen)
         what = ", ".join(f"{t} {r}" if r != "none" else t for t, r in kinds if t != "none")
         head = f"{collective}, {ranks} ranks" + (f", {what}" if what else "")
@@ -181,8 +181,9 @@ def _sections(points: list[Point]) -> Iterable[str]:
         yield _legend(dict.fromkeys(p.algorithm for p in chosen), lines)
         yield '<div class="plots">'
         yield _plot(_time_figure(chosen, lines))
-        if any(p.size for p in chosen):
-            yield _plot(_bandwidth_figure(chosen, lines))
+        fast = [p for p in chosen if p.size and not p.oversubscribed]
+        if fast:
+            yield _plot(_bandwidth_figure(fast, lines))
         yield "</div>"
         yield (
             '<p class="faint">Marks are medians of the slowest rank\'s time; bars are 95 % '
@@ -228,10 +229,11 @@ def _time_figure(points: list[Point], lines: dict[str, _Line]) -> Any:
 def _bandwidth_figure(points: list[Point], lines: dict[str, _Line]) -> Any:
     figure = _figure("bus bandwidth [GB/s]")
     for name, chosen in _by_algorithm(points):
-        values = [table.bandwidths(p)[1] for p in chosen]
+        values = [found[1] for p in chosen if (found := table.bandwidths(p))]
+        pairs = list(zip(values, (p.summary for p in chosen), strict=True))
         # A short time is a high bandwidth, so the ends of the interval change places.
-        above = [table.bandwidths(p)[1] * _gain(p.summary.median, p.summary.low) for p in chosen]
-        below = [-table.bandwidths(p)[1] * _gain(p.summary.median, p.summary.high) for p in chosen]
+        above = [value * _gain(times.median, times.low) for value, times in pairs]
+        below = [-value * _gain(times.median, times.high) for value, times in pairs]
         _add(figure, name, chosen, values, lines[name], (above, below), "GB/s")
     return figure
 

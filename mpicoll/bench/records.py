@@ -8,8 +8,11 @@ finished point behind and at most one torn line, which the reader drops with a w
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -21,6 +24,16 @@ from mpicoll.bench.stats import Summary, summarise
 from mpicoll.registry import Value, in_words
 
 FORMAT = 1
+
+#: Collectives whose blocks may differ in length, and those whose algorithms serve them.
+VARIANTS = {
+    "allgatherv": "allgather",
+    "alltoallv": "alltoall",
+    "alltoallw": "alltoall",
+    "gatherv": "gather",
+    "reduce_scatterv": "reduce_scatter",
+    "scatterv": "scatter",
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +56,16 @@ class Point:
         wrong: Wrong elements over all ranks, None if they were not checked.
         problem: Where the first wrong element is, what it should be and what it was.
         stop: Why it ended: ``interval``, ``time`` or ``iterations``.
-        cache: ``warm``: the same buffers are used again in each repetition.
+        cache: ``warm``: the same buffers are used again in each repetition; ``cold``: others each
+            time, from a pool larger than the last-level cache.
         oversubscribed: Whether some host had more ranks than cores.
+        launch: Number of the launch that the user gave; medians of launches are compared.
+        start: How ranks began together: after a ``barrier``, or at a time on synchronised clocks
+            (``window``).
+        late: Repetitions that some rank began too late, not among the times but made again.
+        in_place: Whether input and output were the same memory.
+        skew: How far block lengths of the v-variants lie apart: they go from 1 - skew to 1 + skew
+            times their mean.
     """
 
     run: str
@@ -66,6 +87,16 @@ class Point:
     oversubscribed: bool
     parameters: dict[str, Value] = field(default_factory=dict)
     cache: str = "warm"
+    launch: int = 0
+    start: str = "barrier"
+    late: int = 0
+    in_place: bool = False
+    skew: float = 0.0
+
+    @property
+    def base(self) -> str:
+        """The collective with equal blocks, as the catalogue knows it; gather for gatherv."""
+        return VARIANTS.get(self.collective, self.collective)
 
     @property
     def choice(self) -> str:
@@ -98,7 +129,9 @@ class Point:
         Raises:
             KeyError, TypeError, ValueError: if the line is no point.
         """
-        known = {f.name: line[f.name] for f in fields(cls)}
+        known = {
+            f.name: line[f.name] for f in fields(cls) if f.name in line or f.name not in _ADDED
+        }
         known["times"] = tuple(float(t) for t in known["times"])
         known["slowest"] = tuple(int(r) for r in known["slowest"])
         known["parameters"] = {
@@ -108,6 +141,10 @@ class Point:
         if not known["times"]:
             raise ValueError("the point has no repetition")
         return cls(**known)
+
+
+# Fields that files of earlier versions lack.
+_ADDED = ("launch", "start", "late", "in_place", "skew")
 
 
 @dataclass
@@ -124,14 +161,38 @@ class Writer:
 
     Args:
         path: The file; it is created if need be and never shortened.
+        patience: Seconds to wait for another writer to end; ranks of a killed job may live on for
+            a moment.
 
     Raises:
-        OSError: if the file cannot be opened or, later, written.
+        OSError: if the file cannot be opened or, later, written, or another writer does not end.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, patience: float = 10.0) -> None:
         self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by close()
-        self._end_torn_line()
+        try:
+            self._lock(path, patience)
+            self._end_torn_line()
+        except OSError:
+            self._file.close()
+            raise
+
+    def _lock(self, path: Path | str, patience: float) -> None:
+        """Keep the file from two sweeps at a time, where it can be locked at all."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OSError(
+                        errno.EBUSY,
+                        "another sweep writes to it; wait for that one, or write to another file",
+                        str(path),
+                    ) from None
+                time.sleep(0.05)
+            except OSError:  # some file systems have no locks, and some files (/dev/full)
+                return
 
     def _end_torn_line(self) -> None:
         """Keep what a killed run left of a line from swallowing the first line of this one."""
@@ -179,14 +240,24 @@ def read(path: Path | str) -> list[Run]:
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if it holds no point at all.
+        ValueError: if it holds no point at all, or is of a later version.
     """
+    runs = scan(path)
+    if not any(run.points for run in runs):
+        raise ValueError(f"{path} holds no measured point; give a file that `mpicoll bench` wrote")
+    return runs
+
+
+def scan(path: Path | str) -> list[Run]:
+    """Read all runs of a file as `read` does, perhaps none."""
     runs: dict[str, Run] = {}
     for number, line in _lines(path):
+        newer = False
         try:
             name = line["run"]
             if line["record"] == "run":
                 facts = {k: v for k, v in line.items() if k not in ("record", "run")}
+                newer = int(facts.get("format", FORMAT)) > FORMAT
                 runs.setdefault(name, Run(name, facts)).facts = facts
             elif line["record"] == "point":
                 runs.setdefault(name, Run(name, {})).points.append(Point.from_dict(line))
@@ -194,8 +265,12 @@ def read(path: Path | str) -> list[Run]:
                 raise ValueError(f"unknown record {line['record']!r}")
         except (KeyError, TypeError, ValueError) as error:
             _drop(path, number, repr(error))
-    if not any(run.points for run in runs.values()):
-        raise ValueError(f"{path} holds no measured point; give a file that `mpicoll bench` wrote")
+            continue
+        if newer:
+            raise ValueError(
+                f"{path}, line {number} is of format {facts['format']}, and this version reads up "
+                f"to {FORMAT}; read it with the version of mpicoll that wrote it"
+            )
     return list(runs.values())
 
 

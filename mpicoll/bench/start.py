@@ -1,14 +1,16 @@
-"""The synchronised start of a repetition: an own barrier with a fixed algorithm.
+"""The synchronised start of a repetition, which is never part of a measured time.
 
-A library's barrier changes its algorithm with the number of ranks and the placement, and with it
-how far apart the ranks leave; results would change with it. This one is always the dissemination
-barrier: in round k every rank tells the rank 2^k ahead that it has arrived, and waits for the rank
-2^k behind, so that after ceil(log2 P) rounds everyone has heard of everyone.
+`Barrier`. A library's barrier changes its algorithm with the number of ranks and the placement, and
+with it how far apart the ranks leave; results would change with it. This one is always the
+dissemination barrier: in round k every rank tells the rank 2^k ahead that it has arrived, and waits
+for the rank 2^k behind, so that after ceil(log2 P) rounds everyone has heard of everyone.
 
     P = 4      0 -> 1 -> 2 -> 3 -> 0        round 0
                0 -> 2 -> 0,  1 -> 3 -> 1    round 1
 
-It is never part of a measured time.
+`Window`. After any barrier ranks leave one after another. Where clocks are synchronised they can
+begin at the same moment instead: rank 0 names the moments of some repetitions beforehand, and who
+is still busy at one of them says so.
 
 Source: D. Hensgen, R. Finkel, U. Manber, Two algorithms for barrier synchronization, Int. J. of
 Parallel Programming 17, 1988.
@@ -16,10 +18,21 @@ Parallel Programming 17, 1988.
 
 from __future__ import annotations
 
+import os
+
 from mpi4py import MPI
 
+from mpicoll.bench.clocks import GlobalClock, clock
 
-class Start:
+#: Seconds after which clocks are compared again.
+_OLD = 1.0
+#: Seconds between the naming of the moments and the first of them, for each doubling of ranks.
+_LEAD = 1e-4
+#: Seconds before a moment from which on a rank looks at nothing but its clock.
+_CLOSE = 1e-4
+
+
+class Barrier:
     """A dissemination barrier over persistent requests, on a communicator of its own use.
 
     Args:
@@ -37,11 +50,15 @@ class Start:
             for k, distance in enumerate(1 << k for k in range((size - 1).bit_length()))
         ]
 
-    def __call__(self) -> None:
-        """Return once every rank has called."""
+    def name_moments(self, length: float) -> None:
+        """Nothing: a barrier needs no preparation."""
+
+    def __call__(self) -> bool:
+        """Return once every rank has called; nobody is late."""
         for requests in self._rounds:
             MPI.Prequest.Startall(requests)
             MPI.Request.Waitall(requests)
+        return False
 
     def free(self) -> None:
         """Free the requests; every rank must have returned from its last call."""
@@ -49,3 +66,43 @@ class Start:
             for request in requests:
                 request.Free()
         self._rounds = []
+
+
+class Window:
+    """Starts at moments named beforehand, on synchronised clocks.
+
+    Args:
+        comm: Communicator, which is duplicated.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm.Dup()
+        self._clock = GlobalClock(self._comm)
+        self._moment = self._length = 0.0
+
+    def name_moments(self, length: float) -> None:
+        """Agree on moments ``length`` seconds apart (rank 0's counts), from now on. Collective."""
+        if self._comm.bcast(self._clock.age > _OLD):
+            self._clock.synchronise()
+        lead = _LEAD * (1 + self._comm.Get_size().bit_length())
+        self._moment, self._length = self._comm.bcast((clock() + lead, length))
+
+    def __call__(self) -> bool:
+        """Return at the next moment; at once, and True, where that has passed."""
+        moment = self._clock.local(self._moment)
+        self._moment += self._length
+        now = clock()
+        if now > moment:
+            return True
+        while now < moment:
+            if moment - now > _CLOSE:
+                os.sched_yield()
+            now = clock()
+        return False
+
+    def free(self) -> None:
+        """Free the communicator. Collective."""
+        self._comm.Free()
+
+
+Start = Barrier | Window

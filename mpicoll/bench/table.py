@@ -10,9 +10,11 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from mpicoll.bench import environment
 from mpicoll.bench.records import Point
 from mpicoll.bench.sizes import format_size
 from mpicoll.collectives import collective
@@ -43,14 +45,31 @@ COLUMNS = (
     Column("n"),
 )
 
+#: Columns of the full table, after those.
+MORE_COLUMNS = (
+    Column("p95", "us"),
+    Column("p99", "us"),
+    Column("first", "us"),
+    Column("batch", "calls"),
+    Column("late"),
+    Column("slowest", "rank"),
+    Column("stop", number=False),
+)
+
 BATCH_MARK = "*"
+OVERSUBSCRIBED_MARK = "!"
 
 
-def bandwidths(point: Point) -> tuple[float, float]:
-    """Algorithm and bus bandwidth in GB/s (1e9 bytes a second), from the median time."""
+def bandwidths(point: Point) -> tuple[float, float] | None:
+    """Algorithm and bus bandwidth in GB/s (1e9 bytes a second), from the median time.
+
+    None where ranks shared cores: what such times say of is the sharing.
+    """
+    if point.oversubscribed:
+        return None
     time = point.summary.median
     algbw = point.size / time / 1e9 if time else 0.0
-    return algbw, algbw * collective(point.collective).bus_factor(point.ranks)
+    return algbw, algbw * collective(point.base).bus_factor(point.ranks)
 
 
 def microseconds(seconds: float | None) -> str:
@@ -61,8 +80,10 @@ def microseconds(seconds: float | None) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 10000 else f"{value:.0f}"
 
 
-def _gigabytes(value: float) -> str:
+def _gigabytes(value: float | None) -> str:
     """A bandwidth with three digits that say something, and at least three decimals."""
+    if value is None:
+        return "-"
     small = -math.floor(math.log10(value)) if value > 0 else 0
     return f"{value:.{min(9, max(3, small + 2))}f}"
 
@@ -70,10 +91,11 @@ def _gigabytes(value: float) -> str:
 def row(point: Point) -> tuple[str, ...]:
     """The cells of a point, in the order of the columns.
 
-    The number of repetitions carries a star where each was a batch of calls.
+    The number of repetitions carries a star where each was a batch of calls, that of ranks an
+    exclamation mark where there were not enough cores for them.
     """
     summary = point.summary
-    algbw, busbw = bandwidths(point)
+    algbw, busbw = map(_gigabytes, bandwidths(point) or (None, None))
     return (
         format_size(point.size),
         str(point.count),
@@ -81,10 +103,10 @@ def row(point: Point) -> tuple[str, ...]:
         point.redop,
         str(point.root),
         point.choice,
-        str(point.ranks),
+        f"{point.ranks}{OVERSUBSCRIBED_MARK if point.oversubscribed else ''}",
         microseconds(summary.median),
-        _gigabytes(algbw),
-        _gigabytes(busbw),
+        algbw,
+        busbw,
         "N/A" if point.wrong is None else str(point.wrong),
         microseconds(summary.low),
         microseconds(summary.high),
@@ -92,8 +114,32 @@ def row(point: Point) -> tuple[str, ...]:
     )
 
 
+def more(point: Point) -> tuple[str, ...]:
+    """The cells of a point in the further columns of the full table."""
+    summary = point.summary
+    often, times = Counter(point.slowest).most_common(1)[0]
+    return (
+        microseconds(summary.p95),
+        microseconds(summary.p99),
+        microseconds(point.first),
+        str(point.batch),
+        str(point.late),
+        f"{often} ({100 * times // len(point.slowest)} %)",
+        point.stop,
+    )
+
+
+def manner(point: Point) -> str:
+    """How the times of a point came about."""
+    said = ["median of the slowest rank's time, 95 % interval", f"{point.cache} buffers"]
+    said.append("in place" if point.in_place else "")
+    said.append("" if point.start == "barrier" else "starts on synchronised clocks")
+    said.append(f"block lengths of 1 -+ {point.skew:g} times their mean" if point.skew else "")
+    return "; ".join(filter(None, said))
+
+
 def ordered(points: Iterable[Point]) -> list[Point]:
-    """Points by collective, ranks, size and algorithm; algorithms as first met."""
+    """Points by collective, ranks, type, size and algorithm; collectives as first met."""
     points = list(points)
     collectives = list(dict.fromkeys(p.collective for p in points))
     algorithms = sorted(dict.fromkeys(p.algorithm for p in points), key=_native_last)
@@ -102,6 +148,7 @@ def ordered(points: Iterable[Point]) -> list[Point]:
         key=lambda p: (
             collectives.index(p.collective),
             p.ranks,
+            p.type,
             p.size,
             algorithms.index(p.algorithm),
         ),
@@ -115,12 +162,15 @@ def _native_last(algorithm: str) -> tuple[bool, str]:
 def warnings(facts: Mapping[str, Any], points: Iterable[Point]) -> list[str]:
     """What a reader must know before believing the numbers of a run."""
     points, said = list(points), []
-    for host in facts.get("oversubscribed", ()):
-        entry = facts["hosts"][host]
+    for ranks in sorted({p.ranks for p in points if p.oversubscribed}):
+        where = [
+            f"{crowd} ranks ran on the {cores} cores of {host}"
+            for host, crowd, cores in environment.crowded(facts, ranks)
+        ]
         said.append(
-            f"{len(entry['ranks'])} ranks ran on the {len(entry['cores'])} cores of {host}: "
-            "they waited for one another's core. These times show how this machine shares its "
-            "cores, not how fast the algorithms are."
+            f"{', '.join(where) or f'{ranks} ranks ran on fewer cores'}: they waited for one "
+            f"another's core. Times at P = {ranks} show how this machine shares its cores, not how "
+            "fast the algorithms are."
         )
     wrong = sum(p.wrong or 0 for p in points)
     if wrong:
@@ -140,6 +190,11 @@ def notes(points: Iterable[Point]) -> list[str]:
     short = sum(p.stop == "time" for p in points)
     if short:
         said.append(f"{short} of {len(points)} points ended by time, not by precision.")
+    late = sum(p.late for p in points)
+    if late:
+        said.append(
+            f"{late} repetitions began late on some rank; they were dropped and made again."
+        )
     return said
 
 
@@ -157,7 +212,7 @@ def as_csv(points: Iterable[Point]) -> str:
 
 def _csv_line(point: Point) -> dict[str, Any]:
     summary = point.summary
-    algbw, busbw = bandwidths(point)
+    algbw, busbw = bandwidths(point) or (None, None)
     return {
         "collective": point.collective,
         "size_bytes": point.size,
@@ -177,4 +232,13 @@ def _csv_line(point: Point) -> dict[str, Any]:
         "batch": point.batch,
         "stop": point.stop,
         "oversubscribed": int(point.oversubscribed),
+        "p95_s": summary.p95,
+        "p99_s": summary.p99,
+        "first_s": point.first,
+        "launch": point.launch,
+        "cache": point.cache,
+        "start": point.start,
+        "late": point.late,
+        "in_place": int(point.in_place),
+        "skew": point.skew,
     }

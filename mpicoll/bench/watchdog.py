@@ -8,6 +8,7 @@ that the others wait for.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -30,14 +31,24 @@ class Watchdog:
     def __init__(self, comm: MPI.Intracomm, limit: float) -> None:
         self._comm, self._limit = comm, limit
         self._stage, self._what, self._since = 0, "starting", time.monotonic()
+        self._listening = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
     def enter(self, what: str) -> None:
         """Say that the next stage begins; all ranks go through the same stages."""
-        self._what, self._since = what, time.monotonic()
+        self._what, self._since, self._listening = what, time.monotonic(), False
         self._stage += 1
+
+    def rest(self, listen: bool = False) -> None:
+        """Allow any wait until the next stage begins.
+
+        Args:
+            listen: Whether to answer another rank that made no progress; it costs a look at MPI now
+                and then.
+        """
+        self._since, self._listening = math.inf, listen
 
     def stop(self) -> None:
         """Stop watching."""
@@ -47,8 +58,13 @@ class Watchdog:
     def _watch(self) -> None:
         pause = min(1.0, self._limit / 4)
         while not self._done.wait(pause):
-            if time.monotonic() - self._since > self._limit:
+            overdue = time.monotonic() - self._since > self._limit
+            if overdue or (self._listening and self._called()):
                 self._give_up()
+
+    def _called(self) -> bool:
+        """Whether another rank has told its stage."""
+        return MPI.Query_thread() == MPI.THREAD_MULTIPLE and self._comm.Iprobe()
 
     def _give_up(self) -> None:
         stage, what = self._stage, self._what

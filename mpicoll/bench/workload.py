@@ -1,151 +1,116 @@
 """What is measured: the buffers of one collective at one size, the call, and the right answer.
 
-Inputs are small whole numbers that every element type holds exactly and whose reductions it holds
-exactly too, so an output is right or wrong and never almost right. They repeat with a prime
-period, so that blocks of any usual length differ and a misplaced one is found.
+All of it follows from the collective's definition (:mod:`mpicoll.collectives`): which blocks a rank
+gives, which it gets, and what is in them. The variants whose blocks may differ in length have the
+same, with other lengths and another method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from mpicoll.collectives import COLLECTIVES
+from mpicoll import algorithms
+from mpicoll.bench.pattern import Array, Pattern, Wrong, is_float
+from mpicoll.bench.records import VARIANTS
+from mpicoll.collectives import COLLECTIVES, Collective, Content, Place
+from mpicoll.registry import EQUAL_BLOCKS
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Array = npt.NDArray[Any]
 Call = Callable[[], Any]
 
-TYPES = {
-    "char": "int8",
-    "int": "int32",
-    "uint": "uint32",
-    "half": "float16",
-    "float": "float32",
-    "double": "float64",
-    **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": f"float{bits}" for bits in (16, 32, 64)},
+#: Collectives that are measured, and their methods in mpi4py.
+METHODS = {
+    **{name: definition.method for name, definition in COLLECTIVES.items()},
+    **{name: name.capitalize() for name in VARIANTS},
+    "reduce_scatterv": "Reduce_scatter",
 }
 
-_REDUCTIONS: dict[str, Any] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
-_BITWISE = ("band", "bor", "bxor")
-_PERIOD = 1021
+# Collectives that end on all ranks at about the same time, so that calls may follow one another
+# directly; in a rooted one the root or the leaves would run ahead.
+_SYMMETRIC = ("allreduce", "allgather", "alltoall", "barrier")
+
+#: Collectives whose buffers are one already, or that have none.
+_ONE_BUFFER = ("bcast", "barrier")
+
+#: Methods in which a rank knows the lengths of its own blocks alone.
+_OWN_LENGTHS = ("Alltoallv", "Alltoallw", "Gatherv", "Scatterv")
+
+_LINE = 64  # bytes of a cache line
 
 
-def element_type(name: str) -> np.dtype[Any]:
-    """The element type of a name such as ``float``, ``half``, ``int32`` or ``uint8``.
+def base(collective: str) -> str:
+    """The collective with equal blocks that a variant is of; others are their own."""
+    return VARIANTS.get(collective, collective)
 
-    Raises:
-        ValueError: if there is none of that name.
+
+def serving(collective: str, ranks: int | None = None) -> list[str]:
+    """Algorithms that serve the collective; with a number of ranks, those that serve it there."""
+    known = algorithms.names(base(collective), ranks)
+    if METHODS[collective] not in _OWN_LENGTHS:
+        return list(known)
+    return [n for n in known if EQUAL_BLOCKS not in algorithms.find(base(collective), n).needs]
+
+
+def symmetric(collective: str) -> bool:
+    """Whether calls of the collective may follow one another directly."""
+    return base(collective) in _SYMMETRIC
+
+
+def has_in_place(collective: str) -> bool:
+    """Whether the collective can be called with one buffer or with two."""
+    return collective not in _ONE_BUFFER
+
+
+def elements(collective: str, size: int, itemsize: int, ranks: int) -> int:
+    """Elements of the total vector that are measured where ``size`` bytes were asked for.
+
+    They are whole elements, in blocks of equal mean where each rank has one, and at least one
+    element or one for each block.
     """
-    try:
-        return np.dtype(TYPES[name.lower()])
-    except KeyError:
-        raise ValueError(
-            f"unknown element type {name!r}; the known ones are {', '.join(sorted(TYPES))}"
-        ) from None
+    if collective == "barrier":
+        return 0
+    blocks = ranks if COLLECTIVES[base(collective)].block_per_rank else 1
+    return max(1, size // (itemsize * blocks)) * blocks
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """An element that is not what it should be."""
-
-    rank: int
-    index: int
-    want: Any
-    got: Any
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}, index {self.index}: want {self.want}, got {self.got}"
-
-
-class Pattern:
-    """The numbers that ranks put in, and what they reduce to, as functions of the position.
-
-    Args:
-        dtype: Element type.
-        op: Name of the operator.
-        ranks: Number of contributing ranks.
-
-    Raises:
-        ValueError: if the operator is unknown or makes no sense for the type, or if so many ranks
-            cannot be reduced exactly in the type.
-    """
-
-    def __init__(self, dtype: np.dtype[Any], op: str, ranks: int) -> None:
-        if op not in _REDUCTIONS:
-            raise ValueError(
-                f"unknown operator {op!r}; bench measures {', '.join(sorted(_REDUCTIONS))}"
-            )
-        if op in _BITWISE and dtype.kind == "f":
-            raise ValueError(f"operator {op!r} makes no sense for {dtype}; use an integer type")
-        self._dtype, self._largest = dtype, _largest_input(dtype, op, ranks)
-        self._signs = op == "prod" and dtype.kind == "f"
-        with np.errstate(over="ignore"):
-            reduced = self._row(0)
-            for rank in range(1, ranks):
-                reduced = _REDUCTIONS[op](reduced, self._row(rank))
-        self._reduced = reduced.astype(dtype)
-
-    def _row(self, rank: int) -> Array:
-        generator = np.random.default_rng(rank)
-        values = generator.integers(0, self._largest + 1, _PERIOD)
-        if self._signs:
-            values = 1 - 2 * values
-        return values.astype(self._dtype)
-
-    def given(self, rank: int, count: int, start: int = 0) -> Array:
-        """Elements ``start`` to ``start + count`` of what the rank puts in."""
-        return np.resize(np.roll(self._row(rank), -start), count)
-
-    def reduced(self, count: int, start: int = 0) -> Array:
-        """Elements ``start`` to ``start + count`` of the reduction over all ranks."""
-        return np.resize(np.roll(self._reduced, -start), count)
-
-
-def _largest_input(dtype: np.dtype[Any], op: str, ranks: int) -> int:
-    """The largest input value whose reduction over the ranks is exact (integers may wrap)."""
-    if dtype.kind != "f" or op in ("max", "min"):
-        return 60
-    if op == "prod":
-        return 1
-    largest = min(60, (2 << np.finfo(dtype).nmant) // ranks)
-    if largest < 1:
-        raise ValueError(
-            f"a sum over {ranks} ranks is not exact in {dtype}; use a wider type or op max"
-        )
-    return largest
+def lengths(count: int, blocks: int, skew: float) -> tuple[int, ...]:
+    """Lengths of blocks that grow evenly from 1 - skew to 1 + skew times their mean."""
+    if blocks == 1:
+        return (count,)
+    growth = skew / (blocks - 1)
+    ends = [
+        round(count / blocks * block * (1 - skew + growth * (block - 1)))
+        for block in range(blocks + 1)
+    ]
+    return tuple(end - start for start, end in pairwise(ends))
 
 
 @dataclass
 class Workload:
     """One collective at one size on one rank.
 
+    There is room for the buffers in several places, so that a call may find them in no cache.
+
     Attributes:
         collective: Its name.
-        size: Bytes of the total vector, as measured (whole elements, equal blocks).
+        size: Bytes of the total vector, as measured.
         count: Elements of the total vector.
         type: NumPy name of the element type, or ``none``.
         redop: Name of the operator, or ``none``.
         root: Root rank, or -1.
-        bind: Gives the call on a communicator, with what else its method takes.
-        output: The array the rank receives into, or None.
-        expected: What it must hold after a call, or None.
+        in_place: Whether input and output are the same memory.
+        bind: Gives the call on a communicator and in a place, with what else its method takes.
+        outputs: What the rank receives into, in each place; None if nothing.
+        expected: What must be there after a call, or None.
+        before: What is there before a call in place, or None.
     """
 
     collective: str
@@ -155,210 +120,241 @@ class Workload:
     redop: str
     root: int
     bind: Callable[..., Call]
-    output: Array | None = None
+    outputs: Array | None = None
     expected: Array | None = None
+    before: Array | None = None
+    in_place: bool = False
 
-    def poison(self) -> None:
-        """Make every element of the output wrong, so that one never written is noticed."""
-        if self.output is None or self.expected is None:
+    @property
+    def places(self) -> int:
+        """Places for the buffers."""
+        return 1 if self.outputs is None else len(self.outputs)
+
+    def poison(self, place: int = 0) -> None:
+        """Make every element of the output wrong, so that one never written is noticed.
+
+        In place the input is put there again.
+        """
+        if self.outputs is None:
             return
-        if self.output.dtype.kind == "f":
-            self.output.fill(np.nan)
-        else:
-            np.invert(self.expected, out=self.output)
+        output = self.outputs[place]
+        if self.before is not None:
+            output[:] = self.before
+        elif self.expected is not None:
+            _spoil(output, self.expected)
 
-    def check(self, rank: int) -> tuple[int, Wrong | None]:
+    def check(self, rank: int, place: int = 0) -> tuple[int, Wrong | None]:
         """Number of wrong elements in the output, and the first of them."""
-        if self.output is None or self.expected is None:
+        if self.outputs is None or self.expected is None:
             return 0, None
-        (wrong,) = np.nonzero(self.output != self.expected)
+        output = self.outputs[place][: len(self.expected)]
+        (wrong,) = np.nonzero(output != self.expected)
         if not len(wrong):
             return 0, None
         index = int(wrong[0])
-        want, got = self.expected[index].item(), self.output[index].item()
+        want, got = self.expected[index].item(), output[index].item()
         return len(wrong), Wrong(rank, index, want, got)
 
 
-def allreduce(
-    comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int
+def _spoil(output: Array, expected: Array) -> None:
+    if is_float(output.dtype):
+        output.fill(np.nan)
+    else:
+        np.invert(expected, out=output)
+
+
+class _Blocks:
+    """Which blocks of the vector a rank gives and gets, and what is in them."""
+
+    def __init__(
+        self, collective: str, count: int, place: Place, skew: float, pattern: Pattern
+    ) -> None:
+        self.definition = COLLECTIVES[base(collective)]
+        self._count, self._place, self._pattern = count, place, pattern
+        self._mean = lengths(count, place.nblocks, skew if collective in VARIANTS else 0.0)
+        self.lengths = self.lengths_at(place.rank)
+        self.own = self._span(self.definition.held(place))
+        self._wanted = list(self.definition.wanted(place))
+
+    def lengths_at(self, rank: int) -> tuple[int, ...]:
+        """Lengths of the blocks that a rank gives, or gets, as far as it does.
+
+        In an all-to-all they are dealt such that all ranks give and get as much.
+        """
+        if self.definition.name != "alltoall":
+            return self._mean
+        return (*self._mean[rank:], *self._mean[:rank])
+
+    def _span(self, blocks: Iterable[int]) -> slice:
+        """Where blocks that follow one another lie in the vector."""
+        held = list(blocks)
+        if not held:
+            return slice(0, 0)
+        return slice(sum(self.lengths[: held[0]]), sum(self.lengths[: held[-1] + 1]))
+
+    def given(self) -> Array | None:
+        """What the rank gives, None if nothing."""
+        if not list(self.definition.held(self._place)):
+            return None
+        return self._pattern.given(self._place.rank, self._count)[self.own]
+
+    def expected(self) -> Array | None:
+        """What the rank must get, None if nothing."""
+        if not self._wanted:
+            return None
+        return np.concatenate([self._content(block) for block in self._wanted])
+
+    def _content(self, block: int) -> Array:
+        length = self.lengths[block]
+        content: Content = self.definition.end(self._place, block)
+        if self.definition.reduces:
+            start = sum(self.lengths[:block])
+            return self._pattern.reduced(content.first, content.last, length, start)
+        source = content.first
+        # The sender of an all-to-all has it where it keeps what is for this rank.
+        at = self._place.rank if self.definition.name == "alltoall" else block
+        return self._pattern.given(source, length, sum(self.lengths_at(source)[:at]))
+
+
+def prepare(
+    comm: MPI.Intracomm,
+    collective: str,
+    count: int,
+    dtype: np.dtype[Any],
+    op: str = "sum",
+    root: int = 0,
+    *,
+    in_place: bool = False,
+    skew: float = 0.0,
+    pool: int = 0,
 ) -> Workload:
-    """Every rank gives and gets the whole vector."""
-    pattern = Pattern(dtype, op, comm.Get_size())
-    send, recv = pattern.given(comm.Get_rank(), count), np.empty(count, dtype)
-    mpi_op = _mpi_op(op)
+    """The buffers of a collective, filled, and the call.
 
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Allreduce, send, recv, op=mpi_op, **choice)
-
+    Args:
+        comm: Communicator, of which rank and size are taken.
+        collective: One of `METHODS`.
+        count: Elements of the total vector, as `elements` gives them.
+        dtype: Element type.
+        op: Name of the operator for collectives that reduce.
+        root: Root for collectives that have one.
+        in_place: Whether input and output are the same memory, where there is such a form.
+        skew: How far block lengths of the variants lie apart, see `lengths`.
+        pool: Bytes over which the places for the buffers are spread; 0 for a single place.
+    """
+    definition = COLLECTIVES[base(collective)]
+    if collective == "barrier":
+        return Workload("barrier", 0, 0, "none", "none", -1, _binder("Barrier", lambda place: []))
+    ranks = comm.Get_size()
+    place = Place(comm.Get_rank(), ranks, root, ranks if definition.block_per_rank else 1)
+    pattern = Pattern(dtype, op if definition.reduces else "max", ranks)
+    blocks = _Blocks(collective, count, place, skew, pattern)
+    given, expected = blocks.given(), blocks.expected()
+    in_place = in_place and has_in_place(collective)
+    joined = in_place and (place.is_root or definition.name not in ("reduce", "gather", "scatter"))
+    before = None
+    if (definition.one_buffer and place.is_root) or (joined and definition.name == "scatter"):
+        expected = None  # it has it already
+    elif joined:
+        assert given is not None
+        before, given = _before(given, expected, blocks.own, definition), None
+    received = before if before is not None else expected
+    if received is None and definition.name == "exscan":
+        received = given  # rank 0 passes a buffer that is left alone
+    used = sum(array.nbytes for array in (given, received) if array is not None)
+    places = _places(pool, used)
+    sends = None if given is None else _rows(places, given)
+    outputs = None if received is None else _rows(places, received)
     return Workload(
-        "allreduce", send.nbytes, count, dtype.name, op, -1, bind, recv, pattern.reduced(count)
+        collective,
+        count * dtype.itemsize,
+        count,
+        dtype.name,
+        op if definition.reduces else "none",
+        root if definition.rooted else -1,
+        _binder(
+            METHODS[collective], _arguments(collective, blocks, op, root, sends, outputs, joined)
+        ),
+        outputs,
+        expected,
+        before,
+        in_place,
     )
 
 
-def reduce(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
-    """Every rank gives the whole vector, the root gets it."""
-    pattern = Pattern(dtype, op, comm.Get_size())
-    send = pattern.given(comm.Get_rank(), count)
-    at_root = comm.Get_rank() == root
-    recv = np.empty(count, dtype) if at_root else None
-    mpi_op = _mpi_op(op)
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Reduce, send, recv, op=mpi_op, root=root, **choice)
-
-    expected = pattern.reduced(count) if at_root else None
-    return Workload("reduce", send.nbytes, count, dtype.name, op, root, bind, recv, expected)
+def _before(given: Array, expected: Array | None, own: slice, definition: Collective) -> Array:
+    """What the one buffer of a call in place holds before it."""
+    if not definition.input_alone or expected is None:
+        return given
+    whole = np.empty_like(expected)
+    _spoil(whole, expected)
+    whole[own] = given
+    return whole
 
 
-def bcast(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
-    """The root gives the whole vector, every other rank gets it."""
-    pattern = Pattern(dtype, "max", 1)
-    expected = pattern.given(0, count)
-    buffer = expected.copy()
-    at_root = comm.Get_rank() == root
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Bcast, buffer, root=root, **choice)
-
-    output = None if at_root else buffer
-    return Workload("bcast", buffer.nbytes, count, dtype.name, "none", root, bind, output, expected)
+def _places(pool: int, used: int) -> int:
+    """Places for buffers of so many bytes, to fill a pool; with a pool at least two."""
+    return max(2, -(-pool // max(used, _LINE))) if pool else 1
 
 
-def allgather(
-    comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int
-) -> Workload:
-    """Every rank gives one block and gets all of them."""
-    ranks = comm.Get_size()
-    pattern = Pattern(dtype, "max", 1)
-    send, recv = pattern.given(comm.Get_rank(), count // ranks), np.empty(count, dtype)
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Allgather, send, recv, **choice)
-
-    expected = np.concatenate([pattern.given(r, count // ranks) for r in range(ranks)])
-    return Workload("allgather", recv.nbytes, count, dtype.name, "none", -1, bind, recv, expected)
+def _rows(places: int, values: Array) -> Array:
+    """The values in several places, each on cache lines of its own."""
+    line = max(1, _LINE // values.itemsize)
+    rows = np.empty((places, max(1, -(-len(values) // line)) * line), values.dtype)
+    rows[:, : len(values)] = values
+    return rows[:, : len(values)]
 
 
-def reduce_scatter(
-    comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int
-) -> Workload:
-    """Every rank gives the whole vector and gets its own block of the reduction."""
-    rank, ranks = comm.Get_rank(), comm.Get_size()
-    pattern = Pattern(dtype, op, ranks)
-    send, recv = pattern.given(rank, count), np.empty(count // ranks, dtype)
-    mpi_op = _mpi_op(op)
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Reduce_scatter_block, send, recv, op=mpi_op, **choice)
-
-    expected = pattern.reduced(len(recv), start=rank * len(recv))
-    return Workload("reduce_scatter", send.nbytes, count, dtype.name, op, -1, bind, recv, expected)
-
-
-def gather(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
-    """Every rank gives one block, the root gets all of them."""
-    ranks = comm.Get_size()
-    pattern = Pattern(dtype, "max", 1)
-    send = pattern.given(comm.Get_rank(), count // ranks)
-    recv = expected = None
-    if comm.Get_rank() == root:
-        recv = np.empty(count, dtype)
-        expected = np.concatenate([pattern.given(r, len(send)) for r in range(ranks)])
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Gather, send, recv, root=root, **choice)
-
-    size = count * dtype.itemsize
-    return Workload("gather", size, count, dtype.name, "none", root, bind, recv, expected)
-
-
-def scatter(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
-    """The root gives all blocks, every rank gets its own."""
-    rank, ranks = comm.Get_rank(), comm.Get_size()
-    pattern = Pattern(dtype, "max", 1)
-    send = pattern.given(0, count) if rank == root else None
-    recv = np.empty(count // ranks, dtype)
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Scatter, send, recv, root=root, **choice)
-
-    expected = pattern.given(0, len(recv), start=rank * len(recv))
-    size = count * dtype.itemsize
-    return Workload("scatter", size, count, dtype.name, "none", root, bind, recv, expected)
-
-
-def alltoall(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
-    """Every rank gives each rank a block of its own; ``count`` elements are given by each."""
-    rank, ranks = comm.Get_rank(), comm.Get_size()
-    pattern = Pattern(dtype, "max", 1)
-    send, recv = pattern.given(rank, count), np.empty(count, dtype)
-    block = count // ranks
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Alltoall, send, recv, **choice)
-
-    expected = np.concatenate([pattern.given(r, block, start=rank * block) for r in range(ranks)])
-    return Workload("alltoall", recv.nbytes, count, dtype.name, "none", -1, bind, recv, expected)
-
-
-def scan(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
-    """Every rank gives the whole vector, and gets the reduction over the ranks up to itself."""
-    rank = comm.Get_rank()
-    pattern = Pattern(dtype, op, comm.Get_size())
-    send, recv = pattern.given(rank, count), np.empty(count, dtype)
-    mpi_op = _mpi_op(op)
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Scan, send, recv, op=mpi_op, **choice)
-
-    expected = Pattern(dtype, op, rank + 1).reduced(count)
-    return Workload("scan", send.nbytes, count, dtype.name, op, -1, bind, recv, expected)
-
-
-def barrier(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], op: str, root: int) -> Workload:
-    """Nothing is given, nobody leaves before all have come."""
-
-    def bind(target: MPI.Intracomm, **choice: Any) -> Call:
-        return partial(target.Barrier, **choice)
-
-    return Workload("barrier", 0, 0, "none", "none", -1, bind)
-
-
-def _mpi_op(name: str) -> MPI.Op:
+def _arguments(
+    collective: str,
+    blocks: _Blocks,
+    op: str,
+    root: int,
+    sends: Array | None,
+    outputs: Array | None,
+    joined: bool,
+) -> Callable[[int], list[Any]]:
+    """What the method takes in each place, after ``self``."""
     from mpi4py import MPI
 
-    found: MPI.Op = getattr(MPI, name.upper())
-    return found
+    definition, vary = blocks.definition, collective in VARIANTS
+    rest: list[Any] = []
+    if collective == "reduce_scatterv":
+        rest.append(list(blocks.lengths))
+    if definition.reduces:
+        rest.append(getattr(MPI, op.upper()))
+    if definition.rooted:
+        rest.append(root)
+
+    def message(rows: Array | None, place: int, alone: bool) -> Any:
+        if rows is None:
+            return None
+        row = rows[place]
+        if not definition.reduces and row.dtype.name in ("float16", "bfloat16"):
+            row = row.view(np.uint16)  # not every MPI has the type, and it is only moved
+        if not vary or alone:
+            return row
+        if collective != "alltoallw":
+            return [row, list(blocks.lengths)]
+        counts = [length * row.itemsize for length in blocks.lengths]
+        displacements = [0, *accumulate(counts[:-1])]
+        return [row, (counts, displacements), [MPI.BYTE] * len(counts)]
+
+    def arguments(place: int) -> list[Any]:
+        send = message(sends, place, definition.input_alone or definition.reduces)
+        recv = message(outputs, place, definition.output_alone)
+        if definition.one_buffer:
+            return [recv if send is None else send, *rest]
+        if joined and definition.name == "scatter":
+            recv = MPI.IN_PLACE
+        elif joined:
+            send = MPI.IN_PLACE
+        return [send, recv, *rest]
+
+    return arguments
 
 
-def elements(collective: str, size: int, itemsize: int, ranks: int) -> int:
-    """Elements of the total vector that are measured where ``size`` bytes were asked for.
+def _binder(method: str, arguments: Callable[[int], list[Any]]) -> Callable[..., Call]:
+    def bind(target: MPI.Intracomm, place: int = 0, **choice: Any) -> Call:
+        return partial(getattr(target, method), *arguments(place), **choice)
 
-    They are whole elements, in equal blocks where each rank has one, and at least one element or
-    one in each block.
-    """
-    if collective == "barrier":
-        return 0
-    blocks = ranks if COLLECTIVES[collective].block_per_rank else 1
-    return max(1, size // (itemsize * blocks)) * blocks
-
-
-WORKLOADS: dict[str, Callable[..., Workload]] = {
-    f.__name__: f
-    for f in (
-        allreduce,
-        reduce,
-        bcast,
-        allgather,
-        reduce_scatter,
-        gather,
-        scatter,
-        alltoall,
-        scan,
-        barrier,
-    )
-}
-
-# Collectives that end on all ranks at about the same time, so that calls may follow one another
-# directly; in a rooted one the root or the leaves would run ahead.
-SYMMETRIC = ("allreduce", "allgather", "alltoall", "barrier")
+    return bind

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
-import time
-from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from mpicoll.cli import output, parse, session
-from mpicoll.cli.errors import RankError, UsageError, usage
+from mpicoll.cli import parse, session, sweep, wanted
+from mpicoll.cli.errors import UsageError, describe, usage
 from mpicoll.cli.launcher import launch
 from mpicoll.cli.options import Set
 
-if TYPE_CHECKING:
-    from mpicoll.bench.engine import Settings, Skipped
-    from mpicoll.bench.records import Point, Writer
-    from mpicoll.registry import Value
+_FORMATS = ("nccl", "osu", "csv", "json")
 
-_FORMATS = ("nccl", "csv", "json")
+#: Names of options in a file, and of parameters here, where they differ.
+_PARAMETERS = {"set": "set_", "iters": "iterations", "warmup_iters": "warmup"}
 
 
 def command(
     collectives: Annotated[
-        list[str], typer.Argument(metavar="COLLECTIVE", help="Such as allreduce.")
+        list[str],
+        typer.Argument(metavar="COLLECTIVE", help="Such as allreduce, gatherv; all for all."),
     ],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="A TOML file with options by their long names; those given here come first.",
+            is_eager=True,
+            callback=_configured,
+        ),
+    ] = None,
     minbytes: Annotated[
         str,
         typer.Option("-b", "--minbytes", metavar="SIZE", help="First size, or a list of sizes."),
@@ -46,15 +51,23 @@ def command(
         typer.Option("-i", "--stepbytes", metavar="SIZE", help="Step instead of a factor."),
     ] = None,
     message_size: Annotated[
-        str | None, typer.Option("--message-size", metavar="MIN:MAX", help="Short for -b and -e.")
+        str | None,
+        typer.Option("-m", "--message-size", metavar="MIN:MAX", help="Short for -b and -e."),
     ] = None,
     algorithms: Annotated[
         str, typer.Option("-a", "--algorithms", metavar="LIST", help="Algorithms, or all.")
     ] = "all",
     set_: Set = None,
     datatype: Annotated[
-        str, typer.Option("-d", "--datatype", metavar="TYPE", help="As float, half, int32.")
+        str,
+        typer.Option("-d", "--datatype", metavar="LIST", help="As float or half,float,int32."),
     ] = "float",
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="As 2,4,8: the first so many of the ranks launched; else all."
+        ),
+    ] = None,
     op: Annotated[str, typer.Option("-o", "--op", help="As sum, max.")] = "sum",
     root: Annotated[int, typer.Option("-r", "--root", help="Of rooted collectives.")] = 0,
     iterations: Annotated[
@@ -68,6 +81,25 @@ def command(
     check: Annotated[
         int, typer.Option("-c", "--check", "--validation", min=0, max=1, help="0: do not check.")
     ] = 1,
+    validation: Annotated[bool, typer.Option("--validation", help="The same as -c 1.")] = False,
+    in_place: Annotated[
+        bool,
+        typer.Option("--in-place", help="One buffer for input and output, where there is a form."),
+    ] = False,
+    cold: Annotated[
+        bool,
+        typer.Option("--cold", help="Other buffers each time, beyond the last-level cache."),
+    ] = False,
+    start: Annotated[
+        str,
+        typer.Option(
+            help="How ranks begin together: barrier, or window (times on synchronised clocks)."
+        ),
+    ] = "barrier",
+    skew: Annotated[
+        float,
+        typer.Option(help="Block lengths of the v-variants: 1 - SKEW to 1 + SKEW of their mean."),
+    ] = 0.0,
     precision: Annotated[
         float,
         typer.Option(metavar="SHARE", help="Stop when the 95 % interval is as narrow as this."),
@@ -89,12 +121,20 @@ def command(
         Path | None,
         typer.Option("-J", "--output_file", metavar="FILE", help="Append results as JSON lines."),
     ] = None,
+    launch_id: Annotated[
+        int, typer.Option("--launch-id", min=0, metavar="K", help="Number of this launch.")
+    ] = 0,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Measure what FILE does not have of this launch's sweep."),
+    ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.")
     ] = None,
     format_: Annotated[
         str, typer.Option("--format", help=f"Of the table: {', '.join(_FORMATS)}.")
     ] = "nccl",
+    full: Annotated[bool, typer.Option("--full", help="More columns.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
 ) -> int:
     """Measure collectives for a range of sizes: median time of the slowest rank, with interval.
@@ -102,10 +142,14 @@ def command(
     Run it under mpirun. The exit status is 1 if any element of any result was wrong.
     """
     style = "json" if json else format_
-    if style not in _FORMATS:
-        raise UsageError(f"unknown --format {style!r}; choose one of {', '.join(_FORMATS)}")
+    _one_of("--format", style, _FORMATS)
+    _one_of("--start", start, ("barrier", "window"))
     if not precision > 0:
         raise UsageError(f"--precision {precision:g} is out of range; give more than 0, as 0.025")
+    if not 0 <= skew <= 1:
+        raise UsageError(f"--skew {skew:g} is out of range; give 0 (equal blocks) to 1")
+    if resume and output_file is None:
+        raise UsageError("--resume needs the file to go on with; give it by -J")
     session.seconds_at_least("--point-time", point_time, 0.001)
     session.seconds_at_least("--budget", budget, 0.001)
     session.seconds_at_least("--timeout", timeout, 1.0)
@@ -113,24 +157,32 @@ def command(
 
     # Before MPI starts: some networks do not survive a fork.
     source = commit() if launch().rank == 0 else None
-    chosen = _algorithms(collectives, algorithms, launch().size)
+    numbers = () if ranks is None else parse.ranks(ranks, "--ranks")
+    chosen = wanted.algorithms(collectives, algorithms, numbers or (launch().size,))
     parameters = parse.parameters(set_ or [])
-    _check_parameters(chosen, parameters)
-    sizes = _sizes(minbytes, maxbytes, stepfactor, stepbytes, message_size)
+    wanted.check_parameters(chosen, parameters)
+    sizes = wanted.sizes(minbytes, maxbytes, stepfactor, stepbytes, message_size)
     comm = session.communicator()
-    from mpicoll.bench import engine, environment, workload
+    from mpicoll.bench import engine, environment, pattern
+    from mpicoll.bench.settings import Settings
 
-    if not 0 <= root < comm.Get_size():
+    numbers = numbers or (comm.Get_size(),)
+    if numbers[-1] > comm.Get_size():
         raise UsageError(
-            f"--root {root} is no rank of {comm.Get_size()}; give 0 to {comm.Get_size() - 1}"
+            f"--ranks {numbers[-1]} is more than the {comm.Get_size()} launched; launch as many, "
+            "or leave it out"
         )
+    if not 0 <= root < numbers[0]:
+        raise UsageError(f"--root {root} is no rank of {numbers[0]}; give 0 to {numbers[0] - 1}")
     with usage():
-        dtype = workload.element_type(datatype)
-        workload.Pattern(dtype, op, comm.Get_size())
-    settings = engine.Settings(
+        dtypes = tuple(dict.fromkeys(map(pattern.element_type, datatype.split(","))))
+        for dtype in dtypes:
+            pattern.Pattern(dtype, op, numbers[-1])
+    settings = Settings(
         algorithms=chosen,
         sizes=sizes,
-        dtype=dtype,
+        dtypes=dtypes,
+        ranks=numbers,
         op=op,
         root=root,
         warmup=warmup,
@@ -138,227 +190,64 @@ def command(
         iterations=iterations,
         point_seconds=point_time,
         budget=budget,
-        check=bool(check),
-        seed=comm.bcast(secrets.randbits(32) if seed is None else seed),
+        check=bool(check) or validation,
         timeout=timeout,
         parameters=parameters,
+        launch=launch_id,
+        start=start,
+        cold=cold,
+        in_place=in_place,
+        skew=skew,
     )
-    facts = {**environment.gather(comm), "commit": source, "arguments": sys.argv[1:]}
-    facts["settings"] = _plain(settings)
-    name = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    recorder = session.on_rank_0(
-        comm, lambda: _Recorder(name, facts, settings, comm.Get_size(), output_file, html)
+    facts = {**environment.gather(comm), "commit": source}
+    facts["arguments"] = [environment.without_folders(word) for word in sys.argv[1:]]
+    facts["settings"] = settings.plain()
+    begun = session.on_rank_0(
+        comm, lambda: sweep.opened(facts, settings, seed, output_file, resume, html)
     )
-    report = recorder.take if recorder else _nobody
+    settings, done = comm.bcast(begun and (begun.settings, begun.done))
+    report, beat = (begun.recorder.take, begun.recorder.beat) if begun else (_nobody, _nobody)
     try:
-        engine.sweep(comm, settings, report, run=name, oversubscribed=bool(facts["oversubscribed"]))
-        status = recorder.finish(style, html) if recorder else 0
+        engine.sweep(
+            comm,
+            settings,
+            report,
+            run=begun.recorder.run.name if begun else "",
+            oversubscribed={n for n in numbers if environment.crowded(facts, n)},
+            done=done,
+            beat=beat,
+        )
+        status = begun.recorder.finish(style, full, html) if begun else 0
     finally:
-        if recorder:
-            recorder.close()
+        if begun:
+            begun.recorder.close()
     return comm.bcast(status)
 
 
-def _nobody(outcome: Point | Skipped) -> None:
+def _nobody(outcome: Any) -> None:
     raise AssertionError("only rank 0 has outcomes")
 
 
-def _algorithms(
-    collectives: list[str], written: str, ranks: int | None
-) -> dict[str, tuple[str, ...]]:
-    """The algorithms to measure for each collective: of all, those that serve so many ranks.
-
-    Raises:
-        UsageError: for an unknown collective or algorithm, naming the known ones.
-    """
-    from mpicoll import algorithms
-    from mpicoll.bench.workload import WORKLOADS
-    from mpicoll.tuning import NATIVE
-
-    chosen = {}
-    for collective in collectives:
-        with usage():
-            known = (*algorithms.names(collective), NATIVE)
-        if collective not in WORKLOADS:
+def _configured(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the options of a file for those that are not given."""
+    if path is not None and not context.resilient_parsing:
+        try:
+            from mpicoll.bench.config import load
+        except ImportError as error:
             raise UsageError(
-                f"{collective} cannot be measured; bench measures {', '.join(sorted(WORKLOADS))}"
-            )
-        all_names = (*algorithms.names(collective, ranks), NATIVE)
-        names = all_names if written == "all" else tuple(dict.fromkeys(written.split(",")))
-        for name in names:
-            if name not in known:
-                raise UsageError(
-                    f"unknown algorithm {name!r} for {collective}: known are {', '.join(known)}"
-                )
-        chosen[collective] = names
-    return chosen
+                f"--config needs the package {error.name}; pip install 'mpicoll[config]'"
+            ) from None
+        try:
+            with usage():
+                options = load(path).options()
+        except OSError as error:
+            raise UsageError(f"--config {describe(error)}") from None
+        context.default_map = {
+            _PARAMETERS.get(name, name): value for name, value in options.items()
+        }
+    return path
 
 
-def _check_parameters(chosen: dict[str, tuple[str, ...]], parameters: dict[str, Value]) -> None:
-    """Refuse parameters that an algorithm to be measured does not have."""
-    from mpicoll.tuning import check
-
-    for collective, names in chosen.items():
-        for name in names:
-            if name != "native":
-                with usage():
-                    check(collective, name, parameters)
-
-
-def _sizes(
-    first: str, last: str | None, factor: int | None, step: str | None, span: str | None
-) -> tuple[int, ...]:
-    """The sizes that the options ask for.
-
-    Raises:
-        UsageError: if they contradict each other, or one is no size.
-    """
-    from mpicoll.bench import sizes
-
-    if factor is not None and step is not None:
-        raise UsageError("--stepfactor and --stepbytes exclude each other; drop one")
-    if span is not None:
-        first, colon, last = span.partition(":")
-        if not colon:
-            raise UsageError(f"--message-size {span!r} has no colon; write it as 8:4M")
-    with usage():
-        listed = sizes.parse_sizes(first)
-        if len(listed) > 1:
-            if last or factor or step:
-                raise UsageError(f"-b {first!r} lists all sizes; drop -e, -f and -i")
-            return listed
-        return sizes.sweep(
-            listed[0],
-            sizes.parse_size(last or "4M"),
-            factor or 2,
-            None if step is None else sizes.parse_size(step),
-        )
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    return {**asdict(settings), "dtype": settings.dtype.name}
-
-
-class _Recorder:
-    """What rank 0 does with the points: keep, show, and at the end print them."""
-
-    def __init__(
-        self,
-        name: str,
-        facts: dict[str, Any],
-        settings: Settings,
-        ranks: int,
-        path: Path | None,
-        html: Path | None,
-    ) -> None:
-        from mpicoll.bench.engine import groups
-        from mpicoll.bench.records import Run, Writer
-
-        self.run = Run(name, facts)
-        self.skipped: list[Skipped] = []
-        self._file: Writer | None = None
-        if html is not None:
-            # Better now than after an hour of measuring.
-            open(html, "ab").close()
-        if path is not None:
-            self._file = Writer(path)
-            self._file.run(name, facts)
-        self._total = sum(len(settings.algorithms[c]) for c, _ in groups(settings, ranks))
-        self._begin = time.monotonic()
-        self._progress = output.progress()
-        self._task = self._progress.add_task("measuring", total=self._total)
-        self._progress.start()
-
-    def take(self, outcome: Point | Skipped) -> None:
-        """Keep a finished or skipped point."""
-        from mpicoll.bench.records import Point
-
-        if not isinstance(outcome, Point):
-            self.skipped.append(outcome)
-            self._show(f"{outcome.collective} {outcome.algorithm}", f"skipped: {outcome.reason}")
-            return
-        self.run.points.append(outcome)
-        if self._file is not None:
-            try:
-                self._file.point(outcome)
-            except OSError as error:
-                raise RankError(
-                    f"results cannot be written: {error.strerror}; the points finished before "
-                    "are kept, make room and run the others again"
-                ) from error
-        from mpicoll.bench.sizes import format_size
-        from mpicoll.bench.table import microseconds
-
-        summary = outcome.summary
-        time_ = f"{microseconds(summary.median)} us"
-        spread = "" if summary.low is None else f" +- {100 * summary.half_width:.1f} %"
-        what = f"{outcome.collective} {outcome.algorithm} {format_size(outcome.size)}"
-        self._show(what, f"{time_}{spread}, n = {summary.n}")
-
-    def _show(self, what: str, result: str) -> None:
-        """Progress: a bar on a terminal, a line for each point elsewhere."""
-        self._progress.update(self._task, advance=1, description=what)
-        if self._progress.disable:
-            done = len(self.run.points) + len(self.skipped)
-            left = (time.monotonic() - self._begin) / done * (self._total - done)
-            output.remark(f"[{done}/{self._total}, {left:.0f} s left] {what}: {result}")
-
-    def finish(self, style: str, html: Path | None) -> int:
-        """Print the table, write the page; the exit status."""
-        from mpicoll.bench import table
-
-        self._progress.stop()
-        points = table.ordered(self.run.points)
-        if style == "csv":
-            sys.stdout.write(table.as_csv(points))
-        elif style == "json":
-            output.facts({"run": self.run.name, **self.run.facts, "points": _dicts(points)})
-        else:
-            _print(self.run.facts, points)
-        if html is not None:
-            from mpicoll.bench import page
-
-            page.write(html, [self.run])
-        wrong = [p for p in points if p.wrong]
-        for point in wrong:
-            output.remark(
-                f"mpicoll: error: {point.collective} {point.algorithm}, {point.size} bytes: "
-                f"{point.wrong} wrong elements, the first at {point.problem}"
-            )
-        if not points:
-            output.remark("mpicoll: error: no point could be measured; see the reasons above")
-        return 1 if wrong or not points else 0
-
-    def close(self) -> None:
-        """Leave the terminal and the file in order, whatever happened."""
-        self._progress.stop()
-        if self._file is not None:
-            self._file.close()
-
-
-def _dicts(points: list[Point]) -> list[dict[str, Any]]:
-    return [point.as_dict() for point in points]
-
-
-def _print(facts: dict[str, Any], points: list[Point]) -> None:
-    from mpicoll.bench import table
-
-    hosts = facts["hosts"]
-    cores = sum(len(host["cores"]) for host in hosts.values())
-    output.text(
-        f"# {facts['mpi']}; mpicoll {facts['mpicoll']}; "
-        f"{output.counted(facts['ranks'], 'rank')} on {output.counted(len(hosts), 'host')}, "
-        f"{output.counted(cores, 'core')}; seed {facts['settings']['seed']}"
-    )
-    heads = [f"{c.name}\n[{c.unit}]" if c.unit else c.name for c in table.COLUMNS]
-    numbers = [head for head, c in zip(heads, table.COLUMNS, strict=True) if c.number]
-    for collective in dict.fromkeys(p.collective for p in points):
-        output.text(
-            f"# {collective}: median of the slowest rank's time, 95 % interval; warm buffers"
-        )
-        rows = [table.row(p) for p in points if p.collective == collective]
-        output.table(heads, rows, right=numbers)
-    for note in table.notes(points):
-        output.text(f"# {note}")
-    for warning in table.warnings(facts, points):
-        output.text(f"# WARNING: {warning}")
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")

@@ -18,13 +18,13 @@ _EXPONENTS = {"s": 0, "ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15}
 ATTOSECONDS = 10**18
 
 
-def ranks(text: str) -> tuple[int, ...]:
+def ranks(text: str, option: str = "-P") -> tuple[int, ...]:
     """Numbers of ranks, ascending and each once, from ``4``, ``1-33``, ``2,4,8`` or a mixture.
 
     Raises:
         UsageError: if the text is none of these, or a number is out of range.
     """
-    return _numbers("-P", text, 1, _MOST_RANKS, "1-33 or 2,4,8")
+    return _numbers(option, text, 1, _MOST_RANKS, "1-33 or 2,4,8")
 
 
 def roots(text: str) -> tuple[int | str, ...]:

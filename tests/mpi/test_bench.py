@@ -2,16 +2,19 @@
 
 import random
 import time
+from itertools import repeat
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import algorithms
-from mpicoll.bench import engine, environment, stats, workload
-from mpicoll.bench.engine import Settings, Skipped
-from mpicoll.bench.start import Start
+from mpicoll.bench import engine, environment, repetition, resume, stats, workload
+from mpicoll.bench.clocks import GlobalClock, closest
+from mpicoll.bench.group import Skipped
+from mpicoll.bench.pattern import Pattern
+from mpicoll.bench.settings import STARTS, Settings
+from mpicoll.bench.start import Barrier, Window
 from mpicoll.bench.watchdog import complaint, reporter
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -22,25 +25,26 @@ def comm():
     return mpicoll.Intracomm(MPI.COMM_WORLD)
 
 
-def sweep(comm, **options):
+def sweep(comm, done=(), **options):
     """The outcomes of a short sweep, on all ranks."""
     defaults = {
         "algorithms": {"allreduce": ("ring", "native")},
         "sizes": (8, 8192),
-        "dtype": np.dtype("f4"),
+        "dtypes": (np.dtype("f4"),),
         "warmup": 1,
         "iterations": 4,
         "point_seconds": 0.05,
         "timeout": 50.0,
     }
     outcomes = []
-    engine.sweep(comm, Settings(**{**defaults, **options}), outcomes.append, run="r")
+    settings = Settings(**{**defaults, **options})
+    engine.sweep(comm, settings, outcomes.append, run="r", done=frozenset(done))
     assert RANK == 0 or outcomes == []
     return comm.bcast(outcomes)
 
 
 def test_no_rank_leaves_the_start_before_all_have_come():
-    start = Start(MPI.COMM_WORLD.Dup())
+    start = Barrier(MPI.COMM_WORLD.Dup())
     for turn in range(20):
         time.sleep(random.Random(31 * turn + RANK).random() / 500)
         came = time.monotonic()
@@ -68,18 +72,91 @@ def test_every_point_is_measured_once(comm):
         assert (point.wrong, point.problem) == (0, None)
 
 
-@pytest.mark.parametrize("collective", sorted(workload.WORKLOADS))
-def test_every_collective_and_algorithm_is_right(comm, collective):
-    names = (*algorithms.names(collective, SIZE), "native")
-    root = SIZE - 1
-    points = sweep(
-        comm, algorithms={collective: names}, sizes=(8, 3000), dtype=np.dtype("i2"), root=root
-    )
-    assert all(p.wrong == 0 for p in points), points
-    sizes = 1 if collective == "barrier" else 2
-    assert len(points) == sizes * len(names)
-    rooted = collective in ("reduce", "bcast", "gather", "scatter")
-    assert {p.root for p in points} == {root if rooted else -1}
+@pytest.mark.parametrize("manner", [{}, {"in_place": True}, {"skew": 1.0, "pool": 1}])
+@pytest.mark.parametrize("collective", workload.METHODS)
+def test_every_collective_and_algorithm_is_right(comm, collective, manner):
+    dtype, root = np.dtype("i2"), SIZE - 1
+    for size in (8, 3000):
+        count = workload.elements(collective, size, 2, SIZE)
+        work = workload.prepare(comm, collective, count, dtype, root=root, **manner)
+        assert work.places == 1 or "pool" in manner
+        place = work.places - 1
+        for name in (None, *workload.serving(collective, SIZE), "native"):
+            target = comm if name != "native" else MPI.Intracomm(comm)
+            call = work.bind(target, place, **({"algorithm": name} if target is comm else {}))
+            work.poison(place)
+            call()
+            assert work.check(RANK, place) == (0, None), (name, size)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_is_not_received_is_noticed(comm):
+    """In place too, where a part is there from the beginning."""
+    for collective in sorted({*workload.METHODS} - {"barrier"}):
+        for in_place in (False, True):
+            count = workload.elements(collective, 600, 2, SIZE)
+            work = workload.prepare(comm, collective, count, np.dtype("i2"), in_place=in_place)
+            work.poison()
+            wrong = work.check(RANK)[0]
+            assert comm.allreduce(wrong) > 0, (collective, in_place)
+
+
+def test_a_sweep_of_every_manner(comm):
+    options = {"algorithms": {"gatherv": ("linear", "native")}, "root": SIZE - 1, "skew": 0.5}
+    for start in STARTS:
+        for cold in (False, True):
+            points = sweep(comm, **options, start=start, cold=cold, in_place=cold, launch=3)
+            assert len(points) == 4
+            for point in points:
+                assert (point.wrong, point.root, len(point.times)) == (0, SIZE - 1, 4)
+                assert (point.start, point.cache) == (start, "cold" if cold else "warm")
+                assert (point.in_place, point.skew, point.launch) == (cold, 0.5, 3)
+                assert point.late == 0 or start == "window"
+
+
+def test_part_of_the_ranks_types_and_what_is_left(comm):
+    numbers = tuple(sorted({1, SIZE // 2 or 1, SIZE}))
+    options = {
+        "algorithms": {"allreduce": ("ring",), "barrier": ("native",)},
+        "ranks": numbers,
+        "dtypes": (np.dtype("f2"), np.dtype("i4")),
+        "sizes": (64,),
+    }
+    points = sweep(comm, **options)
+    found = {resume.key(point) for point in points}
+    # A barrier has no type.
+    assert len(points) == len(found) == 3 * len(numbers)
+    assert {p.ranks for p in points} == set(numbers)
+    assert all(p.wrong in (0, None) for p in points)
+    done = sorted(found, key=repr)[1:]
+    (point,) = sweep(comm, done=done, **options)
+    assert resume.key(point) not in done
+    assert sweep(comm, done=found, **options) == []
+
+
+def test_clocks_are_one():
+    clock = GlobalClock(MPI.COMM_WORLD.Dup())
+    clock.synchronise()
+    # One clock for all: tests run on one host.
+    apart = abs(clock.local(1e3) - 1e3)
+    assert apart < 0.05
+    questions = [(1.0, 8.0, 1.5), (2.0, 9.0, 2.2), (3.0, 10.0, 3.9)]
+    assert closest(questions) == pytest.approx(6.9)
+
+
+def test_starts_at_moments(comm):
+    start = Window(MPI.COMM_WORLD)
+    start.name_moments(5e-3)
+    late, moments = [], []
+    for turn in range(4):
+        if turn == 2 and RANK == SIZE - 1:
+            time.sleep(0.02)
+        late.append(start())
+        moments.append(time.perf_counter())
+    # Who slept through a moment says so.
+    assert late[2] or RANK < SIZE - 1
+    assert moments == sorted(moments)
+    start.free()
 
 
 class Faulty(MPI.Intracomm):
@@ -107,7 +184,7 @@ def test_wrong_elements_are_counted_and_named():
     assert (good.algorithm, good.wrong) == ("good", 0)
     # Before and after the repetitions, on one rank.
     assert (bad.algorithm, bad.wrong) == ("bad", 2)
-    want = int(workload.Pattern(np.dtype("f4"), "sum", SIZE).reduced(4)[3])
+    want = int(Pattern(np.dtype("f4"), "sum", SIZE).reduced(0, SIZE - 1, 4)[3])
     assert bad.problem == f"rank {SIZE - 1}, index 3: want {want}.0, got {want + 1}.0"
     unchecked = sweep(
         Faulty(MPI.COMM_WORLD), algorithms={"allreduce": ("bad",)}, sizes=(64,), check=False
@@ -141,7 +218,7 @@ def test_an_algorithm_that_refuses_is_skipped():
         Picky(MPI.COMM_WORLD), algorithms={"allreduce": ("picky", "easy")}, sizes=(64,)
     )
     skipped = [o for o in outcomes if isinstance(o, Skipped)]
-    assert skipped == [Skipped("allreduce", "picky", 64, "needs a power of two")]
+    assert skipped == [Skipped("allreduce", "picky", 64, "needs a power of two", SIZE)]
     assert len(outcomes) == 2
 
 
@@ -167,7 +244,15 @@ def test_an_algorithm_that_refuses_on_one_rank_is_an_error_on_all(monkeypatch):
 )
 def test_only_short_symmetric_calls_are_batched(collective, size, estimate, batch):
     work = workload.Workload(collective, size, 1, "float32", "sum", -1, lambda: None)
-    assert engine._batch_calls(work, estimate, share=1.0) == batch
+    assert repetition.batch_calls(work, estimate, share=1.0, samples=9) == batch
+
+
+def test_batches_come_one_at_a_time():
+    """Few are made, and the algorithms must alternate."""
+    assert repetition.visit_samples(1e-6, 1000) == 1
+    assert repetition.visit_samples(1e-6, 1) == 10
+    assert repetition.visit_samples(0.005, 1) == 4
+    assert repetition.visit_samples(3.0, 1) == 1
 
 
 def test_a_batch_is_divided_by_its_calls():
@@ -176,10 +261,10 @@ def test_a_batch_is_divided_by_its_calls():
     def call():
         calls.append(time.sleep(0.002))
 
-    own = engine.repetitions(call, lambda: None, batch=5, count=2)
+    own = repetition.repetitions(repeat(call), lambda: False, batch=5, count=2)
     assert len(calls) == 10
-    assert all(seconds >= 0.002 for seconds in own)
-    assert sum(own) * 5 >= 0.02
+    assert all(seconds >= 0.002 and not late for seconds, late in own)
+    assert sum(seconds for seconds, _ in own) * 5 >= 0.02
 
 
 def test_it_stops_by_precision_or_by_time(comm):
@@ -192,7 +277,7 @@ def test_it_stops_by_precision_or_by_time(comm):
         point_seconds=20.0,
     )
     assert point.stop == "interval"
-    assert engine.LEAST_SAMPLES <= len(point.times) < 100
+    assert repetition.LEAST_SAMPLES <= len(point.times) < 100
     (point,) = sweep(
         comm, algorithms={"allreduce": ("native",)}, sizes=(8192,), iterations=None, precision=1e-12
     )

@@ -1,0 +1,136 @@
+"""What a sweep measures, how well, and how the order of its points comes about."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpicoll.bench.workload import elements
+from mpicoll.registry import Value
+
+#: How ranks may begin a repetition together.
+STARTS = ("barrier", "window")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure and how well.
+
+    Attributes:
+        algorithms: Names of the algorithms for each collective, in the order of the report.
+        sizes: Bytes of the total vector.
+        dtypes: Element types.
+        ranks: Numbers of ranks; of so many the first ones are taken. All ranks if empty.
+        op: Name of the operator for collectives that reduce.
+        root: Root for collectives that have one.
+        warmup: Calls before the first repetition of each point.
+        precision: Wanted half width of the 95 % interval of the median, relative to it.
+        iterations: Exact number of repetitions instead of stopping by precision and time.
+        point_seconds: Time for one point.
+        budget: Seconds for the whole sweep; a point gets its share of what is left.
+        check: Whether outputs are checked before and after the repetitions.
+        seed: Of the order.
+        timeout: Seconds without progress after which the job is ended.
+        parameters: Of all algorithms but the library's own.
+        launch: Number of the launch that the user gave.
+        start: How ranks begin together, one of `STARTS`.
+        cold: Whether each repetition finds its buffers in no cache.
+        in_place: Whether input and output are the same memory, where there is such a form.
+        skew: How far block lengths of the v-variants lie apart, see `workload.lengths`.
+    """
+
+    algorithms: dict[str, tuple[str, ...]]
+    sizes: tuple[int, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+    ranks: tuple[int, ...] = ()
+    op: str = "sum"
+    root: int = 0
+    warmup: int = 5
+    precision: float = 0.025
+    iterations: int | None = None
+    point_seconds: float = 2.0
+    budget: float | None = None
+    check: bool = True
+    seed: int = 0
+    timeout: float = 120.0
+    parameters: dict[str, Value] = field(default_factory=dict)
+    launch: int = 0
+    start: str = "barrier"
+    cold: bool = False
+    in_place: bool = False
+    skew: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as they are after being written as JSON and read again."""
+        lists = {
+            "algorithms": {name: list(chosen) for name, chosen in self.algorithms.items()},
+            "sizes": list(self.sizes),
+            "dtypes": [dtype.name for dtype in self.dtypes],
+            "ranks": list(self.ranks),
+            "parameters": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in self.parameters.items()
+            },
+        }
+        return {**asdict(self), **lists}
+
+
+@dataclass(frozen=True)
+class Key:
+    """What tells a point from the others of a sweep."""
+
+    collective: str
+    ranks: int
+    type: str
+    count: int
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Algorithms that are measured together, by turns: one collective, size, type and P."""
+
+    collective: str
+    ranks: int
+    dtype: np.dtype[Any]
+    count: int
+    algorithms: tuple[str, ...]
+
+    def key(self, algorithm: str) -> Key:
+        """The key of one of its points."""
+        kind = "none" if self.collective == "barrier" else self.dtype.name
+        return Key(self.collective, self.ranks, kind, self.count, algorithm)
+
+
+def groups(settings: Settings, size: int, done: frozenset[Key] = frozenset()) -> list[Group]:
+    """What a sweep has to measure, in the order of a report; nothing twice.
+
+    Args:
+        settings: The sweep.
+        size: Number of ranks there are.
+        done: Points that are measured already.
+    """
+    found: dict[Key, Group] = {}
+    for collective, names in settings.algorithms.items():
+        for ranks in settings.ranks or (size,):
+            for dtype in settings.dtypes:
+                for nbytes in settings.sizes:
+                    count = elements(collective, nbytes, dtype.itemsize, ranks)
+                    group = Group(collective, ranks, dtype, count, names)
+                    found.setdefault(group.key(""), group)
+    left = []
+    for group in found.values():
+        names = tuple(name for name in group.algorithms if group.key(name) not in done)
+        if names:
+            left.append(Group(group.collective, group.ranks, group.dtype, group.count, names))
+    return left
+
+
+def shuffled(todo: list[Group], seed: int) -> list[Group]:
+    """The groups in an order that the seed decides."""
+    order = list(todo)
+    random.Random(seed).shuffle(order)
+    return order

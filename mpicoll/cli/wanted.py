@@ -1,0 +1,85 @@
+"""What the options of ``mpicoll bench`` ask to be measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpicoll.cli.errors import UsageError, usage
+
+if TYPE_CHECKING:
+    from mpicoll.registry import Value
+
+
+def algorithms(
+    collectives: list[str], written: str, numbers: tuple[int | None, ...]
+) -> dict[str, tuple[str, ...]]:
+    """The algorithms to measure for each collective: of all, those that serve some of the numbers
+    of ranks.
+
+    Raises:
+        UsageError: for an unknown collective or algorithm, naming the known ones.
+    """
+    from mpicoll import registry
+    from mpicoll.bench.workload import METHODS, base, serving
+    from mpicoll.tuning import NATIVE
+
+    chosen = {}
+    for collective in METHODS if collectives == ["all"] else dict.fromkeys(collectives):
+        if collective not in METHODS:
+            raise UsageError(
+                f"unknown collective {collective!r}: bench measures {', '.join(METHODS)}"
+            )
+        known = (*registry.names(base(collective)), NATIVE)
+        names = tuple(dict.fromkeys(written.split(",")))
+        if written == "all":
+            served = {name for number in numbers for name in serving(collective, number)}
+            names = (*(name for name in known if name in served), NATIVE)
+        for name in names:
+            if name not in known:
+                raise UsageError(
+                    f"unknown algorithm {name!r} for {collective}: known are {', '.join(known)}"
+                )
+        chosen[collective] = names
+    return chosen
+
+
+def check_parameters(chosen: dict[str, tuple[str, ...]], parameters: dict[str, Value]) -> None:
+    """Refuse parameters that an algorithm to be measured does not have."""
+    from mpicoll.bench.workload import base
+    from mpicoll.tuning import check
+
+    for collective, names in chosen.items():
+        for name in names:
+            if name != "native":
+                with usage():
+                    check(base(collective), name, parameters)
+
+
+def sizes(
+    first: str, last: str | None, factor: int | None, step: str | None, span: str | None
+) -> tuple[int, ...]:
+    """The sizes that the options ask for.
+
+    Raises:
+        UsageError: if they contradict each other, or one is no size.
+    """
+    from mpicoll.bench.sizes import parse_size, parse_sizes, sweep
+
+    if factor is not None and step is not None:
+        raise UsageError("--stepfactor and --stepbytes exclude each other; drop one")
+    if span is not None:
+        first, colon, last = span.partition(":")
+        if not colon:
+            raise UsageError(f"--message-size {span!r} has no colon; write it as 8:4M")
+    with usage():
+        listed = parse_sizes(first)
+        if len(listed) > 1:
+            if last or factor or step:
+                raise UsageError(f"-b {first!r} lists all sizes; drop -e, -f and -i")
+            return listed
+        return sweep(
+            listed[0],
+            parse_size(last or "4M"),
+            factor or 2,
+            None if step is None else parse_size(step),
+        )
