@@ -324,7 +324,9 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         return None if device is None else device.memory_of_node()
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
-        """Which algorithm a call without ``algorithm=`` would run, and why.
+        """Which algorithm a call without ``algorithm=`` would run, why, and how long it takes.
+
+        The time is predicted where ``MPICOLL_MODEL`` names fitted parameters.
 
         Args:
             collective: name as in ``mpicoll list``, or of a neighbourhood collective.
@@ -349,11 +351,18 @@ class Intracomm(Blocking, Nonblocking, Persistent):
             state.table,
             lambda candidate: tuning.fits(collective, candidate, state.size),
         )
+        time = ""
+        if state.settings.model is not None:
+            from mpicoll import predict  # with all that a simulation needs
+
+            time = "; " + predict.in_words(
+                state.settings.model, collective, choice, state.size, nbytes, state.nodes
+            )
         choice = tuning.placed(collective, choice, state.nodes)
         known = ", ".join((*algorithms.names(collective), NATIVE))
         return (
             f"{collective} of {nbytes} bytes on {state.size} ranks: {choice.words} "
-            f"({choice.source}); known are {known}"
+            f"({choice.source}){time}; known are {known}"
         )
 
     def _local(self) -> State:

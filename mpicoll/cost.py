@@ -8,10 +8,14 @@ message, not with that of the whole vector.  Each byte reduced costs ``gamma`` s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
-__all__ = ["INTER", "INTRA", "CostModel", "Costs", "Piece"]
+__all__ = ["INTER", "INTRA", "CostModel", "Costs", "Curve", "Errors", "Evidence", "Piece"]
 
 #: Link between ranks of one node, and link between nodes.
 INTRA, INTER = "intra", "inter"
@@ -54,6 +58,146 @@ class Costs:
         pieces = self.links[link] if link in self.links else next(iter(self.links.values()))
         return next(p for p in pieces if p.upto is None or nbytes <= p.upto)
 
+    def numbers(self) -> dict[str, float]:
+        """All parameters by name: ``call``, ``step``, ``gamma``, ``alpha intra upto 4096``, ..."""
+        found = {"call": self.call, "step": self.step, "gamma": self.gamma}
+        for link, pieces in self.links.items():
+            for piece in pieces:
+                where = link if piece.upto is None else f"{link} upto {piece.upto}"
+                found[f"alpha {where}"], found[f"beta {where}"] = piece.alpha, piece.beta
+        return found
+
+    def with_numbers(self, numbers: Sequence[float]) -> Costs:
+        """The same pieces with other parameters, in the order of :meth:`numbers`.
+
+        Raises:
+            ValueError: there are more or fewer numbers than parameters.
+        """
+        if len(numbers) != len(self.numbers()):
+            raise ValueError(f"{len(numbers)} numbers for {len(self.numbers())} parameters")
+        call, step, gamma, *rest = numbers
+        left: Iterator[float] = iter(rest)
+        links = {
+            link: tuple(Piece(piece.upto, next(left), next(left)) for piece in pieces)
+            for link, pieces in self.links.items()
+        }
+        return Costs(links, gamma, call, step)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of predictions, (predicted - measured) / measured.
+
+    Attributes:
+        n: how many.
+        median, p90, largest: of their absolute values.
+        bias: their mean, with sign.
+    """
+
+    n: int
+    median: float
+    p90: float
+    largest: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a set of parameters rests on.
+
+    Attributes:
+        ranks: numbers of ranks that were measured, ascending.
+        least, most: bytes of the smallest and the largest vector measured.
+        points, launches: how many were used.
+        condition: condition number of the equations, columns scaled alike; None for a curve.
+        sizes_left_out, ranks_left_out: errors for sizes, and numbers of ranks, that were left out
+            of the fit in turn; None where there were too few.
+        refused: parameters that the measurements do not tell, and which measurement is missing.
+        replicates: the parameters of fits to resampled measurements.
+    """
+
+    ranks: tuple[int, ...]
+    least: int
+    most: int
+    points: int
+    launches: int
+    condition: float | None = None
+    sizes_left_out: Errors | None = None
+    ranks_left_out: Errors | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    replicates: tuple[Costs, ...] = ()
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The 95 % interval of each parameter; none without replicates."""
+        columns: dict[str, list[float]] = {}
+        for replicate in self.replicates:
+            for name, value in replicate.numbers().items():
+                columns.setdefault(name, []).append(value)
+        return {name: interval(values) for name, values in columns.items()}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The values between which 95 % of some replicates lie."""
+    ordered = sorted(values)
+    cut = math.floor(0.025 * len(ordered))
+    return ordered[cut], ordered[-1 - cut]
+
+
+#: Bytes, seconds, and the 95 % interval of the seconds.
+CurvePoint = tuple[int, float, float, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Times of what has no known schedule: between measurements straight in log-log scale.
+
+    Attributes:
+        times: for each number of ranks the measured points, ascending.
+    """
+
+    times: Mapping[int, tuple[CurvePoint, ...]]
+
+    def time(self, ranks: int, nbytes: int) -> tuple[float, float, float]:
+        """Seconds, and their 95 % interval.
+
+        Above the largest size measured they grow with the bytes, below the least they stay.
+
+        Raises:
+            ValueError: fewer or more ranks than were measured, of which nothing is known.
+        """
+        measured = sorted(self.times)
+        if not measured[0] <= ranks <= measured[-1]:
+            raise ValueError(
+                f"P = {ranks} is outside of P = {', '.join(map(str, measured))}, which were "
+                "measured, and its schedule is unknown: measure it there"
+            )
+        return _between(measured, ranks, lambda near: self._at(near, nbytes))
+
+    def _at(self, ranks: int, nbytes: int) -> tuple[float, float, float]:
+        rows = {nbytes: (time, low, high) for nbytes, time, low, high in self.times[ranks]}
+        time, low, high = _between(sorted(rows), nbytes, rows.__getitem__)
+        more = max(1.0, nbytes / max(*rows, 1))
+        return time * more, low * more, high * more
+
+
+Spread = tuple[float, float, float]
+
+
+def _between(known: list[int], wanted: int, at: Callable[[int], Spread]) -> Spread:
+    """Interpolate between the two nearest of the known numbers, straight in log-log scale."""
+    upper = bisect_left(known, wanted)
+    if upper == len(known):
+        return at(known[-1])
+    if upper == 0 or known[upper] == wanted:
+        return at(known[upper])
+    low, high = known[upper - 1], known[upper]
+    if low < 1:
+        return at(low)
+    share = math.log(wanted / low) / math.log(high / low)
+    first, last = at(low), at(high)
+    mixed = tuple(a ** (1 - share) * b**share for a, b in zip(first, last, strict=True))
+    return mixed[0], mixed[1], mixed[2]
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -62,12 +206,46 @@ class CostModel:
     Attributes:
         general: serves algorithms that were not measured.
         own: by collective, then by the choice in words, as ``ring`` or ``chain segments=4``.
+        curves: the same for what has no known schedule: the MPI library's own collectives.
+        evidence: what each set of ``own`` and ``curves`` rests on.
+        general_evidence: what ``general`` rests on.
+        rules: the choices that follow, as a tuning file has them.
+        about: machine, MPI library, runs, and how good the choices are; for the reader.
     """
 
     general: Costs
     own: Mapping[str, Mapping[str, Costs]] = field(default_factory=dict)
+    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+    evidence: Mapping[str, Mapping[str, Evidence]] = field(default_factory=dict)
+    general_evidence: Evidence | None = None
+    rules: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def costs(self, collective: str, choice: str) -> tuple[Costs, bool]:
         """The parameters for a choice, and whether they are its own."""
         own = self.own.get(collective, {}).get(choice)
         return (self.general, False) if own is None else (own, True)
+
+    def evidence_of(self, collective: str, choice: str) -> Evidence | None:
+        """What the parameters for a choice rest on."""
+        return self.evidence.get(collective, {}).get(choice, self.general_evidence)
+
+
+def check(costs: Costs) -> None:
+    """Check a set that a file has given.
+
+    Raises:
+        ValueError: no link, no piece, pieces that do not follow one another, or a number that is
+            negative or not finite.
+    """
+    if not costs.links or not set(costs.links) <= {INTRA, INTER}:
+        raise ValueError(f"links {sorted(costs.links)} must be {INTRA}, {INTER} or both")
+    for link, pieces in costs.links.items():
+        if not pieces or pieces[-1].upto is not None:
+            raise ValueError(f"the last piece of link {link} must have no end (upto null)")
+        ends = [piece.upto for piece in pieces[:-1]]
+        if None in ends or any(a >= b for a, b in pairwise(filter(None, ends))):
+            raise ValueError(f"the pieces of link {link} must have ascending ends, not {ends}")
+    for name, value in costs.numbers().items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value} must not be negative, and be finite")

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mpicoll import layout, ops
+from mpicoll.clock import check_call
 from mpicoll.collectives import Place
 from mpicoll.layout import Layout
 from mpicoll.matching import Cell, Matching, Memory, run
 from mpicoll.registry import COMMUTATIVE, Algorithm, Parameter
 from mpicoll.schedule import GIVEN, WORK
-from mpicoll.simulate import check_call
 
 __all__ = ["execute"]
 

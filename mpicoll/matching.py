@@ -3,9 +3,9 @@
 :class:`Matching` runs the schedules of all ranks together: it posts rounds, pairs each send with
 its receive in the order posted, stores and folds what arrived when a round is complete, and opens
 the next round.  *When* a paired message is delivered and a complete round is closed is the caller's
-choice, through :func:`run` (at once) or a clock (:mod:`mpicoll.simulate`).  What values are is the
+choice, through :func:`run` (at once) or a clock (:mod:`mpicoll.clock`).  What values are is the
 caller's choice too, through :class:`Memory`: symbols for :mod:`mpicoll.verify`, arrays for
-:mod:`mpicoll.local`, nothing for :mod:`mpicoll.simulate`.  So the three cannot drift apart.
+:mod:`mpicoll.local`, nothing for :mod:`mpicoll.clock`.  So the three cannot drift apart.
 
 A message is delivered only when both sides have posted it (the rendezvous protocol).  That is the
 harder case: under the eager protocol a send completes at once, which only takes constraints away.
@@ -25,6 +25,7 @@ from typing import Generic, NamedTuple, TypeVar
 from mpicoll.schedule import (
     GIVEN,
     WORK,
+    Block,
     Channel,
     Copy,
     Location,
@@ -33,6 +34,7 @@ from mpicoll.schedule import (
     Round,
     Send,
     blocks,
+    number_of_blocks,
 )
 
 __all__ = ["Cell", "Matching", "Memory", "ScheduleError", "run"]
@@ -127,7 +129,7 @@ class Open:
         self.steps = steps
         self.outstanding = self.unmatched = 0
         self.held: list[Message] = []  # matched receives that wait for the others (joint)
-        self.arrived: list[tuple[Recv | RecvReduce, tuple[Cell, ...], Message]] = []
+        self.arrived: list[tuple[Recv | RecvReduce, Message]] = []
 
     def __str__(self) -> str:
         steps = ", ".join(str(step) for step in self.steps)
@@ -135,17 +137,21 @@ class Open:
 
 
 class Message:
-    """One side, then both sides, of a message.  ``position``: of the send in its round."""
+    """One side, then both sides, of a message.
 
-    __slots__ = ("cells", "position", "receiver", "sender", "sent", "step", "values")
+    ``position``: of the send in its round.  ``distance``: from the sender to the receiver, round
+    the ring of all ranks.  ``sent``: the blocks that the sender names.
+    """
 
-    def __init__(self, sender: Open | None, receiver: Open | None) -> None:
+    __slots__ = ("distance", "position", "receiver", "sender", "sent", "step", "values")
+
+    def __init__(self, sender: Open | None, receiver: Open | None, distance: int) -> None:
         self.sender = sender
         self.receiver = receiver
+        self.distance = distance
         self.step: Recv | RecvReduce | None = None
         self.position = 0
-        self.sent: tuple[Cell, ...] = ()
-        self.cells: tuple[Cell, ...] = ()
+        self.sent: Block = ()
         self.values: list = []
 
 
@@ -162,6 +168,8 @@ class Matching(Generic[Value]):
         memories: each rank's memory.
         eager: a send completes as soon as it is posted.
         joint: a round's receives are delivered only when all of them are matched.
+        ranks: number of ranks, if ``programs`` are those of some that represent all: rank r does
+            what rank r - R does, R representatives in all, with peers R further on.
 
     Raises:
         ScheduleError: a step that no rank could run, or ranks with different numbers of channels.
@@ -175,6 +183,7 @@ class Matching(Generic[Value]):
         memories: Sequence[Memory[Value]],
         eager: bool = False,
         joint: bool = False,
+        ranks: int | None = None,
     ) -> None:
         shapes = [[(c.segment, c.segments, c.window) for c in program] for program in programs]
         for rank, shape in enumerate(shapes):
@@ -184,6 +193,7 @@ class Matching(Generic[Value]):
                     f"{len(shapes[0])} of rank 0"
                 )
         self.size = len(programs)
+        self.ranks = self.size if ranks is None else ranks
         self.nblocks, self.nscratch = nblocks, nscratch
         self.memories = memories
         self.eager, self.joint = eager, joint
@@ -212,12 +222,13 @@ class Matching(Generic[Value]):
         """Both sides of a ready message are done with it."""
         sender, receiver = message.sender, message.receiver
         assert sender is not None and receiver is not None and message.step is not None
-        if len(message.sent) != len(message.cells):
+        sent, expected = number_of_blocks(message.sent), number_of_blocks(message.step.block)
+        if sent != expected:
             raise ScheduleError(
-                f"rank {sender.rank} sends {len(message.sent)} blocks to rank {receiver.rank}, "
-                f"which expects {len(message.cells)}: {message.step}"
+                f"rank {sender.rank} sends {sent} blocks to rank {receiver.rank}, "
+                f"which expects {expected}: {message.step}"
             )
-        receiver.arrived.append((message.step, message.cells, message))
+        receiver.arrived.append((message.step, message))
         if not self.eager:
             self._done(sender)
         self._done(receiver)
@@ -237,7 +248,9 @@ class Matching(Generic[Value]):
 
     def _store(self, current: Open, memory: Memory[Value]) -> None:
         folds: dict[Cell, list[tuple[int, Value]]] = {}
-        for step, cells, message in self._in_order_written(current):
+        segment = self.channels[current.channel].segment
+        for step, message in self._in_order_written(current):
+            cells = self.cells(step.block, segment)
             if isinstance(step, Recv):
                 memory.receive(message.values, cells)
             else:
@@ -247,9 +260,7 @@ class Matching(Generic[Value]):
             memory.reduce(current.rank, cell, received)
 
     @staticmethod
-    def _in_order_written(
-        current: Open,
-    ) -> Iterable[tuple[Recv | RecvReduce, tuple[Cell, ...], Message]]:
+    def _in_order_written(current: Open) -> Iterable[tuple[Recv | RecvReduce, Message]]:
         if len(current.arrived) < 2:
             return current.arrived
         place = {id(step): index for index, step in enumerate(current.steps)}
@@ -283,19 +294,18 @@ class Matching(Generic[Value]):
         for position, step in enumerate(current.steps):
             if isinstance(step, Copy):
                 continue
-            if step.peer == rank or not 0 <= step.peer < self.size:
-                raise ScheduleError(f"{step} of rank {rank} has no such peer among {self.size}")
-            cells = self._cells(step.block, segment)
+            if step.peer == rank or not 0 <= step.peer < self.ranks:
+                raise ScheduleError(f"{step} of rank {rank} has no such peer among {self.ranks}")
             if isinstance(step, Send):
                 message = self._pair(rank, step.peer, number, current, None)
-                message.position, message.sent = position, cells
+                message.position, message.sent = position, step.block
                 if memory.holds_values:
-                    message.values = memory.send(cells)
+                    message.values = memory.send(self.cells(step.block, segment))
                 if not self.eager:
                     current.outstanding += 1
             else:
                 message = self._pair(step.peer, rank, number, None, current)
-                message.step, message.cells = step, cells
+                message.step = step
                 current.outstanding += 1
             if message.sender is not None and message.receiver is not None:
                 self._matched(message, message.receiver)
@@ -303,11 +313,11 @@ class Matching(Generic[Value]):
             self.complete.append(current)
 
     def _copy(self, rank: int, step: Copy, segment: int) -> None:
-        source, target = self._cells(step.src, segment), self._cells(step.dst, segment)
-        if len(source) != len(target):
+        if number_of_blocks(step.src) != number_of_blocks(step.dst):
             raise ScheduleError(f"{step} of rank {rank} copies to another number of blocks")
         memory = self.memories[rank]
         if memory.holds_values:
+            source, target = self.cells(step.src, segment), self.cells(step.dst, segment)
             memory.receive(memory.send(source), target)
 
     def _matched(self, message: Message, receiver: Open) -> None:
@@ -319,27 +329,42 @@ class Matching(Generic[Value]):
         if not receiver.unmatched:
             self.ready.extend(receiver.held)
 
-    def _cells(self, argument: object, segment: int) -> tuple[Cell, ...]:
+    def cells(self, argument: object, segment: int) -> tuple[Cell, ...]:
+        """The cells of a segment of the blocks that an argument names.
+
+        Raises:
+            ScheduleError: a block of a space that has none.
+        """
         return _cells(argument, self.nblocks, self.nscratch, segment)
 
     def _pair(
         self, source: int, target: int, number: int, sender: Open | None, receiver: Open | None
     ) -> Message:
-        """The message whose other side has been posted first, or a new one."""
-        queue = self._waiting.setdefault((source, target, number), deque())
+        """The message whose other side has been posted first, or a new one.
+
+        Ranks that one rank represents are told apart by how far a message goes.
+        """
+        distance = (target - source) % self.ranks
+        key = (source % self.size, distance, number)
+        queue = self._waiting.get(key)
         if queue and (queue[0].sender is None) == (sender is not None):
             message = queue.popleft()
             message.sender = message.sender or sender
             message.receiver = message.receiver or receiver
+            if not queue:  # most are used once, and there may be millions
+                del self._waiting[key]
             return message
-        message = Message(sender, receiver)
+        message = Message(sender, receiver, distance)
+        if queue is None:
+            queue = self._waiting[key] = deque()
         queue.append(message)
         return message
 
     def stuck(self) -> list[str]:
         """What never finished: rounds under way, sends without receives and the reverse."""
         lines = [f"never completes: {current}" for current in self._open.values()]
-        for (source, target, number), queue in self._waiting.items():
+        for (source, distance, number), queue in self._waiting.items():
+            target = (source + distance) % self.ranks
             for message in queue:
                 kind = "receive" if message.sender is None else "send"
                 lines.append(f"unmatched {kind}: {source} -> {target} on channel {number}")

@@ -208,6 +208,8 @@ class Algorithm:
             :data:`EVEN_SIZE`).
         order: order classes (:data:`SAME_BITS`, :data:`RANK_ORDER`).
         symmetric: every rank does the same, turned by its rank.
+        parts: schedules that it consists of, one after the other in one channel; none, if it is
+            one by itself.
         depth_bound: with one channel, too, ``depth`` is an upper bound.
         reference: where it comes from.
     """
@@ -232,6 +234,7 @@ class Algorithm:
     symmetric: bool
     depth_bound: bool
     reference: str
+    parts: tuple[Callable[..., Schedule], ...]
 
     @property
     def definition(self) -> Collective:
@@ -342,8 +345,15 @@ class Algorithm:
             ValueError: see :meth:`fitting`.
         """
         complete = self.fitting(size, parameters)
-        roots = {"root": root} if self.definition.rooted else {}
-        return as_channels(self.schedule(rank, size, **roots, **complete))
+        return self.program(self.schedule, size, root, complete)(rank)
+
+    def program(
+        self, part: Callable[..., Schedule], size: int, root: int, complete: Mapping[str, Value]
+    ) -> Callable[[int], tuple[Channel, ...]]:
+        """Channels of a rank in the schedule, or in one of its parts, with all parameters given."""
+        more = {**complete, "root": root}
+        named = {name: more[name] for name in inspect.signature(part).parameters if name in more}
+        return lambda rank: as_channels(part(rank, size, **named))
 
 
 _CATALOGUE: dict[tuple[str, str], Algorithm] = {}
@@ -368,6 +378,7 @@ def register(
     order: tuple[str, ...] = (),
     symmetric: bool = False,
     depth_bound: bool = False,
+    parts: tuple[Callable[..., Schedule], ...] = (),
     kinds: Mapping[str, Kind] = MappingProxyType({}),
 ) -> Algorithm:
     """Add an algorithm to the catalogue; see :class:`Algorithm` for the arguments.
@@ -408,6 +419,7 @@ def register(
         symmetric=symmetric,
         depth_bound=depth_bound,
         reference=reference,
+        parts=parts,
     )
     _CATALOGUE[collective, name] = entry
     return entry

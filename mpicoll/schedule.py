@@ -78,6 +78,7 @@ __all__ = [
     "blocks",
     "channels",
     "given",
+    "number_of_blocks",
     "pipelined",
     "scratch",
     "then",
@@ -267,6 +268,9 @@ def within(schedule: Schedule, ranks: Sequence[int], blocks: Sequence[Block]) ->
             return Elsewhere(b.space, block(b.block))
         if isinstance(b, int):
             return blocks[b % len(blocks)]
+        adjacent = isinstance(b, range) and b.step == 1 and isinstance(blocks, range)
+        if adjacent and 0 <= b.start <= b.stop <= len(blocks):
+            return blocks[b.start : b.stop]  # as short to write
         return tuple(block(item) for item in b)
 
     def step(s: Step) -> Step:
@@ -315,3 +319,14 @@ def _collect(argument: Block, space: str, numbers: dict[str, int], found: list[L
         raise ValueError(f"block {argument} of {space}, which has no blocks here")
     else:
         found.append(Location(space, argument % numbers[space]))
+
+
+def number_of_blocks(argument: Block) -> int:
+    """How many blocks an argument names, each as often as it is named."""
+    if isinstance(argument, int):
+        return 1
+    if isinstance(argument, range):
+        return len(argument)
+    if isinstance(argument, Elsewhere):
+        return number_of_blocks(argument.block)
+    return sum(map(number_of_blocks, argument))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from mpicoll import shared, tuning, tuning_file
+from mpicoll import cost_file, shared, tuning, tuning_file
+from mpicoll.cost import CostModel
 from mpicoll.watch import ranges
 
 __all__ = ["Settings", "policy_from", "read"]
@@ -33,6 +34,8 @@ class Settings(NamedTuple):
     transport: str = "auto"
     #: Whether a thread of each process makes progress.
     progress: bool = False
+    #: Fitted parameters, for predictions; None without.
+    model: CostModel | None = None
 
 
 def read(private: MPI.Intracomm) -> Settings:
@@ -77,24 +80,46 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
     thread = environment.get("MPICOLL_PROGRESS") or ""
     if thread not in ("", "thread"):
         raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
+    model = _model_from(environment)
     return Settings(
-        _table_from(environment),
+        _table_from(environment, model),
         policy_from(environment),
         timeout=_timeout_from(environment),
         check=check == "1",
         trace=environment.get("MPICOLL_TRACE", ""),
         transport=_transport_from(environment),
         progress=thread == "thread",
+        model=model,
     )
 
 
-def _table_from(environment: Mapping[str, str]) -> tuning.Table:
+def _model_from(environment: Mapping[str, str]) -> CostModel | None:
+    path = environment.get("MPICOLL_MODEL", "")
+    try:
+        return cost_file.read(path) if path else None
+    except (ValueError, ModuleNotFoundError) as error:
+        raise ValueError(f"MPICOLL_MODEL: {error}") from None
+
+
+def _table_from(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:
     path = environment.get("MPICOLL_TUNING", "")
     try:
         file = tuning_file.load(path) if path else {}
     except (ValueError, ModuleNotFoundError) as error:
         raise ValueError(f"MPICOLL_TUNING: {error}") from None
-    return tuning.combined(tuning.BUILTIN, file, tuning.from_environment(environment))
+    asked = tuning.from_environment(environment)
+    return tuning.combined(tuning.BUILTIN, _predicted(environment, model), file, asked)
+
+
+def _predicted(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:
+    """The rules that follow from fitted parameters."""
+    if model is None:
+        return {}
+    source = f"cost model {environment['MPICOLL_MODEL']}"
+    try:
+        return tuning.table_from(model.rules, source, tuning.MODEL)
+    except ValueError as error:
+        raise ValueError(f"MPICOLL_MODEL: {source}: {error}") from None
 
 
 def _transport_from(environment: Mapping[str, str]) -> str:

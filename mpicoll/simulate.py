@@ -1,185 +1,95 @@
-"""Integer clocks over schedules: how long a collective takes under the alpha-beta-gamma model.
+"""How long a collective takes on a machine: few ranks message by message, many with less work.
 
-A message of m bytes occupies the sender's output port and the receiver's input port for
-``alpha + beta m``; a rank that has received everything of a round adds ``gamma`` for each byte it
-reduces before the next round begins.  Of the messages whose two ports are free, the one posted
-first goes first (both sides must have posted it), then by position in its round, then by sender.
-Times are integers, so results are exact and repeatable; :class:`Model` counts picoseconds.
+Three ways lead to the same times:
+
+* every message is followed by itself (:mod:`mpicoll.clock`);
+* where ranks do the same, each turned by its rank, one represents all, or one for each place in a
+  node: of equal blocks over equal links, exactly;
+* rounds of all ranks are swept as arrays (:mod:`mpicoll.sweep`), where a rank sends one message
+  and receives one at a time.
+
+That ranks do the same is never assumed: the schedules of sampled ranks are compared.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+import gc
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
 
-from mpicoll import layout
-from mpicoll.matching import Blank, Cell, Matching, Memory, Message, Open, ScheduleError
-from mpicoll.registry import Algorithm, Parameter
-from mpicoll.schedule import RecvReduce
+from mpicoll.clock import Result, Transfer, check_call, follow, trace
+from mpicoll.likeness import Program, is_period, weight
+from mpicoll.machine import Model, Sizes
+from mpicoll.registry import Algorithm, Parameter, Value
+from mpicoll.schedule import Schedule
 
-__all__ = ["STEPS", "Model", "Result", "Transfer", "clock", "simulate", "trace"]
+__all__ = ["METHODS", "Model", "Result", "TooLargeError", "Transfer", "simulate", "trace"]
 
+#: Ways to simulate; see :func:`simulate`.
+METHODS = ("auto", "events", "representative", "sweep")
 
-@dataclass(frozen=True)
-class Model:
-    """Cost parameters, as integers.
+#: Messages that are followed one by one without looking for a faster way; and at most.
+_FEW, _MANY = 1 << 18, 1 << 22
+#: Steps of all ranks that are read at most.
+_READABLE = 1 << 24
+#: Up to here the schedules of all ranks are compared, above those of a sample.
+_COMPARED = 64
 
-    Attributes:
-        alpha: picoseconds per message.
-        beta: picoseconds per byte sent.
-        gamma: picoseconds per byte reduced.
-        ports: messages that a rank can send, and as many that it can receive, at a time.
-
-    Raises:
-        ValueError: a negative cost, or fewer than one port.
-    """
-
-    alpha: int = 1_000_000
-    beta: int = 100
-    gamma: int = 50
-    ports: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "gamma"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
-        if self.ports < 1:
-            raise ValueError(f"ports={self.ports} must be at least 1")
+Part = Callable[..., Schedule]
+Programs = Callable[[int], Program]
 
 
-#: The model that counts steps: a message takes 1, everything else nothing.
-STEPS = Model(alpha=1, beta=0, gamma=0)
+class TooLargeError(ValueError):
+    """A simulation that would take too long."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a simulation found.
+class _Call:
+    """One call, and what all ways need to know of it."""
 
-    Attributes:
-        makespan: picoseconds until the last rank is done.
-        finish: picoseconds until each rank is done.
-        messages: messages sent.
-        bytes_sent: bytes sent, all ranks together.
-        bytes_sent_max: bytes sent by the rank that sends most.
-    """
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        size: int,
+        nbytes: int,
+        model: Model,
+        root: int,
+        complete: dict[str, Value],
+    ) -> None:
+        self.algorithm, self.size, self.nbytes = algorithm, size, nbytes
+        self.model, self.root, self.complete = model, root, complete
+        self.nblocks = algorithm.blocks(size)
 
-    makespan: int
-    finish: tuple[int, ...]
-    messages: int
-    bytes_sent: int
-    bytes_sent_max: int
+    def programs(self, part: Part) -> Programs:
+        return self.algorithm.program(part, self.size, self.root, self.complete)
 
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm.collective} {self.algorithm.name}"
 
-class Transfer(NamedTuple):
-    """One message on its way, for drawings."""
+    @property
+    def uneven(self) -> bool:
+        """Whether blocks differ in length."""
+        return bool(self.nblocks and self.nbytes % self.nblocks)
 
-    start: int
-    end: int
-    sender: int
-    receiver: int
-    channel: int
-    cells: tuple[Cell, ...]
-    reduces: bool
+    def sizes(self, program: Program, largest: bool = False) -> Sizes:
+        segments = program[0].segments if program else 1
+        return Sizes(self.nbytes, self.nblocks, segments, largest)
 
+    def events(self, programs: Sequence[Program], largest: bool = False) -> Result:
+        return follow(self.algorithm, programs, self.size, self.nbytes, self.model, largest)
 
-class _Sizes:
-    """Bytes of each cell."""
-
-    def __init__(self, nbytes: int, nblocks: int, segments: int) -> None:
-        lengths = layout.even(nbytes, nblocks).counts
-        self.lengths = [
-            [layout.part(length, segments, segment)[1] for segment in range(segments)]
-            for length in lengths
-        ]
-
-    def of(self, cells: tuple[Cell, ...]) -> int:
-        return sum(self.lengths[cell.block % len(self.lengths)][cell.segment] for cell in cells)
-
-
-def clock(
-    matching: Matching,
-    model: Model,
-    sizes: _Sizes | None = None,
-    transfers: list[Transfer] | None = None,
-) -> Result:
-    """Run a matching under the clock; without ``sizes`` every message is empty.
-
-    ``transfers``, if given, receives every message in the order it starts.
-
-    Raises:
-        ScheduleError: something is left over (deadlock, unmatched messages).
-    """
-    output = [model.ports] * matching.size
-    arrival = [model.ports] * matching.size
-    finish = [0] * matching.size
-    sent = [0] * matching.size
-    messages = now = number = 0
-    # Posted, position in its round, sender, tie-break, receiver, message: in the order to go.
-    pending: list[tuple[int, int, int, int, int, Message]] = []
-    events: list[tuple[int, int, Message | Open]] = []
-
-    def size(cells: tuple[Cell, ...]) -> int:
-        return sizes.of(cells) if sizes else 0
-
-    while True:
-        while matching.complete:
-            current = matching.complete.popleft()
-            reduced = model.gamma * sum(
-                size(cells) for step, cells, _ in current.arrived if isinstance(step, RecvReduce)
-            )
-            finish[current.rank] = max(finish[current.rank], now + reduced)
-            if reduced:
-                number += 1
-                heapq.heappush(events, (now + reduced, number, current))
-            else:
-                matching.close(current)
-        for message in matching.ready:
-            assert message.sender is not None and message.receiver is not None
-            number += 1
-            source, target = message.sender.rank, message.receiver.rank
-            pending.append((now, message.position, source, number, target, message))
-        matching.ready.clear()
-        pending.sort()
-        blocked = []
-        for entry in pending:
-            source, target, message = entry[2], entry[4], entry[5]
-            if not output[source] or not arrival[target]:
-                blocked.append(entry)
-                continue
-            output[source] -= 1
-            arrival[target] -= 1
-            length = size(message.sent)
-            sent[source] += length
-            messages += 1
-            number += 1
-            end = now + model.alpha + model.beta * length
-            heapq.heappush(events, (end, number, message))
-            if transfers is not None:
-                assert message.sender is not None
-                reduces = isinstance(message.step, RecvReduce)
-                channel = message.sender.channel
-                transfers.append(Transfer(now, end, source, target, channel, message.sent, reduces))
-        pending = blocked
-        if not events:
-            break
-        now = events[0][0]
-        while events and events[0][0] == now:
-            event = heapq.heappop(events)[2]
-            if isinstance(event, Open):
-                matching.close(event)
-                continue
-            assert event.sender is not None and event.receiver is not None
-            output[event.sender.rank] += 1
-            arrival[event.receiver.rank] += 1
-            for rank in (event.sender.rank, event.receiver.rank):
-                finish[rank] = max(finish[rank], now)
-            matching.deliver(event)
-    leftover = matching.stuck()
-    if leftover:
-        raise ScheduleError("; ".join(leftover))
-    return Result(max(finish, default=0), tuple(finish), messages, sum(sent), max(sent, default=0))
+    @property
+    def samples(self) -> list[int]:
+        """Ranks whose schedules are compared."""
+        if self.size <= _COMPARED:
+            return list(range(self.size))
+        special = [0, 1, self.size // 2, -1, random.Random(self.size).randrange(self.size)]
+        if self.algorithm.definition.rooted:
+            special += [self.root - 1, self.root, self.root + 1]
+        return sorted({rank % self.size for rank in special})
 
 
 def simulate(
@@ -189,52 +99,170 @@ def simulate(
     model: Model | None = None,
     root: int = 0,
     parameters: Mapping[str, Parameter] | None = None,
+    method: str = "auto",
 ) -> Result:
-    """Simulate one collective of ``nbytes`` (the total vector) on ``size`` ranks, event by event.
+    """Simulate one collective of ``nbytes`` (the total vector) on ``size`` ranks.
+
+    Args:
+        algorithm: from the registry.
+        size: number of ranks.
+        nbytes: bytes of the total vector.
+        model: the machine.
+        root: of a rooted collective.
+        parameters: of the algorithm.
+        method: ``events`` follows every message; ``representative`` some ranks for all, and takes
+            every block to be as long as the longest; ``sweep`` rounds of all ranks; ``auto``
+            chooses.  All find the same where the blocks are equally long.
 
     Raises:
-        ValueError: a size, root, count or parameter out of range.
+        ValueError: a size, root, count, parameter or method out of range; or the method does not
+            serve this schedule.
+        TooLargeError: it would take too long.
     """
-    if nbytes < 0:
-        raise ValueError(f"nbytes={nbytes} must not be negative")
-    matching = _matching(algorithm, size, root, parameters)
-    segments = matching.channels[0].segments if matching.channels else 1
-    sizes = _Sizes(nbytes, matching.nblocks, segments) if matching.nblocks else None
-    return clock(matching, model or Model(), sizes)
+    model = model or Model()
+    check_call(size, root, nbytes)
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is none of {', '.join(METHODS)}")
+    if model.nodes and len(model.nodes) != size:
+        raise ValueError(f"nodes of {len(model.nodes)} ranks, and there are {size}")
+    outside = [rank for rank in model.slow if not 0 <= rank < size]
+    if outside:
+        raise ValueError(f"rank {outside[0]} is slow, but is not among the ranks 0 .. {size - 1}")
+    call = _Call(algorithm, size, nbytes, model, root, algorithm.fitting(size, parameters))
+    whole = call.programs(algorithm.schedule)
+    messages = algorithm.count("messages", size, root, parameters)
+    with _without_collector():
+        if method == "events" or (method == "auto" and messages <= _FEW):
+            found = call.events([whole(rank) for rank in range(size)])
+        else:
+            found = _in_parts(call, method)
+    if model.call:
+        found = replace(found, finish=tuple(time + model.call for time in found.finish))
+    return found
 
 
-def trace(
-    algorithm: Algorithm,
-    size: int,
-    root: int = 0,
-    parameters: Mapping[str, Parameter] | None = None,
-) -> list[Transfer]:
-    """Every message under the :data:`STEPS` clock, in the order it starts.
-
-    Raises:
-        ValueError: a size, root or parameter out of range.
-    """
-    transfers: list[Transfer] = []
-    clock(_matching(algorithm, size, root, parameters), STEPS, None, transfers)
-    return transfers
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Schedules of many ranks are millions of objects, none of them garbage in a circle."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
-def _matching(
-    algorithm: Algorithm, size: int, root: int, parameters: Mapping[str, Parameter] | None
-) -> Matching[None]:
-    check_call(size, root)
-    programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]
-    memories: list[Memory[None]] = [Blank() for _ in range(size)]
-    return Matching(programs, algorithm.blocks(size), algorithm.scratch(size), memories)
+def _in_parts(call: _Call, method: str) -> Result:
+    """The parts of an algorithm one after the other, each by the way that serves it."""
+    start: Sequence[int] = (0,) * call.size
+    sent, count, ways, exact = [0] * call.size, 0, [], True
+    for part in call.algorithm.parts or (call.algorithm.schedule,):
+        found = _part(call, part, method, start)
+        start, count, exact = found.finish, count + found.messages, exact and found.exact
+        sent = [a + b for a, b in zip(sent, found.sent, strict=True)]
+        ways.append(found.how)
+    return Result(tuple(start), tuple(sent), count, "; then ".join(dict.fromkeys(ways)), exact)
 
 
-def check_call(size: int, root: int) -> None:
-    """Check a number of ranks and a root.
+def _part(call: _Call, part: Part, method: str, start: Sequence[int]) -> Result:
+    from mpicoll.sweep import SeveralMessagesError
 
-    Raises:
-        ValueError: fewer than one rank, or a root that is none of them.
-    """
-    if size < 1:
-        raise ValueError(f"P={size} ranks: at least 1 is needed")
-    if not 0 <= root < size:
-        raise ValueError(f"root={root} is not among the {size} ranks 0 .. {size - 1}")
+    programs = call.programs(part)
+    together = min(start) == max(start)
+    if method in ("auto", "representative") and together:
+        period = _period(call, programs)
+        if period:
+            return _from(start[0], _represented(call, programs, period))
+    if method == "representative" and not call.algorithm.parts:
+        raise ValueError(f"{call.name}: ranks do not all do the same, so that none represent all")
+    limit = _READABLE // call.size
+    steps = median(weight(programs(rank), limit) for rank in call.samples)
+    if steps > limit:
+        return _repeated(call, programs, start)
+    try:
+        return _swept(call, [programs(rank) for rank in range(call.size)], start)
+    except SeveralMessagesError as error:
+        if method == "sweep":
+            raise ValueError(f"{call.name} cannot be swept: {error}") from None
+        if not together or steps * call.size > 2 * _MANY:
+            raise _too_large(call) from None
+        return _from(start[0], call.events([programs(rank) for rank in range(call.size)]))
+
+
+def _from(start: int, found: Result) -> Result:
+    """The same, begun later."""
+    return replace(found, finish=tuple(start + time for time in found.finish)) if start else found
+
+
+def _swept(call: _Call, programs: Sequence[Program], start: Sequence[int]) -> Result:
+    from mpicoll.sweep import sweep
+
+    found = sweep(programs, call.size, call.sizes(programs[0]), call.model, start)
+    return replace(found, how="rounds of all ranks")
+
+
+def _represented(call: _Call, programs: Programs, period: int) -> Result:
+    """Simulate the first ranks, which represent all, with blocks as long as the longest."""
+    from mpicoll.sweep import SeveralMessagesError, sweep
+
+    def some() -> list[Program]:
+        return [programs(rank) for rank in range(period)]
+
+    # Each message is two steps.
+    steps = weight(programs(0), _READABLE) * period
+    try:
+        if steps <= 2 * _FEW:
+            found = call.events(some(), largest=True)
+        else:
+            sizes = call.sizes(some()[0], largest=True)
+            found = sweep(some(), call.size, sizes, call.model)
+    except SeveralMessagesError:
+        if steps > 2 * _MANY:
+            raise _too_large(call) from None
+        found = call.events(some(), largest=True)
+    turns = call.size // period
+    how = f"{period} rank{'s' if period > 1 else ''} for all"
+    if call.uneven:
+        how += ", largest block"
+    return Result(
+        found.finish * turns, found.sent * turns, found.messages * turns, how, not call.uneven
+    )
+
+
+def _period(call: _Call, programs: Programs) -> int | None:
+    """How many ranks represent all: those of a node, or twice as many; None if there are none."""
+    length = call.model.per_node
+    if call.model.slow or not length:
+        return None
+    fitting = (
+        period
+        for period in (length, 2 * length)
+        if is_period(period, call.size, programs, call.samples)
+    )
+    return next(fitting, None)
+
+
+def _repeated(call: _Call, programs: Programs, start: Sequence[int]) -> Result:
+    """Where all rounds of a rank are of one kind, as sampled ranks show, read one of each rank."""
+    from mpicoll.sweep import SeveralMessagesError, plain_rounds, repeat
+
+    sizes = call.sizes(programs(0), largest=True)
+    try:
+        samples = [list(plain_rounds(programs(rank), sizes)) for rank in call.samples]
+    except SeveralMessagesError:
+        raise _too_large(call) from None
+    if len({len(rounds) for rounds in samples}) > 1 or any(len(set(r)) != 1 for r in samples):
+        raise _too_large(call)
+    first = [next(plain_rounds(programs(rank), sizes)) for rank in range(call.size)]
+    found = repeat(first, len(samples[0]), call.model, start)
+    how = "rounds that repeat" + (", largest block" if call.uneven else "")
+    return replace(found, how=how, exact=not call.uneven)
+
+
+def _too_large(call: _Call) -> TooLargeError:
+    return TooLargeError(
+        f"{call.name} on {call.size} ranks has too many messages to be followed one by one, and "
+        f"its ranks do not all do the same here (stragglers and uneven nodes are reasons): give "
+        f"fewer ranks, or fewer segments"
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "doubling",
     "floor_log2",
     "nodes_of",
+    "renamed",
 ]
 
 
@@ -44,7 +46,8 @@ def doubling(size: int) -> Iterator[int]:
         distance *= 2
 
 
-class Nodes(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Nodes:
     """Which ranks share a node.
 
     ``ranks`` are the ranks of each node, in ascending order; the node of the lowest rank is first.
@@ -54,12 +57,12 @@ class Nodes(NamedTuple):
 
     ranks: tuple[tuple[int, ...], ...]
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         """Ranks of each node."""
         return [len(node) for node in self.ranks]
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """The least number of ranks of a node."""
         return min(self.lengths)
@@ -70,7 +73,15 @@ class Nodes(NamedTuple):
 
     def place(self, rank: int) -> tuple[int, int]:
         """The number of a rank's node, and the rank's number in it."""
-        return next((i, node.index(rank)) for i, node in enumerate(self.ranks) if rank in node)
+        return self._places[rank]
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, int]]:
+        return {
+            rank: (number, local)
+            for number, node in enumerate(self.ranks)
+            for local, rank in enumerate(node)
+        }
 
 
 @lru_cache(maxsize=64)
@@ -120,13 +131,14 @@ def double_binary_tree(rank: int, size: int, tree: int) -> Node:
     if tree == 0:
         return _in_order_tree(rank, size)
     if size % 2 == 0:
-        return _renamed(_in_order_tree(size - 1 - rank, size), range(size - 1, -1, -1))
-    return _renamed(_in_order_tree((rank - 1) % size, size), [*range(1, size), 0])
+        return renamed(_in_order_tree(size - 1 - rank, size), lambda place: size - 1 - place)
+    return renamed(_in_order_tree((rank - 1) % size, size), lambda place: (place + 1) % size)
 
 
-def _renamed(node: Node, names: Sequence[int]) -> Node:
-    parent = None if node.parent is None else names[node.parent]
-    return Node(parent, tuple(names[child] for child in node.children))
+def renamed(node: Node, name: Callable[[int], int]) -> Node:
+    """A node of the same tree among other ranks."""
+    parent = None if node.parent is None else name(node.parent)
+    return Node(parent, tuple(map(name, node.children)))
 
 
 def double_binary_tree_top(size: int, tree: int) -> int:

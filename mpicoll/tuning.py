@@ -3,8 +3,8 @@
 A table maps a collective to rules; a rule holds from a number of ranks and bytes on and lists
 candidates, best first.  The first candidate that can serve the call is taken.  ``native`` stands
 for the MPI library's own collective.  Rules come from tuning.json, which is part of the package,
-from a tuning file (:mod:`mpicoll.tuning_file`), the environment and a communicator's hints; each of
-these comes before the one named before it.
+from fitted parameters (:mod:`mpicoll.cost_file`), a tuning file (:mod:`mpicoll.tuning_file`), the
+environment and a communicator's hints; each of these comes before the one named before it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "ENVIRONMENT",
     "FILE",
     "HINT",
+    "MODEL",
     "NATIVE",
     "Choice",
     "Rule",
@@ -48,7 +49,7 @@ NATIVE = "native"
 #: Where the choices of :data:`BUILTIN` come from.
 BUILTIN_SOURCE = "built-in table"
 #: Ranks of rules, the least first.
-BUILT_IN, FILE, ENVIRONMENT, HINT = range(4)
+BUILT_IN, MODEL, FILE, ENVIRONMENT, HINT = range(5)
 #: Where they come from when the caller names them.
 ARGUMENT = "argument"
 
@@ -79,7 +80,7 @@ class Rule(NamedTuple):
     ranks: int = 1
     #: Whether for ranks that all share memory, or for others; None: for all.
     near: bool | None = None
-    #: What comes before what: one of :data:`BUILT_IN`, :data:`FILE`, ...
+    #: What comes before what: one of :data:`BUILT_IN`, :data:`MODEL`, ...
     rank: int = 0
 
 

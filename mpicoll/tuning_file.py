@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from mpicoll import tuning
 
-__all__ = ["load"]
+__all__ = ["load", "rule_type"]
 
 
 def load(path: str) -> tuning.Table:
@@ -36,13 +36,19 @@ def load(path: str) -> tuning.Table:
         raise ValueError(f"tuning file {path!r}: {error}") from None
 
 
-def _rules(content: bytes) -> dict[str, list[dict[str, Any]]]:
+def rule_type(files: str) -> Any:
+    """The type of a rule in a file, for pydantic.
+
+    Args:
+        files: which files need it.
+
+    Raises:
+        ModuleNotFoundError: pydantic is missing.
+    """
     try:
         import pydantic
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "tuning files need pydantic: pip install mpicoll[config]"
-        ) from None
+        raise ModuleNotFoundError(f"{files} need pydantic: pip install mpicoll[config]") from None
 
     class Rule(pydantic.BaseModel, extra="forbid", strict=True):
         nbytes: int = pydantic.Field(0, ge=0)
@@ -50,10 +56,17 @@ def _rules(content: bytes) -> dict[str, list[dict[str, Any]]]:
         near: bool | None = None
         algorithms: list[str] = pydantic.Field(min_length=1)
 
+    return Rule
+
+
+def _rules(content: bytes) -> dict[str, list[dict[str, Any]]]:
+    Rule = rule_type("tuning files")
+    import pydantic
+
     class File(pydantic.BaseModel, extra="forbid", strict=True):
         mpicoll: Literal["tuning 1"]
         about: dict[str, Any] = {}  # how it was made
-        rules: dict[str, list[Rule]]
+        rules: dict[str, list[Rule]]  # type: ignore[valid-type]
 
     try:
         return File.model_validate_json(content).model_dump()["rules"]

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from mpicoll.clock import check_call, clock
 from mpicoll.collectives import Collective, Content, Place
+from mpicoll.machine import STEPS
 from mpicoll.matching import Blank, Cell, Matching, Memory, ScheduleError, run
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm, Parameter, Value
 from mpicoll.schedule import (
@@ -28,7 +30,6 @@ from mpicoll.schedule import (
     Step,
     blocks,
 )
-from mpicoll.simulate import STEPS, check_call, clock
 
 __all__ = ["Case", "Counts", "count", "verify"]
 

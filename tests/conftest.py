@@ -137,3 +137,17 @@ def job(mpirun, tmp_path):
         return done.status, done.out, done.err
 
     return run
+
+
+@pytest.fixture
+def command(capsys):
+    """Run the command in this process: exit status, standard output, standard error."""
+
+    from mpicoll.cli import main
+
+    def run(*words):
+        status = main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return SimpleNamespace(status=status, out=captured.out, err=captured.err)
+
+    return run

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpicoll import __version__, algorithms, registry
-from mpicoll.cli import launcher, main, parse
+from mpicoll.cli import launcher, parse
 from mpicoll.cli.errors import UsageError
 
 LAUNCHER_VARIABLES = {name for entry in launcher._LAUNCHERS for name in entry[1:]}
@@ -24,18 +23,6 @@ def _no_launcher(monkeypatch):
     for name in LAUNCHER_VARIABLES | {"SLURM_STEP_ID"}:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
-
-
-@pytest.fixture
-def command(capsys):
-    """Run the command in this process: exit status, standard output, standard error."""
-
-    def run(*words):
-        status = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return SimpleNamespace(status=status, out=captured.out, err=captured.err)
-
-    return run
 
 
 @pytest.fixture
@@ -216,7 +203,10 @@ def test_show_names_a_file_that_cannot_be_written(command, tmp_path):
 def test_simulate_agrees_with_the_formula(command):
     words = ("simulate", "allreduce", "ring", "-P", "4", "-n", "1M", "--alpha", "2us")
     facts = json.loads(command(*words, "--beta", "1e-10", "--gamma", "50ps", "--json").out)
-    assert facts["model"] == {"alpha": 2e-6, "beta": 1e-10, "gamma": 5e-11, "ports": 1}
+    assert facts["model"] == {
+        **{"alpha": 2e-6, "beta": 1e-10, "gamma": 5e-11, "step": 0, "call": 0},
+        **{"ports": 1, "per_node": None},
+    }
     (case,) = facts["cases"]
     assert case["time"] == pytest.approx(2 * 3 * (2e-6 + (1 << 18) * 1e-10) + 3 * (1 << 18) * 5e-11)
     assert case["time"] == pytest.approx(case["formula"])
@@ -274,6 +264,14 @@ def test_simulate_compares_all(command):
         (["bench", "allreduce", "--ranks", "2,x"], "--ranks '2,x': 'x' is neither a number nor"),
         (["bench", "allreduce", "--resume"], "--resume needs the file to go on with"),
         (["bench", "--config", "no.toml"], "--config no.toml: No such file or directory"),
+        (["simulate", "allreduce", "ring", "--inter-alpha", "1us"], "need --per-node"),
+        (["simulate", "allreduce", "ring", "--straggler", "3"], "'' is no factor of at least 1"),
+        (["simulate", "allreduce", "ring", "--straggler", "x=2"], "write a rank and a factor"),
+        (["simulate", "allreduce", "ring", "--straggler", "4=2"], "rank 4 is slow, but is not"),
+        (["simulate", "allreduce", "ring", "--factor", "0.5"], "'0.5' is no factor of at least 1"),
+        (["simulate", "allreduce", "ring", "--model", "m", "--beta", "1ps"], "--beta exclude each"),
+        (["simulate", "allreduce", "ring", "--model", "none.json"], "No such file"),
+        (["simulate", "allreduce", "ring", "--plot", "a.xyz"], "xyz"),
         (["bench", "allreduce", "-a", "rung"], "known are binomial, double_binary_tree"),
         (["bench", "allreduce", "-a", "linear", "--set", "order=1,0"], "no parameter 'order'"),
         (["bench", "allreduce", "-b", "64", "-e", "8"], "first size 64 is larger than the last"),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,15 @@ def test_the_reference_of_the_command_has_every_subcommand_and_option():
     assert {"list", "show", "verify", "simulate", "bench", "train", "doctor"} <= set(named)
     for option in ("--svg FILE", "--alpha TIME", "-J, --output_file FILE", "--epochs"):
         assert f"``{option}" in text
+
+
+def test_the_picture_of_growth():
+    growth = module("growth")
+    sizes = [1 << k for k in range(1, 7)]
+    assert growth.steps("ring", sizes) == {size: 2 * (size - 1) for size in sizes}
+    tree = [*growth.steps("double_binary_tree", sizes).values()]
+    assert all(0 < after - before <= 5 for before, after in pairwise(tree))
+    assert growth.PICTURE.name in page("simulation") and growth.PICTURE.exists()
 
 
 # --- what is shown runs ---------------------------------------------------------------------------

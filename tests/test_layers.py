@@ -17,7 +17,8 @@ PACKAGE = Path(mpicoll.__file__).parent
 LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
-    {"matching", "verify", "simulate", "draw", "cost"},
+    {"matching", "verify", "simulate", "draw", "cost", "paths"}
+    | {"clock", "likeness", "machine", "ports", "sweep"},
     {
         "ops",
         "_kernels",
@@ -60,16 +61,23 @@ LAYERS = [
         "state",
         "settings",
         "hints",
+        "cost_file",
+        "predict",
         "tuning_file",
         "windows",
         "tuning",
     },
-    {"cli", "bench", "train", "__main__", "__init__"},
+    {"cli", "bench", "model", "train", "__main__", "__init__"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 
 #: The ground needs nothing but the standard library.
-PURE = LAYERS[0] | LAYERS[1] | {"matching", "verify", "simulate"}
+PURE = (
+    LAYERS[0]
+    | LAYERS[1]
+    | {"matching", "verify", "simulate"}
+    | {"clock", "likeness", "machine", "ports"}
+)
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

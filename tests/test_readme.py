@@ -10,6 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from synthetic import launched
+
+from mpicoll import cost_file
+from mpicoll.bench.records import Writer
+from mpicoll.cost import CostModel, Costs, Piece
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -48,8 +53,24 @@ def test_the_readme_shows_commands():
     assert {command.split()[0] for command in SHOWN} == {"mpicoll", "mpirun"}
 
 
+def measured(folder):
+    """What the commands shown before have written."""
+    costs = Costs({"intra": (Piece(None, 1e-6, 1e-10),)})
+    ring = {"allreduce": ["ring"]}
+    given = {"sizes": (8, 1024, 65536), "ranks": (2, 4), "repetitions": 5}
+    for name, launches in (("sweep", 2), ("before", 7), ("after", 7)):
+        with Writer(folder / f"{name}.jsonl") as writer:
+            for made in launched(costs, ring, name=name, launches=launches, **given):
+                writer.run(made.name, made.facts)
+                for point in made.points:
+                    writer.point(point)
+    cost_file.write(folder / "model.json", CostModel(costs))
+
+
 @pytest.mark.parametrize("command", SHOWN)
 def test_a_command_of_the_readme(command, tmp_path):
+    if any(f"mpicoll {word} " in command for word in ("fit", "explain", "tune", "compare")):
+        measured(tmp_path)
     done = run(shlex.split(command), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout

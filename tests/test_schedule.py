@@ -9,6 +9,8 @@ from hypothesis import given as each
 from hypothesis import strategies as st
 
 from mpicoll import algorithms
+from mpicoll.clock import clock
+from mpicoll.machine import STEPS
 from mpicoll.matching import Blank, Matching, ScheduleError, run
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import (
@@ -26,7 +28,6 @@ from mpicoll.schedule import (
     then,
     within,
 )
-from mpicoll.simulate import STEPS, clock
 from mpicoll.verify import verify
 
 

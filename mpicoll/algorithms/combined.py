@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mpicoll.algorithms.binomial import blocks_in_subtrees, gather_binomial, scatter_binomial
 from mpicoll.algorithms.recursive import (
     power_of_two,
@@ -26,6 +28,11 @@ def bcast_scatter_allgather(rank: int, size: int, root: int) -> Rounds:
     it has all of it.
     """
     yield from scatter_binomial(rank, size, root)
+    yield from _ring_from(rank, size, root)
+
+
+def _ring_from(rank: int, size: int, root: int) -> Rounds:
+    """An all-gather round a ring in which the root receives nothing."""
     right, left = (rank + 1) % size, (rank - 1) % size
     for k in range(size - 1):
         sends = (Send(right, rank - k),) if right != root else ()
@@ -42,10 +49,17 @@ def reduce_reduce_scatter_gather(rank: int, size: int, root: int) -> Rounds:
 
     2 log2(P) alpha + 2(P - 1)/P n beta + (P - 1)/P n gamma: for long vectors.
     """
-    from_root = [(root + place) % size for place in range(size)]
+    from_root = _from_root(root, size)
     place = (rank - root) % size
-    yield from within(reduce_scatter_recursive_halving(place, size), from_root, from_root)
+    yield from within(
+        reduce_scatter_recursive_halving(place, size), from_root, range(root, root + size)
+    )
     yield from gather_binomial(rank, size, root)
+
+
+@lru_cache(maxsize=8)
+def _from_root(root: int, size: int) -> tuple[int, ...]:
+    return (*range(root, size), *range(root))
 
 
 def _busiest(P: int) -> int:
@@ -79,6 +93,7 @@ register(
     fan_in=lambda P: int(P > 1),
     lecture=lambda P, n, a, b, g: (ceil_log2(P) + P - 1) * a + 2 * (P - 1) / P * n * b,
     blocks=per_rank,
+    parts=(scatter_binomial, _ring_from),
     reference=(
         "E. Chan, M. Heimlich, A. Purkayastha, R. van de Geijn, Collective communication: theory, "
         "practice, and experience, Concurrency and Computation 19 (2007)"

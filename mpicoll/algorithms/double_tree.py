@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from mpicoll.registry import COMMUTATIVE, SAME_BITS, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, channels, pipelined, then
-from mpicoll.topology import Node, ceil_log2, double_binary_tree, double_binary_tree_top
+from mpicoll.topology import (
+    Node,
+    ceil_log2,
+    double_binary_tree,
+    double_binary_tree_top,
+    renamed,
+)
 
 _REFERENCE = (
     "P. Sanders, J. Speck, J. L. Traff, Two-tree algorithms for full bandwidth broadcast, "
@@ -67,14 +73,17 @@ def bcast_double_binary_tree(
     A leaf of one tree is interior in the other.  With k segments a tree about (2k + 2 log2 P) steps
     of n/2k bytes on one port.
     """
-    others = [(root + place) % size for place in range(1, size)]
+
+    def other(place: int) -> int:
+        """The other ranks, counted from the root's right neighbour."""
+        return (root + 1 + place) % size
 
     def node(tree: int) -> Node:
         if rank == root:
-            return Node(None, (others[double_binary_tree_top(size - 1, tree)],) if others else ())
-        place = double_binary_tree((rank - root) % size - 1, size - 1, tree)
-        parent = root if place.parent is None else others[place.parent]
-        return Node(parent, tuple(others[child] for child in place.children))
+            top = double_binary_tree_top(size - 1, tree) if size > 1 else 0
+            return Node(None, (other(top),) if size > 1 else ())
+        node = renamed(double_binary_tree((rank - root) % size - 1, size - 1, tree), other)
+        return node._replace(parent=root) if node.parent is None else node
 
     return pipelined(channels(*(bcast_tree(node(t), t) for t in (0, 1))), segments, window)
 

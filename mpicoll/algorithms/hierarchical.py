@@ -12,6 +12,7 @@ column j, so that k ranks of a node use the network side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from mpicoll.algorithms.binomial import bcast_binomial
@@ -31,7 +32,12 @@ REFERENCE = (
 
 def known_nodes(size: int, nodes: Sequence[int]) -> Nodes:
     """The nodes of the ranks; without any named, every rank is one by itself."""
-    return nodes_of(tuple(nodes) or tuple(range(size)))
+    return nodes_of(tuple(nodes)) if len(nodes) else _alone(size)
+
+
+@lru_cache(maxsize=8)
+def _alone(size: int) -> Nodes:
+    return nodes_of(tuple(range(size)))
 
 
 def push(local: int, size: int, owners: int) -> Rounds:
@@ -114,8 +120,7 @@ def bcast_hierarchical(
     known = known_nodes(size, nodes)
     number, local = known.place(rank)
     top, _ = known.place(root)
-    node, leaders = known.ranks[number], known.column(0)
-    leaders[top] = root
+    node, leaders = known.ranks[number], _leaders(known, root)
     leader = leaders[number]
 
     def one_segment() -> Rounds:
@@ -125,6 +130,14 @@ def bcast_hierarchical(
         yield from within(bcast_binomial(local, len(node), node.index(leader)), node, [0])
 
     return pipelined(one_segment(), segments, window)
+
+
+@lru_cache(maxsize=8)
+def _leaders(known: Nodes, root: int) -> tuple[int, ...]:
+    """The rank of each node that stands for it: the root, or the first."""
+    leaders = known.column(0)
+    leaders[known.place(root)[0]] = root
+    return tuple(leaders)
 
 
 def waits(known: Nodes) -> int:

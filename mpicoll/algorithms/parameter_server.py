@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpicoll.algorithms.linear import gather_linear
 from mpicoll.registry import RANK_ORDER, SAME_BITS, per_rank, register
 from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
 
@@ -65,10 +66,7 @@ def reduce_parameter_server(rank: int, size: int, root: int) -> Rounds:
     Two rounds, the work of reduction shared by all ranks: 2(P - 1)(alpha + n/P beta) at the root.
     """
     yield from reduce_scatter_parameter_server(rank, size)
-    if rank == root:
-        yield tuple(Recv((rank + k) % size, rank + k) for k in range(1, size))
-    else:
-        yield Send(root, rank)
+    yield from gather_linear(rank, size, root)
 
 
 _REFERENCE = (
@@ -96,6 +94,7 @@ register(
     "reduce",
     "parameter_server",
     reduce_parameter_server,
+    parts=(reduce_scatter_parameter_server, gather_linear),
     rounds=lambda P: 2 * int(P > 1),
     depth=lambda P: 2 * (P - 1),
     messages=lambda P: (P + 1) * (P - 1),

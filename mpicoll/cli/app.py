@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 
 from mpicoll import __version__
-from mpicoll.cli import bench, doctor, listing, show, simulate, train, verify
+from mpicoll.cli import (
+    bench,
+    compare,
+    doctor,
+    fit,
+    listing,
+    predict,
+    show,
+    simulate,
+    train,
+    tune,
+    verify,
+)
 
 app = typer.Typer(
     name="mpicoll",
@@ -22,6 +34,11 @@ for name, command in (
     ("verify", verify.command),
     ("simulate", simulate.command),
     ("bench", bench.command),
+    ("fit", fit.command),
+    ("predict", predict.command),
+    ("explain", predict.explain),
+    ("tune", tune.command),
+    ("compare", compare.command),
     ("train", train.command),
     ("doctor", doctor.command),
 ):

@@ -42,7 +42,7 @@ def command(
     if not algorithm:
         return _show_trace(collective, json)
     from mpicoll import algorithms, draw
-    from mpicoll.simulate import check_call
+    from mpicoll.clock import check_call
 
     sizes = parse.ranks(ranks)
     if len(sizes) != 1:

@@ -1,0 +1,113 @@
+"""What the subcommands that read measurements or parameters share."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpicoll.cli import output
+from mpicoll.cli.errors import UsageError, describe, usage
+
+if TYPE_CHECKING:
+    from mpicoll.bench.records import Run
+    from mpicoll.cost import CostModel
+    from mpicoll.model.cells import Cell, Left
+
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUNS", help="Files that `mpicoll bench -J` wrote.")
+]
+Mix = Annotated[
+    bool, typer.Option("--mix", help="Put runs of different machines or MPI libraries together.")
+]
+Oversubscribed = Annotated[
+    bool, typer.Option("--oversubscribed", help="Use points with more ranks than cores, too.")
+]
+Model = Annotated[
+    Path, typer.Option("-m", "--model", metavar="FILE", help="Parameters that `mpicoll fit` wrote.")
+]
+PerNode = Annotated[
+    int | None,
+    typer.Option(
+        "--per-node", min=1, metavar="N", help="Ranks of a node, where there are several."
+    ),
+]
+
+
+def need(modules: Sequence[str], extra: str) -> None:
+    """Check that some modules are installed, before anything is done.
+
+    Raises:
+        UsageError: one is missing; the message names the extra that brings it.
+    """
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            raise UsageError(f"this needs {name}: pip install mpicoll[{extra}]") from None
+
+
+def runs(paths: Sequence[Path], mix: bool) -> list[Run]:
+    """The runs of some files; lines that cannot be read are remarked and dropped.
+
+    Raises:
+        UsageError: a file cannot be read or has no point, or they are of different machines.
+    """
+    from mpicoll.bench.runs import load
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with usage():
+                found = load(paths, mix=mix)
+        except OSError as error:
+            raise UsageError(describe(error)) from None
+        finally:
+            for warning in caught:
+                output.remark(f"mpicoll: warning: {warning.message}")
+    return found
+
+
+def cells(found: Sequence[Run], oversubscribed: bool) -> tuple[list[Cell], Left]:
+    """The measurements of some runs put together.
+
+    Raises:
+        UsageError: none of them can be used.
+    """
+    from mpicoll.model.cells import gather
+
+    with usage():
+        return gather(found, oversubscribed=oversubscribed)
+
+
+def model(path: Path) -> CostModel:
+    """The parameters of a file.
+
+    Raises:
+        UsageError: it cannot be read, or is none; or pydantic is missing.
+    """
+    from mpicoll import cost_file
+
+    need(["pydantic"], "config")
+    with usage():
+        return cost_file.read(path)
+
+
+def nodes(parameters: CostModel, ranks: int, per_node: int | None) -> tuple[int, ...]:
+    """The node of each rank; none where the parameters know one kind of link alone.
+
+    Raises:
+        UsageError: they know two, and nothing says where the ranks are.
+    """
+    if per_node is not None:
+        return tuple(rank // per_node for rank in range(ranks))
+    if len(parameters.general.links) > 1:
+        raise UsageError(
+            "the parameters tell links within a node from links between nodes; say how many ranks "
+            "a node has, as --per-node 4"
+        )
+    return ()

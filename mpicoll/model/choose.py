@@ -1,0 +1,351 @@
+"""Choices from measurements or a model: rules, crossovers and what a wrong choice costs.
+
+Everything works on tables: for one collective on one number of ranks the times of each choice at
+the measured sizes.  Between sizes times are taken as straight lines in log-log scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpicoll import tuning
+from mpicoll.cost import CostModel, interval
+from mpicoll.model.cells import Array, Cell, Resampled, launches
+from mpicoll.predict import predict
+from mpicoll.tuning import NATIVE, Choice
+
+#: A choice is kept for the next size unless another is faster by more than this.
+LEAST_GAIN = 0.02
+#: Candidates of a rule, besides the library's own.
+MOST_CANDIDATES = 4
+
+
+class Place(NamedTuple):
+    """Where a table holds."""
+
+    collective: str
+    ranks: int
+    near: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """Times of the choices of one collective on one number of ranks.
+
+    Attributes:
+        place: where it holds.
+        sizes: bytes of the whole vector, ascending.
+        cells: by choice, one for each size; None where it was not measured.
+    """
+
+    place: Place
+    sizes: tuple[int, ...]
+    cells: Mapping[str, tuple[Cell | None, ...]]
+
+    def times(self, seconds: Callable[[Cell], float]) -> dict[str, Array]:
+        """Seconds of each choice at each size; infinite where it was not measured."""
+        return {
+            choice: np.array([math.inf if cell is None else seconds(cell) for cell in row])
+            for choice, row in self.cells.items()
+        }
+
+
+def tables(cells: Sequence[Cell]) -> list[Table]:
+    """The tables that some cells make."""
+    places: dict[Place, dict[str, dict[int, Cell]]] = {}
+    for cell in cells:
+        place = Place(cell.collective, cell.ranks, cell.near)
+        places.setdefault(place, {}).setdefault(cell.choice, {})[cell.nbytes] = cell
+    found = []
+    for place, choices in places.items():
+        sizes = tuple(sorted({nbytes for row in choices.values() for nbytes in row}))
+        rows = {c: tuple(map(row.get, sizes)) for c, row in choices.items()}
+        found.append(Table(place, sizes, rows))
+    return found
+
+
+def modelled(model: CostModel) -> Callable[[Cell], float]:
+    """What a model predicts for a cell; for what it cannot predict, infinite."""
+
+    def seconds(cell: Cell) -> float:
+        choice = Choice(cell.algorithm, cell.parameters)
+        call = cell.ranks, cell.nbytes, max(cell.root, 0), cell.nodes
+        try:
+            return predict(model, cell.collective, choice, *call).seconds
+        except ValueError:
+            return math.inf
+
+    return seconds
+
+
+# --- who is fastest where -------------------------------------------------------------------------
+
+
+def crossing(sizes: Sequence[int], ratios: Array, index: int) -> float:
+    """Where the logarithm of a ratio of times meets nothing between two neighbouring sizes."""
+    low, high = max(sizes[index], 1), max(sizes[index + 1], 1)
+    before, after = ratios[index], ratios[index + 1]
+    if not (math.isfinite(before) and math.isfinite(after)) or before == after:
+        return math.sqrt(low * high)
+    share = min(max(before / (before - after), 0.0), 1.0)
+    return float(low * (high / low) ** share)
+
+
+def winners(times: Mapping[str, Array], gain: float = 0.0) -> list[str]:
+    """The fastest choice at each size; the one before is kept unless another gains more."""
+    found: list[str] = []
+    for index in range(len(next(iter(times.values())))):
+        best = min(times, key=lambda choice: times[choice][index])
+        if found and times[found[-1]][index] <= times[best][index] * (1 + gain):
+            best = found[-1]
+        found.append(best)
+    return found
+
+
+def rules(table: Table, times: Mapping[str, Array], gain: float = LEAST_GAIN) -> list[Any]:
+    """The rules of a tuning file for a table."""
+    best = winners(times, gain)
+    starts = [i for i in range(len(best)) if not i or best[i] != best[i - 1]]
+    found = []
+    for start, end in zip(starts, [*starts[1:], len(best)], strict=True):
+        first = 0
+        if start:
+            ratios = np.log(times[best[start - 1]]) - np.log(times[best[start]])
+            first = math.ceil(crossing(table.sizes, ratios, start - 1))
+        others = sorted(
+            (c for c in times if c != best[start] and np.isfinite(times[c][start:end]).all()),
+            key=lambda choice: float(np.log(times[choice][start:end]).sum()),
+        )
+        named = [best[start], *others[: MOST_CANDIDATES - 1]]
+        if NATIVE not in named:
+            named.append(NATIVE)
+        rule = {"ranks": table.place.ranks, "nbytes": first, "near": table.place.near}
+        found.append({**rule, "algorithms": named})
+    return found
+
+
+def all_rules(
+    found: Sequence[Table], seconds: Callable[[Cell], float], gain: float = LEAST_GAIN
+) -> dict[str, list[Any]]:
+    """The rules of a tuning file for some tables."""
+    made: dict[str, list[Any]] = {}
+    for table in sorted(found, key=lambda table: table.place):
+        if table.place.ranks > 1:
+            times = table.times(seconds)
+            made.setdefault(table.place.collective, []).extend(rules(table, times, gain))
+    return made
+
+
+# --- crossovers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """The size from which one choice is faster than another.
+
+    Attributes:
+        place: where.
+        before, after: the faster choice below, and above.
+        measured, predicted: bytes and their 95 % interval; None where they do not cross.
+    """
+
+    place: Place
+    before: str
+    after: str
+    measured: tuple[float, float, float] | None
+    predicted: tuple[float, float, float] | None
+
+
+def crossovers(
+    found: Sequence[Table],
+    model: CostModel,
+    resampled: Resampled | None,
+    gain: float = LEAST_GAIN,
+) -> list[Crossover]:
+    """Where the fastest choice changes, by measurement, and where by the model."""
+    made = []
+    for table in found:
+        measured = table.times(lambda cell: cell.seconds)
+        predicted = table.times(modelled(model))
+        best = winners(measured, gain)
+        for index in range(1, len(best)):
+            one, other = best[index - 1], best[index]
+            if one == other or table.place.ranks < 2:
+                continue
+            near = crossing(table.sizes, np.log(measured[one] / measured[other]), index - 1)
+
+            def at(times: Mapping[str, Array], a: str = one, b: str = other, n: float = near):
+                return _nearest(table.sizes, np.log(times[a] / times[b]), n)  # noqa: B023
+
+            spread = _spread(table, model, resampled, (one, other))
+            made.append(
+                Crossover(
+                    table.place,
+                    one,
+                    other,
+                    _with_interval(at(measured), [at(times) for times, _ in spread]),
+                    _with_interval(at(predicted), [at(times) for _, times in spread]),
+                )
+            )
+    return made
+
+
+def _nearest(sizes: Sequence[int], ratios: Array, near: float) -> float | None:
+    """Where the sign changes upwards, nearest to a size."""
+    changes = [
+        crossing(sizes, ratios, i)
+        for i in range(len(sizes) - 1)
+        if ratios[i] <= 0 < ratios[i + 1] and math.isfinite(ratios[i + 1] - ratios[i])
+    ]
+    return min(changes, key=lambda size: abs(math.log(size / near)), default=None)
+
+
+def _with_interval(
+    value: float | None, replicates: Sequence[float | None]
+) -> tuple[float, float, float] | None:
+    if value is None:
+        return None
+    low, high = interval([r for r in replicates if r is not None] or [value])
+    return value, min(low, value), max(high, value)
+
+
+def _spread(
+    table: Table, model: CostModel, resampled: Resampled | None, pair: tuple[str, str]
+) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+    """Measured and predicted times of two choices in each replicate."""
+    if resampled is None:
+        return []
+    made = []
+    for number in range(resampled.count):
+        measured, predicted = {}, {}
+        for choice in pair:
+            row = table.cells[choice]
+            evidence = model.evidence.get(table.place.collective, {}).get(choice)
+            measured[choice] = np.array(
+                [math.inf if cell is None else resampled.seconds(cell)[number] for cell in row]
+            )
+            predicted[choice] = measured[choice]
+            if evidence is not None and evidence.replicates:
+                costs = evidence.replicates[number]
+                predicted[choice] = np.array(
+                    [math.inf if cell is None else cell.path.seconds(costs) for cell in row]
+                )
+        made.append((measured, predicted))
+    return made
+
+
+# --- regret ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What a way of choosing costs: t(pick) / t(best) - 1, on launches that picked neither.
+
+    Attributes:
+        n: calls that were compared.
+        mean, worst: of them.
+        where: the call of the worst, in words.
+    """
+
+    n: int
+    mean: float
+    worst: float
+    where: str
+
+
+#: Gives the choice, in words, for a table and the index of a size; None where it has none.
+Pick = Callable[[Table, int], "str | None"]
+
+
+def regrets(
+    cells: Sequence[Cell], ways: Mapping[str, Callable[[Sequence[Cell]], Pick]]
+) -> dict[str, Regret]:
+    """What some ways of choosing cost; nothing with a single launch.
+
+    Half of the launches pick, and say which is the best; both are timed on the other half.  Then
+    the halves change places.
+
+    Args:
+        cells: what was measured.
+        ways: make a way of choosing from cells.
+    """
+    names = launches(cells)
+    if len(names) < 2:
+        return {}
+    found: dict[str, list[tuple[float, str]]] = {way: [] for way in ways}
+    for half in (names[0::2], names[1::2]):
+        picking = [kept for cell in cells if (kept := cell.among(half))]
+        timing = {kept: kept for cell in cells if (kept := cell.among({*names} - {*half}))}
+        made = {way: make(picking) for way, make in ways.items()}
+        for table in tables(picking):
+            if table.place.ranks < 2:
+                continue
+            best = winners(table.times(lambda cell: cell.seconds))
+            for index, nbytes in enumerate(table.sizes):
+                against = _timed(table, best[index], index, timing)
+                for way, pick in made.items():
+                    chosen = pick(table, index)
+                    mine = chosen and _timed(table, chosen, index, timing)
+                    if mine and against:
+                        words = (
+                            f"{table.place.collective} of {nbytes} bytes, P = {table.place.ranks}: "
+                            f"{chosen} instead of {best[index]}"
+                        )
+                        found[way].append((mine / against - 1, words))
+    return {
+        way: Regret(len(values), float(np.mean([v for v, _ in values])), *max(values))
+        for way, values in found.items()
+        if values
+    }
+
+
+def _timed(table: Table, choice: str, index: int, timing: Mapping[Cell, Cell]) -> float | None:
+    row = table.cells.get(choice)
+    cell = row[index] if row else None
+    other = timing.get(cell) if cell else None
+    return other.seconds if other else None
+
+
+def by_times(seconds: Callable[[Cell], float]) -> Pick:
+    """Choose the smallest time."""
+
+    def pick(table: Table, index: int) -> str:
+        times = table.times(seconds)
+        return min(times, key=lambda choice: times[choice][index])
+
+    return pick
+
+
+def by_rules(written: Mapping[str, Sequence[Mapping[str, Any]]]) -> Pick:
+    """Choose as a communicator does with a tuning file."""
+    table_of = tuning.table_from(written, "", tuning.FILE)
+    return by_table(table_of)
+
+
+def by_table(written: tuning.Table) -> Pick:
+    """Choose as a communicator does with some rules, among what was measured."""
+
+    def pick(table: Table, index: int) -> str | None:
+        collective, ranks, near = table.place
+        here = tuning.for_layout(written, near)
+
+        def serves(choice: Choice) -> bool:
+            row = table.cells.get(choice.words)
+            return row is not None and row[index] is not None
+
+        try:
+            return tuning.choose(collective, ranks, table.sizes[index], here, serves).words
+        except LookupError:
+            return None
+
+    return pick
+
+
+def by_library(table: Table, index: int) -> str:
+    """Always choose the library's own."""
+    return NATIVE

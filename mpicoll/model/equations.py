@@ -1,0 +1,215 @@
+"""Times as linear equations in the parameters, and which of the parameters they tell.
+
+A row is a cell, divided by its time, so that errors are relative.  Columns are ``call``, ``step``,
+``gamma``, and alpha and beta of each piece of each link.  A parameter is identified when its column
+has a part that no sum of the others has; what is not is refused, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from mpicoll.collectives import COLLECTIVES
+from mpicoll.cost import Costs, Piece
+from mpicoll.model.cells import Array, Cell
+
+#: Sine of the angle to all other columns below which a column counts as their sum.
+LEAST_ANGLE = 0.02
+_HUBER = 1.345
+_SPREAD_OF_MAD = 1.4826
+_EXACT = 1e-4  # relative; no clock and no machine is better
+
+#: By link the ends of its pieces, without the last, which has none.
+Ends = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The messages on the paths of some cells, one entry for each cell, link and size."""
+
+    row: np.ndarray
+    link: np.ndarray
+    nbytes: np.ndarray
+    count: np.ndarray
+
+
+class Equations:
+    """The equations of some cells.
+
+    Args:
+        cells: the cells, each with a path.
+        seconds: their times, if not the measured ones.
+    """
+
+    def __init__(self, cells: Sequence[Cell], seconds: Array | None = None) -> None:
+        self.cells = cells
+        measured = np.array([cell.seconds for cell in cells])
+        self.seconds = measured if seconds is None else seconds
+        paths = [cell.path for cell in cells]
+        found = [
+            (i, link, m, c) for i, p in enumerate(paths) for (link, m), c in p.messages.items()
+        ]
+        self.links = sorted({link for _, link, _, _ in found})
+        self._entries = Entries(
+            np.array([i for i, _, _, _ in found], int),
+            np.array([self.links.index(link) for _, link, _, _ in found], int),
+            np.array([m for _, _, m, _ in found], float),
+            np.array([c for _, _, _, c in found], float),
+        )
+        self._single = {
+            "call": np.ones(len(cells)),
+            "step": np.array([p.rounds for p in paths], float),
+            "gamma": np.array([p.reduced for p in paths], float),
+        }
+
+    def sizes(self, link: str) -> list[int]:
+        """The sizes of messages on a link, ascending."""
+        mine = self._entries.link == self.links.index(link)
+        return [int(m) for m in np.unique(self._entries.nbytes[mine])]
+
+    def columns(self, ends: Ends) -> dict[str, Array]:
+        """The columns, by the names that :meth:`mpicoll.cost.Costs.numbers` gives them."""
+        columns = dict(self._single)
+        e = self._entries
+        for number, link in enumerate(self.links):
+            limits = ends.get(link, ())
+            piece = np.searchsorted(np.array(limits, float), e.nbytes, side="left")
+            for index, end in enumerate((*limits, None)):
+                mine = (e.link == number) & (piece == index)
+                where = link if end is None else f"{link} upto {end}"
+                for name, weight in (("alpha", e.count), ("beta", e.count * e.nbytes)):
+                    column = np.zeros(len(self.cells))
+                    np.add.at(column, e.row[mine], weight[mine])
+                    columns[f"{name} {where}"] = column
+        return columns
+
+
+def relative(columns: Mapping[str, Array], names: Sequence[str], seconds: Array) -> Array:
+    """The columns of some parameters, each row divided by its time."""
+    return np.column_stack([columns[name] for name in names]) / seconds[:, None]
+
+
+def identified(columns: Mapping[str, Array], seconds: Array, reduces: bool) -> tuple[str, ...]:
+    """The parameters that the equations tell, the first ones where only their sum is told.
+
+    Alpha and beta of all pieces come first, then ``call``, ``step``, and ``gamma`` if ``reduces``.
+    """
+    order = sorted((n for n in columns if n not in ("call", "step", "gamma")), key=_alpha_first)
+    order += ["call", "step", *(["gamma"] if reduces else [])]
+    kept: list[str] = []
+    basis = np.zeros((len(seconds), 0))
+    for name in order:
+        column = columns[name] / seconds
+        norm = np.linalg.norm(column)
+        if not norm:
+            continue
+        rest = column / norm
+        for _ in range(2):  # twice is enough
+            rest = rest - basis @ (basis.T @ rest)
+        sine = np.linalg.norm(rest)
+        if sine >= LEAST_ANGLE:
+            kept.append(name)
+            basis = np.column_stack([basis, rest / sine])
+    return tuple(kept)
+
+
+def _alpha_first(name: str) -> bool:
+    return name.startswith("beta")
+
+
+def condition(matrix: Array) -> float:
+    """The condition number of a matrix whose columns are scaled to the same length."""
+    return float(np.linalg.cond(matrix / np.linalg.norm(matrix, axis=0)))
+
+
+def solve(matrix: Array, rounds: int = 8) -> tuple[Array, Array]:
+    """Non-negative least squares with Huber's loss, for a right-hand side of ones.
+
+    Returns:
+        The parameters, and the residuals: relative errors of what they predict.
+    """
+    scale = np.linalg.norm(matrix, axis=0)
+    scaled = matrix / scale
+    weights = np.ones(len(matrix))
+    residual = np.zeros(len(matrix))
+    for _ in range(rounds):
+        found, _ = nnls(scaled * weights[:, None], weights)
+        before, residual = residual, scaled @ found - 1
+        spread = max(_SPREAD_OF_MAD * float(np.median(np.abs(residual))), _EXACT)
+        if np.max(np.abs(residual - before)) < _EXACT * spread:
+            break
+        far = np.abs(residual) / (_HUBER * spread)
+        weights = 1 / np.sqrt(np.maximum(far, 1.0))
+    return found / scale, residual
+
+
+def criterion(residual: Array, parameters: int) -> float:
+    """The Bayesian information criterion of a fit, for errors with Laplace's distribution."""
+    n = len(residual)
+    spread = max(float(np.mean(np.abs(residual))), _EXACT)
+    return float(2 * n * np.log(spread) + parameters * np.log(n))
+
+
+def as_costs(names: Sequence[str], values: Array, links: Sequence[str], ends: Ends) -> Costs:
+    """Parameters as a set; those not among the names are nothing."""
+    given = dict(zip(names, map(float, values), strict=True))
+
+    def pieces(link: str) -> tuple[Piece, ...]:
+        found = []
+        for end in (*ends.get(link, ()), None):
+            where = link if end is None else f"{link} upto {end}"
+            alpha, beta = given.get(f"alpha {where}", 0.0), given.get(f"beta {where}", 0.0)
+            found.append(Piece(end, alpha, beta))
+        return tuple(found)
+
+    single = {name: given.get(name, 0.0) for name in ("gamma", "call", "step")}
+    return Costs({link: pieces(link) for link in links}, **single)
+
+
+def reasons(
+    cells: Sequence[Cell], columns: Mapping[str, Array], kept: Sequence[str]
+) -> dict[str, str]:
+    """For each parameter that is not told: why, and which measurement is missing."""
+    found = {}
+    for name in columns:
+        if name in kept:
+            continue
+        if name == "gamma":
+            found[name] = _why_no_gamma(cells)
+        elif name == "step":
+            found[name] = (
+                "rounds and messages, or calls, grow alike: its share is in alpha or call; measure "
+                "an algorithm with several messages in a round (linear, parameter_server) on "
+                "several numbers of ranks"
+            )
+        elif name == "call":
+            found[name] = (
+                "calls and messages grow alike: its share is in alpha; measure several numbers of "
+                "ranks"
+            )
+        elif not columns[name].any():
+            found[name] = "no critical path has such a message"
+        else:
+            found[name] = "its messages are all alike; measure more sizes and numbers of ranks"
+    return found
+
+
+def _why_no_gamma(cells: Sequence[Cell]) -> str:
+    reducing = {COLLECTIVES[cell.collective].reduces for cell in cells}
+    if reducing == {False}:
+        return "nothing measured reduces; measure reduce_scatter too"
+    if reducing == {True}:
+        return (
+            "bytes sent and bytes reduced grow alike: its share is in beta; measure allgather and "
+            "reduce_scatter, which differ in it alone"
+        )
+    return "bytes sent and bytes reduced grow alike; measure allgather and reduce_scatter"
+
+
+def tells_gamma(cells: Sequence[Cell]) -> bool:
+    """Whether some of what was measured reduces and some does not."""
+    return len({COLLECTIVES[cell.collective].reduces for cell in cells if cell.ranks > 1}) == 2

@@ -1,0 +1,230 @@
+"""The fit: one set of parameters for all algorithms, one for each, and curves for the library.
+
+Pieces by the size of a message are found one by one: the end that makes the errors smallest is
+added as long as the Bayesian information criterion falls, up to :data:`MOST_PIECES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from mpicoll.cost import CostModel, Costs, Curve, Evidence, interval
+from mpicoll.model import equations
+from mpicoll.model.cells import Array, Cell, Resampled, by_choice, is_native, launches
+from mpicoll.model.equations import Ends, Equations
+
+MOST_PIECES = 4
+REPLICATES = 80
+#: Cells for each parameter, where there are pieces.
+_LEAST_EACH = 2
+_QUICK = 2  # rounds of the robust loss while ends are looked for
+
+
+class NotIdentified(ValueError):
+    """The measurements do not tell the parameters that every prediction needs."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A set and how it was found.
+
+    Attributes:
+        costs: the parameters.
+        ends: the pieces.
+        names: the parameters that are identified.
+        condition: condition number of the equations.
+        refused: the others, and why.
+    """
+
+    costs: Costs
+    ends: Ends
+    names: tuple[str, ...]
+    condition: float
+    refused: Mapping[str, str]
+
+
+def fit_set(cells: Sequence[Cell], *, one_algorithm: bool) -> Fitted:
+    """Fit one set to some cells.
+
+    Args:
+        cells: what was measured, none of it the library's own.
+        one_algorithm: whether they are of one algorithm, which cannot tell gamma.
+
+    Raises:
+        NotIdentified: alpha or beta cannot be told; the message says which measurement is missing.
+    """
+    cells = [cell for cell in cells if cell.ranks > 1]
+    if not cells:
+        raise NotIdentified("nothing is sent; measure at least two ranks")
+    system = Equations(cells)
+    reduces = not one_algorithm and equations.tells_gamma(cells)
+    ends: dict[str, tuple[int, ...]] = {}
+    trial = _try(system, ends, reduces)
+    if trial is None:
+        raise NotIdentified(_missing(system))
+    best = trial
+    while True:
+        tried = [
+            (attempt.criterion, more)
+            for more in _more(system, ends)
+            if (attempt := _try(system, more, reduces, _QUICK)) is not None
+        ]
+        if not tried:
+            break
+        _, least = min(tried, key=lambda entry: entry[0])
+        refined = _try(system, least, reduces)
+        if refined is None or refined.criterion >= best.criterion:
+            break
+        ends, best = least, refined
+    columns = system.columns(ends)
+    matrix = equations.relative(columns, best.names, system.seconds)
+    return Fitted(
+        equations.as_costs(best.names, best.values, system.links, ends),
+        ends,
+        best.names,
+        equations.condition(matrix),
+        equations.reasons(cells, columns, best.names),
+    )
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    names: tuple[str, ...]
+    values: Array
+    criterion: float
+
+
+def _try(system: Equations, ends: Ends, reduces: bool, rounds: int = 8) -> _Attempt | None:
+    """Fit with given pieces; None where alpha or beta of one of them is not told."""
+    columns = system.columns(ends)
+    names = equations.identified(columns, system.seconds, reduces)
+    if not _complete(columns, names):
+        return None
+    matrix = equations.relative(columns, names, system.seconds)
+    values, residual = equations.solve(matrix, rounds)
+    parameters = len(names) + sum(map(len, ends.values()))
+    if ends and parameters * _LEAST_EACH > len(system.cells):
+        return None
+    return _Attempt(names, values, equations.criterion(residual, parameters))
+
+
+def _complete(columns: Mapping[str, Array], names: Sequence[str]) -> bool:
+    needed = {name for name in columns if name not in ("call", "step", "gamma")}
+    # Barriers send messages without bytes: there is no beta to tell.
+    needed -= {name for name in needed if name.startswith("beta") and not columns[name].any()}
+    return needed <= set(names)
+
+
+def _missing(system: Equations) -> str:
+    columns = system.columns({})
+    names = equations.identified(columns, system.seconds, False)
+    missing = [name for name in columns if " " in name and name not in names]
+    return (
+        f"{' and '.join(missing)} not identified: all messages are alike; measure at least two "
+        "sizes" + (", and algorithms that use the links unlike" if len(system.links) > 1 else "")
+    )
+
+
+def _more(system: Equations, ends: Ends) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The pieces with one more end, between two sizes of messages."""
+    for link in system.links:
+        mine = ends.get(link, ())
+        sizes = system.sizes(link)
+        if len(mine) + 1 >= MOST_PIECES:
+            continue
+        for low, high in pairwise(sizes):
+            end = int((low * high) ** 0.5) if low else low
+            if end not in mine:
+                yield {**ends, link: tuple(sorted((*mine, end)))}
+
+
+def refit(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Costs:
+    """The same pieces and parameters for other times."""
+    system = Equations(cells, seconds)
+    matrix = equations.relative(system.columns(fitted.ends), fitted.names, seconds)
+    values, _ = equations.solve(matrix)
+    return equations.as_costs(fitted.names, values, system.links, fitted.ends)
+
+
+def fit_curve(cells: Sequence[Cell], resampled: Resampled | None = None) -> Curve:
+    """A curve through the medians of some cells."""
+    times: dict[int, list[tuple[int, float, float, float]]] = {}
+    for cell in sorted(cells, key=lambda cell: (cell.ranks, cell.nbytes)):
+        seconds = cell.seconds
+        spread = (
+            (seconds, seconds) if resampled is None else interval(resampled.seconds(cell).tolist())
+        )
+        low, high = min(spread[0], seconds), max(spread[1], seconds)
+        rows = times.setdefault(cell.ranks, [])
+        if not rows or rows[-1][0] != cell.nbytes:
+            rows.append((cell.nbytes, seconds, low, high))
+    return Curve({ranks: tuple(rows) for ranks, rows in times.items()})
+
+
+def fit(
+    cells: Sequence[Cell],
+    *,
+    replicates: int = REPLICATES,
+    done: Callable[[str], object] = lambda what: None,
+) -> CostModel:
+    """Fit all sets to some cells.
+
+    Args:
+        cells: what was measured.
+        replicates: how many times the measurements are resampled; 0: there are no intervals.
+        done: called with what has been fitted, as it is done.
+
+    Raises:
+        NotIdentified: not even the general set can be told; the message says what is missing.
+    """
+    known = [cell for cell in cells if not is_native(cell) and cell.ranks > 1]
+    if not known:
+        raise NotIdentified(
+            "alpha and beta not identified: no algorithm of mpicoll's was measured on two ranks or "
+            "more; measure some, as `mpicoll bench allreduce --algorithms all`"
+        )
+    resampled = Resampled(cells, replicates) if replicates else None
+    general = fit_set(known, one_algorithm=False)
+    general_evidence = _evidence(known, general, resampled)
+    done("general")
+    own: dict[str, dict[str, Costs]] = {}
+    curves: dict[str, dict[str, Curve]] = {}
+    evidence: dict[str, dict[str, Evidence]] = {}
+    for (collective, choice), mine in by_choice(cells).items():
+        if is_native(mine[0]):
+            curves.setdefault(collective, {})[choice] = fit_curve(mine, resampled)
+            evidence.setdefault(collective, {})[choice] = _evidence(mine, None, None)
+        else:
+            mine = [cell for cell in mine if cell.ranks > 1]
+            try:
+                fitted = fit_set(mine, one_algorithm=True)
+            except NotIdentified as error:
+                done(f"{collective} {choice}: no set of its own: {error}")
+                continue
+            own.setdefault(collective, {})[choice] = fitted.costs
+            evidence.setdefault(collective, {})[choice] = _evidence(mine, fitted, resampled)
+        done(f"{collective} {choice}")
+    return CostModel(general.costs, own, curves, evidence, general_evidence)
+
+
+def _evidence(
+    cells: Sequence[Cell], fitted: Fitted | None, resampled: Resampled | None
+) -> Evidence:
+    sets: tuple[Costs, ...] = ()
+    if fitted is not None and resampled is not None:
+        table = np.array([resampled.seconds(cell) for cell in cells])
+        sets = tuple(refit(cells, fitted, column) for column in table.T)
+    return Evidence(
+        ranks=tuple(sorted({cell.ranks for cell in cells})),
+        least=min(cell.nbytes for cell in cells),
+        most=max(cell.nbytes for cell in cells),
+        points=len(cells),
+        launches=len(launches(cells)),
+        condition=fitted.condition if fitted else None,
+        refused=fitted.refused if fitted else {},
+        replicates=sets,
+    )

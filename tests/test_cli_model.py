@@ -1,0 +1,355 @@
+"""The command that fits, predicts, explains, tunes and compares: what it prints and refuses."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from synthetic import launched
+
+from mpicoll import cost_file, tuning_file
+from mpicoll.bench.records import Writer
+from mpicoll.cli import launcher, main
+from mpicoll.cost import CostModel, Costs, Piece
+
+pytest.importorskip("scipy")
+pytest.importorskip("pydantic")
+
+COSTS = Costs({"intra": (Piece(None, 2e-6, 1e-10),)}, gamma=5e-11, call=1e-6)
+MEASURED = {"allreduce": ["ring", "recursive_doubling", "native"], "allgather": ["ring"]}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in {variable for entry in launcher._LAUNCHERS for variable in entry[1:]}:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def command(capsys):
+    """Run the command in this process: exit status, standard output, standard error."""
+
+    def run(*words):
+        status = main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return SimpleNamespace(status=status, out=captured.out, err=captured.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(command):
+    """Run a command that must be refused; the one line that says why."""
+
+    def run(*words):
+        done = command(*words)
+        assert (done.status, done.out) == (2, "")
+        (line,) = [line for line in done.err.splitlines() if "warning" not in line]
+        return line.removeprefix("mpicoll: error: ")
+
+    return run
+
+
+def write(path, runs):
+    with Writer(path) as writer:
+        for run in runs:
+            writer.run(run.name, run.facts)
+            for point in run.points:
+                writer.point(point)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    sizes = tuple(8 << i for i in range(0, 20, 3))
+    given = {"sizes": sizes, "repetitions": 7}
+    write(path / "runs.jsonl", launched(COSTS, MEASURED, launches=2, **given))
+    assert main(["fit", str(path / "runs.jsonl"), "-o", str(path / "model.json")]) == 0
+    some = {**given, "ranks": (4,), "sizes": sizes[:3], "launches": 7}
+    write(path / "a.jsonl", launched(COSTS, MEASURED, name="a", seed=1, **some))
+    write(path / "b.jsonl", launched(COSTS, MEASURED, name="b", seed=2, **some))
+    slower = {("allreduce", "ring"): 1.1}
+    write(path / "c.jsonl", launched(COSTS, MEASURED, name="c", seed=3, slower=slower, **some))
+    return path
+
+
+# --- fit ------------------------------------------------------------------------------------------
+
+
+def test_fit_prints_what_it_found(command, folder, tmp_path):
+    done = command("fit", folder / "runs.jsonl", "-o", tmp_path / "m.json")
+    assert done.status == 0
+    for words in (
+        "2 launches, P = 2, 4, 8; MPI library Some MPI 1.0, processor some",
+        "condition number",
+        "beta intra",
+        "not identified: rounds and messages, or calls, grow alike",
+        "sizes left out, own parameters",
+        "P left out, all together",
+        "noise floor, the spread of identical launches: ",
+        "recursive_doubling  ring",
+        "always native",
+        f"written to {tmp_path / 'm.json'}",
+    ):
+        assert words in done.out, words
+    assert "curve: its schedule is unknown" in done.out
+    model = cost_file.read(tmp_path / "m.json")
+    assert model.general.links["intra"][-1].beta == pytest.approx(1e-10, rel=0.1)
+    assert set(model.curves["allreduce"]) == {"native"}
+    assert len(model.evidence["allreduce"]["ring"].replicates) == 80
+
+
+def test_fit_json(command, folder, tmp_path):
+    done = command("fit", folder / "runs.jsonl", "-o", tmp_path / "m.json", "--json")
+    facts = json.loads(done.out)
+    assert facts["general"]["call"] == pytest.approx(1e-6, rel=0.2)
+    assert set(facts["refused"]) >= {"step"} and facts["condition"] > 1
+    assert facts["regret"]["measurements"]["n"] > 10
+    assert facts["crossovers"][0]["place"]["collective"] == "allreduce"
+
+
+def test_a_torn_last_line_is_dropped_with_a_warning(command, folder, tmp_path):
+    text = (folder / "runs.jsonl").read_text()
+    (tmp_path / "torn.jsonl").write_text(text[:-40])
+    done = command("fit", tmp_path / "torn.jsonl", "-o", tmp_path / "m.json")
+    assert done.status == 0
+    assert "mpicoll: warning: " in done.err and "dropped: it is not complete JSON" in done.err
+
+
+def test_points_with_more_ranks_than_cores_are_not_performance(command, refused, tmp_path):
+    runs = launched(COSTS, {"allgather": ["ring"]}, launches=1, sizes=(8, 64, 512))
+    for run in runs:
+        run.points = [type(p)(**{**vars(p), "oversubscribed": True}) for p in run.points]
+    path = write(tmp_path / "over.jsonl", runs)
+    assert "--oversubscribed uses them" in refused("fit", path, "-o", tmp_path / "m.json")
+    done = command("fit", path, "-o", tmp_path / "m.json", "--oversubscribed")
+    assert done.status == 0 and "a single launch" in done.err
+
+
+def test_runs_of_different_machines(command, refused, folder, tmp_path):
+    other = launched(COSTS, MEASURED, launches=1, name="other", sizes=(8, 4096), ranks=(2, 4))
+    other[0].facts["processor"] = "another"
+    path = write(tmp_path / "other.jsonl", other)
+    words = ("fit", folder / "runs.jsonl", path, "-o", tmp_path / "m.json")
+    assert "--mix" in refused(*words)
+    assert not (tmp_path / "m.json").exists()
+    assert command(*words, "--mix").status == 0
+
+
+@pytest.mark.parametrize("content", ["", "no JSON\n", '{"record": "run", "run": "r"}\n'])
+def test_a_file_without_points(refused, tmp_path, content):
+    (tmp_path / "none.jsonl").write_text(content)
+    for words in (("fit",), ("tune",), ("compare", tmp_path / "none.jsonl")):
+        message = refused(*words, tmp_path / "none.jsonl")
+        assert "none.jsonl holds no measured point" in message
+
+
+def test_what_cannot_be_told(refused, tmp_path):
+    runs = launched(COSTS, {"allgather": ["ring"]}, launches=1, sizes=(64,), ranks=(4,))
+    path = write(tmp_path / "one.jsonl", runs)
+    message = refused("fit", path, "-o", tmp_path / "m.json")
+    assert "beta intra not identified" in message and "measure at least two sizes" in message
+
+
+def test_no_room_for_the_result(command, folder, tmp_path):
+    done = command("fit", folder / "runs.jsonl", "-o", tmp_path / "no" / "m.json")
+    assert done.status == 1
+    assert "No such file or directory" in done.err and len(done.err.splitlines()) == 1
+
+
+# --- predict and explain --------------------------------------------------------------------------
+
+
+def test_predict(command, folder):
+    words = (
+        "predict",
+        "allreduce",
+        "ring",
+        "-P",
+        "4,8",
+        "-n",
+        "4K,1M",
+        "-m",
+        folder / "model.json",
+    )
+    found = json.loads(command(*words, "--json").out)
+    assert [(p["ranks"], p["nbytes"]) for p in found] == [
+        (4, 4096), (4, 1 << 20), (8, 4096), (8, 1 << 20),
+    ]  # fmt: skip
+    for p in found:
+        exact = 1e-6 + 2 * (p["ranks"] - 1) * 2e-6
+        exact += (p["ranks"] - 1) / p["ranks"] * p["nbytes"] * 2.5e-10
+        assert p["seconds"] == pytest.approx(exact, rel=0.05)
+        assert p["low"] <= p["seconds"] <= p["high"]
+        assert p["source"] == "own parameters"
+    assert "6 messages, 1572864 bytes and 6 rounds" in command(*words).out
+
+
+def test_outside_of_what_was_measured_is_a_warning(command, folder):
+    given = ("-P", "64", "-n", "1G", "-m", folder / "model.json")
+    done = command("predict", "allreduce", "ring", *given)
+    assert done.status == 0
+    assert "warning: P = 64 is outside of what was measured, P = 2, 4, 8" in done.err
+    assert "warning: 1073741824 bytes are outside" in done.err
+
+
+def test_explain_ranks(command, folder):
+    words = ("explain", "allreduce", "-P", "8", "-n", "256K", "-m", folder / "model.json")
+    found = json.loads(command(*words, "--json").out)
+    assert found[0]["choice"] == "ring"
+    assert [p["seconds"] for p in found] == sorted(p["seconds"] for p in found)
+    more = json.loads(command(*words, "--all", "--json").out)
+    assert {"general parameters", "own parameters"} < {p["source"] for p in more}
+    done = command(*words)
+    assert "% latency" in done.out or "% transfer" in done.out
+    assert "general parameters" in command("explain", "bcast", "-m", folder / "model.json").out
+
+
+def test_two_links_need_nodes(command, refused, tmp_path):
+    links = {"intra": (Piece(None, 1e-6, 1e-10),), "inter": (Piece(None, 1e-5, 1e-9),)}
+    cost_file.write(tmp_path / "m.json", CostModel(Costs(links)))
+    given = ("-P", "4", "-n", "4K", "-m", tmp_path / "m.json")
+    assert "--per-node" in refused("predict", "allreduce", "ring", *given)
+    assert "--per-node" in refused("explain", "allreduce", *given)
+    words = ("predict", "allgather", "ring", *given, "--json", "--per-node")
+    (near,), (far,) = (json.loads(command(*words, n).out) for n in ("4", "1"))
+    assert (near["seconds"], far["seconds"]) == pytest.approx((3.3072e-6, 3.3072e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["predict", "allreduce", "rong"], "unknown algorithm 'rong' for allreduce"),
+        (["predict", "allreduse", "ring"], "unknown collective 'allreduse'"),
+        (["predict", "allreduce", "ring", "-n", "4X"], "'4X' is not a size"),
+        (["predict", "allreduce", "ring", "--set", "k=1"], "has no parameter 'k'"),
+        (["predict", "allgather", "neighbor_exchange", "-P", "3"], "even number of ranks, not 3"),
+        (["predict", "bcast", "native"], "bcast native was not measured"),
+        (["predict", "allreduce", "native", "-P", "64"], "measure it there"),
+        (["explain", "allreduce", "-n", "fast"], "'fast' is not a size"),
+        (["explain", "nothing"], "unknown collective 'nothing'"),
+    ],
+)
+def test_refusals(refused, folder, words, message):
+    assert message in refused(*words, "-m", folder / "model.json")
+
+
+def test_what_is_no_model(refused, folder, tmp_path):
+    given = ("predict", "allreduce", "ring", "-m")
+    assert "gone.json': No such file" in refused(*given, tmp_path / "gone.json")
+    assert "a file that `mpicoll fit` wrote" in refused(*given, folder / "runs.jsonl")
+
+
+# --- tune -----------------------------------------------------------------------------------------
+
+
+def test_tune_writes_what_a_communicator_reads(command, folder, tmp_path):
+    done = command("tune", folder / "runs.jsonl", "-o", tmp_path / "tuning.json")
+    assert done.status == 0 and f"set MPICOLL_TUNING={tmp_path}/tuning.json" in done.out
+    assert "regret on other launches than those that chose" in done.out
+    table = tuning_file.load(str(tmp_path / "tuning.json"))
+    assert {rule.ranks for rule in table["allreduce"]} == {2, 4, 8}
+
+
+def test_tune_exports(command, refused, folder, tmp_path):
+    given = ("tune", folder / "runs.jsonl", "--export")
+    done = command(*given, "ompi", "-o", tmp_path / "rules")
+    assert "OMPI_MCA_coll_tuned_dynamic_rules_filename=" in done.out
+    assert (tmp_path / "rules").read_text().startswith("2  # collectives\n0  # allgather\n")
+    done = command(*given, "mpich", "-o", tmp_path / "mpich.json")
+    assert "give the file that it has otherwise" in done.err
+    base = tmp_path / "mpich.json"
+    (tmp_path / "base.json").write_text(json.dumps({"collective=scan": {"algorithm=x": {}}}))
+    done = command(*given, "mpich", "-o", base, "--base", tmp_path / "base.json")
+    assert done.err == ""
+    assert set(json.loads(base.read_text())) == {
+        "collective=scan", "collective=allreduce", "collective=allgather",
+    }  # fmt: skip
+    assert "choose one of ompi, mpich" in refused(*given, "nccl")
+    assert "drop it" in refused(*given, "ompi", "--base", base)
+    assert "is no JSON" in refused(*given, "mpich", "--base", folder / "runs.jsonl")
+    (tmp_path / "base.json").write_text('{"rules": {}}')
+    assert "no file of MPICH's" in refused(*given, "mpich", "--base", tmp_path / "base.json")
+
+
+# --- compare --------------------------------------------------------------------------------------
+
+
+def test_compare(command, folder):
+    same = command("compare", folder / "a.jsonl", folder / "b.jsonl")
+    assert same.status == 0 and "slower" not in same.out
+    assert "7 pairs of launches" in same.out and "--all shows them" in same.out
+    slower = command("compare", folder / "a.jsonl", folder / "c.jsonl")
+    assert slower.status == 1
+    (row,) = [line for line in slower.out.splitlines() if " all " in line and "slower" in line]
+    assert row.split()[:4] == ["allreduce", "ring", "4", "all"]
+    facts = json.loads(command("compare", folder / "c.jsonl", folder / "a.jsonl", "--json").out)
+    assert not facts["slower"] and facts["launches"] == 7
+    verdicts = {row["verdict"] for row in facts["rows"] if row["choice"] == "ring"}
+    assert "faster" in verdicts
+
+
+def test_sides_of_different_machines(command, refused, folder, tmp_path):
+    given = {"sizes": (8, 64), "ranks": (4,), "launches": 7, "repetitions": 5}
+    runs = launched(COSTS, MEASURED, name="other", **given)
+    for run in runs:
+        run.facts["mpi"] = "Another MPI 2.0"
+    words = ("compare", folder / "a.jsonl", write(tmp_path / "other.jsonl", runs))
+    assert "MPI library 'Some MPI 1.0' and 'Another MPI 2.0'; --mix" in refused(*words)
+    assert command(*words, "--mix").status == 0
+
+
+def test_compare_with_few_launches(command, folder):
+    done = command("compare", folder / "runs.jsonl", folder / "a.jsonl")
+    assert done.status == 2
+    assert "no verdict: 2 launches a side, and it takes 7" in done.err
+    assert "B / A" in done.out
+
+
+@pytest.mark.parametrize("effect", ["-1", "nan", "1"])
+def test_compare_refuses(refused, folder, effect):
+    words = ("compare", folder / "a.jsonl", folder / "b.jsonl", "--effect", effect)
+    assert "is out of range; give 0 up to 1" in refused(*words)
+
+
+# --- an MPI library -------------------------------------------------------------------------------
+
+CALLS = """
+import numpy as np
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+said = []
+for count in (1, 1000):
+    found = np.zeros(count)
+    try:
+        comm.Allreduce(np.ones(count), found)
+        said.append("right" if (found == comm.size).all() else "wrong")
+    except MPI.Exception:
+        said.append("refused")
+if comm.rank == 0:
+    print(*said)
+"""
+
+
+def test_open_mpi_does_what_its_file_says(mpirun, tmp_path):
+    version = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())"]
+    if "Open MPI" not in subprocess.run(version, capture_output=True, text=True).stdout:
+        pytest.skip("the MPI library is not Open MPI")
+    runs = launched(COSTS, {"allreduce": ["ring", "recursive_doubling"]}, launches=1, ranks=(2, 3))
+    assert main(["tune", str(write(tmp_path / "r.jsonl", runs)), "--export", "ompi", "-o",
+                 str(tmp_path / "rules")]) == 0  # fmt: skip
+    rules = (tmp_path / "rules").read_text()
+    (tmp_path / "calls.py").write_text(CALLS)
+    # An algorithm that there is not shows which line serves a call.
+    only = "1\n2\n2\n2\n1\n0 3 0 0\n3\n2\n0 3 0 0\n4000 99 0 0\n"
+    for text, ranks, said in ((rules, 3, "right right"), (only, 2, "right right"),
+                              (only, 3, "right refused")):  # fmt: skip
+        (tmp_path / "rules").write_text(text)
+        environment = {
+            "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+            "OMPI_MCA_coll_tuned_dynamic_rules_filename": str(tmp_path / "rules"),
+        }
+        done = mpirun(ranks, tmp_path / "calls.py", environment=environment)
+        assert done.out.strip() == said, done.err
