@@ -268,9 +268,9 @@ def within(schedule: Schedule, ranks: Sequence[int], blocks: Sequence[Block]) ->
             return Elsewhere(b.space, block(b.block))
         if isinstance(b, int):
             return blocks[b % len(blocks)]
-        adjacent = isinstance(b, range) and b.step == 1 and isinstance(blocks, range)
-        if adjacent and 0 <= b.start <= b.stop <= len(blocks):
-            return blocks[b.start : b.stop]  # as short to write
+        if isinstance(b, range) and isinstance(blocks, range) and b.step == 1:
+            inside = 0 <= b.start <= b.stop <= len(blocks)
+            return blocks[b.start : b.stop] if inside else tuple(blocks[i % len(blocks)] for i in b)
         return tuple(block(item) for item in b)
 
     def step(s: Step) -> Step:
