@@ -34,13 +34,17 @@ from mpicoll.bench.repetition import (
 )
 from mpicoll.bench.settings import Group, Settings
 from mpicoll.bench.sizes import format_size
-from mpicoll.bench.start import Barrier, Start, Window
+from mpicoll.bench.start import Barrier, Start, Window, next_window
 from mpicoll.bench.stats import summarise
 from mpicoll.bench.watchdog import Watchdog
 from mpicoll.bench.workload import Call, Workload, prepare
 from mpicoll.tuning import NATIVE
 
 _OVERDRAFT = 3
+_TOO_LATE = (
+    "no repetition began in time on all ranks, so busy is the machine; take --start barrier, or "
+    "fewer ranks than cores"
+)
 #: Length of a window over the time of a repetition, and seconds added to it.
 _WINDOW, _WINDOW_MORE = 2.0, 1e-4
 
@@ -69,6 +73,7 @@ class _Trial:
     call_at: Callable[[int], Call]
     batch: int = 1
     visit: int = 1
+    shortest_window: float = 0.0
     window: float = 0.0
     times: list[float] = field(default_factory=list)
     slowest: list[int] = field(default_factory=list)
@@ -166,7 +171,7 @@ class Bench:
             for trial in trials:
                 self._final_check(work, trial)
         if self.rank == 0:
-            outcomes += [self._point(work, trial) for trial in trials]
+            outcomes += [self._outcome(work, trial) for trial in trials]
         return outcomes if self.rank == 0 else []
 
     def _caller(self, work: Workload, algorithm: str) -> Callable[[int], Call]:
@@ -231,7 +236,8 @@ class Bench:
             samples = max(LEAST_SAMPLES, self.settings.iterations or 0)
             trial.batch = 1 if self.pool else batch_calls(work, estimate, share, samples)
             trial.visit = visit_samples(estimate, trial.batch)
-            trial.window = _WINDOW * estimate * trial.batch + _WINDOW_MORE
+            trial.shortest_window = _WINDOW * estimate * trial.batch + _WINDOW_MORE
+            trial.window = trial.shortest_window
         trial.batch = self.control.bcast(trial.batch)
 
     def _repeat(
@@ -288,15 +294,18 @@ class Bench:
             trial.times.append(longest)
             trial.slowest.append(seconds.index(longest))
         trial.late += late
-        trial.window *= 2 if late else 1
+        longest_window = self.settings.point_seconds / LEAST_SAMPLES
+        trial.window = next_window(window, trial.shortest_window, longest_window, late / count)
         trial.spent += _clock() - begin
 
     def _enough(self, trial: _Trial, share: float) -> bool:
         """Whether a trial is done, noting why; asked on rank 0, which holds the times."""
         n, settings = len(trial.times), self.settings
-        if n == 0:
+        if trial.late and trial.spent >= _OVERDRAFT * share:
+            trial.stop = "time"
+        elif n == 0:
             return False
-        if settings.iterations is not None:
+        elif settings.iterations is not None:
             if n >= settings.iterations:
                 trial.stop = "iterations"
         elif n >= trial.look_at and summarise(trial.times).half_width <= settings.precision:
@@ -308,9 +317,11 @@ class Bench:
             trial.look_at = n + max(1, n // 4)
         return trial.stop is not None
 
-    def _point(self, work: Workload, trial: _Trial) -> Point:
+    def _outcome(self, work: Workload, trial: _Trial) -> Point | Skipped:
         assert trial.stop is not None
         settings = self.settings
+        if not trial.times:
+            return Skipped(work.collective, trial.algorithm, work.size, _TOO_LATE, self.size)
         return Point(
             run=self.run,
             collective=work.collective,

@@ -31,6 +31,9 @@ _LEAD = 1e-4
 #: Seconds before a moment from which on a rank looks at nothing but its clock.
 _CLOSE = 1e-4
 
+#: Seconds after a moment from which on a rank is late, and the same as a share of a window.
+_SLACK, _SLACK_SHARE = 2e-6, 0.01
+
 
 class Barrier:
     """A dissemination barrier over persistent requests, on a communicator of its own use.
@@ -88,21 +91,33 @@ class Window:
         self._moment, self._length = self._comm.bcast((clock() + lead, length))
 
     def __call__(self) -> bool:
-        """Return at the next moment; at once, and True, where that has passed."""
+        """Return at the next moment, or at once where that has passed; whether this is late.
+
+        A rank is late that was still busy, and one that the system did not let run just then.
+        """
         moment = self._clock.local(self._moment)
         self._moment += self._length
         now = clock()
-        if now > moment:
-            return True
         while now < moment:
             if moment - now > _CLOSE:
                 os.sched_yield()
             now = clock()
-        return False
+        return now - moment > max(_SLACK, _SLACK_SHARE * self._length)
 
     def free(self) -> None:
         """Free the communicator. Collective."""
         self._comm.Free()
+
+
+def next_window(length: float, shortest: float, longest: float, late: float) -> float:
+    """Length of the next window, in seconds, after one with a share of late repetitions.
+
+    It is doubled where most were late, up to the longest, and halved where none was, down to the
+    shortest; a rank that was late once is late again until it has caught up.
+    """
+    if late > 0.5:
+        return max(shortest, min(2 * length, longest))
+    return length if late else max(shortest, length / 2)
 
 
 Start = Barrier | Window
