@@ -244,6 +244,7 @@ class Matching(Generic[Value]):
         del self._open[current.rank, current.channel]
         if current.arrived and memory.holds_values:
             self._store(current, memory)
+        current.arrived.clear()  # else a round and its messages would hold one another
         self._next(current.rank, current.channel)
 
     def _store(self, current: Open, memory: Memory[Value]) -> None:

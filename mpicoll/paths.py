@@ -20,7 +20,7 @@ from mpicoll.cost import INTER, INTRA, Costs, Piece
 from mpicoll.layout import even
 from mpicoll.machine import Model
 from mpicoll.registry import Algorithm, Value
-from mpicoll.schedule import Copy, Recv, RecvReduce, Send, Step, blocks
+from mpicoll.schedule import Channel, Copy, Recv, RecvReduce, Send, Step, blocks
 
 __all__ = ["MOST_MESSAGES", "Path", "TooManyMessages", "critical_path", "reference"]
 
@@ -98,10 +98,14 @@ def critical_path(
     model = reference(nodes)
     if size == 1:
         return Path(0, {}, 0)
-    if algorithm.count("messages", size, root, given) > MOST_MESSAGES:
-        if not algorithm.symmetric or 1 < len(set(nodes)) < size:
-            raise _too_many(algorithm, size)
-        return _of_any_rank(algorithm, size, nbytes, given, model)
+    many = algorithm.count("messages", size, root, given) > MOST_MESSAGES
+    equal = nbytes % max(1, algorithm.blocks(size)) == 0
+    if algorithm.symmetric and len(set(nodes)) in (0, 1, size) and (many or equal):
+        channels = algorithm.channels(0, size, 0, given)
+        if len(channels) == 1:
+            return _of_any_rank(algorithm, size, nbytes, channels[0], model)
+    if many:
+        raise _too_many(algorithm, size)
     return _Walk(algorithm, size, nbytes, root, given, model).path()
 
 
@@ -221,20 +225,17 @@ def _messages(rounds: Iterable[Sequence[Step]]) -> Iterable[tuple[int, Send | Re
 
 
 def _of_any_rank(
-    algorithm: Algorithm, size: int, nbytes: int, parameters: Mapping[str, Value], model: Model
+    algorithm: Algorithm, size: int, nbytes: int, channel: Channel, model: Model
 ) -> Path:
     """The path of a symmetric algorithm: all ranks do the same, so rank 0's rounds are it.
 
     Where the ranks do not divide the bytes, blocks are as long as the longest.
     """
-    channels = algorithm.channels(0, size, 0, parameters)
-    if len(channels) > 1:
-        raise _too_many(algorithm, size)
     nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
     block = even(nbytes, nblocks).counts[0] if nblocks else 0
     messages: Counter[tuple[str, int]] = Counter()
     rounds = reduced = 0
-    for steps in channels[0].rounds:
+    for steps in channel.rounds:
         length = [
             (step, block * len(blocks(step.block, nblocks, nscratch)))
             for step in steps

@@ -81,8 +81,8 @@ def test_a_symmetric_algorithm_has_the_path_of_any_rank(size, block, data):
     if not entry.runs_on(size):
         return
     nbytes = block * size
-    one = paths._of_any_rank(entry, size, nbytes, {}, reference())
-    assert one == critical_path(entry.collective, entry.name, size, nbytes)
+    one = critical_path(entry.collective, entry.name, size, nbytes)
+    assert one == paths._Walk(entry, size, nbytes, 0, {}, reference()).path()
 
 
 def test_many_ranks():

@@ -137,11 +137,11 @@ def gather(runs: Sequence[Run], *, oversubscribed: bool = False) -> tuple[list[C
 
 def _launches(runs: Sequence[Run]) -> dict[str, str]:
     """The launch of each run, by name: a run that goes on with another one is of its launch."""
-    before = {run.name: run.facts.get("resumes") for run in runs}
+    before = {run.name: str(run.facts.get("resumes", "")) for run in runs}
     found = {}
     for name in before:
         first = name
-        while before.get(first) in before:
+        while before[first] in before:
             first = before[first]
         found[name] = first
     return found
