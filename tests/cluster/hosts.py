@@ -16,13 +16,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-TOOLS = ("ip", "nsenter", "unshare", "setpriv", "sysctl", "mount", "cc")
+TOOLS = ("ip", "nsenter", "unshare", "setpriv", "chrt", "sysctl", "mount", "cc")
+NAMESPACES = ("--mount", "--net", "--pid", "--ipc")
 
 
 def missing() -> str:
@@ -33,15 +35,15 @@ def missing() -> str:
         return "an emulated cluster needs root"
     absent = [tool for tool in TOOLS if not shutil.which(tool)]
     if absent:
-        return f"an emulated cluster needs iproute2, util-linux, procps and a C compiler: no {', '.join(absent)}"
+        needs = "iproute2, util-linux, procps and a C compiler"
+        return f"an emulated cluster needs {needs}: there is no {', '.join(absent)}"
     if not Path("/dev/net/tun").exists():
         return "an emulated cluster needs /dev/net/tun"
-    tried = subprocess.run(
-        ["unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "mount", "-t", "tmpfs", "x", "/mnt"],
-        capture_output=True,
-        text=True,
-    )
-    return f"no namespaces for an emulated cluster: {tried.stderr.strip()}" if tried.returncode else ""
+    words = ["unshare", *NAMESPACES, "--fork", "mount", "-t", "tmpfs", "trial", "/mnt"]
+    tried = subprocess.run(words, capture_output=True, text=True)
+    if tried.returncode:
+        return f"an emulated cluster needs namespaces: {tried.stderr.strip()}"
+    return ""
 
 
 class Cluster:
@@ -59,22 +61,21 @@ class Cluster:
 
     def __init__(self, hosts: int, delay: float, rate: float, per_host: int = 1) -> None:
         self.hosts = [f"h{k + 1}" for k in range(hosts)]
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._first = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "KILL"),
-                *("unshare", "--mount", "--net", "--pid", "--ipc"),
-                *("--fork", "--kill-child", "--mount-proc"),
+                *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
                 *(sys.executable, str(HERE / "switch.py"), str(hosts), repr(delay), repr(rate)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._complaints,
             text=True,
         )
         assert self._first.stdout is not None
         if self._first.stdout.readline() != "ready\n":
-            _, error = self._first.communicate()
-            raise RuntimeError(f"the cluster did not come up: {error.strip()}")
+            raise RuntimeError(f"the cluster did not come up: {self._end()}")
         mnt = Path(f"/proc/{self.switch}/root/mnt")
         for name, line in (("openmpi", "{} slots={}\n"), ("mpich", "{}:{}\n")):
             lines = [line.format(host, per_host) for host in self.hosts]
@@ -114,7 +115,8 @@ class Cluster:
         """The words that run some words on a host."""
         place = [f"--net=/mnt/{host}.net", f"--uts=/mnt/{host}.uts"]
         inside = ["nsenter", "--target", str(self.switch), "--mount", "--pid", "--ipc"]
-        there = ["env", f"--chdir={Path.cwd()}", "LD_PRELOAD=/mnt/nap.so", "nice", "-n", "-10"]
+        # Ranks sleep most of the time (nap.c); when they wake up, nothing else comes first.
+        there = ["chrt", "--rr", "10", "env", f"--chdir={Path.cwd()}", "LD_PRELOAD=/mnt/nap.so"]
         return [*inside, "nsenter", *place, *there, *words]
 
     def run(
@@ -134,10 +136,22 @@ class Cluster:
             **options,
         )
 
-    def close(self) -> None:
-        """End every process of the cluster."""
+    def _end(self) -> str:
+        """End every process of the cluster; what the switch has complained of."""
         self._first.kill()
         self._first.communicate()
+        with self._complaints as file:
+            file.seek(0)
+            return file.read().strip()
+
+    def close(self) -> None:
+        """End every process of the cluster.
+
+        Raises:
+            RuntimeError: the switch has lost frames, so nothing was as it should be.
+        """
+        if complaints := self._end():
+            raise RuntimeError(complaints)
 
     def __enter__(self) -> Cluster:
         return self

@@ -1,15 +1,15 @@
 """The first process of an emulated cluster: it makes the hosts, and is the switch between them.
 
 ``switch.py HOSTS DELAY RATE`` runs as the first process of namespaces of its own (processes,
-mounts, network), see ``hosts.py``. Host k is a network and a host name, bound to ``/mnt/hk.net`` and
-``/mnt/hk.uts``, with the address 10.77.0.k on ``eth0``. All of it, the files on ``/mnt``,
+mounts, network), see ``hosts.py``.  Host k is a network and a host name, bound to ``/mnt/hk.net``
+and ``/mnt/hk.uts``, with the address 10.77.0.k on ``eth0``.  All of it, the files on ``/mnt`` and
 ``/dev/shm`` and the processes too, ends with this process, however that ends.
 
 A frame of n bytes occupies the port that it leaves by and the port that it comes in by for n / RATE
 seconds, both ways at the same time, and arrives DELAY seconds later; frames wait for busy ports in
-the order they come. So a link has the alpha and beta of the textbook. ``tc`` would not do: tbf lets
-bursts pass unshaped and does not limit what a host receives from several others, and netem, which
-delays, is not in every kernel.
+the order they come.  So a link has the alpha and beta of the textbook, and TCP, whose windows are
+opened wide, adds nothing of its own.  ``tc`` would not do: tbf lets bursts pass unshaped and does
+not limit what a host receives from several others; netem, which delays, is not in every kernel.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ _CLONE_NEWNET, _TUNSETIFF = 0x40000000, 0x400454CA
 _TAP = 0x0002 | 0x1000  # IFF_TAP, IFF_NO_PI
 _BURST = 32  # frames read from a host before the others have their turn
 
-#: Of each host. Who has been silent starts as fast as before, and no route is remembered.
+#: Of each host: windows larger than what is under way, whether a connection is new or was silent.
 SETTINGS = {
+    "net.ipv4.tcp_rmem": "4096 6291456 6291456",
+    "net.ipv4.tcp_wmem": "4096 4194304 4194304",
     "net.ipv6.conf.all.disable_ipv6": "1",
     "net.ipv4.tcp_slow_start_after_idle": "0",
     "net.ipv4.tcp_no_metrics_save": "1",
 }
+ROUTE = ("initcwnd", "500", "initrwnd", "500", "quickack", "1")
 
 
 def run(*words: str) -> None:
@@ -59,7 +62,9 @@ def mounts(hosts: list[str]) -> None:
     lines = ["127.0.0.1 localhost", *(f"{address(k)} {host}" for k, host in enumerate(hosts))]
     Path("/mnt/hosts").write_text("\n".join(lines) + "\n")
     run("mount", "--bind", "/mnt/hosts", "/etc/hosts")
-    run("cc", "-shared", "-fPIC", "-O2", "-o", "/mnt/nap.so", str(Path(__file__).with_name("nap.c")))
+    run(
+        "cc", "-shared", "-fPIC", "-O2", "-o", "/mnt/nap.so", str(Path(__file__).with_name("nap.c"))
+    )
 
 
 def address(index: int) -> str:
@@ -94,6 +99,7 @@ def make(host: str, index: int) -> int:
     on(host, "ip", "addr", "add", f"{address(index)}/24", "dev", "eth0")
     on(host, "ip", "link", "set", "lo", "up")
     on(host, "ip", "link", "set", "eth0", "mtu", str(MTU), "txqueuelen", "10000", "up")
+    on(host, "ip", "route", "change", "10.77.0.0/24", "dev", "eth0", *ROUTE)
     return cable
 
 

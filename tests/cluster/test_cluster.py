@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 import launch
 import numpy as np
 import pytest
-
 from cluster import hosts
 
 pytestmark = [
