@@ -34,10 +34,10 @@ from mpicoll.model.build import build  # noqa: E402
 from mpicoll.model.cells import gather  # noqa: E402
 from mpicoll.model.choose import Crossover  # noqa: E402
 
-SIZES = "1K,8K,32K,128K,512K"
+SIZES = "8K,20K,52K,136K,400K"
 #: Messages of the ping-pong: within the pieces that the sizes above make, and a short one.
-MESSAGES = (1, 1024, 8192, 16384, 32768, 65000, 70000, 131072, 262144, 524288)
-SWEEP = ("--start", "window", "-n", "7", "-w", "1", "--point-time", "0.5")
+MESSAGES = (1, 2048, 8192, 20480, 53248, 70000, 139264, 262144, 409600)
+SWEEP = ("--start", "window", "-n", "5", "-w", "1", "--point-time", "1")
 TURNS = 15
 LIMIT = 3600.0  # seconds that a launch may take
 

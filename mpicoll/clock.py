@@ -1,7 +1,7 @@
 """Integer clocks over schedules, message by message.
 
 A message of m bytes occupies the sender's output port and the receiver's input port for
-``alpha + beta m``; a rank that has received everything of a round needs ``step``, and ``gamma`` for
+``alpha + beta m``; a rank that has received something in a round needs ``step``, and ``gamma`` for
 each byte it reduces, before the next round begins.  Which messages go first where ports are few:
 see :mod:`mpicoll.ports`.  Times are integers, so results are exact and repeatable.
 """
@@ -17,7 +17,7 @@ from mpicoll.machine import STEPS, Model, Sizes
 from mpicoll.matching import Blank, Cell, Matching, Message, Open, ScheduleError
 from mpicoll.ports import Ports
 from mpicoll.registry import Algorithm, Parameter
-from mpicoll.schedule import Channel, Copy, RecvReduce
+from mpicoll.schedule import Channel, RecvReduce
 
 __all__ = ["Result", "Transfer", "check_call", "clock", "follow", "trace"]
 
@@ -139,7 +139,7 @@ def clock(
 def _after(current: Open, matching: Matching, model: Model, sizes: Sizes | None) -> int:
     """What a rank still has to do when all messages of a round are through."""
     reduces = sizes and model.gamma
-    if not (model.step or reduces) or all(isinstance(step, Copy) for step in current.steps):
+    if not (model.step or reduces) or not current.arrived:
         return 0
     reduced = 0
     if sizes and reduces:

@@ -24,7 +24,8 @@ from mpicoll.schedule import Channel, Copy, Recv, RecvReduce, Send, Step, blocks
 
 __all__ = ["MOST_MESSAGES", "Path", "TooManyMessages", "critical_path", "reference"]
 
-_ALPHA, _BETA, _GAMMA = 1_000_000, 100, 50  # picoseconds
+# Picoseconds; most of a latency keeps no port busy.
+_STEP, _ALPHA, _BETA, _GAMMA = 900_000, 100_000, 100, 50
 #: How many times as much a message costs between nodes.
 _FAR = 10
 #: Messages up to which they are found message by message.
@@ -44,7 +45,7 @@ class Path:
     """What happens one after the other until the last rank is done.
 
     Attributes:
-        rounds: rounds that begin.
+        rounds: rounds in which a rank receives.
         messages: number of messages by link and bytes.
         reduced: bytes reduced.
     """
@@ -65,9 +66,9 @@ class Path:
 def reference(nodes: tuple[int, ...] = ()) -> Model:
     """The costs under which paths are found, for ranks on some nodes."""
     if len(set(nodes)) < 2:
-        return Model(_ALPHA, _BETA, _GAMMA)
+        return Model(_ALPHA, _BETA, _GAMMA, step=_STEP)
     near, far = Piece(None, _ALPHA, _BETA), Piece(None, _FAR * _ALPHA, _FAR * _BETA)
-    return Model(0, 0, _GAMMA, links={INTRA: (near,), INTER: (far,)}, nodes=nodes)
+    return Model(0, 0, _GAMMA, step=_STEP, links={INTRA: (near,), INTER: (far,)}, nodes=nodes)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -142,6 +143,7 @@ class _Walk:
         self.sides: dict[Transfer, tuple[_Round, _Round]] = {}
         self.last: dict[_Round, Transfer] = {}
         self.reduced: Counter[_Round] = Counter()
+        self.receive: set[_Round] = set()
         self.ended: dict[tuple[str, int, int], Transfer] = {}
         seen: Counter[tuple[int, int, int]] = Counter()
         for transfer in trace(algorithm, size, root, parameters, nbytes, model):
@@ -155,6 +157,7 @@ class _Walk:
             for side in (at_sender, at_receiver):
                 if side not in self.last or self.last[side].end < transfer.end:
                     self.last[side] = transfer
+            self.receive.add(at_receiver)
             if transfer.reduces:
                 self.reduced[at_receiver] += self._message(transfer)[1]
             self.ended["out", transfer.sender, transfer.end] = transfer
@@ -165,7 +168,8 @@ class _Walk:
 
     def done(self, place: _Round) -> int:
         """When a rank has stored and reduced what a round received."""
-        return self.last[place].end + self.model.gamma * self.reduced[place]
+        step = self.model.step if place in self.receive else 0
+        return self.last[place].end + step + self.model.gamma * self.reduced[place]
 
     def path(self) -> Path:
         """The path, counted."""
@@ -175,7 +179,7 @@ class _Walk:
         place: _Round | None = max(self.last, key=self.done)
         rounds = reduced = 0
         while place is not None:
-            rounds += 1
+            rounds += place in self.receive
             reduced += self.reduced[place]
             transfer: Transfer = self.last[place]
             place = None
@@ -241,7 +245,7 @@ def _of_any_rank(
             for step in steps
             if not isinstance(step, Copy)
         ]
-        rounds += bool(length)
+        rounds += any(not isinstance(step, Send) for step, _ in length)
         for step, nbytes in length:
             if isinstance(step, Send):
                 messages[model.link(0, step.peer), nbytes] += 1

@@ -12,7 +12,8 @@ from mpicoll.simulate import simulate
 
 def costs(nodes=()):
     model = reference(nodes)
-    return Costs({kind: model.pieces(kind) for kind in (INTRA, INTER)}, gamma=model.gamma)
+    links = {kind: model.pieces(kind) for kind in (INTRA, INTER)}
+    return Costs(links, gamma=model.gamma, step=model.step)
 
 
 CASES = [
