@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace) -> None:
     """Append to the files of the directory."""
     count = options.hosts * options.per_host
     python = [*launch.mpirun(), "-n", str(count), sys.executable]
-    ranks = ",".join(str(ranks) for ranks in range(2, count + 1))
+    ranks = options.ranks or ",".join(str(ranks) for ranks in range(2, count + 1))
     sweep = [*options.collectives, *SWEEP, "-b", options.sizes, "--ranks", ranks]
     for number in range(options.launches):
         kept = ["--launch-id", str(number), "--resume", "-J", str(options.directory / "runs.jsonl")]
@@ -156,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--delay", type=float, default=1e-3, help="seconds from host to host")
     parser.add_argument("--rate", type=float, default=200e6, help="bit/s of each link, each way")
     parser.add_argument("--launches", type=int, default=4, help="how many in all")
+    parser.add_argument("--ranks", help="as 2,4,6; all if not given")
     parser.add_argument("--sizes", default=SIZES, help="as mpicoll bench takes them")
     parser.add_argument(
         "--collectives", nargs="+", default=["allreduce", "bcast", "reduce_scatter", "allgather"]
