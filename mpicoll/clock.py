@@ -57,7 +57,7 @@ class Result:
 
 
 class Transfer(NamedTuple):
-    """One message on its way, for drawings."""
+    """One message on its way, for drawings and for critical paths."""
 
     start: int
     end: int
@@ -66,6 +66,7 @@ class Transfer(NamedTuple):
     channel: int
     cells: tuple[Cell, ...]
     reduces: bool
+    nbytes: int
 
 
 def clock(
@@ -115,7 +116,9 @@ def clock(
             if transfers is not None:
                 cells = matching.cells(message.sent, matching.channels[channel].segment)
                 reduces = isinstance(message.step, RecvReduce)
-                transfers.append(Transfer(now, end, source, target, channel, cells, reduces))
+                transfers.append(
+                    Transfer(now, end, source, target, channel, cells, reduces, length)
+                )
         if not events:
             break
         now = events[0][0]

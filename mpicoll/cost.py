@@ -54,6 +54,9 @@ class Costs:
     call: float = 0.0
     step: float = 0.0
 
+    def __hash__(self) -> int:
+        return hash(tuple(self.numbers().items()))
+
     def piece(self, nbytes: int, link: str = INTRA) -> Piece:
         """The piece that holds for a message; the other kind of link if this one is not known."""
         pieces = self.links[link] if link in self.links else next(iter(self.links.values()))

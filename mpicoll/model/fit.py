@@ -6,12 +6,16 @@ added as long as the Bayesian information criterion falls, up to :data:`MOST_PIE
 The set of one algorithm begins with the pieces of the set of all, for protocols and caches are the
 machine's; and it keeps to that set wherever its own measurements do not say otherwise, as if each
 parameter had been measured once more, :data:`PULL` as surely as a time.
+
+Which messages a time is made of depends on what they cost, so the set of all algorithms is fitted
+:data:`TURNS` times, each time to the critical paths under what was found before.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +28,8 @@ from mpicoll.model.equations import Ends, Equations
 MOST_PIECES = 4
 REPLICATES = 80
 #: Weight of the set of all algorithms in that of one, for each parameter, beside 1 for each time.
-PULL = 0.1
+PULL = 0.05
+TURNS = 3
 #: Cells for each parameter, where there are pieces.
 _LEAST_EACH = 2
 _QUICK = 2  # rounds of the robust loss while ends are looked for
@@ -167,9 +172,39 @@ def _more(system: Equations, ends: Ends) -> Iterator[dict[str, tuple[int, ...]]]
         if len(mine) + 1 >= MOST_PIECES:
             continue
         for low, high in pairwise(sizes):
-            end = int((low * high) ** 0.5) if low else low
+            end = _between(low, high)
             if end not in mine:
                 yield {**ends, link: tuple(sorted((*mine, end)))}
+
+
+def _between(low: int, high: int) -> int:
+    """An end between two sizes: a power of two, as limits of libraries are, if there is one."""
+    middle = int((low * high) ** 0.5) if low else low
+    exponents = range(low.bit_length(), high.bit_length())
+    powers = [1 << k for k in exponents if 0 < low < 1 << k < high]
+    return min(powers, key=lambda power: abs(math.log(power / middle)), default=middle)
+
+
+def fit_all(cells: Sequence[Cell], under: Costs | None = None) -> tuple[Fitted, list[Cell]]:
+    """Fit the set of all algorithms, and find the paths that go with it.
+
+    Args:
+        cells: what was measured, none of it the library's own.
+        under: costs to begin with.
+
+    Returns:
+        The set, and the cells with paths under it.
+
+    Raises:
+        NotIdentified: see :func:`fit_set`.
+    """
+    found = None
+    placed = [replace(cell, under=under) for cell in cells]
+    for _ in range(TURNS):
+        found = fit_set(placed)
+        placed = [replace(cell, under=found.costs) for cell in cells]
+    assert found is not None
+    return found, placed
 
 
 def refit(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Costs:
@@ -218,8 +253,8 @@ def fit(
             "more; measure some, as `mpicoll bench allreduce --algorithms all`"
         )
     resampled = Resampled(cells, replicates) if replicates else None
-    general = fit_set(known)
-    general_evidence = _evidence(known, general, resampled)
+    general, placed = fit_all(known)
+    general_evidence = _evidence(placed, general, resampled)
     done("general")
     own: dict[str, dict[str, Costs]] = {}
     curves: dict[str, dict[str, Curve]] = {}
@@ -229,7 +264,7 @@ def fit(
             curves.setdefault(collective, {})[choice] = fit_curve(mine, resampled)
             evidence.setdefault(collective, {})[choice] = _evidence(mine, None, None)
         else:
-            mine = [cell for cell in mine if cell.ranks > 1]
+            mine = [replace(cell, under=general.costs) for cell in mine if cell.ranks > 1]
             try:
                 fitted = fit_set(mine, general)
             except NotIdentified as error:

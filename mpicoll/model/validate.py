@@ -9,7 +9,7 @@ import numpy as np
 
 from mpicoll.cost import CostModel, Errors
 from mpicoll.model.cells import Cell, by_choice, is_native
-from mpicoll.model.fit import Fitted, NotIdentified, fit_curve, fit_set
+from mpicoll.model.fit import Fitted, NotIdentified, fit_all, fit_curve, fit_set
 
 FOLDS = 3
 #: Sizes, and numbers of ranks, below which nothing is left out: too few would remain.
@@ -52,7 +52,7 @@ class Without:
         if (fold, of) not in self._found:
             kept = [cell for cell in self.cells if not _within(of(cell), fold)]
             try:
-                self._found[fold, of] = fit_set(kept)
+                self._found[fold, of] = fit_all(kept, kept[0].under)[0] if kept else None
             except NotIdentified:
                 self._found[fold, of] = None
         return self._found[fold, of]
@@ -117,8 +117,11 @@ def _fitted(cells: Sequence[Cell], prior: Fitted | None) -> Predict:
     if is_native(cells[0]):
         curve = fit_curve(cells)
         return lambda cell: curve.time(cell.ranks, cell.nbytes)[0]
-    costs = fit_set(cells, prior).costs
-    return lambda cell: cell.path.seconds(costs)
+    if prior is None:
+        general, _ = fit_all(cells, cells[0].under)
+        return lambda cell: replace(cell, under=general.costs).path.seconds(general.costs)
+    costs = fit_set([replace(cell, under=prior.costs) for cell in cells], prior).costs
+    return lambda cell: replace(cell, under=prior.costs).path.seconds(costs)
 
 
 def validated(
@@ -128,6 +131,7 @@ def validated(
 
     ``about`` gets those of all sets of their own together, without curves.
     """
+    cells = [replace(cell, under=model.general) for cell in cells]
     known = [cell for cell in cells if not is_native(cell) and cell.ranks > 1]
     without = Without(known)
     evidence = {collective: dict(sets) for collective, sets in model.evidence.items()}
