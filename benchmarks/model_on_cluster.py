@@ -34,7 +34,7 @@ from mpicoll.model.build import build  # noqa: E402
 from mpicoll.model.cells import gather  # noqa: E402
 from mpicoll.model.choose import Crossover  # noqa: E402
 
-SIZES = "8K,20K,52K,136K,400K"
+SIZES = "8K,14K,26K,52K,80K,136K,240K,400K"
 #: Messages of the ping-pong: within the pieces that the sizes above make, and a short one.
 MESSAGES = (1, 2048, 8192, 20480, 53248, 70000, 139264, 262144, 409600)
 SWEEP = ("--start", "window", "-n", "5", "-w", "1", "--point-time", "1")

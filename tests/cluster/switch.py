@@ -26,6 +26,7 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 MTU = 9000
 _FRAME = MTU + 14  # bytes, with the Ethernet header
@@ -103,6 +104,16 @@ def make(host: str, index: int) -> int:
     return cable
 
 
+class Event(NamedTuple):
+    """A frame that leaves a host, or that arrives at one."""
+
+    moment: float
+    order: int
+    leaves: bool
+    target: int
+    frame: bytes
+
+
 class Switch:
     """Forwards frames between cables.
 
@@ -119,11 +130,18 @@ class Switch:
         self.sends = dict.fromkeys(cables, 0.0)  # until when a host's port is busy
         self.receives = dict.fromkeys(cables, 0.0)
         self.known: dict[bytes, int] = {}  # cable by hardware address
-        self.waiting: list[tuple[float, int, int, bytes]] = []
+        self.events: list[Event] = []
         self.order = count()
 
+    def lasts(self, frame: bytes) -> float:
+        """Seconds that a frame occupies a port."""
+        return (len(frame) + _PREAMBLE) * self.per_byte
+
+    def put(self, moment: float, leaves: bool, target: int, frame: bytes) -> None:
+        heapq.heappush(self.events, Event(moment, next(self.order), leaves, target, frame))
+
     def take(self, source: int, now: float) -> None:
-        """Read what a host has sent and say when it arrives."""
+        """Read what a host has sent and say when it leaves."""
         for _ in range(_BURST):
             try:
                 frame = os.read(source, _FRAME)
@@ -132,22 +150,28 @@ class Switch:
             self.known[frame[6:12]] = source
             target = self.known.get(frame[:6])
             targets = [c for c in self.cables if c != source] if target is None else [target]
-            lasts = (len(frame) + _PREAMBLE) * self.per_byte
-            start = self.sends[source] = max(self.sends[source], now)
-            self.sends[source] += lasts
+            start = max(self.sends[source], now)
+            self.sends[source] = start + self.lasts(frame)
             for cable in targets:
-                end = self.receives[cable] = max(self.receives[cable], start) + lasts
-                heapq.heappush(self.waiting, (end + self.delay, next(self.order), cable, frame))
+                self.put(start, True, cable, frame)
 
     def deliver(self) -> float | None:
-        """Give hosts what has arrived; seconds until the next frame does, None if there is none."""
-        while self.waiting:
-            left = self.waiting[0][0] - time.monotonic()
+        """Do what is due; seconds until something is, None if nothing is under way.
+
+        The port of a receiver serves frames in the order in which they leave, not in the order in
+        which they were read.
+        """
+        while self.events:
+            left = self.events[0].moment - time.monotonic()
             if left > 0:
                 return left
-            _, _, cable, frame = heapq.heappop(self.waiting)
+            moment, _, leaves, target, frame = heapq.heappop(self.events)
+            if leaves:
+                self.receives[target] = max(self.receives[target], moment) + self.lasts(frame)
+                self.put(self.receives[target] + self.delay, False, target, frame)
+                continue
             try:
-                os.write(cable, frame)
+                os.write(target, frame)
             except OSError as error:  # as if the wire had lost it
                 print(f"switch: lost a frame: {error}", file=sys.stderr, flush=True)
         return None
