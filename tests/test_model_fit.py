@@ -14,7 +14,7 @@ pytest.importorskip("scipy")
 
 from mpicoll.model import equations
 from mpicoll.model.cells import Resampled, gather, noise
-from mpicoll.model.fit import NotIdentified, fit, fit_set
+from mpicoll.model.fit import NotIdentified, _between, fit, fit_set
 from mpicoll.model.validate import ranks_left_out, sizes_left_out, summarise, validated
 from mpicoll.predict import CURVE, GENERAL, OWN, predict, ranking
 
@@ -138,6 +138,14 @@ def test_a_launch_far_off_does_not_pull_the_fit():
     runs[1] = Run(runs[1].name, runs[1].facts, far)
     found = fit_set([c for c in gather(runs)[0] if c.algorithm != "native"])
     assert found.costs.links[INTRA][-1].beta == pytest.approx(1e-10, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "end"),
+    [(53248, 102400, 65536), (4096, 8192, 5792), (0, 8, 0), (100, 5000, 512)],
+)
+def test_ends_are_powers_of_two_where_there_is_one(low, high, end):
+    assert _between(low, high) == end
 
 
 # --- what is refused ------------------------------------------------------------------------------
