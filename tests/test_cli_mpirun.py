@@ -196,12 +196,13 @@ def lines(path):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.timeout(180)  # a dozen launches
 def test_a_sweep_killed_again_and_again_has_every_point_once(mpirun, tmp_path):
     """By SIGKILL, of the launcher alone or of the ranks too, at instants that are drawn."""
     path, draw = tmp_path / "a.jsonl", random.Random(5)
     words = ("-m", "mpicoll", "bench", "allreduce", "bcast", "-a", "binomial,linear,native")
-    words += ("-b", "8", "-e", "8K", "-f", "4", "--ranks", "1,2", "--launch-id", "7", "-n", "40")
-    words += ("-J", path, "--resume")
+    words += ("-b", "8", "-e", "8K", "-f", "8", "--ranks", "1,2", "--launch-id", "7", "-n", "40")
+    words += ("--point-time", "0.05", "-J", path, "--resume")
     for turn in range(10):
         process, before = mpirun.start(2, *words), lines(path)
         if turn < 3:
@@ -218,7 +219,7 @@ def test_a_sweep_killed_again_and_again_has_every_point_once(mpirun, tmp_path):
         warnings.simplefilter("ignore")  # torn lines
         runs = records.read(path)
     points = [resume.key(point) for run in runs for point in run.points]
-    assert len(points) == len(set(points)) == 2 * 6 * 3 * 2
+    assert len(points) == len(set(points)) == 2 * 4 * 3 * 2
     assert {point.launch for run in runs for point in run.points} == {7}
     # All are in the table of the last part.
     assert len(re.findall(r"^ +\d+K? +\d+ +float32", done.out, re.MULTILINE)) == len(points)
