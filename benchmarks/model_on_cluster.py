@@ -121,9 +121,12 @@ def judge(options: argparse.Namespace) -> None:
         row(f"regret of {way}, worst", regret.worst, REGRET[1], regret.where)
     for crossover in result.crossovers:
         print(f"  {words(crossover)}")
-    factors = [factor(crossover) for crossover in result.crossovers]
-    good = sum(value <= CROSSOVER for value in factors)
-    print(f"{good} of {len(factors)} crossovers within a factor of {CROSSOVER}")
+    told = [
+        c for c in result.crossovers if c.measured and c.measured[2] <= CROSSOVER * c.measured[1]
+    ]
+    for some, which in ((result.crossovers, "crossovers"), (told, "of those measured as exactly")):
+        good = sum(factor(crossover) <= CROSSOVER for crossover in some)
+        print(f"{which}: {good} of {len(some)} within a factor of {CROSSOVER}")
 
 
 def row(name: str, value: float, wanted: float, more: str = "") -> None:
