@@ -134,6 +134,14 @@ def row(name: str, value: float, wanted: float, more: str = "") -> None:
     print(f"{name:60} {100 * value:+7.1f} %  wanted {100 * wanted:3.0f} %  {verdict}  {more}")
 
 
+def told_apart(crossover: Crossover) -> bool:
+    """Whether the measured crossover's own interval is as narrow as is wanted of predictions."""
+    if crossover.measured is None:
+        return False
+    _, low, high = crossover.measured
+    return high <= CROSSOVER * low
+
+
 def factor(crossover: Crossover) -> float:
     """How far a predicted crossover is from the measured one; infinite where there is none."""
     if crossover.measured is None or crossover.predicted is None:
