@@ -1,7 +1,7 @@
 """Integer clocks over schedules, message by message.
 
 A message of m bytes occupies the sender's output port and the receiver's input port for
-``alpha + beta m``; a rank that has received everything of a round needs ``step``, and ``gamma`` for
+``alpha + beta m``; a rank that has received something in a round needs ``step``, and ``gamma`` for
 each byte it reduces, before the next round begins.  Which messages go first where ports are few:
 see :mod:`mpicoll.ports`.  Times are integers, so results are exact and repeatable.
 """
@@ -17,7 +17,7 @@ from mpicoll.machine import STEPS, Model, Sizes
 from mpicoll.matching import Blank, Cell, Matching, Message, Open, ScheduleError
 from mpicoll.ports import Ports
 from mpicoll.registry import Algorithm, Parameter
-from mpicoll.schedule import Channel, Copy, RecvReduce
+from mpicoll.schedule import Channel, RecvReduce
 
 __all__ = ["Result", "Transfer", "check_call", "clock", "follow", "trace"]
 
@@ -57,7 +57,7 @@ class Result:
 
 
 class Transfer(NamedTuple):
-    """One message on its way, for drawings."""
+    """One message on its way, for drawings and for critical paths."""
 
     start: int
     end: int
@@ -66,6 +66,7 @@ class Transfer(NamedTuple):
     channel: int
     cells: tuple[Cell, ...]
     reduces: bool
+    nbytes: int
 
 
 def clock(
@@ -115,7 +116,9 @@ def clock(
             if transfers is not None:
                 cells = matching.cells(message.sent, matching.channels[channel].segment)
                 reduces = isinstance(message.step, RecvReduce)
-                transfers.append(Transfer(now, end, source, target, channel, cells, reduces))
+                transfers.append(
+                    Transfer(now, end, source, target, channel, cells, reduces, length)
+                )
         if not events:
             break
         now = events[0][0]
@@ -139,7 +142,7 @@ def clock(
 def _after(current: Open, matching: Matching, model: Model, sizes: Sizes | None) -> int:
     """What a rank still has to do when all messages of a round are through."""
     reduces = sizes and model.gamma
-    if not (model.step or reduces) or all(isinstance(step, Copy) for step in current.steps):
+    if not (model.step or reduces) or not current.arrived:
         return 0
     reduced = 0
     if sizes and reduces:

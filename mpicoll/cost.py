@@ -1,9 +1,10 @@
 """What a machine costs: the parameters that a fit finds and that predictions and simulations use.
 
-A call costs ``call`` seconds once.  Each round in which a rank sends or receives costs it ``step``
-seconds; a message of m bytes costs ``alpha + beta m`` on its link, where alpha and beta are those
-of the first piece whose ``upto`` is at least m: protocols and caches change with the size of one
-message, not with that of the whole vector.  Each byte reduced costs ``gamma`` seconds.
+A call costs ``call`` seconds once.  A message of m bytes costs ``alpha + beta m`` on its link, with
+alpha and beta of the first piece whose ``upto`` is at least m: protocols and caches change with the
+size of one message, not with that of the whole vector.  Each round in which a rank receives costs
+it ``step`` seconds, in which other messages may be under way: most of a long latency.  Each byte
+reduced costs ``gamma`` seconds.
 """
 
 from __future__ import annotations
@@ -45,13 +46,16 @@ class Costs:
             first; the last one has no end.
         gamma: seconds per byte reduced.
         call: seconds of every call, whatever it does.
-        step: seconds of every round of a rank.
+        step: seconds of every round in which a rank receives.
     """
 
     links: Mapping[str, tuple[Piece, ...]]
     gamma: float = 0.0
     call: float = 0.0
     step: float = 0.0
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.numbers().items()))
 
     def piece(self, nbytes: int, link: str = INTRA) -> Piece:
         """The piece that holds for a message; the other kind of link if this one is not known."""

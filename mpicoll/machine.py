@@ -17,15 +17,15 @@ __all__ = ["STEPS", "Model", "Sizes"]
 class Model:
     """A machine, all costs as integers of one unit: picoseconds, if nothing else is said.
 
-    A message of m bytes takes alpha + beta m.  A round in which a rank sends or receives costs it
-    ``step`` and gamma for each byte it reduces, before the next one begins.
+    A message of m bytes occupies two ports for alpha + beta m.  A round in which a rank receives
+    something costs it ``step``, and gamma for each byte it reduces, before the next one begins.
 
     Attributes:
         alpha: time per message.
         beta: time per byte sent.
         gamma: time per byte reduced.
         ports: messages that a rank can send, and as many that it can receive, at a time.
-        step: time of every round of a rank.
+        step: time of every round in which a rank receives; its ports are free meanwhile.
         call: time of every call.
         links: in place of alpha and beta, pieces for each kind of link (see
             :class:`mpicoll.cost.Costs`), in integers.
@@ -93,7 +93,7 @@ class Model:
         return self.slowed(time, sender, receiver) if self.slow else time
 
     def after(self, rank: int, reduced: int) -> int:
-        """How long a rank needs at the end of a round for what it received."""
+        """How long a rank needs at the end of a round in which it received something."""
         time = self.step + self.gamma * reduced
         return self.slowed(time, rank) if self.slow else time
 

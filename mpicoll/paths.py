@@ -3,15 +3,16 @@
 The path leads from the start to the end of the last rank; each of its messages begins when the
 one before it has ended, has been reduced, or has left a port free.  So under the costs that it was
 found with, the time of the collective is exactly the sum over the path, and under other costs it
-is linear in them as long as the path stays the same.  Fits and predictions count on paths under
-the costs of :func:`reference`.
+is linear in them as long as the path stays the same.  Predictions count on paths under the costs of
+all algorithms together; a fit begins with those of :func:`reference`, and finds the paths again
+under what it has found.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mpicoll import algorithms
@@ -24,7 +25,9 @@ from mpicoll.schedule import Channel, Copy, Recv, RecvReduce, Send, Step, blocks
 
 __all__ = ["MOST_MESSAGES", "Path", "TooManyMessages", "critical_path", "reference"]
 
-_ALPHA, _BETA, _GAMMA = 1_000_000, 100, 50  # picoseconds
+# Picoseconds; most of a latency keeps no port busy.
+_STEP, _ALPHA, _BETA, _GAMMA = 900_000, 100_000, 100, 50
+_UNIT = 10**15  # of a second, where costs are given
 #: How many times as much a message costs between nodes.
 _FAR = 10
 #: Messages up to which they are found message by message.
@@ -44,7 +47,7 @@ class Path:
     """What happens one after the other until the last rank is done.
 
     Attributes:
-        rounds: rounds that begin.
+        rounds: rounds in which a rank receives.
         messages: number of messages by link and bytes.
         reduced: bytes reduced.
     """
@@ -63,11 +66,21 @@ class Path:
 
 
 def reference(nodes: tuple[int, ...] = ()) -> Model:
-    """The costs under which paths are found, for ranks on some nodes."""
+    """The costs under which paths are found where none are given, for ranks on some nodes."""
     if len(set(nodes)) < 2:
-        return Model(_ALPHA, _BETA, _GAMMA)
+        return Model(_ALPHA, _BETA, _GAMMA, step=_STEP)
     near, far = Piece(None, _ALPHA, _BETA), Piece(None, _FAR * _ALPHA, _FAR * _BETA)
-    return Model(0, 0, _GAMMA, links={INTRA: (near,), INTER: (far,)}, nodes=nodes)
+    return Model(0, 0, _GAMMA, step=_STEP, links={INTRA: (near,), INTER: (far,)}, nodes=nodes)
+
+
+def _under(costs: Costs, nodes: tuple[int, ...]) -> Model:
+    """Costs in integers, no message without time: of two that follow one another one is later."""
+    model = Model.of(costs, _UNIT)
+    links = {
+        kind: tuple(replace(piece, alpha=max(piece.alpha, 1)) for piece in pieces)
+        for kind, pieces in model.links.items()
+    }
+    return replace(model, links=links, nodes=nodes, call=0)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -79,6 +92,7 @@ def critical_path(
     parameters: tuple[tuple[str, Value], ...] = (),
     root: int = 0,
     nodes: tuple[int, ...] = (),
+    costs: Costs | None = None,
 ) -> Path:
     """The critical path of an algorithm.
 
@@ -88,6 +102,7 @@ def critical_path(
         nbytes: bytes of the whole vector.
         root: of a rooted collective.
         nodes: the node of each rank; none: all ranks are on one.
+        costs: under which it is found, if not :func:`reference`.
 
     Raises:
         ValueError: unknown names, or a value out of range.
@@ -95,7 +110,7 @@ def critical_path(
     """
     algorithm = algorithms.find(collective, name)
     given = dict(parameters)
-    model = reference(nodes)
+    model = reference(nodes) if costs is None else _under(costs, nodes)
     if size == 1:
         return Path(0, {}, 0)
     many = algorithm.count("messages", size, root, given) > MOST_MESSAGES
@@ -142,6 +157,7 @@ class _Walk:
         self.sides: dict[Transfer, tuple[_Round, _Round]] = {}
         self.last: dict[_Round, Transfer] = {}
         self.reduced: Counter[_Round] = Counter()
+        self.receive: set[_Round] = set()
         self.ended: dict[tuple[str, int, int], Transfer] = {}
         seen: Counter[tuple[int, int, int]] = Counter()
         for transfer in trace(algorithm, size, root, parameters, nbytes, model):
@@ -155,6 +171,7 @@ class _Walk:
             for side in (at_sender, at_receiver):
                 if side not in self.last or self.last[side].end < transfer.end:
                     self.last[side] = transfer
+            self.receive.add(at_receiver)
             if transfer.reduces:
                 self.reduced[at_receiver] += self._message(transfer)[1]
             self.ended["out", transfer.sender, transfer.end] = transfer
@@ -165,7 +182,8 @@ class _Walk:
 
     def done(self, place: _Round) -> int:
         """When a rank has stored and reduced what a round received."""
-        return self.last[place].end + self.model.gamma * self.reduced[place]
+        step = self.model.step if place in self.receive else 0
+        return self.last[place].end + step + self.model.gamma * self.reduced[place]
 
     def path(self) -> Path:
         """The path, counted."""
@@ -175,7 +193,7 @@ class _Walk:
         place: _Round | None = max(self.last, key=self.done)
         rounds = reduced = 0
         while place is not None:
-            rounds += 1
+            rounds += place in self.receive
             reduced += self.reduced[place]
             transfer: Transfer = self.last[place]
             place = None
@@ -190,10 +208,8 @@ class _Walk:
         return Path(rounds, dict(messages), reduced)
 
     def _message(self, transfer: Transfer) -> tuple[str, int]:
-        """The link of a message, and its bytes, which its time tells."""
-        link = self.model.link(transfer.sender, transfer.receiver)
-        (piece,) = self.model.pieces(link)
-        return link, int((transfer.end - transfer.start - piece.alpha) // piece.beta)
+        """The link of a message, and its bytes."""
+        return self.model.link(transfer.sender, transfer.receiver), transfer.nbytes
 
     def _round_before(self, transfer: Transfer) -> _Round | None:
         """The round whose end let a message start, if one did."""
@@ -241,7 +257,7 @@ def _of_any_rank(
             for step in steps
             if not isinstance(step, Copy)
         ]
-        rounds += bool(length)
+        rounds += any(not isinstance(step, Send) for step, _ in length)
         for step, nbytes in length:
             if isinstance(step, Send):
                 messages[model.link(0, step.peer), nbytes] += 1

@@ -116,7 +116,14 @@ def predict(
     source = OWN if own else GENERAL
     try:
         path = critical_path(
-            collective, choice.algorithm, ranks, nbytes, placed.parameters, root, apart
+            collective,
+            choice.algorithm,
+            ranks,
+            nbytes,
+            placed.parameters,
+            root,
+            apart,
+            model.general,
         )
     except TooManyMessages:
         seconds = _simulated(costs, collective, placed, ranks, nbytes, root, apart)

@@ -116,9 +116,9 @@ class _Costs:
             return times
         return times * np.maximum(self.pace[senders], self.pace[receivers]) // self.denominator
 
-    def after(self, ranks: Array, reduced: Array, kind: type) -> Array:
-        """How long ranks need at the end of a round."""
-        times = self.model.step + self.model.gamma * reduced.astype(kind)
+    def after(self, ranks: Array, received: Array, reduced: Array, kind: type) -> Array:
+        """How long ranks need at the end of a round, those that received something in it."""
+        times = self.model.step * received.astype(kind) + self.model.gamma * reduced.astype(kind)
         return times if self.pace is None else times * self.pace[ranks] // self.denominator
 
 
@@ -128,6 +128,7 @@ class _Rounds:
     def __init__(self, count: int) -> None:
         self.target, self.source = np.full(count, -1), np.full(count, -1)
         self.sent, self.received, self.reduced = (np.zeros(count, "i8") for _ in range(3))
+        self.receives = np.zeros(count, bool)  # still so when the source is through
 
     def put(self, ranks: Array, found: Sequence[Plain]) -> None:
         """Ranks begin rounds."""
@@ -136,6 +137,7 @@ class _Rounds:
             arrays = (self.target, self.source, self.sent, self.received, self.reduced)
             for array, column in zip(arrays, columns, strict=True):
                 array[ranks] = column
+            self.receives[ranks] = self.source[ranks] >= 0
 
 
 def sweep(
@@ -196,7 +198,9 @@ def sweep(
         now.target[senders], now.source[receivers] = -1, -1
         touched = np.unique(np.concatenate([senders, receivers]))
         opened = touched[(now.target[touched] < 0) & (now.source[touched] < 0)]
-        ready[opened] = end[opened] + costs.after(opened, now.reduced[opened], kind)
+        ready[opened] = end[opened] + costs.after(
+            opened, now.receives[opened], now.reduced[opened], kind
+        )
     stuck = np.flatnonzero((now.target >= 0) | (now.source >= 0))
     if len(stuck):
         raise ScheduleError(f"never complete: rounds of ranks {stuck[:8].tolist()}")
@@ -227,7 +231,7 @@ def repeat(
     kind: type = np.int64 if fits else object
     ready: Array = np.array(start if start is not None else [0] * count, kind)
     takes = costs.messages(senders, receivers, now.sent[senders], kind)
-    after = costs.after(everyone, now.reduced, kind)
+    after = costs.after(everyone, now.receives, now.reduced, kind)
     left = times
     while left:
         arrival = np.maximum(ready[senders], ready[receivers]) + takes

@@ -14,7 +14,7 @@ pytest.importorskip("scipy")
 
 from mpicoll.model import equations
 from mpicoll.model.cells import Resampled, gather, noise
-from mpicoll.model.fit import NotIdentified, fit, fit_set
+from mpicoll.model.fit import NotIdentified, _between, fit, fit_set
 from mpicoll.model.validate import ranks_left_out, sizes_left_out, summarise, validated
 from mpicoll.predict import CURVE, GENERAL, OWN, predict, ranking
 
@@ -74,15 +74,24 @@ def test_intervals_hold_what_they_are_for(model):
         assert high / low < 1.3
 
 
-def test_one_algorithm_does_not_tell_gamma_nor_step(model):
+def test_what_one_algorithm_does_not_tell_is_as_all_together_tell_it(model):
     own, _ = model.costs("allreduce", "ring")
-    assert own.gamma == own.step == 0
-    # Where messages are long each round has one, and half of the bytes are reduced.
-    assert own.links[INTRA][-1].alpha == pytest.approx(4.5e-6, rel=0.05)
-    assert own.links[INTRA][-1].beta == pytest.approx(1.25e-10, rel=0.05)
+    assert (own.gamma, own.step) == pytest.approx((5e-11, 5e-7), rel=0.05)
+    assert own.links[INTRA][-1].alpha == pytest.approx(4e-6, rel=0.05)
+    assert own.links[INTRA][-1].beta == pytest.approx(1e-10, rel=0.05)
     refused = model.evidence["allreduce"]["ring"].refused
     assert "measure allgather and reduce_scatter" in refused["gamma"]
     assert "several messages in a round" in refused["step"]
+
+
+def test_what_one_algorithm_tells_is_its_own():
+    """It is measured on a machine whose links are slower."""
+    slow = Costs({INTRA: (Piece(None, 4e-6, 5e-10),)}, gamma=5e-11, call=2e-6, step=5e-7)
+    found = cells_of(COSTS, {"allgather": ["ring", "linear"], "reduce_scatter": ["ring"]})
+    found += cells_of(slow, {"alltoall": ["pairwise"]})
+    own, _ = fit(found, replicates=0).costs("alltoall", "pairwise")
+    for cell in (cell for cell in found if cell.collective == "alltoall"):
+        assert cell.path.seconds(own) == pytest.approx(cell.path.seconds(slow), rel=0.05)
 
 
 def test_two_links():
@@ -95,7 +104,7 @@ def test_two_links():
         ranks=(2, 4, 8),
         nodes=(0, 0, 0, 0, 1, 1, 1, 1),
     )
-    links = fit_set(found, one_algorithm=False).costs.links
+    links = fit_set(found).costs.links
     for link, (true,) in costs.links.items():
         last = links[link][-1]
         assert (last.alpha, last.beta) == pytest.approx((true.alpha, true.beta), rel=0.1), link
@@ -114,7 +123,7 @@ def test_any_machine_comes_back(alpha, beta, overhead, seed):
         between=0.003,
         spread=0.003,
     )
-    fitted = fit_set(found, one_algorithm=False).costs
+    fitted = fit_set(found).costs
     for nbytes in (8, 1 << 20):
         for cell in (c for c in found if c.nbytes == nbytes):
             assert cell.path.seconds(fitted) == pytest.approx(cell.path.seconds(costs), rel=0.05)
@@ -127,8 +136,16 @@ def test_a_launch_far_off_does_not_pull_the_fit():
         for p in runs[1].points
     ]
     runs[1] = Run(runs[1].name, runs[1].facts, far)
-    found = fit_set([c for c in gather(runs)[0] if c.algorithm != "native"], one_algorithm=False)
+    found = fit_set([c for c in gather(runs)[0] if c.algorithm != "native"])
     assert found.costs.links[INTRA][-1].beta == pytest.approx(1e-10, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "end"),
+    [(53248, 102400, 65536), (4096, 8192, 5792), (0, 8, 0), (100, 5000, 512)],
+)
+def test_ends_are_powers_of_two_where_there_is_one(low, high, end):
+    assert _between(low, high) == end
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -144,7 +161,7 @@ def test_a_launch_far_off_does_not_pull_the_fit():
     ],
 )
 def test_what_is_not_told_is_refused(measured, more, name, message):
-    refused = fit_set(cells_of(COSTS, measured, **more), one_algorithm=False).refused
+    refused = fit_set(cells_of(COSTS, measured, **more)).refused
     assert message in refused[name]
 
 
@@ -162,7 +179,7 @@ def test_a_barrier_has_no_beta_of_its_own(cells):
     more = cells_of(COSTS, {"barrier": ["dissemination"]}, sizes=(0,))
     fitted = fit([*cells, *more], replicates=0)
     own, mine = fitted.costs("barrier", "dissemination")
-    assert mine and own.links[INTRA][0].alpha == pytest.approx(1.5e-6, rel=0.05)
+    assert mine and own.step + own.links[INTRA][0].alpha == pytest.approx(1.5e-6, rel=0.05)
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=30, max_size=30), st.floats(0.1, 10))

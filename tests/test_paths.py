@@ -5,14 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpicoll import algorithms, paths
-from mpicoll.cost import INTER, INTRA, Costs
+from mpicoll.cost import INTER, INTRA, Costs, Piece
+from mpicoll.machine import Model
 from mpicoll.paths import Path, critical_path, reference
 from mpicoll.simulate import simulate
 
 
 def costs(nodes=()):
     model = reference(nodes)
-    return Costs({kind: model.pieces(kind) for kind in (INTRA, INTER)}, gamma=model.gamma)
+    links = {kind: model.pieces(kind) for kind in (INTRA, INTER)}
+    return Costs(links, gamma=model.gamma, step=model.step)
 
 
 CASES = [
@@ -46,6 +48,27 @@ def test_a_path_over_nodes_is_as_long_as_the_simulation(nodes):
             )
             simulated = simulate(entry, 5, nbytes, reference(nodes[:5]), 0, parameters)
             assert path.seconds(costs(nodes)) == simulated.makespan, (entry.name, parameters)
+
+
+@pytest.mark.parametrize("step", [0, 3e-7, 1e-3])
+def test_a_path_under_given_costs_is_as_long_as_the_simulation(step):
+    """Whether latency or transfer decides which messages follow one another."""
+    links = {INTRA: (Piece(1000, 1e-6, 4e-9), Piece(None, 5e-6, 2e-9))}
+    given = Costs(links, gamma=5e-11, step=step)
+    for entry, size, nbytes, parameters in CASES:
+        if size not in (3, 5):
+            continue
+        words = tuple(parameters.items())
+        path = critical_path(entry.collective, entry.name, size, nbytes, words, costs=given)
+        simulated = simulate(entry, size, nbytes, Model.of(given, 10**15), 0, parameters)
+        expected = pytest.approx(simulated.makespan * 1e-15, rel=1e-9)
+        assert path.seconds(given) == expected, (entry.name, size, parameters)
+
+
+def test_who_only_sends_pays_no_step():
+    """The root's two messages are under way at the same time."""
+    path = critical_path("bcast", "binomial", 3, 800)
+    assert path == Path(1, {(INTRA, 800): 2}, 0)
 
 
 def test_what_the_path_of_a_ring_is_made_of():

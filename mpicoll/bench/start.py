@@ -19,6 +19,7 @@ Parallel Programming 17, 1988.
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 from mpi4py import MPI
 
@@ -26,8 +27,11 @@ from mpicoll.bench.clocks import GlobalClock, clock
 
 #: Seconds after which clocks are compared again.
 _OLD = 1.0
-#: Seconds between the naming of the moments and the first of them, for each doubling of ranks.
+#: Seconds between the naming of the moments and the first of them, for each doubling of ranks, on
+#: top of the time that messages take.
 _LEAD = 1e-4
+#: Barriers, the quickest of which says how long these take.
+_PROBES = 5
 #: Seconds before a moment from which on a rank looks at nothing but its clock.
 _CLOSE = 1e-4
 
@@ -82,13 +86,18 @@ class Window:
         self._comm = comm.Dup()
         self._clock = GlobalClock(self._comm)
         self._moment = self._length = 0.0
+        times = [clock()]
+        for _ in range(_PROBES):
+            self._comm.Barrier()
+            times.append(clock())
+        reach = min(after - before for before, after in pairwise(times))
+        self._lead = 2 * reach + _LEAD * (1 + self._comm.Get_size().bit_length())
 
     def name_moments(self, length: float) -> None:
         """Agree on moments ``length`` seconds apart (rank 0's counts), from now on. Collective."""
         if self._comm.bcast(self._clock.age > _OLD):
             self._clock.synchronise()
-        lead = _LEAD * (1 + self._comm.Get_size().bit_length())
-        self._moment, self._length = self._comm.bcast((clock() + lead, length))
+        self._moment, self._length = self._comm.bcast((clock() + self._lead, length))
 
     def __call__(self) -> bool:
         """Return at the next moment, or at once where that has passed; whether this is late.

@@ -45,7 +45,7 @@ def command(
         str | None, typer.Option(metavar="TIME", help="Time per byte reduced; 50ps if not given.")
     ] = None,
     step: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time of every round of a rank.")
+        str | None, typer.Option(metavar="TIME", help="Time of a round in which a rank receives.")
     ] = None,
     call: Annotated[str | None, typer.Option(metavar="TIME", help="Time of every call.")] = None,
     inter_alpha: Annotated[

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mpicoll.bench.records import Point, Run
 from mpicoll.collectives import COLLECTIVES
+from mpicoll.cost import Costs
 from mpicoll.paths import Path, critical_path
 from mpicoll.registry import Value
 from mpicoll.tuning import NATIVE, Choice, check, placed
@@ -33,6 +34,7 @@ class Cell:
         nodes: the node of each rank.
         near: whether all ranks shared memory.
         launches: seconds of each repetition, by the name of the launch.
+        under: the costs under which its path is found; None: see :func:`mpicoll.paths.reference`.
     """
 
     collective: str
@@ -44,6 +46,7 @@ class Cell:
     nodes: tuple[int, ...]
     near: bool
     launches: Mapping[str, tuple[float, ...]] = field(compare=False, default_factory=dict)
+    under: Costs | None = field(compare=False, default=None)
 
     @cached_property
     def choice(self) -> str:
@@ -72,6 +75,7 @@ class Cell:
             choice.parameters,
             max(self.root, 0),
             self.nodes if len(set(self.nodes)) > 1 else (),
+            self.under,
         )
 
     def among(self, launches: Iterable[str]) -> Cell | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,7 +233,12 @@ def _spread(
             if evidence is not None and evidence.replicates:
                 costs = evidence.replicates[number]
                 predicted[choice] = np.array(
-                    [math.inf if cell is None else cell.path.seconds(costs) for cell in row]
+                    [
+                        math.inf
+                        if cell is None
+                        else replace(cell, under=model.general).path.seconds(costs)
+                        for cell in row
+                    ]
                 )
         made.append((measured, predicted))
     return made

@@ -7,6 +7,7 @@ has a part that no sum of the others has; what is not is refused, not guessed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -126,18 +127,28 @@ def condition(matrix: Array) -> float:
     return float(np.linalg.cond(matrix / np.linalg.norm(matrix, axis=0)))
 
 
-def solve(matrix: Array, rounds: int = 8) -> tuple[Array, Array]:
+def solve(
+    matrix: Array, rounds: int = 8, pull: tuple[Array, Array] | None = None
+) -> tuple[Array, Array]:
     """Non-negative least squares with Huber's loss, for a right-hand side of ones.
+
+    Args:
+        matrix: a row for each time.
+        rounds: of the robust loss.
+        pull: further rows, and their right-hand sides, whose errors are squared.
 
     Returns:
         The parameters, and the residuals: relative errors of what they predict.
     """
-    scale = np.linalg.norm(matrix, axis=0)
-    scaled = matrix / scale
+    more, wanted = pull or (np.zeros((0, matrix.shape[1])), np.zeros(0))
+    scale = np.linalg.norm(np.vstack([matrix, more]), axis=0)
+    scale[scale == 0] = 1.0
+    scaled, more = matrix / scale, more / scale
     weights = np.ones(len(matrix))
     residual = np.zeros(len(matrix))
     for _ in range(rounds):
-        found, _ = nnls(scaled * weights[:, None], weights)
+        rows = np.vstack([scaled * weights[:, None], more])
+        found, _ = nnls(rows, np.concatenate([weights, wanted]))
         before, residual = residual, scaled @ found - 1
         spread = max(_SPREAD_OF_MAD * float(np.median(np.abs(residual))), _EXACT)
         if np.max(np.abs(residual - before)) < _EXACT * spread:
@@ -152,6 +163,16 @@ def criterion(residual: Array, parameters: int) -> float:
     n = len(residual)
     spread = max(float(np.mean(np.abs(residual))), _EXACT)
     return float(2 * n * np.log(spread) + parameters * np.log(n))
+
+
+def value(costs: Costs, name: str) -> float:
+    """A parameter of a set, by a name that may be of a piece within one of its pieces."""
+    kind, _, where = name.partition(" ")
+    if not where:
+        return float(getattr(costs, kind))
+    link, _, end = where.partition(" upto ")
+    piece = costs.piece(int(end) if end else sys.maxsize, link)
+    return piece.alpha if kind == "alpha" else piece.beta
 
 
 def as_costs(names: Sequence[str], values: Array, links: Sequence[str], ends: Ends) -> Costs:

@@ -2,12 +2,20 @@
 
 Pieces by the size of a message are found one by one: the end that makes the errors smallest is
 added as long as the Bayesian information criterion falls, up to :data:`MOST_PIECES`.
+
+The set of one algorithm begins with the pieces of the set of all, for protocols and caches are the
+machine's; and it keeps to that set wherever its own measurements do not say otherwise, as if each
+parameter had been measured once more, :data:`PULL` as surely as a time.
+
+Which messages a time is made of depends on what they cost, so the set of all algorithms is fitted
+:data:`TURNS` times, each time to the critical paths under what was found before.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +27,9 @@ from mpicoll.model.equations import Ends, Equations
 
 MOST_PIECES = 4
 REPLICATES = 80
+#: Weight of the set of all algorithms in that of one, for each parameter, beside 1 for each time.
+PULL = 0.05
+TURNS = 3
 #: Cells for each parameter, where there are pieces.
 _LEAST_EACH = 2
 _QUICK = 2  # rounds of the robust loss while ends are looked for
@@ -38,6 +49,7 @@ class Fitted:
         names: the parameters that are identified.
         condition: condition number of the equations.
         refused: the others, and why.
+        prior: the set that this one keeps to where it can.
     """
 
     costs: Costs
@@ -45,14 +57,15 @@ class Fitted:
     names: tuple[str, ...]
     condition: float
     refused: Mapping[str, str]
+    prior: Fitted | None = None
 
 
-def fit_set(cells: Sequence[Cell], *, one_algorithm: bool) -> Fitted:
+def fit_set(cells: Sequence[Cell], prior: Fitted | None = None) -> Fitted:
     """Fit one set to some cells.
 
     Args:
         cells: what was measured, none of it the library's own.
-        one_algorithm: whether they are of one algorithm, which cannot tell gamma.
+        prior: the set of all algorithms, where the cells are of one.
 
     Raises:
         NotIdentified: alpha or beta cannot be told; the message says which measurement is missing.
@@ -61,9 +74,8 @@ def fit_set(cells: Sequence[Cell], *, one_algorithm: bool) -> Fitted:
     if not cells:
         raise NotIdentified("nothing is sent; measure at least two ranks")
     system = Equations(cells)
-    reduces = not one_algorithm and equations.tells_gamma(cells)
-    ends: dict[str, tuple[int, ...]] = {}
-    trial = _try(system, ends, reduces)
+    ends = _known(prior, system.links)
+    trial = _try(system, ends, prior)
     if trial is None:
         raise NotIdentified(_missing(system))
     best = trial
@@ -71,23 +83,24 @@ def fit_set(cells: Sequence[Cell], *, one_algorithm: bool) -> Fitted:
         tried = [
             (attempt.criterion, more)
             for more in _more(system, ends)
-            if (attempt := _try(system, more, reduces, _QUICK)) is not None
+            if (attempt := _try(system, more, prior, _QUICK)) is not None
         ]
         if not tried:
             break
         _, least = min(tried, key=lambda entry: entry[0])
-        refined = _try(system, least, reduces)
+        refined = _try(system, least, prior)
         if refined is None or refined.criterion >= best.criterion:
             break
         ends, best = least, refined
     columns = system.columns(ends)
-    matrix = equations.relative(columns, best.names, system.seconds)
+    told = equations.identified(columns, system.seconds, equations.tells_gamma(cells))
     return Fitted(
         equations.as_costs(best.names, best.values, system.links, ends),
         ends,
         best.names,
-        equations.condition(matrix),
-        equations.reasons(cells, columns, best.names),
+        equations.condition(equations.relative(columns, told, system.seconds)),
+        equations.reasons(cells, columns, told),
+        prior,
     )
 
 
@@ -98,18 +111,40 @@ class _Attempt:
     criterion: float
 
 
-def _try(system: Equations, ends: Ends, reduces: bool, rounds: int = 8) -> _Attempt | None:
+def _try(system: Equations, ends: Ends, prior: Fitted | None, rounds: int = 8) -> _Attempt | None:
     """Fit with given pieces; None where alpha or beta of one of them is not told."""
     columns = system.columns(ends)
+    reduces = equations.tells_gamma(system.cells)
     names = equations.identified(columns, system.seconds, reduces)
-    if not _complete(columns, names):
+    if not _complete(columns, names) and not (prior and ends == _known(prior, system.links)):
+        return None
+    parameters = len(names) + sum(map(len, ends.values()))
+    if prior is not None:
+        names = tuple(name for name in columns if " " in name or name in prior.names)
+    elif ends and parameters * _LEAST_EACH > len(system.cells):
         return None
     matrix = equations.relative(columns, names, system.seconds)
-    values, residual = equations.solve(matrix, rounds)
-    parameters = len(names) + sum(map(len, ends.values()))
-    if ends and parameters * _LEAST_EACH > len(system.cells):
-        return None
+    values, residual = equations.solve(matrix, rounds, _pull(matrix, names, prior))
     return _Attempt(names, values, equations.criterion(residual, parameters))
+
+
+def _known(prior: Fitted | None, links: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The pieces of a set on some links."""
+    return {link: prior.ends[link] for link in links if prior and prior.ends.get(link)}
+
+
+def _pull(matrix: Array, names: Sequence[str], prior: Fitted | None) -> tuple[Array, Array] | None:
+    """Equations that hold parameters near those of another set, and their right-hand side."""
+    if prior is None:
+        return None
+    rows, wanted = np.zeros((len(names), len(names))), np.zeros(len(names))
+    for index, name in enumerate(names):
+        value = equations.value(prior.costs, name)
+        if value:
+            rows[index, index], wanted[index] = PULL / value, PULL
+        else:
+            rows[index, index] = PULL * matrix[:, index].mean()
+    return rows, wanted
 
 
 def _complete(columns: Mapping[str, Array], names: Sequence[str]) -> bool:
@@ -137,16 +172,46 @@ def _more(system: Equations, ends: Ends) -> Iterator[dict[str, tuple[int, ...]]]
         if len(mine) + 1 >= MOST_PIECES:
             continue
         for low, high in pairwise(sizes):
-            end = int((low * high) ** 0.5) if low else low
+            end = _between(low, high)
             if end not in mine:
                 yield {**ends, link: tuple(sorted((*mine, end)))}
+
+
+def _between(low: int, high: int) -> int:
+    """An end between two sizes: a power of two, as limits of libraries are, if there is one."""
+    middle = int((low * high) ** 0.5) if low else low
+    exponents = range(low.bit_length(), high.bit_length())
+    powers = [1 << k for k in exponents if 0 < low < 1 << k < high]
+    return min(powers, key=lambda power: abs(math.log(power / middle)), default=middle)
+
+
+def fit_all(cells: Sequence[Cell], under: Costs | None = None) -> tuple[Fitted, list[Cell]]:
+    """Fit the set of all algorithms, and find the paths that go with it.
+
+    Args:
+        cells: what was measured, none of it the library's own.
+        under: costs to begin with.
+
+    Returns:
+        The set, and the cells with paths under it.
+
+    Raises:
+        NotIdentified: see :func:`fit_set`.
+    """
+    found = None
+    placed = [replace(cell, under=under) for cell in cells]
+    for _ in range(TURNS):
+        found = fit_set(placed)
+        placed = [replace(cell, under=found.costs) for cell in cells]
+    assert found is not None
+    return found, placed
 
 
 def refit(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Costs:
     """The same pieces and parameters for other times."""
     system = Equations(cells, seconds)
     matrix = equations.relative(system.columns(fitted.ends), fitted.names, seconds)
-    values, _ = equations.solve(matrix)
+    values, _ = equations.solve(matrix, pull=_pull(matrix, fitted.names, fitted.prior))
     return equations.as_costs(fitted.names, values, system.links, fitted.ends)
 
 
@@ -188,8 +253,8 @@ def fit(
             "more; measure some, as `mpicoll bench allreduce --algorithms all`"
         )
     resampled = Resampled(cells, replicates) if replicates else None
-    general = fit_set(known, one_algorithm=False)
-    general_evidence = _evidence(known, general, resampled)
+    general, placed = fit_all(known)
+    general_evidence = _evidence(placed, general, resampled)
     done("general")
     own: dict[str, dict[str, Costs]] = {}
     curves: dict[str, dict[str, Curve]] = {}
@@ -199,9 +264,9 @@ def fit(
             curves.setdefault(collective, {})[choice] = fit_curve(mine, resampled)
             evidence.setdefault(collective, {})[choice] = _evidence(mine, None, None)
         else:
-            mine = [cell for cell in mine if cell.ranks > 1]
+            mine = [replace(cell, under=general.costs) for cell in mine if cell.ranks > 1]
             try:
-                fitted = fit_set(mine, one_algorithm=True)
+                fitted = fit_set(mine, general)
             except NotIdentified as error:
                 done(f"{collective} {choice}: no set of its own: {error}")
                 continue

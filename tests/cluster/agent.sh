@@ -1,0 +1,12 @@
+#!/bin/sh
+# Stands where ssh stands when a launcher starts something on a host: agent.sh [OPTION...] HOST COMMAND...
+while :; do
+    case $1 in
+        -[opliF]) shift 2 ;;
+        -*) shift ;;
+        *) break ;;
+    esac
+done
+host=$1
+shift
+exec nsenter --net="/mnt/$host.net" --uts="/mnt/$host.uts" /bin/sh -c "$*"

@@ -1,0 +1,128 @@
+"""The emulated cluster is what it says, and a fit to a sweep on it finds what its links cost."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import launch
+import numpy as np
+import pytest
+from cluster import hosts
+
+pytestmark = [
+    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+    pytest.mark.timeout(120),
+]
+
+HOSTS, DELAY, RATE = 3, 2e-3, 100e6
+LIMIT = 100  # seconds
+SIZES = (1, 8192, 32768)
+
+
+def mpirun(cluster, *words):
+    """What Python on one rank of each host prints."""
+    command = [*launch.mpirun(), "-n", str(HOSTS), sys.executable, *map(str, words)]
+    done = cluster.run(command, capture_output=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with hosts.Cluster(HOSTS, DELAY, RATE) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pingpong(cluster):
+    """For each other host and size, the seconds of each turn."""
+    return json.loads(mpirun(cluster, hosts.HERE / "pingpong.py", 9, *SIZES))
+
+
+def test_hosts_have_networks_and_names_of_their_own(cluster):
+    """The machine's own network is not among them."""
+    done = cluster.run(["sh", "-c", "hostname; ip -o -4 addr show"], "h2", capture_output=True)
+    name, *addresses = done.stdout.splitlines()
+    assert name == "h2"
+    assert [line.split()[1:4:2] for line in addresses] == [
+        ["lo", "127.0.0.1/8"],
+        ["eth0", "10.77.0.2/24"],
+    ]
+
+
+def test_ranks_start_on_all_hosts(cluster):
+    code = "from mpi4py import MPI; print(MPI.COMM_WORLD.gather(MPI.Get_processor_name()) or '')"
+    assert mpirun(cluster, "-c", code).split("\n", 1)[0] in ("['h1', 'h2', 'h3']", "")
+
+
+def test_frames_take_the_delay_and_the_rate_that_were_set(pingpong):
+    """A machine that is busy makes messages slower; the quickest of some tells the link."""
+    for times in pingpong.values():
+        least = [min(times[str(size)]) for size in SIZES]
+        assert DELAY < least[0] < 1.5 * DELAY
+        per_byte = (least[2] - least[1]) / (SIZES[2] - SIZES[1])
+        assert per_byte == pytest.approx(8 / RATE, rel=0.2)
+
+
+def test_a_fit_finds_what_a_link_costs(cluster, pingpong, tmp_path, command):
+    """Of messages short enough for a single protocol: alpha and beta are as in the ping-pong."""
+    pytest.importorskip("scipy")
+    runs, model = tmp_path / "runs.jsonl", tmp_path / "model.json"
+    sweep = ["allgather", "-a", "ring,linear", "-b", "8K,16K,24K,48K"]
+    often = ["--ranks", "2,3", "--start", "window", "-n", "7", "-w", "1", "-J", runs]
+    mpirun(cluster, "-m", "mpicoll", "bench", *sweep, *often)
+    assert command("fit", runs, "-o", model).status == 0
+    costs = json.loads(model.read_text())["general"]
+    (piece,) = costs["links"]["inter"]
+    one_way = {size: np.median([times[str(size)] for times in pingpong.values()]) for size in SIZES}
+    assert costs["step"] + piece["alpha"] == pytest.approx(one_way[1], rel=0.25)
+    per_byte = (one_way[SIZES[2]] - one_way[SIZES[1]]) / (SIZES[2] - SIZES[1])
+    assert piece["beta"] == pytest.approx(per_byte, rel=0.25)
+
+
+def test_nothing_stays_of_a_cluster_whose_maker_is_killed():
+    """Not even where it is killed in the middle of a job: the kernel ends it all."""
+    job = ["--hosts", "2", "--", "sh", "-c", "echo; sleep 99"]
+    maker = subprocess.Popen(
+        [sys.executable, str(hosts.HERE / "hosts.py"), *job],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert maker.stdout.readline() == "\n"
+        family = descendants(maker.pid)
+        assert len(family) > 2  # unshare, the switch, the job
+    finally:
+        maker.kill()
+        maker.communicate()
+    end = time.monotonic() + 30
+    while any(map(alive, family)):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    mine = Path("/proc/self/mounts").read_text()
+    assert "cluster" not in [line.split()[0] for line in mine.splitlines()]
+
+
+def test_what_is_wrong_with_a_cluster_is_said():
+    with pytest.raises(RuntimeError, match=r"(?s)did not come up: .*'fast'"):
+        hosts.Cluster(2, "fast", RATE)
+
+
+def descendants(pid):
+    """The processes that a process has started, and those that these have."""
+    children = []
+    with contextlib.suppress(FileNotFoundError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in map(int, children) for found in (child, *descendants(child))]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
