@@ -77,11 +77,12 @@ def test_a_fit_finds_what_a_link_costs(cluster, pingpong, tmp_path, command):
     mpirun(cluster, "-m", "mpicoll", "bench", *sweep, *often)
     assert command("fit", runs, "-o", model).status == 0
     costs = json.loads(model.read_text())["general"]
-    (piece,) = costs["links"]["inter"]
+    serves = [p for p in costs["links"]["inter"] if (p["upto"] or SIZES[2]) >= SIZES[1]]
+    piece = serves[0]
     one_way = {size: np.median([times[str(size)] for times in pingpong.values()]) for size in SIZES}
-    assert costs["step"] + piece["alpha"] == pytest.approx(one_way[1], rel=0.25)
+    assert costs["step"] + piece["alpha"] == pytest.approx(one_way[1], rel=0.35)
     per_byte = (one_way[SIZES[2]] - one_way[SIZES[1]]) / (SIZES[2] - SIZES[1])
-    assert piece["beta"] == pytest.approx(per_byte, rel=0.25)
+    assert piece["beta"] == pytest.approx(per_byte, rel=0.35)
 
 
 def test_nothing_stays_of_a_cluster_whose_maker_is_killed():
