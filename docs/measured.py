@@ -59,8 +59,7 @@ def best(points: Points) -> float:
 
 def is_disturbed(point: Mapping[str, Any], near: float) -> bool:
     """Whether the cores were far apart, or busy with something else."""
-    # Earlier measurements do not say what others had.
-    return bool(point["handover_us"] > FAR * near or point.get("others", 0.0) > OTHERS)
+    return bool(point["handover_us"] > FAR * near or point["others"] > OTHERS)
 
 
 def mean(points: Points) -> float:
@@ -72,9 +71,8 @@ def mean(points: Points) -> float:
 def _row(name: str, launches: Launches, near: float) -> list[str]:
     every = [p for points in launches.values() for p in points]
     quiet = [p for p in every if not is_disturbed(p, near)]
-    means = "  ".join(
-        f"{mean([p for p in points if p in quiet]):.2f}" for points in launches.values()
-    )
+    found = [mean([p for p in points if p in quiet]) for points in launches.values()]
+    means = "  ".join("-" if math.isnan(value) else f"{value:.2f}" for value in found)
     worst = max(quiet, key=lambda p: p["ratio"], default=None)
     largest = f"{worst['ratio']:.2f} at {worst['size']:,} bytes" if worst else "none"
     return [name, means, largest, f"{len(every) - len(quiet)} of {len(every)}"]
