@@ -69,7 +69,8 @@ def measured(folder):
 
 @pytest.mark.parametrize("command", SHOWN)
 def test_a_command_of_the_readme(command, tmp_path):
-    if any(f"mpicoll {word} " in command for word in ("fit", "explain", "tune", "compare", "report")):
+    reading = ("fit", "explain", "tune", "compare", "report")
+    if any(f"mpicoll {word} " in command for word in reading):
         measured(tmp_path)
     done = run(shlex.split(command), tmp_path)
     assert done.returncode == 0, done.stderr
