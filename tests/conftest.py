@@ -140,6 +140,16 @@ def job(mpirun, tmp_path):
 
 
 @pytest.fixture
+def no_launcher(monkeypatch):
+    """As where no launcher has started this process."""
+    from mpicoll.cli import launcher
+
+    names = {name for entry in launcher._LAUNCHERS for name in entry[1:]}
+    for name in names | {"SLURM_STEP_ID"}:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def command(capsys):
     """Run the command in this process: exit status, standard output, standard error."""
 

@@ -16,13 +16,9 @@ from mpicoll import __version__, algorithms, registry
 from mpicoll.cli import launcher, parse
 from mpicoll.cli.errors import UsageError
 
-LAUNCHER_VARIABLES = {name for entry in launcher._LAUNCHERS for name in entry[1:]}
-
 
 @pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch):
-    for name in LAUNCHER_VARIABLES | {"SLURM_STEP_ID"}:
-        monkeypatch.delenv(name, raising=False)
+def _plain(no_launcher, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
 
 

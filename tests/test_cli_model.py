@@ -3,39 +3,21 @@
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from synthetic import launched
 
 from mpicoll import cost_file, tuning_file
 from mpicoll.bench.records import Writer
-from mpicoll.cli import launcher, main
+from mpicoll.cli import main
 from mpicoll.cost import CostModel, Costs, Piece
 
 pytest.importorskip("scipy")
 pytest.importorskip("pydantic")
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 COSTS = Costs({"intra": (Piece(None, 2e-6, 1e-10),)}, gamma=5e-11, call=1e-6)
 MEASURED = {"allreduce": ["ring", "recursive_doubling", "native"], "allgather": ["ring"]}
-
-
-@pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch):
-    for name in {variable for entry in launcher._LAUNCHERS for variable in entry[1:]}:
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def command(capsys):
-    """Run the command in this process: exit status, standard output, standard error."""
-
-    def run(*words):
-        status = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return SimpleNamespace(status=status, out=captured.out, err=captured.err)
-
-    return run
 
 
 @pytest.fixture

@@ -49,12 +49,7 @@ def command(
             for n in sizes:
                 made = predict.predict(parameters, collective, choice, count, n, nodes=nodes)
                 found.append(made)
-    _remark(found)
-    if json:
-        output.facts([_facts(prediction) for prediction in found])
-        return 0
-    _table(collective, found)
-    return 0
+    return _show(collective, found, json)
 
 
 def _fitting(collective: str, choice: Any, ranks: int) -> None:
@@ -90,11 +85,16 @@ def explain(
         found = ranking(parameters, collective, ranks, nbytes, unmeasured=all_, nodes=nodes)
     if not found:
         raise UsageError(f"no algorithm of {collective} that was measured serves {ranks} ranks")
+    return _show(collective, found, json)
+
+
+def _show(collective: str, found: list[Prediction], json: bool) -> int:
+    """Print predictions, and what speaks against them; the exit status."""
     _remark(found)
     if json:
         output.facts([_facts(prediction) for prediction in found])
-        return 0
-    _table(collective, found)
+    else:
+        _table(collective, found)
     return 0
 
 

@@ -38,6 +38,22 @@ GRACE = 1.0
 DUMP = 0.5
 
 
+@pytest.fixture(scope="module")
+def comm():
+    """mpicoll's communicator of all ranks."""
+    from mpi4py import MPI
+
+    import mpicoll
+
+    return mpicoll.Intracomm(MPI.COMM_WORLD)
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks."""
+    return comm.bcast(tmp_path)
+
+
 @pytest.fixture
 def events():
     """What the hooks of mpicoll are told during a test."""

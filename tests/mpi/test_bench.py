@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import mpicoll
 from mpicoll.bench import engine, environment, repetition, resume, stats, workload
 from mpicoll.bench.clocks import GlobalClock, Reading, closest
 from mpicoll.bench.group import Skipped
@@ -18,11 +17,6 @@ from mpicoll.bench.start import Barrier, Window, next_window
 from mpicoll.bench.watchdog import complaint, reporter
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-
-
-@pytest.fixture(scope="module")
-def comm():
-    return mpicoll.Intracomm(MPI.COMM_WORLD)
 
 
 def sweep(comm, done=(), **options):

@@ -2,30 +2,16 @@
 
 import numpy as np
 import pytest
+from clouds import clouds
 from mpi4py import MPI
 
-import mpicoll
-from mpicoll.train import Config, Dataset, mixing, parity, run
+from mpicoll.train import Config, mixing, parity, run
 from mpicoll.train.workers import AllReduceWorkers
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(MPI.COMM_WORLD.size not in (2, 4), reason="2 and 4 ranks show it"),
 ]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    return mpicoll.Intracomm(MPI.COMM_WORLD)
-
-
-def clouds(samples=101):
-    generator = np.random.default_rng(7)
-    labels = np.arange(samples + 30) % 4
-    inputs = np.eye(4, 12)[labels] + generator.standard_normal((samples + 30, 12))
-    return Dataset(
-        "clouds", 4, inputs[:samples], labels[:samples], inputs[samples:], labels[samples:]
-    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import staleness
+from clouds import clouds
 from mpi4py import MPI
 
-import mpicoll
-from mpicoll.train import MLP, Config, Dataset, TrainingError, checkpoints, consistency, parity, run
+from mpicoll.train import MLP, Config, TrainingError, checkpoints, consistency, parity, run
 
 pytestmark = [
     pytest.mark.mpi,
@@ -22,26 +22,6 @@ pytestmark = [
 few = pytest.mark.skipif(MPI.COMM_WORLD.size not in (2, 4), reason="2 and 4 ranks show it")
 PLACEMENTS = ["1", "2", "colocated", "decentralized"]
 MODELS = ["bsp", "ssp:2", "adaptive:1,3", "async"]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    return mpicoll.Intracomm(MPI.COMM_WORLD)
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks."""
-    return comm.bcast(tmp_path)
-
-
-def clouds(samples=101):
-    generator = np.random.default_rng(7)
-    labels = np.arange(samples + 30) % 4
-    inputs = np.eye(4, 12)[labels] + generator.standard_normal((samples + 30, 12))
-    return Dataset(
-        "clouds", 4, inputs[:samples], labels[:samples], inputs[samples:], labels[samples:]
-    )
 
 
 def configured(comm, placement, **changes):

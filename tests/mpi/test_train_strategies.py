@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import mpicoll
 from mpicoll.train import (
     MLP,
     Config,
@@ -28,11 +27,6 @@ pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(MPI.COMM_WORLD.size > 5, reason="test_train.py trains on more ranks"),
 ]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    return mpicoll.Intracomm(MPI.COMM_WORLD)
 
 
 @cache
