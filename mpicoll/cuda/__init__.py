@@ -1,0 +1,1 @@
+"""Collectives of arrays in GPU memory."""
