@@ -70,6 +70,7 @@ extensions = [
         ],
         extra_compile_args=FLAGS,
     ),
+    Extension("mpicoll._cuda", ["mpicoll/_cuda.pyx"], extra_compile_args=FLAGS, libraries=["dl"]),
     *(
         Extension(
             name,
