@@ -26,7 +26,7 @@ build() { python3 setup.py -q build_ext --inplace -j 4; }
 tests() {
     local n=$1
     shift
-    ranks "$n" python3 -m pytest -q -x -p no:cacheprovider --timeout 120 tests/gpu "$@"
+    ranks "$n" python3 -m pytest -q -x -p no:cacheprovider --timeout 120 --with-mpi tests/gpu "$@"
 }
 
 bench() {

@@ -15,6 +15,38 @@ typedef int i32;
 typedef long long i64;
 
 #define DEVICE __device__ __forceinline__
+
+/* float32 whose subnormal numbers are never flushed to zero: CuPy tells the compiler to flush those
+   of plain floats, after whatever it is told itself. */
+struct f32 {
+    float x;
+};
+#define ARITHMETIC(sign, name) \
+    DEVICE f32 operator sign(f32 a, f32 b) \
+    { \
+        f32 c; \
+        asm(name ".rn.f32 %0, %1, %2;" : "=f"(c.x) : "f"(a.x), "f"(b.x)); \
+        return c; \
+    }
+ARITHMETIC(+, "add")
+ARITHMETIC(-, "sub")
+ARITHMETIC(*, "mul")
+#undef ARITHMETIC
+#define COMPARISON(sign, name) \
+    DEVICE bool operator sign(f32 a, f32 b) \
+    { \
+        u32 c; \
+        asm("{ .reg .pred p; setp." name ".f32 p, %1, %2; selp.u32 %0, 1, 0, p; }" \
+            : "=r"(c) : "f"(a.x), "f"(b.x)); \
+        return c; \
+    }
+COMPARISON(==, "eq")
+COMPARISON(!=, "neu")
+COMPARISON(<, "lt")
+COMPARISON(<=, "le")
+COMPARISON(>, "gt")
+COMPARISON(>=, "ge")
+#undef COMPARISON
 #define KIND(op, type) (OP_##op * 32 + TYPE_##type)
 
 /* 16 bytes in two registers pairs. */
@@ -32,7 +64,7 @@ template <class T> union Lanes {
 
 #define OPERATOR(Name, expression) \
     template <class T> struct Name { \
-        static DEVICE T of(T a, T b) { return (T)(expression); } \
+        static DEVICE T of(T a, T b) { return T(expression); } \
     };
 OPERATOR(Sum, a + b)
 OPERATOR(Prod, a * b)
@@ -58,25 +90,25 @@ template <class Op, class T> DEVICE Cell each(Cell x, Cell y)
 
 /* float16 and bfloat16 as float32. */
 struct Half {
-    static DEVICE float wide(u16 x)
+    static DEVICE f32 wide(u16 x)
     {
-        float y;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+        f32 y;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(y.x) : "h"(x));
         return y;
     }
-    static DEVICE u16 narrow(float x)
+    static DEVICE u16 narrow(f32 x)
     {
         u16 y;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x.x));
         return y;
     }
 };
 struct Brain {
-    static DEVICE float wide(u16 x) { return __uint_as_float((u32)x << 16); }
-    static DEVICE u16 narrow(float x)
+    static DEVICE f32 wide(u16 x) { return {__uint_as_float((u32)x << 16)}; }
+    static DEVICE u16 narrow(f32 x)
     {
         u16 y;
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x.x));
         return y;
     }
 };
@@ -85,7 +117,7 @@ struct Brain {
 template <class Op, class Type> struct Chosen {
     static DEVICE u16 of(u16 a, u16 b)
     {
-        const float x = Type::wide(a), y = Type::wide(b);
+        const f32 x = Type::wide(a), y = Type::wide(b);
         return (Op::of(x, y) == x) | (x != x) ? a : b;
     }
 };
@@ -136,23 +168,23 @@ template <bool MAX, class T> DEVICE Cell locate(Cell x, Cell y)
     case KIND(op, i32): CASE(op, u32, Op, u32) case KIND(op, i64): CASE(op, u64, Op, u64)
 #define CASE_CHOSEN(op, type, Op, Type) \
     case KIND(op, type): \
-        return each<Chosen<Op<float>, Type>, u16>(x, y);
+        return each<Chosen<Op<f32>, Type>, u16>(x, y);
 #define CASES_LOCATE(op, MAX) \
     case KIND(op, i16_int): return locate<MAX, i16>(x, y); \
     case KIND(op, i32_int): return locate<MAX, i32>(x, y); \
     case KIND(op, i64_int): return locate<MAX, i64>(x, y); \
-    case KIND(op, f32_int): return locate<MAX, float>(x, y); \
+    case KIND(op, f32_int): return locate<MAX, f32>(x, y); \
     case KIND(op, f64_int): return locate<MAX, double>(x, y);
 
 static __device__ __noinline__ Cell fold_any(int kind, Cell x, Cell y)
 {
     switch (kind) {
-        case KIND(sum, c64): CASE(sum, f32, Sum, float)
+        case KIND(sum, c64): CASE(sum, f32, Sum, f32)
         case KIND(sum, c128): CASE(sum, f64, Sum, double)
-        CASE(prod, f32, Prod, float) CASE(prod, f64, Prod, double)
+        CASE(prod, f32, Prod, f32) CASE(prod, f64, Prod, double)
         CASES_BITS(sum, Sum) CASES_BITS(prod, Prod)
-        CASE(max, f32, Max, float) CASE(max, f64, Max, double)
-        CASE(min, f32, Min, float) CASE(min, f64, Min, double)
+        CASE(max, f32, Max, f32) CASE(max, f64, Max, double)
+        CASE(min, f32, Min, f32) CASE(min, f64, Min, double)
         CASES_INTEGER(max, Max) CASES_INTEGER(min, Min)
         CASE_CHOSEN(max, f16, Max, Half) CASE_CHOSEN(max, bf16, Max, Brain)
         CASE_CHOSEN(min, f16, Min, Half) CASE_CHOSEN(min, bf16, Min, Brain)
@@ -160,7 +192,7 @@ static __device__ __noinline__ Cell fold_any(int kind, Cell x, Cell y)
         case KIND(lor, bool): CASES_BITS(lor, Lor)
         case KIND(lxor, bool): CASES_BITS(lxor, Lxor)
         CASES_BITS(band, Band) CASES_BITS(bor, Bor) CASES_BITS(bxor, Bxor)
-        case KIND(prod, c64): return complex_product<float>(x, y);
+        case KIND(prod, c64): return complex_product<f32>(x, y);
         case KIND(prod, c128): return complex_product<double>(x, y);
         CASES_LOCATE(maxloc, true) CASES_LOCATE(minloc, false)
     }
@@ -170,7 +202,7 @@ static __device__ __noinline__ Cell fold_any(int kind, Cell x, Cell y)
 /* A call costs nothing beside the way through the link, but much code where it is inlined. */
 DEVICE Cell fold_plain(int kind, Cell x, Cell y)
 {
-    return kind == KIND(sum, f32) ? each<Sum<float>, float>(x, y) : fold_any(kind, x, y);
+    return kind == KIND(sum, f32) ? each<Sum<f32>, f32>(x, y) : fold_any(kind, x, y);
 }
 
 /* ---- What is folded so far, of 16 bytes ---- */
@@ -191,14 +223,14 @@ struct Plain {
 
 /* Sums and products of float16 and bfloat16: formed in float32, rounded once at the end. A single
    operand keeps its bits. */
-template <class Type> DEVICE void widen(Cell c, float (&out)[8])
+template <class Type> DEVICE void widen(Cell c, f32 (&out)[8])
 {
     Lanes<u16> x(c);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         out[i] = Type::wide(x.at[i]);
 }
-template <class Type> DEVICE Cell narrowed(const float (&in)[8])
+template <class Type> DEVICE Cell narrowed(const f32 (&in)[8])
 {
     Lanes<u16> x(Cell{0, 0});
 #pragma unroll
@@ -207,9 +239,9 @@ template <class Type> DEVICE Cell narrowed(const float (&in)[8])
     return x.cell;
 }
 struct Narrow {
-    float wide[8];
+    f32 wide[8];
     static DEVICE bool is_half(int kind) { return kind % 32 == TYPE_f16; }
-    static DEVICE void widen_kind(int kind, Cell c, float (&out)[8])
+    static DEVICE void widen_kind(int kind, Cell c, f32 (&out)[8])
     {
         if (is_half(kind))
             widen<Half>(c, out);
@@ -219,7 +251,7 @@ struct Narrow {
     DEVICE void first(int kind, Cell c) { widen_kind(kind, c, wide); }
     DEVICE void next(int kind, Cell c)
     {
-        float more[8];
+        f32 more[8];
         widen_kind(kind, c, more);
         const bool sum = kind / 32 == OP_sum;
 #pragma unroll
