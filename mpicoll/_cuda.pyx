@@ -609,7 +609,8 @@ cdef class Launcher:
                     )
         args.send += known.shift
         if stream != self.last or not self.has_last:
-            self.chain(stream, holder)
+            self.chain(stream)
+        self.held = holder
         parameters[0] = args
         ctx_get_current(&context)
         if context != self.context:
@@ -622,7 +623,7 @@ cdef class Launcher:
         self.launches += 1
         return check(status, "launch")
 
-    cdef int chain(self, Handle stream, holder) except -1:
+    cdef int chain(self, Handle stream) except -1:
         """Let a stream wait for the calls on the one that was used last.
 
         What a graph is made of is ordered where the graph is launched.
@@ -637,7 +638,6 @@ cdef class Launcher:
                 check(event_record(self.event, self.last), "event")
                 check(stream_wait_event(stream, self.event, 0), "event")
         self.last, self.has_last = stream, True
-        self.held = holder
         return 0
 
 
