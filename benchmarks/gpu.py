@@ -23,7 +23,6 @@ import json
 import math
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -199,7 +198,9 @@ class Nccl:
             "allreduce": lambda: comm.allReduce(send, recv, point.count, kind, add, stream),
             "bcast": lambda: comm.broadcast(recv, recv, point.count, kind, 0, stream),
             "allgather": lambda: comm.allGather(send, recv, point.block, kind, stream),
-            "reduce_scatter": lambda: comm.reduceScatter(send, recv, point.block, kind, add, stream),
+            "reduce_scatter": lambda: comm.reduceScatter(
+                send, recv, point.block, kind, add, stream
+            ),
             "alltoall": alltoall,
         }[point.collective]
 
@@ -297,7 +298,9 @@ class Timer:
         return float(WORLD.allreduce(taken, MPI.MAX))
 
 
-def interval(ours: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def interval(
+    ours: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
+) -> tuple[float, ...]:
     """The ratio of the medians, and its 95 % interval by resampling rounds, then samples."""
     rng = random.Random(1)
 
@@ -364,7 +367,7 @@ def measure(point: Point, libraries: dict[str, Any], options: argparse.Namespace
 
 def copies(sizes: Sequence[int]) -> list[dict[str, Any]]:
     """What two ranks reach that copy from each other at the same time, or one of them alone."""
-    if SIZE != 2:
+    if SIZE != 2 or not sizes:
         return []
     runtime = cupy.cuda.runtime
     most = max(sizes)
@@ -474,7 +477,8 @@ def main() -> None:
                     continue
                 write(measure(point, libraries, options))
                 cupy.get_default_memory_pool().free_all_blocks()
-    sys.stdout.flush()
+    if options.torch:
+        libraries["torch"].dist.destroy_process_group()
 
 
 def described() -> dict[str, Any]:

@@ -277,6 +277,13 @@ def write(Address address, bytes data not None):
     check(copy_to_device(address, <const char *> data, len(data)), "copy to the device")
 
 
+def capturing(uintptr_t stream):
+    """Whether a stream is being captured for a graph."""
+    cdef int answer = 0
+    check(stream_is_capturing(<Handle> stream, &answer), "stream")
+    return answer != 0
+
+
 def synchronize():
     """Wait until the current device has done all that was enqueued."""
     cdef int status

@@ -27,34 +27,38 @@ def bits(mask):
     return [rank for rank in range(64) if mask >> rank & 1]
 
 
-def exchanged(launches, send, recv, fold):
-    """One phase, or two."""
+def check_masks(launches):
+    """Who is sent to expects it."""
     for rank, launch in enumerate(launches):
-        for to in range(len(launches)):
-            if to != rank:
-                assert (launch.sends >> to & 1) == (launches[to].members >> rank & 1)
-        if launch.total:
-            continue
+        for to in {*range(len(launches))} - {rank}:
+            assert (launch.sends >> to & 1) == (launches[to].members >> rank & 1)
 
-        def block(p, to=rank):
-            start = launches[p].send_stride * to // 8
-            return send[p][start : start + launch.n // 8]
 
-        if fold and launch.members:
-            recv[rank][: launch.n // 8] = folded([block(p) for p in bits(launch.members)])
-        for p in bits(launch.members) if not fold else ():
+def exchanged(launches, send, recv, fold):
+    """One phase."""
+    count = launches[0].n // 8
+    for rank, launch in enumerate(launches):
+        starts = {p: launches[p].send_stride * rank // 8 for p in bits(launch.members)}
+        blocks = {p: send[p][start : start + count] for p, start in starts.items()}
+        if fold and blocks:
+            recv[rank][:count] = folded([*blocks.values()])
+        for p in blocks if not fold else ():
             start = launch.recv_stride * p // 8
-            recv[rank][start : start + launch.n // 8] = block(p)
-    if launches[0].total:
-        for rank, launch in enumerate(launches):
-            part = slice(rank * launch.n // 8, min((rank + 1) * launch.n, launch.total) // 8)
-            value = folded([send[p][part].copy() for p in bits(launch.members)])
-            for to in bits(launch.targets):
-                recv[to][part] = value
+            recv[rank][start : start + count] = blocks[p]
+
+
+def in_phases(launches, send, recv):
+    """Every rank folds a block, and hands it out."""
+    for rank, launch in enumerate(launches):
+        part = slice(rank * launch.n // 8, min((rank + 1) * launch.n, launch.total) // 8)
+        value = folded([send[p][part].copy() for p in bits(launch.members)])
+        for to in bits(launch.targets):
+            recv[to][part] = value
 
 
 def directly(launches, send, recv):
-    for rank, launch in enumerate(launches):
+    """Every rank reads and writes memory of all."""
+    for launch in launches:
         passes = range(len(launches)) if launch.stride else [None]
         for to in passes:
             start = (launch.source + (to or 0) * launch.stride) // 8
@@ -116,7 +120,11 @@ def test_launches_of_all_ranks(size, collective, way):
         if way == "direct":
             directly(launches, send, recv)
         else:
-            exchanged(launches, send, recv, reduces)
+            check_masks(launches)
+            if launches[0].total:
+                in_phases(launches, send, recv)
+            else:
+                exchanged(launches, send, recv, reduces)
         for rank in range(size):
             want = wanted(collective, inputs, rank, root)
             if want is not None:
@@ -133,7 +141,10 @@ def test_launches_fit_their_limits():
         assert launch.blocks * launch.threads // 32 <= limits.warps
         unroll = 1 if launch.kernel.endswith("small") else limits.unroll
         portions = -(-nbytes // (shapes.ROW * unroll))
-        assert launch.blocks * launch.threads // 32 < portions + launch.threads // 32
+        warps = launch.blocks * launch.threads // 32
+        assert warps < portions + launch.threads // 32  # no block is idle
+        steps = -(-portions // warps)
+        assert steps == -(-portions // (limits.blocks * most // 32))  # and no step is wasted
 
 
 def test_the_family_follows_the_type():

@@ -17,26 +17,26 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpi4py import MPI
 
 from mpicoll import ops
-from mpicoll.cuda import kernels, shapes
+from mpicoll.cuda import kernels, reach, shapes
 from mpicoll.cuda.deaths import Watchdog
+from mpicoll.cuda.reach import Facts
+from mpicoll.cuda.registered import TABLE, Registered, Registry, agreed
 from mpicoll.cuda.shapes import Limits
 
 try:
     from mpicoll import _cuda
 except ImportError:  # a source tree where nothing has been built
-    _cuda = None  # type: ignore[assignment]
+    _cuda = None
 
 __all__ = ["TIMEOUT", "Peers", "Plan", "Registered"]
 
 #: Seconds that a device-side wait may take where ``MPICOLL_TIMEOUT`` does not say otherwise.
 TIMEOUT = 600.0
-#: Registered allocations that a communicator may have at a time.
-REGISTERED = 256
 #: Bytes of the alarm, see exchange.cuh.
 ALARM = 64
 #: Seconds to wait for the other ranks before memory is freed.
@@ -48,32 +48,14 @@ _ABSENT, _IN_PLACE = -1, -2
 _OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
 
 
-class _Facts(NamedTuple):
-    """What a rank tells the others of its GPU."""
-
-    problem: str
-    host: str
-    pid: int
-    uuid: bytes
-    multiprocessors: int
-
-
-class _Exported(NamedTuple):
-    """What other processes need to map an allocation: its number, its handle; where in it."""
-
-    number: int
-    handle: bytes
-    offset: int
-
-
 class Peers:
     """The GPUs of a communicator's ranks, all of one node.
 
     Made by :meth:`open`.
 
     Attributes:
+        device: ordinal of this rank's GPU.
         failed: the error that has ended all use, or None.
-        registered: number of registered allocations.
     """
 
     def __init__(
@@ -81,10 +63,10 @@ class Peers:
         private: MPI.Intracomm,
         device: int,
         seconds: float,
-        facts: Sequence[_Facts],
+        facts: Sequence[Facts],
         limits: Limits,
     ) -> None:
-        self._private, self._device = private, device
+        self._private, self.device = private, device
         self._rank, self._size = private.Get_rank(), private.Get_size()
         self._facts = facts
         most = min(fact.multiprocessors for fact in facts)
@@ -98,11 +80,8 @@ class Peers:
         self._launcher: Any = None
         self._handle = b""
         self._handles: list[bytes] = []
-        self._held: dict[int, list[tuple[int, int]]] = {}
-        self._free = [*reversed(range(REGISTERED))]
-        self._mappings: dict[tuple[int, int], list[int]] = {}
+        self._registry: Any = None
         self._watchdog: Watchdog | None = None
-        self.registered = 0
         self.failed: BaseException | None = None
 
     # ---- Made and freed ----
@@ -128,8 +107,8 @@ class Peers:
         Returns:
             None, and why, on all ranks alike, where it cannot be done.
         """
-        facts = private.allgather(_facts(device))
-        problem = _agreed(private, _problem(facts, share))
+        facts = private.allgather(reach.facts_of(device))
+        problem = agreed(private, reach.problem(facts, share))
         if problem:
             return None, problem
         peers = cls(private, device, seconds, facts, limits or Limits())
@@ -144,7 +123,7 @@ class Peers:
                     step()
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
-            problem = _agreed(private, problem)
+            problem = agreed(private, problem)
             if problem:
                 peers.close()
                 return None, problem
@@ -154,7 +133,7 @@ class Peers:
     def _on_device(self) -> Any:
         import cupy
 
-        return cupy.cuda.Device(self._device)
+        return cupy.cuda.Device(self.device)
 
     def _make_window(self) -> None:
         self._window = self._allocate(2 * self._limits.region(self._size))
@@ -187,14 +166,14 @@ class Peers:
         self._module, self._functions = kernels.compiled(self._size, self._limits)
         self._alarm = _cuda.allocate_host(ALARM)
         steps = self._allocate(8 * self._limits.warps)
-        self._table = self._allocate(8 * REGISTERED * self._size)
+        table = self._allocate(TABLE * self._size)
         self._launcher = _cuda.Launcher(
-            self._device,
+            self.device,
             self._rank,
             self._windows,
             steps,
             self._alarm,
-            self._table,
+            table,
             self._limits.slot,
             self._limits.region(self._size),
             int(self._seconds * 1e9),
@@ -202,6 +181,7 @@ class Peers:
             MPI.IN_PLACE,
             cupy.cuda.get_current_stream,
         )
+        self._registry = Registry(self._private, self._launcher, table)
         for function in self._functions.values():
             _cuda.make_ready(function)
         _cuda.synchronize()
@@ -234,17 +214,20 @@ class Peers:
         if self._launcher is not None:
             self._launcher.close()
         owned, self._owned = self._owned, []
-        mapped = [*self._mapped, *(entry[0] for entry in self._mappings.values())]
-        self._mapped = []
-        self._mappings.clear()
+        mapped, self._mapped = self._mapped, []
+        registry, self._registry = self._registry, None
         try:
             with self._on_device():
                 _cuda.synchronize()
                 for address in mapped:
                     _cuda.unmap(address)
+                if registry is not None:
+                    registry.unmap_all()
                 if _all_have_come(self._private):
                     for address in owned:
                         _cuda.free(address)
+                    if registry is not None:
+                        registry.let_all_go()
         except RuntimeError as error:
             self.failed = self.failed or error  # the process is about to end, or the GPU is lost
 
@@ -328,7 +311,7 @@ class Peers:
         call = self._call(collective, send, recv, op, dtype, root)
         if call.nbytes == 0:
             return None
-        launch = shapes.plan(call, self._limits, self.registered > 0)
+        launch = shapes.plan(call, self._limits, self._registry.any)
         self._launcher.remember(*arguments, launch, self._functions[launch.kernel])
         return arguments
 
@@ -380,106 +363,39 @@ class Peers:
 
     # ---- Registered memory ----
 
-    def register(self, addresses: Sequence[tuple[int, int]]) -> Registered:
+    def register(self, spans: Sequence[tuple[int, int]], kept: Any = None) -> Registered:
         """Let peers read and write memory of this rank where it lies.  Collective.
 
         Args:
-            addresses: (address, length) of buffers, as many on every rank; length 0 for none.
+            spans: (address, length) of buffers, as many on every rank; length 0 for none.
+            kept: what keeps the memory alive, until no peer has it mapped any more.
 
         What cannot be mapped by another process (stream-ordered pools, virtual memory management,
         managed memory) stays unregistered on all ranks, and goes through the window.
         """
         self.check()
-        indices = [self._register(address, length) for address, length in addresses]
-        self._launcher.forget()
-        return Registered(self, [index for index in indices if index is not None])
-
-    def _register(self, address: int, length: int) -> int | None:
         with self._on_device():
-            record = _exported(address, length) if self._free else None
-            records = self._private.allgather((length, record))
-            lengths = [length for length, _ in records]
-            if not any(lengths) or any(held and found is None for held, found in records):
-                return None
-            keys: list[tuple[int, int]] = []
-            problem, row = "", [0] * self._size
-            try:
-                for rank, (_, found) in enumerate(records):
-                    if rank == self._rank:
-                        row[rank] = address
-                    elif found is not None:
-                        row[rank] = self._mapped_once(rank, found) + found.offset
-                        keys.append((rank, found.number))
-            except RuntimeError as error:
-                problem = str(error)
-            if _agreed(self._private, problem):
-                self._let_go(keys)
-                return None
-            index = self._free.pop()
-            words = b"".join(word.to_bytes(8, "little") for word in row)
-            _cuda.write(self._table + 8 * index * self._size, words)
-            _cuda.synchronize()
-        if length:
-            self._launcher.register(address, length, index)
-        self._held[index] = keys
-        self.registered += 1
-        return index
+            return self._registry.register(spans, kept)
 
-    def _mapped_once(self, rank: int, found: _Exported) -> int:
-        """Where another rank's allocation is mapped, which is done once."""
-        key = rank, found.number
-        if key not in self._mappings:
-            self._mappings[key] = [_cuda.map(found.handle), 0]
-        self._mappings[key][1] += 1
-        return self._mappings[key][0]
+    def empty(self, nbytes: int) -> tuple[int, Any]:
+        """Memory of an allocation of its own, which is registered.  Collective.
 
-    def _let_go(self, keys: list[tuple[int, int]]) -> None:
-        """Unmap what no registration needs any more."""
-        for key in keys:
-            entry = self._mappings[key]
-            entry[1] -= 1
-            if not entry[1]:
-                del self._mappings[key]
-                _cuda.unmap(entry[0])
+        Returns:
+            its address, and what keeps it: it is given back by the first registration after that
+            has gone on all ranks.
 
-    def unregister(self, indices: Sequence[int]) -> None:
-        """Undo :meth:`register`.  Collective."""
-        if self.failed is not None or not self._launcher.open:
-            return
+        Raises:
+            MemoryError: on all ranks, if one does not have so much.
+        """
+        self.check()
         with self._on_device():
-            _cuda.synchronize()
-            for index in indices:
-                self._launcher.unregister(index)
-                self._let_go(self._held.pop(index))
-                self._free.append(index)
-                self.registered -= 1
-            self._launcher.forget()
-            self._private.Barrier()
+            return self._registry.empty(nbytes)
 
-    def plan(
-        self, collective: str, send: Any, recv: Any, op: str | None, root: int
-    ) -> Plan:
+    def plan(self, collective: str, send: Any, recv: Any, op: str | None, root: int) -> Plan:
         """Bind a collective to its buffers, see :meth:`run`.  Collective."""
-        buffers = [(0, 0) if b is None else (b.ptr, b.nbytes) for b in (send, recv)]
-        return Plan(self, self.register(buffers), (collective, send, recv, op, root))
-
-
-class Registered:
-    """Memory that peers may read and write; see :meth:`Peers.register`.
-
-    Attributes:
-        direct: whether there is any.
-    """
-
-    def __init__(self, peers: Peers, indices: list[int]) -> None:
-        self._peers, self._indices = peers, indices
-        self.direct = bool(indices)
-
-    def close(self) -> None:
-        """End it.  Collective."""
-        indices, self._indices = self._indices, []
-        if indices:
-            self._peers.unregister(indices)
+        spans = [(0, 0) if b is None else (b.ptr, b.nbytes) for b in (send, recv)]
+        registered = self.register(spans, (send, recv))
+        return Plan(self, registered, (collective, send, recv, op, root))
 
 
 class Plan:
@@ -487,15 +403,18 @@ class Plan:
 
     def __init__(self, peers: Peers, registered: Registered, call: tuple[Any, ...]) -> None:
         self._peers, self._registered, self._call = peers, registered, call
+        self._captured = False
 
     def start(self, stream: Any) -> None:
         """Enqueue it; see :meth:`Peers.run`."""
-        self._peers.run(*self._call, stream)
+        self._captured = self._captured or _cuda.capturing(getattr(stream, "ptr", stream))
+        collective, send, recv, op, root = self._call
+        self._peers.run(collective, send, recv, op, root, stream)
 
     def close(self) -> None:
-        """Let the buffers go.  Collective."""
-        self._registered.close()
-        self._call = ()
+        """Let the buffers go, unless a graph has been made of it: that may be launched again."""
+        if not self._captured:
+            self._registered.close()
 
 
 def _all_have_come(private: MPI.Intracomm) -> bool:
@@ -510,91 +429,9 @@ def _all_have_come(private: MPI.Intracomm) -> bool:
     return True
 
 
-def _agreed(private: MPI.Intracomm, problem: str) -> str:
-    """The problem of the first rank that has one, "" where none has.  Collective."""
-    problems = enumerate(private.allgather(problem))
-    return next((f"rank {rank}: {text}" for rank, text in problems if text), "")
-
-
-def _exported(address: int, length: int) -> _Exported | None:
-    """What others need to map this memory, None where they cannot."""
-    if not length:
-        return None
-    try:
-        if not _cuda.exportable(address):
-            return None
-        base, _ = _cuda.address_range(address)
-        return _Exported(_cuda.buffer_id(base), _cuda.export(base), address - base)
-    except RuntimeError:
-        return None
-
-
 def _type(op: str | None, dtype: Any) -> str:
     """The kernels' name of a type; "" where the operator has no meaning for it."""
     try:
         return ops.reduction(op or "", dtype).type
     except (TypeError, ValueError):
         return ""
-
-
-def _facts(device: int) -> _Facts:
-    """This rank's facts; they say so if it cannot take part."""
-    problem, uuid, multiprocessors = "", b"", 0
-    if _cuda is None:
-        problem = "mpicoll._cuda has not been built"
-    else:
-        try:
-            import cupy
-
-            _cuda.load()
-            with cupy.cuda.Device(device) as current:
-                cupy.cuda.runtime.free(0)  # makes the context
-                uuid = _cuda.uuid(device)
-                multiprocessors = current.attributes["MultiProcessorCount"]
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-    return _Facts(problem, _host(), os.getpid(), uuid, multiprocessors)
-
-
-def _host() -> str:
-    """A name of this operating system's run, and of the namespace of its processes."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return MPI.Get_processor_name()
-
-
-def _problem(facts: Sequence[_Facts], share: bool) -> str:
-    """Why these ranks cannot map each other's memory, "" if nothing is known against it."""
-    for fact in facts:
-        if fact.problem:
-            return fact.problem
-    if len(facts) > 64:
-        return f"{len(facts)} ranks, and at most 64 share memory of their GPUs"
-    if len({fact.host for fact in facts}) > 1:
-        return "the ranks are on several nodes, or in containers of their own"
-    devices = [fact.uuid for fact in facts]
-    if len(set(devices)) < len(devices) and not share:
-        return "several ranks have the same GPU"
-    return _unlinked(devices)
-
-
-def _unlinked(devices: Sequence[bytes]) -> str:
-    """Which GPU this process cannot reach from another one by NVLink."""
-    seen = _cuda.uuids()
-    for device in set(devices):
-        if device not in seen:
-            return "a rank's GPU is hidden from the others (CUDA_VISIBLE_DEVICES)"
-    ordinals = sorted({seen.index(device) for device in devices})
-    for one in ordinals:
-        for other in ordinals:
-            if one == other:
-                continue
-            access, atomic = _cuda.linked(one, other)
-            if not access:
-                return f"GPUs {one} and {other} cannot map each other's memory"
-            if not atomic:
-                # Packets stay whole on NVLink; on PCIe that is not known.
-                return f"GPUs {one} and {other} are not linked by NVLink"
-    return ""

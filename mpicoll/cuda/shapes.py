@@ -213,11 +213,13 @@ def _phases(call: Call, launch: Launch, row: int) -> Launch:
 
 
 def _grid(n: int, row: int, suffix: str, limits: Limits) -> tuple[int, int]:
-    """Blocks and threads of a block, so that every warp has something to do."""
+    """Blocks and threads of a block: as few steps as can be, all of them full."""
     unroll, threads = (1, limits.small) if suffix == "small" else (limits.unroll, limits.large)
     portions = max(1, -(-n // (row * unroll)))
-    warps = min(threads // 32, -(-portions // limits.blocks))
-    return min(limits.blocks, -(-portions // warps)), 32 * warps
+    steps = -(-portions // (limits.blocks * threads // 32))
+    warps = -(-portions // steps)
+    of_a_block = -(-warps // limits.blocks)
+    return -(-warps // of_a_block), 32 * of_a_block
 
 
 def _can_be_direct(call: Call, launch: Launch) -> bool:
@@ -273,9 +275,7 @@ def _direct(call: Call, launch: Launch, family: str, limits: Limits) -> Launch:
             needed=(False, True), target=mine, length=block, stride=block, pulls=own, gives=every
         )
     gives = every ^ own if call.in_place else every
-    return launch._replace(
-        needed=(False, True), target=mine, length=block, pulls=own, gives=gives
-    )
+    return launch._replace(needed=(False, True), target=mine, length=block, pulls=own, gives=gives)
 
 
 def _share(nbytes: int, parts: int, number: int) -> tuple[int, int]:

@@ -18,6 +18,8 @@ from mpicoll.cuda.ipc import Peers  # noqa: E402
 LENGTHS = (1, 3, 60, 1000, 70_001, 1_500_007)
 RNG = np.random.default_rng(7)
 POISON = 0x5A
+#: In place the receive buffer holds all of the input.
+WHOLE_IN_PLACE = ("allreduce", "scan", "exscan", "alltoall", "reduce_scatter")
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +124,7 @@ def call(peers, world, collective, length, op, dtype, root, in_place, offsets, s
     if collective == "bcast":
         recv = on_device(mine if at_root else np.full_like(mine, 0), offsets[1])
         send = None
-    elif in_place and (collective in ("allreduce", "scan", "exscan", "alltoall")):
-        recv, send = on_device(mine, offsets[1]), None
-    elif in_place and collective == "reduce_scatter":
+    elif in_place and collective in WHOLE_IN_PLACE:
         recv, send = on_device(mine, offsets[1]), None
     elif in_place and collective == "allgather":
         recv, send = poisoned(nbytes, offsets[1]), None
@@ -265,6 +265,66 @@ def test_registered_memory(peers, world):
             if want is not None:
                 assert np.array_equal(cupy.asnumpy(recv), bytes_of(want)), collective
         held.close()
+
+
+def test_an_allocation_stays_while_it_is_mapped(peers, world):
+    """A pool frees what is registered only when no peer has it mapped any more."""
+    pool = cupy.cuda.MemoryPool()
+    stream = cupy.cuda.get_current_stream()
+    with cupy.cuda.using_allocator(pool.malloc):
+        x = cupy.full(1 << 20, world.Get_rank() + 1, cupy.float32)
+        held = peers.register([(x.data.ptr, x.nbytes)], x)
+        again = peers.register([(x.data.ptr + 4096, 4096)], x)  # mapped once
+        peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+        assert bool((x == world.Get_size() * (world.Get_size() + 1) / 2).all())
+        del x
+        pool.free_all_blocks()
+        assert pool.total_bytes() > 0
+        held.close()
+        again.close()
+        peers.register([(0, 0)])
+        stream.synchronize()
+        pool.free_all_blocks()
+    assert pool.total_bytes() == 0
+
+
+def test_memory_of_its_own(peers, world):
+    stream = cupy.cuda.get_current_stream()
+    before = cupy.cuda.runtime.memGetInfo()[0]
+    for _ in range(3):
+        address, token = peers.empty(64 << 20)
+        memory = cupy.cuda.UnownedMemory(address, 64 << 20, token, peers.device)
+        x = cupy.ndarray(16 << 20, cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
+        x[...] = 1
+        peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+        assert bool((x == world.Get_size()).all())
+        del x, memory, token
+    peers.register([(0, 0)])
+    assert before - cupy.cuda.runtime.memGetInfo()[0] < 64 << 20
+    with pytest.raises(MemoryError, match=str(1 << 50)):
+        peers.empty(1 << 50)
+
+
+def test_a_plan_reads_its_buffers_where_they_lie(peers, world):
+    rank, size = world.Get_rank(), world.Get_size()
+    x = cupy.empty(1_000_003, cupy.float64)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        plan = peers.plan("allreduce", None, Buffer(x, "f8"), "sum", 0)
+        for number in range(3):
+            x[...] = rank + number
+            plan.start(stream)
+            assert bool((x == size * (size - 1) / 2 + size * number).all())
+        stream.begin_capture()
+        plan.start(stream)
+        graph = stream.end_capture()
+        plan.close()
+        peers.register([(0, 0)])
+        x[...] = 1
+        graph.launch(stream)
+        assert bool((x == size).all())
+    stream.synchronize()
 
 
 def test_a_graph_among_other_calls(peers, world):
