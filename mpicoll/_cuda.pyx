@@ -275,6 +275,7 @@ def read(Address address, size_t nbytes):
 def write(Address address, bytes data not None):
     """Set device memory."""
     check(copy_to_device(address, <const char *> data, len(data)), "copy to the device")
+    check(ctx_synchronize(), "copy to the device")  # it may still be on its way
 
 
 def capturing(uintptr_t stream):
@@ -335,6 +336,7 @@ cdef struct Args:
     uint64_t alarm
     uint64_t limit
     int64_t slot
+    int64_t first
     int64_t second
     int rank
     int kind
@@ -384,8 +386,9 @@ cdef class Launcher:
         device: ordinal of this rank's device, whose context is current.
         rank: this rank's number.
         windows: where the windows of all ranks are mapped here.
-        steps, alarm, table: addresses, see exchange.cuh.
-        slot, second: see exchange.cuh.
+        alarm, table: addresses, see exchange.cuh.
+        channels: of packets and in bulk: address of the steps, bytes of a slot, offset of the
+            slots, offset of those of the second phase from them.
         limit: nanoseconds that a wait may take.
         array: CuPy's array type.
         in_place: MPI.IN_PLACE.
@@ -401,13 +404,14 @@ cdef class Launcher:
     cdef bint has_last
     cdef object held, array, in_place, current
     cdef list kept
+    cdef tuple channels
     cdef public bint open
     cdef readonly int device
     cdef readonly uint64_t launches
 
     def __cinit__(
-        self, int device, int rank, windows, uint64_t steps, uint64_t alarm, uint64_t table,
-        int64_t slot, int64_t second, uint64_t limit, array, in_place, current,
+        self, int device, int rank, windows, uint64_t alarm, uint64_t table, channels,
+        uint64_t limit, array, in_place, current,
     ):
         self.known = <Known *> PyMem_Malloc(KNOWN * sizeof(Known))
         if self.known == NULL:
@@ -418,9 +422,9 @@ cdef class Launcher:
             raise ValueError(f"{len(windows)} ranks, at most {MOST} are served")
         for i, window in enumerate(windows):
             self.common.window[i] = window
-        self.common.rank, self.common.steps, self.common.alarm = rank, steps, alarm
-        self.common.table, self.common.slot, self.common.second = table, slot, second
-        self.common.limit = limit
+        self.common.rank, self.common.alarm = rank, alarm
+        self.common.table, self.common.limit = table, limit
+        self.channels = channels
         self.alarm = <Alarm *> <uintptr_t> alarm
         self.device, self.array, self.in_place = device, array, in_place
         self.current = current
@@ -518,6 +522,7 @@ cdef class Launcher:
         args.n, args.send_stride, args.recv_stride = plan.n, plan.send_stride, plan.recv_stride
         args.sends, args.members, args.targets = plan.sends, plan.members, plan.targets
         args.total, args.kind = plan.total, plan.kind
+        args.steps, args.slot, args.first, args.second = self.channels[plan.in_bulk]
         args.source, args.target, args.length = plan.source, plan.target, plan.length
         args.stride, args.pulls, args.gives = plan.stride, plan.pulls, plan.gives
         known.function = <Handle> function

@@ -14,6 +14,8 @@ from mpicoll.cuda.shapes import Call, Limits
 
 BLOCK = 2048  # elements of float64; blocks are whole multiples of 16 bytes, and of no row
 SHORT, LONG = Limits(), Limits(small_bytes=0, one_shot=0, direct=0)
+IN_BULK = LONG._replace(bulk_bytes=0)
+LIMITS = {"short": SHORT, "long": LONG, "bulk": IN_BULK, "direct": LONG}
 
 
 def folded(values):
@@ -86,7 +88,7 @@ def wanted(collective, inputs, rank, root):
     }[collective]()
 
 
-@pytest.mark.parametrize("way", ["short", "long", "direct"])
+@pytest.mark.parametrize("way", LIMITS)
 @pytest.mark.parametrize("collective", shapes.COLLECTIVES)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_launches_of_all_ranks(size, collective, way):
@@ -107,7 +109,7 @@ def test_launches_of_all_ranks(size, collective, way):
                     op="sum" if reduces else "",
                     type="f64" if reduces else "",
                 ),
-                SHORT if way == "short" else LONG,
+                LIMITS[way],
                 registered=way == "direct",
             )
             for rank in range(size)
@@ -133,18 +135,36 @@ def test_launches_of_all_ranks(size, collective, way):
 
 def test_launches_fit_their_limits():
     limits = Limits()
-    for nbytes in (8, 480, 481, 10_000, 1 << 19, 1 << 20, 1 << 22, 1 << 30, 1 << 33):
+    of = {
+        "small": (1, limits.small, shapes.ROW),
+        "large": (limits.rows, limits.large, shapes.ROW),
+        "bulk": (limits.bulk_rows, limits.bulk, shapes.LINES),
+    }
+    seen = set()
+    for nbytes in (8, 480, 481, 10_000, 1 << 19, 1 << 20, 1 << 22, 1 << 25, 1 << 30, 1 << 33):
         launch = shapes.plan(Call("allreduce", nbytes, 0, 2, op="sum", type="f32"), limits)
+        suffix = launch.kernel.split("_")[1]
+        seen.add(suffix)
+        rows, most, row = of[suffix]
         assert 1 <= launch.blocks <= limits.blocks
-        most = limits.small if launch.kernel.endswith("small") else limits.large
         assert launch.threads % 32 == 0 and 32 <= launch.threads <= most
-        assert launch.blocks * launch.threads // 32 <= limits.warps
-        unroll = 1 if launch.kernel.endswith("small") else limits.unroll
-        portions = -(-nbytes // (shapes.ROW * unroll))
+        portions = -(-nbytes // (row * rows))
         warps = launch.blocks * launch.threads // 32
         assert warps < portions + launch.threads // 32  # no block is idle
         steps = -(-portions // warps)
         assert steps == -(-portions // (limits.blocks * most // 32))  # and no step is wasted
+        assert launch.in_bulk == (suffix == "bulk")
+    assert seen == {*of}
+
+
+def test_channels_do_not_overlap():
+    for size in (2, 8):
+        limits = Limits()
+        assert limits.slot % 16 == limits.bulk_slot % 128 == 0
+        warps = limits.blocks * limits.large // 32
+        assert limits.region(size) == warps * shapes.SLOTS * size * limits.slot
+        ends = limits.region(size) + limits.bulk_region(size)
+        assert limits.window(size) == ends * (1 if size == 2 else 2)
 
 
 def test_the_family_follows_the_type():

@@ -18,8 +18,8 @@ DEVICE char *address_of(const Args &args, int rank, u64 key)
 }
 
 /* One block meets the blocks of the same number on all peers. False if they do not come. */
-template <int U, bool WHOLE>
-DEVICE bool meet(const Args &args, const Channel<U, WHOLE> &channel, i64 step, u64 (*keys)[2])
+template <int U, Packing W>
+DEVICE bool meet(const Args &args, const Channel<U, W> &channel, i64 step, u64 (*keys)[2])
 {
     const int lane = channel.lane.lane;
     Cell cell = {0, 0};
@@ -29,10 +29,10 @@ DEVICE bool meet(const Args &args, const Channel<U, WHOLE> &channel, i64 step, u
         cell.b = channel.base + step + 1;
     if (lane < 8)
         for (int k = 1; k < P; k++)
-            store_packet(channel.slot((args.rank + k) % P, args.rank, step), cell);
+            store_packet(channel.slot((args.rank + k) % P, args.rank, step) + channel.flag_line, cell);
     for (int k = 1; k < P; k++) {
         const int from = (args.rank + k) % P;
-        const char *line = channel.slot(args.rank, from, step);
+        const char *line = channel.slot(args.rank, from, step) + channel.flag_line;
         u64 since = 0;
         for (u32 polls = 1;; polls++) {
             if (lane < 8)
@@ -48,16 +48,15 @@ DEVICE bool meet(const Args &args, const Channel<U, WHOLE> &channel, i64 step, u
     return true;
 }
 
-/* Folds what lies at the members' places, in rank order, and writes it to the targets'. */
-template <class Folded>
-DEVICE void pull_and_give(const Args &args, char *const *sources, char *const *targets, u64 gives,
-                          i64 source, i64 target)
+/* Some cells, from a thread's i-th on, `apart` cells apart. */
+template <int V, class Folded>
+DEVICE void move(const Args &args, char *const *sources, char *const *targets, i64 i, i64 apart)
 {
-    enum { V = 4 };
-    const i64 threads = (i64)gridDim.x * blockDim.x;
-    const i64 cells = args.length / 16;
-    i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i + (V - 1) * threads < cells; i += V * threads) {
+    const int passes = args.stride ? P : 1;
+    for (int k = 0; k < passes; k++) {
+        const int to = (args.rank + k) % P;
+        const i64 source = args.source + (args.stride ? to * args.stride : 0);
+        const u64 gives = args.stride ? 1ull << to : args.gives;
         Folded folded[V];
         bool any = false;
         for (int p = 0; p < P; p++) {
@@ -65,8 +64,15 @@ DEVICE void pull_and_give(const Args &args, char *const *sources, char *const *t
                 continue;
             Cell c[V];
 #pragma unroll
-            for (int v = 0; v < V; v++)
-                c[v] = load_packet(sources[p] + source + 16 * (i + v * threads));
+            for (int v = 0; v < V; v++) {
+                const i64 at = 16 * (i + v * apart), left = args.length - at;
+                const char *from = sources[p] + source + at;
+                if (V > 1 || left >= 16) {
+                    c[v] = load_packet(from);
+                } else {
+                    c[v] = {load_word(from, left), left > 8 ? load_word(from + 8, left - 8) : 0};
+                }
+            }
 #pragma unroll
             for (int v = 0; v < V; v++)
                 if (any)
@@ -75,60 +81,48 @@ DEVICE void pull_and_give(const Args &args, char *const *sources, char *const *t
                     folded[v].first(args.kind, c[v]);
             any = true;
         }
-        for (int p = 0; p < P; p++)
-            if (gives >> p & 1)
-#pragma unroll
-                for (int v = 0; v < V; v++)
-                    store_packet(targets[p] + target + 16 * (i + v * threads),
-                                 folded[v].value(args.kind));
-    }
-    for (; 16 * i < args.length; i += threads) {
-        const i64 left = args.length - 16 * i;
-        Folded folded;
-        bool any = false;
-        for (int p = 0; p < P; p++) {
-            if (!(args.pulls >> p & 1))
-                continue;
-            const char *from = sources[p] + source + 16 * i;
-            Cell c = {0, 0};
-            if (left >= 16) {
-                c = load_packet(from);
-            } else {
-                c.a = load_word(from, left);
-                if (left > 8)
-                    c.b = load_word(from + 8, left - 8);
-            }
-            if (any)
-                folded.next(args.kind, c);
-            else
-                folded.first(args.kind, c);
-            any = true;
-        }
-        const Cell c = folded.value(args.kind);
         for (int p = 0; p < P; p++) {
             if (!(gives >> p & 1))
                 continue;
-            char *to = targets[p] + target + 16 * i;
-            if (left >= 16) {
-                store_packet(to, c);
-            } else {
-                store_word(to, c.a, left);
-                if (left > 8)
-                    store_word(to + 8, c.b, left - 8);
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                const i64 at = 16 * (i + v * apart), left = args.length - at;
+                char *into = targets[p] + args.target + at;
+                const Cell c = folded[v].value(args.kind);
+                if (V > 1 || left >= 16) {
+                    store_packet(into, c);
+                } else {
+                    store_word(into, c.a, left);
+                    if (left > 8)
+                        store_word(into + 8, c.b, left - 8);
+                }
             }
         }
     }
 }
 
+/* Folds what lies at the members' places, in rank order, and writes it to the targets'. */
+template <class Folded>
+DEVICE void pull_and_give(const Args &args, char *const *sources, char *const *targets)
+{
+    enum { V = 4 };
+    const i64 threads = (i64)gridDim.x * blockDim.x;
+    i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; 16 * (i + (V - 1) * threads + 1) <= args.length; i += V * threads)
+        move<V, Folded>(args, sources, targets, i, threads);
+    for (; 16 * i < args.length; i += threads)
+        move<1, Folded>(args, sources, targets, i, threads);
+}
+
 /* Directly where all buffers are registered, else by packets; `Other` is called with the steps that
    the first warp has taken. */
-template <int U, bool WHOLE, class Folded, class Other>
+template <int U, Packing W, class Folded, class Other>
 DEVICE void direct_or(const Args &args, Other other)
 {
     __shared__ u64 keys[P][2];
     __shared__ char *sources[P], *targets[P];
     __shared__ int verdict;
-    const Channel<U, WHOLE> channel(args);
+    const Channel<U, W> channel(args);
     const bool speaker = threadIdx.x < 32;
     if (speaker) {
         const bool met = meet(args, channel, 0, keys);
@@ -153,15 +147,7 @@ DEVICE void direct_or(const Args &args, Other other)
         other(speaker ? 1 : 0);
         return;
     }
-    if (args.stride == 0) {
-        pull_and_give<Folded>(args, sources, targets, args.gives, args.source, args.target);
-    } else {
-        for (int k = 0; k < P; k++) {
-            const int to = (args.rank + k) % P;
-            pull_and_give<Folded>(args, sources, targets, 1ull << to,
-                                  args.source + to * args.stride, args.target);
-        }
-    }
+    pull_and_give<Folded>(args, sources, targets);
     __threadfence_system();
     __syncthreads();
     if (speaker && meet(args, channel, 1, (u64(*)[2]) nullptr)) {

@@ -3,8 +3,12 @@
    same), so no fence, no barrier and no separate flag is on the way.
 
    A row is what a warp moves at a time: 4 lines, of each 8 lanes x 16 bytes. Lane 7 of a line carries
-   8 bytes of data and the flag; so a row holds 28 cells of 16 bytes and 4 words of 8. Where elements
-   of 16 bytes must stay whole, the words are not used (WHOLE).
+   8 bytes of data and the flag; so a row holds 28 cells of 16 bytes and 4 words of 8 (WORDS). Where
+   elements of 16 bytes must stay whole, the words are not used (WHOLE).
+
+   For the longest vectors a fence and one flag for several rows cost less than a flag in every line:
+   their rows are all data, and the flag's line follows them (BULK). They have slots and steps of
+   their own, so that no data lies where a flag is looked for.
 
    Every warp is a channel of its own: it talks to the warp of the same number on every peer, through
    slots that nobody else uses, and counts its steps in device memory, so that a graph can replay a
@@ -14,7 +18,8 @@
    SLOTS >= 2 DEPTH + 2 no slot is written before it has been read, also from one launch to the next,
    whatever the launches are. */
 
-enum { DEPTH = 1, SLOTS = 4, ROW = 480, ROW_WHOLE = 448, LINES = 512 };
+enum { DEPTH = 1, SLOTS = 4, LINES = 512 };
+enum Packing { WORDS, WHOLE, BULK };
 
 /* What the host and all launches share, in host memory that the device maps. */
 struct Alarm {
@@ -37,7 +42,8 @@ struct Args {
     Alarm *alarm;
     u64 limit; /* nanoseconds that a wait may take */
     i64 slot; /* bytes of a slot */
-    i64 second; /* offset of the slots of a second phase */
+    i64 first; /* offset of the slots */
+    i64 second; /* offset of the slots of a second phase from those of the first */
     int rank, kind;
     /* Without a copy through the window, see direct.cuh. */
     u64 keys[2]; /* of the send and the receive buffer */
@@ -59,6 +65,14 @@ DEVICE Cell load_packet(const char *p)
     Cell c;
     asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(c.a), "=l"(c.b) : "l"(p) : "memory");
     return c;
+}
+
+/* By all lanes of a warp, which get the same. */
+DEVICE u64 load_flag(const char *p)
+{
+    u64 flag;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(flag) : "l"(p) : "memory");
+    return __shfl_sync(~0u, flag, 0);
 }
 
 DEVICE void store_packet(char *p, Cell c)
@@ -140,21 +154,26 @@ DEVICE void store_word(char *p, u64 word, i64 left)
 
 /* ---- Rows ---- */
 
+template <Packing W> DEVICE constexpr int row_bytes()
+{
+    return W == WORDS ? 480 : W == WHOLE ? 448 : 512;
+}
+
 /* Where a lane's data lies within a row. */
-template <bool WHOLE> struct Lane {
+template <Packing W> struct Lane {
     int lane;
     bool flag; /* carries the flag, and a word of data at most */
     int at;
-    DEVICE Lane() : lane(threadIdx.x % 32), flag(lane % 8 == 7)
+    DEVICE Lane() : lane(threadIdx.x % 32), flag(W != BULK && lane % 8 == 7)
     {
-        at = flag ? ROW_WHOLE + lane / 8 * 8 : (lane / 8 * 7 + lane % 8) * 16;
+        at = W == BULK ? lane * 16 : flag ? 448 + lane / 8 * 8 : (lane / 8 * 7 + lane % 8) * 16;
     }
     DEVICE Cell load(const char *row, i64 left) const
     {
         const char *p = row + at;
         left -= at;
         Cell c = {0, 0};
-        if (WHOLE && flag)
+        if (W == WHOLE && flag)
             return c;
         if (!flag && left >= 16 && (u64)p % 16 == 0) {
             const ulonglong2 v = *(const ulonglong2 *)p;
@@ -170,7 +189,7 @@ template <bool WHOLE> struct Lane {
     {
         char *p = row + at;
         left -= at;
-        if (WHOLE && flag)
+        if (W == WHOLE && flag)
             return;
         if (!flag && left >= 16 && (u64)p % 16 == 0) {
             *(ulonglong2 *)p = make_ulonglong2(c.a, c.b);
@@ -183,12 +202,10 @@ template <bool WHOLE> struct Lane {
     }
 };
 
-template <bool WHOLE> DEVICE constexpr int row_bytes() { return WHOLE ? ROW_WHOLE : ROW; }
-
 /* The channel of a warp. */
-template <int U, bool WHOLE> struct Channel {
+template <int U, Packing W> struct Channel {
     const Args &args;
-    const Lane<WHOLE> lane;
+    const Lane<W> lane;
     const int warp, warps;
     const u64 base; /* steps of earlier launches */
 
@@ -202,35 +219,37 @@ template <int U, bool WHOLE> struct Channel {
     /* Steps that a block of n bytes takes this warp. */
     DEVICE i64 steps(i64 n) const
     {
-        const i64 rows = (n + row_bytes<WHOLE>() - 1) / row_bytes<WHOLE>();
+        const i64 rows = (n + row_bytes<W>() - 1) / row_bytes<W>();
         const i64 portions = (rows + U - 1) / U;
         return (portions - warp + warps - 1) / warps;
     }
     /* First byte of this warp's rows in a step. */
-    DEVICE i64 offset(i64 step) const { return (step * warps + warp) * (U * row_bytes<WHOLE>()); }
+    DEVICE i64 offset(i64 step) const { return (step * warps + warp) * (U * row_bytes<W>()); }
 
     DEVICE char *slot(int at, int from, i64 step) const
     {
         const u64 number = ((u64)warp * SLOTS + (base + step) % SLOTS) * P + from;
-        return args.window[at] + number * args.slot + lane.lane * 16;
+        return args.window[at] + args.first + number * args.slot + lane.lane * 16;
     }
+    /* Where the line with the flag lies in a slot. */
+    static constexpr int flag_line = W == BULK ? U * LINES : 0;
 
     DEVICE void load(const char *block, i64 step, i64 n, Cell (&cells)[U]) const
     {
         const i64 at = offset(step);
 #pragma unroll
         for (int u = 0; u < U; u++)
-            cells[u] = lane.load(block + at + u * row_bytes<WHOLE>(), n - at - u * row_bytes<WHOLE>());
+            cells[u] = lane.load(block + at + u * row_bytes<W>(), n - at - u * row_bytes<W>());
     }
     DEVICE void store(char *block, i64 step, i64 n, int u, Cell c) const
     {
-        const i64 at = offset(step) + u * row_bytes<WHOLE>();
+        const i64 at = offset(step) + u * row_bytes<W>();
         lane.store(block + at, c, n - at);
     }
     /* Rows of a step that are on the way: the first one always. */
     DEVICE bool used(i64 step, i64 n, int u) const
     {
-        return u == 0 || offset(step) + u * row_bytes<WHOLE>() < n;
+        return u == 0 || offset(step) + u * row_bytes<W>() < n;
     }
 
     DEVICE void push(int to, i64 step, i64 n, i64 region, const Cell (&cells)[U]) const
@@ -241,17 +260,26 @@ template <int U, bool WHOLE> struct Channel {
         for (int u = 0; u < U; u++)
             if (used(step, n, u))
                 store_packet(line + u * LINES, {cells[u].a, lane.flag ? flag : cells[u].b});
+        if (W == BULK) {
+            __syncwarp();
+            if (lane.lane == 7) {
+                __threadfence_system();
+                store_packet(line + flag_line, {0, flag});
+            }
+        }
     }
     DEVICE void push_nothing(int to, i64 step, i64 region) const
     {
-        if (lane.lane < 8)
-            store_packet(slot(to, args.rank, step) + region, {0, base + step + 1});
+        if (W == BULK ? lane.lane == 7 : lane.lane < 8)
+            store_packet(slot(to, args.rank, step) + region + flag_line, {0, base + step + 1});
     }
 
     /* What a peer has pushed; false if it has not come in time. */
     DEVICE bool take(int from, i64 step, i64 n, i64 region, Cell (&cells)[U]) const
     {
         const char *line = slot(args.rank, from, step) + region;
+        if (W == BULK && !take_nothing(from, step, region))
+            return false;
         const u64 flag = base + step + 1;
         u64 since = 0;
         for (u32 polls = 1;; polls++) {
@@ -262,23 +290,22 @@ template <int U, bool WHOLE> struct Channel {
                     cells[u] = load_packet(line + u * LINES);
                     missing |= lane.flag && cells[u].b != flag;
                 }
-            if (!__any_sync(~0u, missing))
+            if (W == BULK || !__any_sync(~0u, missing))
                 return true;
             if (polls % 1024 == 0 && late(since, from, step))
                 return false;
         }
     }
+    /* The flag of a step. */
     DEVICE bool take_nothing(int from, i64 step, i64 region) const
     {
-        const char *line = slot(args.rank, from, step) + region;
+        const char *word = slot(args.rank, from, step) + region + flag_line + (7 - lane.lane) * 16 + 8;
+        const u64 flag = base + step + 1;
         u64 since = 0;
-        for (u32 polls = 1;; polls++) {
-            const bool missing = lane.lane == 7 && load_packet(line).b != base + step + 1;
-            if (!__any_sync(~0u, missing))
-                return true;
+        for (u32 polls = 1; load_flag(word) != flag; polls++)
             if (polls % 1024 == 0 && late(since, from, step))
                 return false;
-        }
+        return true;
     }
     DEVICE bool late(u64 &since, int from, i64 step) const
     {
@@ -298,10 +325,10 @@ template <int U, bool WHOLE> struct Channel {
 /* One phase: every rank pushes a block to every peer, and folds or copies what comes.
 
    GATHER: the members' blocks go to places of their own; else they are folded, in rank order. */
-template <int U, bool WHOLE, bool GATHER, class Folded>
+template <int U, Packing W, bool GATHER, class Folded>
 DEVICE void exchange(const Args &args, u64 done = 0)
 {
-    const Channel<U, WHOLE> channel(args, done);
+    const Channel<U, W> channel(args, done);
     const i64 n = args.n, steps = channel.steps(n);
     const int rank = args.rank;
     Cell cells[U];
@@ -326,7 +353,7 @@ DEVICE void exchange(const Args &args, u64 done = 0)
             continue;
         Folded folded[U];
         bool any = false;
-#pragma unroll
+#pragma unroll (P <= 2 ? 2 : 1)
         for (int from = 0; from < P; from++) {
             const bool member = args.members >> from & 1;
             if (from == rank) {
@@ -365,9 +392,9 @@ DEVICE void exchange(const Args &args, u64 done = 0)
    With all ranks as members and targets an all-reduce; a reduction with the root as the only target,
    a broadcast with the root as the only member. The slots are free in time here, too: a step ends
    with the take of second-phase rows two steps back, of which the peer had taken the first. */
-template <int U, bool WHOLE, class Folded> DEVICE void two_phases(const Args &args, u64 done = 0)
+template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &args, u64 done = 0)
 {
-    const Channel<U, WHOLE> channel(args, done);
+    const Channel<U, W> channel(args, done);
     const int rank = args.rank;
     const i64 steps = channel.steps(args.n);
     const auto length = [&](int p) {

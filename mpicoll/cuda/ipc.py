@@ -136,7 +136,7 @@ class Peers:
         return cupy.cuda.Device(self.device)
 
     def _make_window(self) -> None:
-        self._window = self._allocate(2 * self._limits.region(self._size))
+        self._window = self._allocate(self._limits.window(self._size))
         self._handle = _cuda.export(self._window)
 
     def _map_windows(self) -> None:
@@ -165,17 +165,14 @@ class Peers:
 
         self._module, self._functions = kernels.compiled(self._size, self._limits)
         self._alarm = _cuda.allocate_host(ALARM)
-        steps = self._allocate(8 * self._limits.warps)
         table = self._allocate(TABLE * self._size)
         self._launcher = _cuda.Launcher(
             self.device,
             self._rank,
             self._windows,
-            steps,
             self._alarm,
             table,
-            self._limits.slot,
-            self._limits.region(self._size),
+            self._channels(),
             int(self._seconds * 1e9),
             cupy.ndarray,
             MPI.IN_PLACE,
@@ -191,6 +188,17 @@ class Peers:
         )
         #: The compiled short way; see `_cuda.Launcher.serve`.
         self.serve = self._launcher.serve
+
+    def _channels(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Of packets and in bulk, see `_cuda.Launcher`; all slots lie in the window."""
+        limits, size = self._limits, self._size
+        packets, bulk = limits.region(size), limits.bulk_region(size)
+        steps = [self._allocate(8 * limits.warps) for _ in range(2)]
+        phases = 2 if size > 2 else 1
+        return (
+            (steps[0], limits.slot, 0, packets),
+            (steps[1], limits.bulk_slot, phases * packets, bulk),
+        )
 
     def _allocate(self, nbytes: int) -> int:
         address: int = _cuda.allocate(nbytes)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mpicoll.cuda.shapes import OPS, TYPES, Limits
+from mpicoll.cuda.shapes import BULK, OPS, TYPES, Limits
 
 __all__ = ["FAMILIES", "compiled", "names", "options", "source"]
 
@@ -16,8 +16,9 @@ FILES = ("fold.cuh", "exchange.cuh", "direct.cuh", "kernels.cu")
 
 def names(size: int) -> list[str]:
     """The kernels that a communicator of this many ranks has."""
-    suffixes = ("small", "large", "direct", *(("phases",) if size > 2 else ()))
-    return [f"{family}_{suffix}" for family in FAMILIES for suffix in suffixes]
+    packets = ("small", "large", *(("phases",) if size > 2 else ()))
+    found = [f"{family}_{suffix}" for family in FAMILIES for suffix in packets]
+    return found + [f"{family}_{s}" for family in FAMILIES for s in BULK if family != "whole"]
 
 
 @lru_cache(maxsize=1)
@@ -45,7 +46,9 @@ def options(size: int, limits: Limits) -> tuple[str, ...]:
         f"-DP={size}",
         f"-DSMALL={limits.small}",
         f"-DLARGE={limits.large}",
-        f"-DUNROLL={limits.unroll}",
+        f"-DBULK_THREADS={limits.bulk}",
+        f"-DLARGE_ROWS={limits.rows}",
+        f"-DBULK_ROWS={limits.bulk_rows}",
     )
 
 

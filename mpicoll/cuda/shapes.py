@@ -14,8 +14,10 @@ __all__ = ["COLLECTIVES", "Call", "Launch", "Limits", "kernel_of", "kind_of", "p
 
 #: Bytes of data in a row of packets, and where elements of 16 bytes stay whole; see exchange.cuh.
 ROW, ROW_WHOLE = 480, 448
-#: Bytes of a row on its way.
-LINES = 512
+#: Bytes of a row on its way, which in bulk is all data; and of the line with the flag behind those.
+LINES, FLAG_LINE = 512, 128
+#: Kernels that send rows in bulk.
+BULK = ("bulk", "direct")
 #: Slots of a channel.
 SLOTS = 4
 
@@ -42,34 +44,52 @@ class Limits(NamedTuple):
 
     Attributes:
         blocks: most blocks; all of them run at the same time.
-        small, large: most threads of a block, of the kernels for short and for long vectors.
-        unroll: rows that a warp moves in a step of the long kernels.
-        small_bytes: longest block of a collective that the short kernels serve.
+        small, large, bulk: most threads of a block, by kernel.
+        rows, bulk_rows: rows that a warp moves in a step of the kernels for large vectors, in bulk.
+        small_bytes: longest block of a collective that the kernels for short ones serve.
+        bulk_bytes: shortest block of a collective that is sent in bulk.
         one_shot: longest vector, in bytes, that every rank folds whole (with more than two ranks).
         direct: shortest vector, in bytes, for which it pays to read peers' memory where it lies.
     """
 
     blocks: int = 128
-    small: int = 256
-    large: int = 512
-    unroll: int = 4
-    small_bytes: int = 512 << 10
+    small: int = 512
+    large: int = 1024
+    bulk: int = 512
+    rows: int = 1
+    bulk_rows: int = 4
+    small_bytes: int = 2 << 20
+    bulk_bytes: int = 32 << 20
     one_shot: int = 256 << 10
-    direct: int = 1 << 20
+    direct: int = 16 << 20
 
     @property
     def warps(self) -> int:
         """Most warps of a launch."""
-        return self.blocks * max(self.small, self.large) // 32
+        return self.blocks * max(self.small, self.large, self.bulk) // 32
 
     @property
     def slot(self) -> int:
-        """Bytes of one slot of a channel."""
-        return self.unroll * LINES
+        """Bytes of one slot of a channel of packets."""
+        return self.rows * LINES
+
+    @property
+    def bulk_slot(self) -> int:
+        """Bytes of one slot in bulk."""
+        return self.bulk_rows * LINES + FLAG_LINE
 
     def region(self, size: int) -> int:
-        """Bytes of the slots of one phase, in the window of one rank."""
-        return self.warps * SLOTS * size * self.slot
+        """Bytes of the slots of packets for one phase, in the window of one rank."""
+        return self.blocks * max(self.small, self.large) // 32 * SLOTS * size * self.slot
+
+    def bulk_region(self, size: int) -> int:
+        """The same in bulk."""
+        return self.blocks * self.bulk // 32 * SLOTS * size * self.bulk_slot
+
+    def window(self, size: int) -> int:
+        """Bytes of the window of one rank."""
+        phases = 2 if size > 2 else 1
+        return phases * (self.region(size) + self.bulk_region(size))
 
 
 class Call(NamedTuple):
@@ -107,6 +127,7 @@ class Launch(NamedTuple):
     total: int = 0
     kind: int = 0
     shift: int = 0  # bytes from the receive buffer's start to this rank's input in place
+    in_bulk: bool = False
     registered: bool = False
     needed: tuple[bool, bool] = (False, False)
     source: int = 0
@@ -142,21 +163,26 @@ def plan(call: Call, limits: Limits, registered: bool = False) -> Launch:
     launch = _exchange(call)
     family = kernel_of(call.op, call.type)
     row = ROW_WHOLE if family == "whole" else ROW
-    if call.size > 2 and call.collective in PHASES and call.nbytes > limits.one_shot:
+    in_phases = call.size > 2 and call.collective in PHASES and call.nbytes > limits.one_shot
+    if in_phases:
         launch = _phases(call, launch, row)
-        suffix = "phases"
-    else:
-        suffix = "small" if launch.n <= limits.small_bytes else "large"
+    suffix = "phases" if in_phases else "small" if launch.n <= limits.small_bytes else "large"
+    if launch.n >= limits.bulk_bytes:
+        suffix = "bulk"
+    direct = registered and call.nbytes >= limits.direct and _can_be_direct(call)
+    if direct:
+        launch = _direct(call, launch)
+        suffix = "direct"
+    if suffix in BULK:
+        family, row = family.replace("whole", "plain"), LINES
     blocks, threads = _grid(launch.n, row, suffix, limits)
-    launch = launch._replace(
+    return launch._replace(
         kernel=f"{family}_{suffix}",
-        blocks=blocks,
-        threads=threads,
+        blocks=limits.blocks if direct else blocks,
+        threads=limits.bulk if direct else threads,
         kind=kind_of(call.op, call.type),
+        in_bulk=suffix in BULK,
     )
-    if registered and call.nbytes >= limits.direct and _can_be_direct(call, launch):
-        return _direct(call, launch, family, limits)
-    return launch
 
 
 def _masks(call: Call) -> tuple[int, int, int]:
@@ -214,15 +240,19 @@ def _phases(call: Call, launch: Launch, row: int) -> Launch:
 
 def _grid(n: int, row: int, suffix: str, limits: Limits) -> tuple[int, int]:
     """Blocks and threads of a block: as few steps as can be, all of them full."""
-    unroll, threads = (1, limits.small) if suffix == "small" else (limits.unroll, limits.large)
-    portions = max(1, -(-n // (row * unroll)))
+    rows, threads = limits.rows, limits.large
+    if suffix == "small":
+        rows, threads = 1, limits.small
+    elif suffix in BULK:
+        rows, threads = limits.bulk_rows, limits.bulk
+    portions = max(1, -(-n // (row * rows)))
     steps = -(-portions // (limits.blocks * threads // 32))
     warps = -(-portions // steps)
     of_a_block = -(-warps // limits.blocks)
     return -(-warps // of_a_block), 32 * of_a_block
 
 
-def _can_be_direct(call: Call, launch: Launch) -> bool:
+def _can_be_direct(call: Call) -> bool:
     if call.collective not in DIRECT:
         return False
     if call.collective in PHASES:
@@ -231,16 +261,14 @@ def _can_be_direct(call: Call, launch: Launch) -> bool:
     return moved and (call.nbytes // call.size) % 16 == 0
 
 
-def _direct(call: Call, launch: Launch, family: str, limits: Limits) -> Launch:
+def _direct(call: Call, launch: Launch) -> Launch:
     """Without a copy through the window: who reads what of whom, and writes it where.
 
     What the kernel does where a rank's buffers are not registered is in ``launch`` already.
     """
     every, own, root = _masks(call)
     block = call.nbytes // call.size
-    launch = launch._replace(
-        kernel=f"{family}_direct", blocks=limits.blocks, threads=limits.large, registered=True
-    )
+    launch = launch._replace(registered=True)
     if call.collective in ("allreduce", "reduce"):
         start, length = _share(call.nbytes, call.size, call.rank)
         to_all = call.collective == "allreduce"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
 
 import numpy as np
@@ -12,7 +14,9 @@ from mpi4py import MPI  # noqa: E402
 
 from mpicoll import ops  # noqa: E402
 from mpicoll.cuda import shapes  # noqa: E402
+from mpicoll.cuda.deaths import Watchdog  # noqa: E402
 from mpicoll.cuda.ipc import Peers  # noqa: E402
+from mpicoll.cuda.shapes import Limits  # noqa: E402
 
 #: Lengths in elements: nothing to pack, one packet, ragged rows, several steps, both kernels.
 LENGTHS = (1, 3, 60, 1000, 70_001, 1_500_007)
@@ -22,16 +26,38 @@ POISON = 0x5A
 WHOLE_IN_PLACE = ("allreduce", "scan", "exscan", "alltoall", "reduce_scatter")
 
 
-@pytest.fixture(scope="module")
-def peers(world):
-    shared = world.Get_size() > cupy.cuda.runtime.getDeviceCount()
+#: With these, what is short already goes the ways of what is long.
+LOW = Limits(small_bytes=1 << 10, bulk_bytes=1 << 15, one_shot=1 << 9, direct=1 << 15)
+
+
+@contextlib.contextmanager
+def opened(world, seconds=60.0, limits=None):
+    """The peers of all ranks, several of which may share a GPU."""
     private = world.Dup()
-    made, why = Peers.open(private, cupy.cuda.Device().id, 60.0, share=shared)
+    shared = world.Get_size() > cupy.cuda.runtime.getDeviceCount()
+    made, why = Peers.open(private, cupy.cuda.Device().id, seconds, shared, limits)
     if made is None:
         pytest.skip(why)
     yield made
     made.close()
     private.Free()
+
+
+@pytest.fixture(scope="module")
+def peers(world):
+    with opened(world) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def low(world):
+    with opened(world, limits=LOW) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["peers", "low"])
+def either(request):
+    return request.getfixturevalue(request.param)
 
 
 class Buffer:
@@ -172,21 +198,21 @@ MOVING = sorted(set(shapes.COLLECTIVES) - shapes.REDUCING)
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("collective", shapes.COLLECTIVES)
-def test_lengths(peers, world, collective, in_place):
+def test_lengths(either, world, collective, in_place):
     op = "sum" if collective in shapes.REDUCING else None
     for length in LENGTHS:
         for root in {0, world.Get_size() - 1}:
-            check(peers, world, collective, length, op, "f4", root, in_place)
+            check(either, world, collective, length, op, "f4", root, in_place)
 
 
 @pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8"])
 @pytest.mark.parametrize("collective", ["allreduce", "alltoall", "bcast"])
-def test_any_alignment(peers, world, collective, dtype):
+def test_any_alignment(either, world, collective, dtype):
     op = "sum" if collective in shapes.REDUCING else None
     size = np.dtype(dtype).itemsize
     for offsets in ((size, 0), (0, size), (3 * size, 5 * size)):
         for length in (1, 5, 777, 100_003):
-            check(peers, world, collective, length, op, dtype, 0, False, offsets)
+            check(either, world, collective, length, op, dtype, 0, False, offsets)
 
 
 def types():
@@ -201,14 +227,14 @@ def types():
 
 
 @pytest.mark.parametrize("op", shapes.OPS)
-def test_operators_and_types(peers, world, op):
+def test_operators_and_types(either, world, op):
     served = 0
     for dtype in map(np.dtype, types()):
-        if not peers.supports("allreduce", op, dtype, 8):
+        if not either.supports("allreduce", op, dtype, 8):
             continue
         served += 1
         for collective, length in (("allreduce", 100), ("allreduce", 150_001), ("scan", 77)):
-            check(peers, world, collective, length, op, dtype)
+            check(either, world, collective, length, op, dtype)
     assert served >= 5
 
 
@@ -228,7 +254,7 @@ def test_special_values(peers, world):
         assert same.all(), (op, a[~same], b[~same], got[~same], want[~same])
 
 
-def test_registered_memory(peers, world):
+def test_registered_memory(low, world):
     """The same results where arrays are read and written where they lie, by some or all."""
     length = 1_000_000
     rank, size = world.Get_rank(), world.Get_size()
@@ -236,7 +262,7 @@ def test_registered_memory(peers, world):
     for everywhere in (True, False):
         memory = [cupy.empty(4 * length * size, cupy.uint8) for _ in range(2)]
         given = memory if everywhere or rank == 0 else [cupy.empty(1024, cupy.uint8)] * 2
-        held = peers.register([(array.data.ptr, array.nbytes) for array in given])
+        held = low.register([(array.data.ptr, array.nbytes) for array in given])
         assert held.direct
         for collective in sorted(shapes.DIRECT):
             op = "sum" if collective in shapes.REDUCING else None
@@ -252,7 +278,7 @@ def test_registered_memory(peers, world):
                 if rank:
                     recv[...] = POISON
             stream.synchronize()
-            peers.run(
+            low.run(
                 collective,
                 None if send is None else Buffer(send, "f4"),
                 None if want is None else Buffer(recv, "f4"),
@@ -261,7 +287,7 @@ def test_registered_memory(peers, world):
                 stream,
             )
             stream.synchronize()
-            peers.check()
+            low.check()
             if want is not None:
                 assert np.array_equal(cupy.asnumpy(recv), bytes_of(want)), collective
         held.close()
@@ -288,30 +314,30 @@ def test_an_allocation_stays_while_it_is_mapped(peers, world):
     assert pool.total_bytes() == 0
 
 
-def test_memory_of_its_own(peers, world):
+def test_memory_of_its_own(low, world):
     stream = cupy.cuda.get_current_stream()
     before = cupy.cuda.runtime.memGetInfo()[0]
     for _ in range(3):
-        address, token = peers.empty(64 << 20)
-        memory = cupy.cuda.UnownedMemory(address, 64 << 20, token, peers.device)
+        address, token = low.empty(64 << 20)
+        memory = cupy.cuda.UnownedMemory(address, 64 << 20, token, low.device)
         x = cupy.ndarray(16 << 20, cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
         x[...] = 1
-        peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+        low.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
         assert bool((x == world.Get_size()).all())
         del x, memory, token
-    peers.register([(0, 0)])
+    low.register([(0, 0)])
     assert before - cupy.cuda.runtime.memGetInfo()[0] < 64 << 20
     with pytest.raises(MemoryError, match=str(1 << 50)):
-        peers.empty(1 << 50)
+        low.empty(1 << 50)
 
 
-def test_a_plan_reads_its_buffers_where_they_lie(peers, world):
+def test_a_plan_reads_its_buffers_where_they_lie(low, world):
     rank, size = world.Get_rank(), world.Get_size()
     x = cupy.empty(1_000_003, cupy.float64)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        plan = peers.plan("allreduce", None, Buffer(x, "f8"), "sum", 0)
+        plan = low.plan("allreduce", None, Buffer(x, "f8"), "sum", 0)
         for number in range(3):
             x[...] = rank + number
             plan.start(stream)
@@ -320,7 +346,7 @@ def test_a_plan_reads_its_buffers_where_they_lie(peers, world):
         plan.start(stream)
         graph = stream.end_capture()
         plan.close()
-        peers.register([(0, 0)])
+        low.register([(0, 0)])
         x[...] = 1
         graph.launch(stream)
         assert bool((x == size).all())
@@ -385,20 +411,34 @@ def test_memory_of_a_pool_of_the_stream_goes_through_the_window(peers, world):
 
 def test_a_peer_that_does_not_come(world):
     """The wait ends, the error is raised by the next call, and by all after it."""
-    private = world.Dup()
-    shared = world.Get_size() > cupy.cuda.runtime.getDeviceCount()
-    peers, why = Peers.open(private, cupy.cuda.Device().id, 1.0, share=shared)
-    if peers is None:
-        pytest.skip(why)
     x = cupy.ones(100, cupy.float32)
     stream = cupy.cuda.get_current_stream()
-    if world.Get_rank() == 0 and world.Get_size() > 1:
-        began = time.monotonic()
-        peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
-        stream.synchronize()
-        assert time.monotonic() - began < 10
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"has waited on its GPU for rank \d"):
+    with opened(world, seconds=1.0) as peers:
+        if world.Get_rank() == 0 and world.Get_size() > 1:
+            began = time.monotonic()
+            peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+            stream.synchronize()
+            assert time.monotonic() - began < 10
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match=r"has waited on its GPU for rank \d"):
+                    peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+        world.Barrier()
+
+
+def test_a_peer_that_dies(world):
+    """The GPU is not left spinning: who watches the processes ends the wait."""
+    x = cupy.ones(100, cupy.float32)
+    stream = cupy.cuda.get_current_stream()
+    with opened(world) as peers, subprocess.Popen(["sleep", "100"]) as child:
+        if world.Get_rank() == 0 and world.Get_size() > 1:
+            peers._watchdog.close()
+            peers._watchdog = Watchdog({1: child.pid}, peers._launcher.stop)
+            peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+            began = time.monotonic()
+            child.kill()
+            stream.synchronize()
+            assert time.monotonic() - began < 5
+            with pytest.raises(RuntimeError, match="the process of rank 1 has died"):
                 peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
-    world.Barrier()
-    peers.close()
+        child.kill()
+        world.Barrier()
