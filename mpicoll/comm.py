@@ -31,6 +31,7 @@ from mpi4py import MPI
 from mpicoll import algorithms, collectives, hints, progress, tuning
 from mpicoll.blocking import Blocking
 from mpicoll.dispatch import FallbackWarning
+from mpicoll.messages import Messages
 from mpicoll.nonblocking import Nonblocking
 from mpicoll.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.persistent import Persistent
@@ -94,7 +95,7 @@ def _exit_status(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-class Intracomm(Blocking, Nonblocking, Persistent):
+class Intracomm(Messages, Blocking, Nonblocking, Persistent):
     """An intracommunicator whose collectives run by an algorithm of one's choice.
 
     Args:

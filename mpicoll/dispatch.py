@@ -12,14 +12,17 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from mpicoll import hooks, progress, trace, vectors
+from mpicoll import hooks, on_device, progress, trace, vectors
 from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
+from mpicoll.cuda.group import CUDA_IPC
+from mpicoll.device_requests import Staged, StagedPlan
 from mpicoll.exact import EXACT
 from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
 from mpicoll.observe import observe, observing
@@ -117,6 +120,10 @@ class Dispatch(MPI.Intracomm):
         self, state: State, asked: _Asked, prepared: Prepared, step: trace.Step | None = None
     ) -> None:
         """Run a collective that is decided."""
+        if prepared.on_device:
+            if on_device.run(state, prepared):
+                return
+            prepared = on_device.on_host(state.gpus, prepared)
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
             given = asked[1:5]
@@ -170,17 +177,27 @@ class Dispatch(MPI.Intracomm):
         except Exception as error:
             state.refuse_start(asked.definition, error)
             raise
+        if prepared.choice.algorithm == CUDA_IPC:
+            return on_device.start(state, prepared)
+        by_value = prepared.on_device
+        prepared = on_device.on_host(state.gpus, prepared)
+        by_value &= not prepared.on_device
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Request.begin(state, prepared, self._report)
         ticket, comparison = state.start(prepared)
         observation = observe(state, prepared)
+        if call is not None:
+            call.load(native=True)
         asked = asked.passed_on(call)
         request = self._native(state, asked, "I" + method.lower())
         if observation is not None:
             observation.end(complete=False)
         progress.poll()
-        return started(request, state, ticket, comparison, asked)
+        made = started(request, state, ticket, comparison, asked)
+        if by_value and call is not None:
+            return Staged(made, call.arrive, call)
+        return made
 
     def _persistent(
         self,
@@ -204,6 +221,11 @@ class Dispatch(MPI.Intracomm):
             state.refuse(asked.definition, error)
             raise
         state.enter(prepared)
+        if prepared.choice.algorithm == CUDA_IPC:
+            return on_device.bind(state, prepared)
+        by_value = prepared.on_device
+        prepared = on_device.on_host(state.gpus, prepared)
+        by_value &= not prepared.on_device
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Prequest(state, prepared, self._report)
@@ -214,6 +236,11 @@ class Dispatch(MPI.Intracomm):
         if state.watch is not None or state.tracer is not None or hooks.installed:
             kept = LibraryPrequest.bound(request, state, prepared)
         kept.kept = asked
+        if by_value and call is not None:
+            return StagedPlan(kept, partial(call.load, native=True), call.arrive, call)
+        if prepared.on_device and call is not None:
+            leave = partial(on_device.wait_for_streams, call)
+            return StagedPlan(kept, leave, lambda status: None, call)
         return kept
 
     def _asked(
@@ -246,6 +273,8 @@ class Dispatch(MPI.Intracomm):
     ) -> Prepared:
         """The parsed call and the algorithm."""
         definition = asked.definition
+        parameters = dict(parameters)
+        stream: Any = parameters.pop("stream", None)
         named = asked_for(definition, algorithm, parameters)
         if reproducible:
             if named:
@@ -268,11 +297,15 @@ class Dispatch(MPI.Intracomm):
                     f"predefined datatype{remedy}"
                 ) from None
             return Prepared(definition, place, Choice(NATIVE), None)
+        if stream is not None:
+            call = call.on_stream(on_device.handle_of(stream))
         if reproducible:
             return Prepared(definition, place, Choice(EXACT), summed_exactly(call))
         choice, refused = (named, "") if named else self._choose(state, call, blocking)
         if refused:
             self._fall_back(state, definition, refused)
+        if choice.algorithm == CUDA_IPC:
+            return Prepared(definition, place, choice, call)
         obstacle = call.obstacle(choice)
         if obstacle:
             how = f" by algorithm={choice.algorithm!r}" if named else ""
@@ -284,6 +317,9 @@ class Dispatch(MPI.Intracomm):
 
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
         """The algorithm where the caller names none; why it is not the one of the environment."""
+        found = on_device.choose(state.gpus, call) if call.on_device else None
+        if found is not None:
+            return found, ""
         choice, refused = call.choose(state.table)
         if not (blocking or state.settings.progress or choice.algorithm == NATIVE):
             if choice.asked:

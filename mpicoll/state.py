@@ -21,6 +21,7 @@ from mpi4py import MPI
 from mpicoll import agree, caller, hooks, ops, plan, progress, runner, shared, trace, tuning
 from mpicoll.call import Call, Prepared
 from mpicoll.collectives import Collective
+from mpicoll.cuda import driver, group
 from mpicoll.lanes import BLOCKING, Lane, Lanes
 from mpicoll.lowering import has_one_reader
 from mpicoll.settings import Settings, read
@@ -99,7 +100,11 @@ class State:
         self.device, slot, self._reads = shared.connect(private, settings.transport)
         self._piece = min(slot or plan.PIECE, plan.PIECE)
         near = self.device is not None and shared.is_near(self.device)
-        self._near = bool(private.allreduce(near, MPI.LAND))
+        # What all ranks say: no other node; that there may be arrays in device memory.
+        said = private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
+        self._near = bool(said & 1)
+        #: How arrays in device memory travel; None where that is not agreed.
+        self.gpus = group.connect(private, settings.gpu, settings.timeout) if said & 2 else None
         if self.tracer is not None:
             self.device = None  # what Python runs can be traced; all else is as without a trace
         #: Arrays of its ranks that others read where they lie.
@@ -385,6 +390,8 @@ class State:
         if self.failure is None and not self.under_way:
             self.device = None
             self.windows.close()
+            if self.gpus is not None:
+                self.gpus.close()
             if self.front is not None:
                 self.front.forget()
             for comm in reversed(self.lanes.comms):

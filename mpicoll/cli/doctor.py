@@ -7,7 +7,8 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
-from mpicoll.cli import launcher, libraries, output
+from mpicoll import libraries
+from mpicoll.cli import launcher, output
 from mpicoll.cli.errors import UsageError
 from mpicoll.cli.options import Json
 
