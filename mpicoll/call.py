@@ -101,9 +101,12 @@ class Call:
     def _has_datatype(self) -> bool:
         return self.buffer is None or self.buffer.datatype is not None
 
-    def choose(self, table: tuning.Table) -> tuple[Choice, str]:
-        """The algorithm if the caller names none; why it is not the one asked for."""
-        facts = self.definition.name, self.place.size, self.nbytes, table
+    def choose(self, table: tuning.Table, nbytes: int) -> tuple[Choice, str]:
+        """The algorithm if the caller names none; why it is not the one asked for.
+
+        ``nbytes``: of the whole vector that goes at a time.
+        """
+        facts = self.definition.name, self.place.size, nbytes, table
         wanted = tuning.choose(*facts)
         obstacle = self.obstacle(wanted)
         if not obstacle:

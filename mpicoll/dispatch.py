@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from mpicoll import hooks, on_device, progress, trace, vectors
+from mpicoll import hooks, on_device, progress, staging, trace, vectors
 from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
@@ -121,13 +121,15 @@ class Dispatch(MPI.Intracomm):
     ) -> None:
         """Run a collective that is decided."""
         if prepared.on_device:
-            if on_device.run(state, prepared):
+            native = partial(self._native_part, state, asked)
+            if on_device.run(state, prepared, native, step):
                 return
             prepared = on_device.on_host(state.gpus, prepared)
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
             given = asked[1:5]
             self._run_native(state, asked.passed_on(call), call)
+            state.count(definition.name, NATIVE)
             if call is not None:
                 function = getattr(MPI.Intracomm, definition.method)
                 state.pass_on(definition, given, choice, function, _taken(definition))
@@ -149,13 +151,17 @@ class Dispatch(MPI.Intracomm):
         method = asked.definition.method
         if state.watch is not None:
             # Within the library's blocking call nobody would look at the clock.
-            request = self._native(state, asked, "I" + method.lower())
+            request = self._native(asked, "I" + method.lower())
             state.wait(request, asked)
         else:
             with progress.meanwhile():
-                self._native(state, asked, method)
+                self._native(asked, method)
         if call is not None:
             call.write_back(native=True)
+
+    def _native_part(self, state: State, asked: _Asked, part: Call) -> None:
+        """Run the MPI library's own collective for a part of a call."""
+        self._run_native(state, asked.passed_on(part), part)
 
     def _non_blocking(
         self,
@@ -190,7 +196,8 @@ class Dispatch(MPI.Intracomm):
         if call is not None:
             call.load(native=True)
         asked = asked.passed_on(call)
-        request = self._native(state, asked, "I" + method.lower())
+        request = self._native(asked, "I" + method.lower())
+        state.count(asked.definition.name, NATIVE)
         if observation is not None:
             observation.end(complete=False)
         progress.poll()
@@ -231,7 +238,8 @@ class Dispatch(MPI.Intracomm):
             return Prequest(state, prepared, self._report)
         asked = asked.passed_on(call)
         with progress.meanwhile():
-            request = self._native(state, asked, f"{method}_init", info)
+            request = self._native(asked, f"{method}_init", info)
+        state.count(asked.definition.name, NATIVE)
         kept: KeptPrequest = KeptPrequest(request)
         if state.watch is not None or state.tracer is not None or hooks.installed:
             kept = LibraryPrequest.bound(request, state, prepared)
@@ -320,7 +328,9 @@ class Dispatch(MPI.Intracomm):
         found = on_device.choose(state.gpus, call) if call.on_device else None
         if found is not None:
             return found, ""
-        choice, refused = call.choose(state.table)
+        segmented = call.on_device and blocking and state.gpus is not None
+        nbytes = staging.sized(call) if segmented else call.nbytes
+        choice, refused = call.choose(state.table, nbytes)
         if not (blocking or state.settings.progress or choice.algorithm == NATIVE):
             if choice.asked:
                 refused = (
@@ -330,15 +340,13 @@ class Dispatch(MPI.Intracomm):
             choice = Choice(NATIVE, (), choice.source)
         return choice, refused
 
-    def _native(self, state: State, asked: _Asked, method: str, *more: Any) -> Any:
+    def _native(self, asked: _Asked, method: str, *more: Any) -> Any:
         """The MPI library's own collective, by the method of mpi4py that is named."""
         definition = asked.definition
         arguments = [asked[1 + number] for number in _taken(definition)]
         if definition.method == "Reduce_scatter":
             arguments.insert(2, asked.counts)
-        result = getattr(MPI.Intracomm, method)(self, *arguments, *more)
-        state.count(definition.name, NATIVE)
-        return result
+        return getattr(MPI.Intracomm, method)(self, *arguments, *more)
 
     def _report(self, error: BaseException) -> None:
         """Tell the communicator's error handler what MPI has reported."""

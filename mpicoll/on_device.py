@@ -6,11 +6,11 @@ that the caller names, is run by the host, on pinned memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpicoll import vectors
+from mpicoll import staging, trace, vectors
 from mpicoll.buffers import Buffer
 from mpicoll.call import Call, Prepared
 from mpicoll.cuda.buffers import DeviceArray, current_stream
@@ -47,15 +47,22 @@ def choose(group: Group | None, call: Call) -> Choice | None:
     return Choice(CUDA_IPC, (), "arrays in device memory") if served else None
 
 
-def run(state: State, prepared: Prepared) -> bool:
-    """Run a blocking call on the device, or in segments; False if it has to go as a whole."""
+def run(
+    state: State, prepared: Prepared, native: Callable[[Call], None], step: trace.Step | None
+) -> bool:
+    """Run a blocking call on the device, or in segments; False if it has to go as a whole.
+
+    ``native``: runs the MPI library's own collective; ``step`` is told of every step that ends.
+    """
     call = prepared.call
     assert call is not None
     if prepared.choice.algorithm == CUDA_IPC:
         _enqueue(state, call)
         state.count(prepared.definition.name, CUDA_IPC)
         return True
-    return False
+    if state.gpus is None or _takes(state.gpus, prepared):
+        return False
+    return staging.run(state, prepared, native, step)
 
 
 def on_host(group: Group | None, prepared: Prepared) -> Prepared:
@@ -63,11 +70,15 @@ def on_host(group: Group | None, prepared: Prepared) -> Prepared:
     call = prepared.call
     if call is None or not call.on_device:
         return prepared
-    aware = group is not None and group.transport == AWARE
-    if aware and prepared.choice.algorithm == NATIVE:
+    if group is not None and _takes(group, prepared):
         wait_for_streams(call)
         return prepared
     return prepared._replace(call=call.on_host())
+
+
+def _takes(group: Group, prepared: Prepared) -> bool:
+    """Whether the MPI library takes the arrays as they are."""
+    return group.transport == AWARE and prepared.choice.algorithm == NATIVE
 
 
 def start(state: State, prepared: Prepared) -> Enqueued:

@@ -109,6 +109,8 @@ class State:
             self.device = None  # what Python runs can be traced; all else is as without a trace
         #: Arrays of its ranks that others read where they lie.
         self.windows = Windows(private, self.device)
+        #: Where large ones go through the host, once one has (:mod:`mpicoll.staging`).
+        self.staging: Any = None
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
         self.hint(hints or {})
@@ -389,6 +391,7 @@ class State:
         self._plans.clear()
         if self.failure is None and not self.under_way:
             self.device = None
+            self.staging = None
             self.windows.close()
             if self.gpus is not None:
                 self.gpus.close()

@@ -6,6 +6,7 @@ longer than a short message, so what has been used is kept for what comes next.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import weakref
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from mpicoll import caller
 from mpicoll.cuda.buffers import DeviceArray
-from mpicoll.cuda.driver import Functions, driver
+from mpicoll.cuda.driver import CudaError, Functions, driver
 from mpicoll.packing import Packed
 
 __all__ = ["KEPT", "OnDevice", "pinned"]
@@ -60,7 +61,9 @@ class _Pool:
                 self._kept += length
                 self._free.setdefault(length, []).append(address)
                 return
-        functions.free_pinned(address)
+        # When the program ends the driver may have ended before.
+        with contextlib.suppress(CudaError):
+            functions.free_pinned(address)
 
 
 _pools: weakref.WeakKeyDictionary[Functions, _Pool] = weakref.WeakKeyDictionary()
