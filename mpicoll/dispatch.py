@@ -122,7 +122,7 @@ class Dispatch(MPI.Intracomm):
         """Run a collective that is decided."""
         if prepared.on_device:
             native = partial(self._native_part, state, asked)
-            if on_device.run(state, prepared, native, step):
+            if on_device.run(state, prepared, asked[1:5], native, step):
                 return
             prepared = on_device.on_host(state.gpus, prepared)
         definition, _, choice, call = prepared

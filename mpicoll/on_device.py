@@ -6,9 +6,12 @@ that the caller names, is run by the host, on pinned memory.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+from mpi4py import MPI
 
 from mpicoll import staging, trace, vectors
 from mpicoll.buffers import Buffer
@@ -48,21 +51,48 @@ def choose(group: Group | None, call: Call) -> Choice | None:
 
 
 def run(
-    state: State, prepared: Prepared, native: Callable[[Call], None], step: trace.Step | None
+    state: State,
+    prepared: Prepared,
+    given: tuple[Any, ...],
+    native: Callable[[Call], None],
+    step: trace.Step | None,
 ) -> bool:
     """Run a blocking call on the device, or in segments; False if it has to go as a whole.
 
-    ``native``: runs the MPI library's own collective; ``step`` is told of every step that ends.
+    Args:
+        state: of the communicator.
+        prepared: the call.
+        given: its buffers, operator and root as the caller gave them.
+        native: runs the MPI library's own collective.
+        step: told of every step that ends.
     """
     call = prepared.call
     assert call is not None
     if prepared.choice.algorithm == CUDA_IPC:
         _enqueue(state, call)
         state.count(prepared.definition.name, CUDA_IPC)
+        _learn(state, call, given)
         return True
     if state.gpus is None or _takes(state.gpus, prepared):
         return False
     return staging.run(state, prepared, native, step)
+
+
+def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
+    """Let a call of CuPy's own arrays, on their library's current stream, go the short way."""
+    group, cupy = state.gpus, sys.modules.get("cupy")
+    assert group is not None
+    sendbuf, recvbuf, op, root = given
+    plain = all(
+        buffer is None or buffer is MPI.IN_PLACE or (cupy and type(buffer) is cupy.ndarray)
+        for buffer in (sendbuf, recvbuf)
+    )
+    at_home = all(
+        array.device == group.device and array.stream == current_stream(array.owner, array.device)
+        for array in _devices(call)
+    )
+    if state.front is not None and plain and at_home and type(root) is int:
+        group.peers.learn(call.definition.name, sendbuf, recvbuf, op, root)
 
 
 def on_host(group: Group | None, prepared: Prepared) -> Prepared:
@@ -166,13 +196,17 @@ def _enqueue(state: State, call: Call) -> int:
     send, recv = _arrays(call)
     name, root = call.definition.name, call.place.root
     stream = next(array.stream for array in (recv, send) if array is not None)
-    if all(array is None or array.device == group.device for array in (send, recv)):
-        group.peers.run(name, send, recv, _operator(call), root, stream)
-        return stream
-    with _Visit(group.device, (send, recv)) as visit:
-        group.peers.run(name, *visit.arrays, _operator(call), root, visit.stream)
-        if recv is not None:
-            visit.bring_back(1)
+    try:
+        if all(array is None or array.device == group.device for array in (send, recv)):
+            group.peers.run(name, send, recv, _operator(call), root, stream)
+            return stream
+        with _Visit(group.device, (send, recv)) as visit:
+            group.peers.run(name, *visit.arrays, _operator(call), root, visit.stream)
+            if recv is not None:
+                visit.bring_back(1)
+    except BaseException as error:
+        state.fail(error, call)
+        raise
     return visit.stream
 
 

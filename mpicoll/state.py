@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import agree, caller, hooks, ops, plan, progress, runner, shared, trace, tuning
+from mpicoll.call import METHODS as CALLS
 from mpicoll.call import Call, Prepared
 from mpicoll.collectives import Collective
 from mpicoll.cuda import driver, group
@@ -48,6 +49,8 @@ METHODS = {
     "Scan": 9,
     "Exscan": 10,
 }
+#: The collectives of these methods.
+_COLLECTIVES = [CALLS[method].name for method in METHODS]
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,9 @@ class State:
         self.staging: Any = None
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
+        if self.front is not None and self.gpus is not None and self.gpus.peers is not None:
+            names = [(name, group.CUDA_IPC) for name in _COLLECTIVES]
+            self.front.serve_devices(self.gpus.peers, names)
         self.hint(hints or {})
         if settings.progress:
             progress.start()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,8 +44,6 @@ __all__ = [
 CUDA_IPC, AWARE, STAGED = "cuda_ipc", "aware", "staged"
 #: What ``MPICOLL_GPU`` accepts; ``auto``: the first one that can serve.
 TRANSPORTS = ("auto", CUDA_IPC, AWARE, STAGED)
-#: Seconds that a GPU waits for another one where ``MPICOLL_TIMEOUT`` sets no limit.
-DEFAULT_WAIT = 600.0
 
 
 class Device(NamedTuple):
@@ -102,7 +101,7 @@ def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None
     Args:
         private: the communicator that carries the collectives' messages.
         wanted: one of :data:`TRANSPORTS`, equal on all ranks.
-        seconds: longest wait of a device for another one, 0 for :data:`DEFAULT_WAIT`.
+        seconds: longest wait of a device for another one, 0 for the default one.
     """
     devices = tuple(private.allgather(_own()))
     without = [rank for rank, device in enumerate(devices) if device.problem]
@@ -113,7 +112,7 @@ def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None
     number = devices[private.Get_rank()].number
     peers, why = None, f"MPICOLL_GPU={wanted} asks for it"
     if wanted in ("auto", CUDA_IPC):
-        peers, why = _peers(private, number, seconds or DEFAULT_WAIT)
+        peers, why = _peers(private, number, seconds)
     if peers is not None:
         return Group(CUDA_IPC, "", devices, peers, number)
     unaware = [rank for rank, device in enumerate(devices) if not device.aware]
@@ -148,11 +147,14 @@ def _own() -> Device:
 
 def _peers(private: MPI.Intracomm, number: int, seconds: float) -> tuple[Any, str]:
     """What runs collectives by ``cuda_ipc``, or None and why there is nothing."""
-    try:
-        ipc = importlib.import_module("mpicoll.cuda.ipc")
-        problem = ""
-    except ImportError as error:
-        problem = str(error)
+    problem = ""
+    if "cupy" not in sys.modules:
+        problem = "import cupy, which compiles the kernels, before the communicator is built"
+    else:
+        try:
+            ipc = importlib.import_module("mpicoll.cuda.ipc")
+        except ImportError as error:
+            problem = str(error)
     problems = private.allgather(problem)
     missing = [rank for rank, text in enumerate(problems) if text]
     if missing:
