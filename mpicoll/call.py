@@ -208,8 +208,9 @@ class Call:
         send = None if self.send is None else self.send.on_host()
         if self.recv is None or self.recv is self.send:
             return replace(self, send=send, recv=None if self.recv is None else send)
-        overwritten = self.layouts is None and self.definition.name != "exscan"
-        return replace(self, send=send, recv=self.recv.on_host(loads=not overwritten))
+        # Between blocks of different lengths may be what nobody sends.
+        loads = self.layouts is not None
+        return replace(self, send=send, recv=self.recv.on_host(loads=loads))
 
     def on_stream(self, stream: int) -> Call:
         """The same call ordered on a stream."""

@@ -256,8 +256,6 @@ class _Way:
             self._leaving = _Side(send, blocks, area.lane(send.device.device, inward=False))
         if recv is not None and recv.device is not None and recv.writable:
             blocks = call.definition.wanted(place) if call.in_place else range(recv.blocks)
-            if call.definition.name == "exscan":
-                blocks = call.definition.wanted(place)
             self._arriving = _Side(recv, blocks, area.lane(recv.device.device, inward=True))
         for side in (self._leaving, self._arriving):
             if side is not None:

@@ -33,7 +33,6 @@ from mpicoll.watch import ranges
 __all__ = [
     "AWARE",
     "CUDA_IPC",
-    "DEFAULT_WAIT",
     "STAGED",
     "TRANSPORTS",
     "Device",
