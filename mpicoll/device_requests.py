@@ -6,7 +6,9 @@ device, and refuses them; :meth:`mpicoll.requests.Request.Waitall` and its like 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import weakref
 from collections.abc import Callable
 from typing import Literal
 
@@ -14,7 +16,7 @@ from mpi4py import MPI
 
 from mpicoll import caller, progress
 from mpicoll.completion import Completion, Watched
-from mpicoll.cuda.driver import driver
+from mpicoll.cuda.driver import CudaError, Functions, driver
 from mpicoll.requests import fill
 
 __all__ = ["Enqueued", "EnqueuedPlan", "Staged", "StagedPlan"]
@@ -160,15 +162,17 @@ class Enqueued(_DeviceRequest):
 
     def __init__(self, device: int, stream: int, check: Callable[[], object], kept: object) -> None:
         self._device, self._check, self._kept = device, check, kept
-        functions = driver()
+        self._functions = functions = driver()
         with functions.on(device):
             self._event = functions.event()
+        # Also where the object is dropped.
+        self._end = weakref.finalize(self, _free_event, functions, device, self._event)
+        self._end.atexit = False
         self._mark(stream)
 
     def _mark(self, stream: int) -> None:
-        functions = driver()
-        with functions.on(self._device):
-            functions.record(self._event, stream)
+        with self._functions.on(self._device):
+            self._functions.record(self._event, stream)
         self._pending = True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
@@ -185,15 +189,16 @@ class Enqueued(_DeviceRequest):
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
         """Whether ``Wait`` would return, or raise, at once."""
-        functions = driver()
-        with functions.on(self._device):
-            return not self._pending or functions.happened(self._event)
+        with self._functions.on(self._device):
+            return not self._pending or self._functions.happened(self._event)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_event") and not caller.is_forked():
-            functions = driver()
-            with functions.on(self._device):
-                functions.free_event(self._event)
+
+def _free_event(functions: Functions, device: int, event: int) -> None:
+    # When the program ends the driver may have ended before.
+    with contextlib.suppress(CudaError):
+        if not caller.is_forked():
+            with functions.on(device):
+                functions.free_event(event)
 
 
 class EnqueuedPlan(Enqueued):
@@ -202,7 +207,7 @@ class EnqueuedPlan(Enqueued):
     Args:
         start: puts it on a stream, whose handle it gets.
         stream: gives the handle of the stream that is current.
-        end: once it is freed.
+        close: once it is freed.
         device, check, kept: see :class:`Enqueued`.
     """
 
@@ -211,13 +216,13 @@ class EnqueuedPlan(Enqueued):
         device: int,
         start: Callable[[int], object],
         stream: Callable[[], int],
-        end: Callable[[], object],
+        close: Callable[[], object],
         check: Callable[[], object],
         kept: object,
     ) -> None:
         super().__init__(device, stream(), check, kept)
         self._pending = False
-        self._start, self._stream, self._end = start, stream, end
+        self._start, self._stream, self._close = start, stream, close
 
     def Start(self) -> None:
         """Put it on the stream that is current now.
@@ -238,4 +243,4 @@ class EnqueuedPlan(Enqueued):
             RuntimeError: it is under way.
         """
         super().Free()
-        self._end()
+        self._close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
@@ -117,7 +118,7 @@ def start(state: State, prepared: Prepared) -> Enqueued:
     assert call is not None and group is not None
     stream = _enqueue(state, call)
     state.count(prepared.definition.name, CUDA_IPC)
-    return Enqueued(group.device, stream, group.peers.check, call)
+    return Enqueued(group.device, stream, partial(_check, state), call)
 
 
 def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
@@ -135,7 +136,18 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
     def stream() -> int:
         return current_stream(arrays[0].owner, group.device)
 
-    return EnqueuedPlan(group.device, begin, stream, plan.close, peers.check, call)
+    check = partial(_check, state)
+    return EnqueuedPlan(group.device, begin, stream, plan.close, check, call)
+
+
+def _check(state: State) -> None:
+    """Raise what has gone wrong on a device; then the communicator cannot be used any more."""
+    assert state.gpus is not None
+    try:
+        state.gpus.peers.check()
+    except Exception as error:
+        state.fail(error)
+        raise
 
 
 def wait_for_streams(call: Call) -> None:

@@ -255,7 +255,11 @@ class _Way:
             blocks = call.definition.held(place) if call.in_place else range(send.blocks)
             self._leaving = _Side(send, blocks, area.lane(send.device.device, inward=False))
         if recv is not None and recv.device is not None and recv.writable:
-            blocks = call.definition.wanted(place) if call.in_place else range(recv.blocks)
+            blocks = range(recv.blocks)
+            if call.in_place:
+                # A block alone is at the beginning, wherever it was.
+                alone = call.definition.output_alone
+                blocks = range(1) if alone else call.definition.wanted(place)
             self._arriving = _Side(recv, blocks, area.lane(recv.device.device, inward=True))
         for side in (self._leaving, self._arriving):
             if side is not None:

@@ -24,8 +24,10 @@ class FakeDriver:
     """See :class:`mpicoll.cuda.driver.Functions`.
 
     Args:
-        devices: how many there are; ``shared``: of them, by number, those that are one GPU.
+        devices: how many there are.
         how: when what is put on a stream happens.
+        uuids: of the devices.
+        seed: of a random order.
     """
 
     def __init__(self, devices=2, how="lazy", uuids=None, seed=0):
@@ -58,6 +60,9 @@ class FakeDriver:
 
     def name(self, device):
         return f"Fake {device}"
+
+    def reaches(self, device, other):
+        return "peer access" if self.uuids[device] != self.uuids[other] else ""
 
     @contextlib.contextmanager
     def on(self, device):
@@ -221,6 +226,7 @@ class FakeArray:
     def __init__(self, functions, values, device, stream):
         self.functions, self.device, self.stream = functions, device, stream
         self.shape, self.dtype, self.strides = values.shape, values.dtype, values.strides
+        self.ndim = values.ndim
         self.ptr = functions.empty(values.nbytes, device)
         self._order = "F" if values.flags.f_contiguous and not values.flags.c_contiguous else "C"
         functions.memory[self.ptr][0][:] = values.ravel(order="K").view(np.uint8)

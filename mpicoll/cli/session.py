@@ -31,6 +31,17 @@ def world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
+def number_on_node() -> int:
+    """The number of this rank among those of its node. Collective."""
+    from mpi4py import MPI
+
+    comm = world()
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+    number: int = node.Get_rank()
+    node.Free()
+    return number
+
+
 def communicator() -> MPI.Intracomm:
     """All ranks as one communicator of this package. Collective.
 

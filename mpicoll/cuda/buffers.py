@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ class DeviceArray:
         writable: whether it may be written.
         device: number of its device, as CUDA counts in this process.
         stream: handle of the stream that orders its use: the one that is current now.
-        owner: what keeps the memory alive.
+        owner: the object that it is.
+        export: what keeps the memory alive besides.
     """
 
     ptr: int
@@ -52,6 +53,7 @@ class DeviceArray:
     device: int
     stream: int
     owner: Any
+    export: Any = None
 
     @property
     def addresses(self) -> npt.NDArray[np.uint8]:
@@ -262,6 +264,7 @@ def _from_dlpack(owner: Any, what: str) -> DeviceArray:
     strides = [n * itemsize for n in tensor.strides[: tensor.ndim]] if tensor.strides else None
     order = _order(shape, strides, itemsize, what)
     address = (tensor.data or 0) + tensor.byte_offset
+    known = {"stream": stream}
+    made = _made(owner, address, dtype, itemsize, shape, order, True, device, known)
     # The capsule, which nobody takes over, frees the export when it goes.
-    held = (owner, capsule)
-    return _made(held, address, dtype, itemsize, shape, order, True, device, {"stream": stream})
+    return replace(made, export=capsule)

@@ -26,7 +26,7 @@ _OUT_OF_MEMORY, _NOT_READY = 2, 600
 _POINTER_MEMORY_TYPE, _POINTER_MANAGED, _POINTER_DEVICE = 2, 8, 9
 _MEMORY_DEVICE = 2
 _EVENT_NO_TIMING, _STREAM_NON_BLOCKING = 2, 1
-_HOST_PORTABLE = 1
+_HOST_PORTABLE, _PEER_ATOMICS = 1, 3
 
 
 class CudaError(RuntimeError):
@@ -65,6 +65,9 @@ class Functions(Protocol):
 
     def name(self, device: int) -> str:
         """The device's name in words."""
+
+    def reaches(self, device: int, other: int) -> str:
+        """How a device reads memory of another one, in words; "" if it cannot."""
 
     def place(self, address: int) -> Place | None:
         """Where an address is; None for memory of the host that CUDA has not given."""
@@ -162,6 +165,16 @@ class Driver:
         text = ctypes.create_string_buffer(256)
         self._call("cuDeviceGetName", text, c_int(len(text)), c_int(device))
         return text.value.decode(errors="replace")
+
+    def reaches(self, device: int, other: int) -> str:
+        can, atomics = c_int(), c_int()
+        self._call("cuDeviceCanAccessPeer", byref(can), c_int(device), c_int(other))
+        if not can.value:
+            return ""
+        self._call(
+            "cuDeviceGetP2PAttribute", byref(atomics), _PEER_ATOMICS, c_int(device), c_int(other)
+        )
+        return "peer access with atomics" if atomics.value else "peer access"
 
     def place(self, address: int) -> Place | None:
         kind, managed, device = c_uint(), c_int(), c_int()

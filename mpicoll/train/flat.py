@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from mpicoll.train.arrays import library_of, put
 
 Array = NDArray[Any]
 
@@ -40,7 +41,8 @@ class Flat:
                     "give all parameters the same floating type"
                 )
         length = sum(array.size for array in arrays.values())
-        self.vector: Array = np.zeros(length, first if dtype is None else dtype)
+        library = library_of(next(iter(arrays.values())))
+        self.vector: Array = library.zeros(length, first if dtype is None else dtype)
         self.views: dict[str, Array] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         start = 0
@@ -58,7 +60,7 @@ class Flat:
         """
         self.require_names(arrays)
         for name, array in arrays.items():
-            self.view(name, array)[...] = array
+            put(self.view(name, array), array)
 
     def require_names(self, arrays: Mapping[str, Any]) -> None:
         """Check that there is one array for each parameter.

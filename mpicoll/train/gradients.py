@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.train.arrays import library_of
 from mpicoll.train.batch import Batch
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
@@ -80,9 +81,10 @@ class Gradients:
         starts = range(0, len(samples), self._batch)
         for start in starts:
             mine = self._mine(samples[start : start + self._batch])
+            rows = library_of(data.train_labels).asarray(mine)
             batch = Batch(
-                data.train_inputs[mine],
-                data.train_labels[mine],
+                data.train_inputs[rows],
+                data.train_labels[rows],
                 len(samples) / scale,
                 mine,
                 epoch,

@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from mpicoll.train import draws
+from mpicoll.train.arrays import library_of
 from mpicoll.train.batch import Batch
 
 Array = NDArray[Any]
@@ -147,7 +148,9 @@ class Convolution:
         pieces = (rows @ parameters["weight"].T).reshape(
             samples, height, width, kernel, kernel, channels
         )
-        padded = np.zeros((samples, height + 2 * half, width + 2 * half, channels), error.dtype)
+        padded = library_of(error).zeros(
+            (samples, height + 2 * half, width + 2 * half, channels), error.dtype
+        )
         for y in range(kernel):
             for x in range(kernel):
                 padded[:, y : y + height, x : x + width] += pieces[:, :, :, y, x]
@@ -199,7 +202,7 @@ class MaxPool(_Plain):
         """See `Layer.backward`."""
         chosen, shape = memory
         k = self.width
-        squares = np.zeros((*error.shape, k * k), error.dtype)
+        squares = library_of(error).zeros((*error.shape, k * k), error.dtype)
         np.put_along_axis(squares, chosen, error[..., None], -1)
         samples, height, width, channels = error.shape
         inner = (
@@ -207,7 +210,7 @@ class MaxPool(_Plain):
             .transpose(0, 1, 4, 2, 5, 3)
             .reshape(samples, height * k, width * k, channels)
         )
-        outer = np.zeros(shape, error.dtype)
+        outer = library_of(error).zeros(shape, error.dtype)
         outer[:, : height * k, : width * k] = inner
         return outer, {}
 
@@ -295,7 +298,7 @@ class Dropout(_Plain):
             batch.seed, batch.epoch, batch.samples, self.stream, prod(shape[1:])
         )
         kept = (numbers.reshape(shape) >= self.rate).astype(inputs.dtype) / (1 - self.rate)
-        kept = kept.astype(inputs.dtype, copy=False)
+        kept = library_of(inputs).asarray(kept, inputs.dtype)
         return inputs * kept, kept
 
     def backward(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.layout import part
-from mpicoll.train import memory, signals
+from mpicoll.train import arrays, memory, signals
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.flat import Flat
@@ -100,7 +100,9 @@ def run(
     with together(workers, "making data and model ready"):
         dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
         model = model or make_model(config, dataset)
-        initial = model.initial_parameters(config.seed)
+        found = model.initial_parameters(config.seed)
+        initial = {name: arrays.on(config.device, array) for name, array in found.items()}
+        dataset = arrays.dataset_on(config.device, dataset)
         weights = Flat(initial, "float32" if config.dtype == "float16" else None)
         config.worker_count(workers.size)
         needed = memory.estimate(config, workers.size, model, weights)
@@ -199,7 +201,7 @@ class _Run:
         if self._metrics is not None:
             self._metrics.close()
         raise_together(self._workers, "a callback", trainer.failure)  # that of the last epoch
-        return Result(trainer.weights.views, tuple(history), trainer.number, stopped)
+        return Result(arrays.hosted(trainer.weights.views), tuple(history), trainer.number, stopped)
 
     def _reason(self, epoch: Epoch) -> str | None:
         config = self._config

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from mpicoll.train import messages
+from mpicoll.train.arrays import library_of, put
 from mpicoll.train.messages import Message, wait_until
 from mpicoll.train.shard import Push, Shard
 
@@ -62,7 +63,7 @@ class Server:
             answer = self._answers[number]
             wait_until(answer.done, lambda: False)  # of the answer before, which has arrived
             answer.head[messages.STOP_CLOCK] = self._stop_clock
-            answer.values[...] = self.shard.weights
+            put(answer.values, self.shard.weights)
             answer.send(self._comm, self._ranks[number], messages.TO_WORKER)
         return moved
 
@@ -70,12 +71,18 @@ class Server:
         """Whether all workers have left and have got what they asked for."""
         return self.shard.idle and all(answer.done() for answer in self._answers)
 
+    def _gradient(self, message: Message) -> Array:
+        """What has come, where the shard is."""
+        library = library_of(self.shard.weights)
+        gradient: Array = library.asarray(message.values)
+        return gradient
+
     def _take(self, number: int, message: Message) -> None:
         kind, clock, flags, samples, total, seconds, processor = message.head[:7].tolist()
         if kind == messages.PUSH:
             finite = not int(flags) & messages.NOT_FINITE
             push = Push(int(clock), int(samples), int(total), finite, seconds, processor)
-            self.shard.push(number, push, message.values)
+            self.shard.push(number, push, self._gradient(message))
         elif kind == messages.PULL:
             self.shard.pull(number)
         else:
@@ -132,7 +139,7 @@ class Client:
         self._wait(self._answers)
         for number, answer in zip(self._answering, self._answers, strict=True):
             _, start, end = self._shards[number]
-            self._weights[start:end] = answer.values
+            put(self._weights[start:end], answer.values)
         return float(self._answers[0].head[messages.STOP_CLOCK])
 
     def push(self, push: Push, stop: bool) -> None:
@@ -142,7 +149,7 @@ class Client:
         facts = (push.samples, push.total, push.seconds, push.processor)
         for (rank, start, end), message in zip(self._shards, self._outgoing, strict=True):
             message.head[:7] = messages.PUSH, push.clock, flags, *facts
-            message.values[...] = self._gradient[start:end]
+            put(message.values, self._gradient[start:end])
             message.send(self._comm, rank, messages.TO_SERVER)
 
     def leave(self, failed: bool) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from mpicoll.layout import part
 from mpicoll.train import consistency, optimizers, schedules
+from mpicoll.train.arrays import hosted, put
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.flat import Flat
@@ -161,7 +162,7 @@ class ServerTrainer:
         for slot in self._optimizer.slots:
             arrays[f"state/{slot}"] = self._whole(slot)
         facts = {name: getattr(self, name) for name in ("number", "updates", "skipped")}
-        return arrays, {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
+        return hosted(arrays), {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         """As `Trainer.restore`."""
@@ -173,7 +174,7 @@ class ServerTrainer:
         for slot in self._optimizer.slots:
             whole = np.empty_like(self.weights.vector)
             if first:
-                whole[...] = arrays[f"state/{slot}"]
+                put(whole, arrays[f"state/{slot}"])
             self._workers.broadcast(whole)
             self._put(slot, whole)
         for name in ("number", "updates", "skipped"):

@@ -267,6 +267,7 @@ def test_order_on_the_callers_stream(fake, ours, count):
     array.set(np.ones(count, "i4"))
     fake.synchronize(5)
     ours.Allreduce(MPI.IN_PLACE, array, stream=6)
+    fake.synchronize(6)
     assert {*array.get()} == {P}
 
 
