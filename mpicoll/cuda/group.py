@@ -106,7 +106,10 @@ def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None
     without = [rank for rank, device in enumerate(devices) if device.problem]
     if without:
         problem = devices[without[0]].problem
-        shared.warn(f"arrays in device memory go through the host: {ranges(without)}: {problem}")
+        if len(without) < len(devices):  # else there is no such array
+            shared.warn(
+                f"arrays in device memory go through the host: {ranges(without)}: {problem}"
+            )
         return None
     number = devices[private.Get_rank()].number
     peers, why = None, f"MPICOLL_GPU={wanted} asks for it"
