@@ -73,7 +73,7 @@ LAYERS = [
         "windows",
         "tuning",
     },
-    {"cli", "bench", "model", "report", "train", "__main__", "__init__"},
+    {"arrays", "cli", "bench", "model", "report", "train", "__main__", "__init__"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 

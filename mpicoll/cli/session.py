@@ -31,15 +31,29 @@ def world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
-def number_on_node() -> int:
-    """The number of this rank among those of its node. Collective."""
+def use_gpu() -> None:
+    """Let each rank use a GPU of its node, in turn; before the communicator is built.  Collective.
+
+    Raises:
+        UsageError: a rank has none, or no CuPy.
+    """
     from mpi4py import MPI
+
+    from mpicoll import arrays
 
     comm = world()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
-    number: int = node.Get_rank()
+    number = node.Get_rank()
     node.Free()
-    return number
+    problem = ""
+    try:
+        arrays.use("gpu", number)
+    except Exception as error:  # CuPy's, of a driver that is missing, say
+        problem = f"{type(error).__name__}: {error}"
+    problems = comm.allgather(problem)
+    for rank, text in enumerate(problems):
+        if text:
+            raise UsageError(f"--device gpu: rank {rank}: {text}; give cpu")
 
 
 def communicator() -> MPI.Intracomm:

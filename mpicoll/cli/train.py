@@ -141,12 +141,12 @@ def command(
 
     # Before anything loads NumPy.
     threads.limit_blas_threads()
-    from mpicoll.train import Config, arrays, main
+    from mpicoll.train import Config, main
 
     with usage():
         chosen = Config(**_given(context, config))
     if chosen.device == "gpu":
-        arrays.use(chosen.device, session.number_on_node())
+        session.use_gpu()
     return main(chosen, session.communicator(), as_json=json, progress=progress, compare=compare)
 
 

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
+from mpicoll.arrays import DEVICES
 from mpicoll.train import consistency, wire
-from mpicoll.train.arrays import DEVICES
 from mpicoll.train.data import DATASETS, is_path
 from mpicoll.train.models import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS

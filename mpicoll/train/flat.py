@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike, NDArray
 
-from mpicoll.train.arrays import library_of, put
+from mpicoll.arrays import library_of, put
 
 Array = NDArray[Any]
 

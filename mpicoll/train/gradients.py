@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.train.arrays import library_of
+from mpicoll.arrays import library_of
 from mpicoll.train.batch import Batch
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from mpicoll.arrays import library_of
 from mpicoll.train import draws
-from mpicoll.train.arrays import library_of
 from mpicoll.train.batch import Batch
 
 Array = NDArray[Any]

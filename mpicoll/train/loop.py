@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll import arrays
 from mpicoll.layout import part
-from mpicoll.train import arrays, memory, signals
+from mpicoll.train import memory, signals
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.flat import Flat
@@ -102,7 +103,7 @@ def run(
         model = model or make_model(config, dataset)
         found = model.initial_parameters(config.seed)
         initial = {name: arrays.on(config.device, array) for name, array in found.items()}
-        dataset = arrays.dataset_on(config.device, dataset)
+        dataset = _on(config.device, dataset)
         weights = Flat(initial, "float32" if config.dtype == "float16" else None)
         config.worker_count(workers.size)
         needed = memory.estimate(config, workers.size, model, weights)
@@ -137,6 +138,19 @@ def run(
             return loop.result(epoch, position, history, on_step, on_epoch)
     finally:
         trainer.free()
+
+
+def _on(device: str, dataset: Dataset) -> Dataset:
+    """A data set whose samples are on a device, all of them."""
+    if device == "cpu":
+        return dataset
+    return replace(
+        dataset,
+        train_inputs=arrays.on(device, dataset.train_inputs[:]),
+        train_labels=arrays.on(device, dataset.train_labels),
+        test_inputs=arrays.on(device, dataset.test_inputs[:]),
+        test_labels=arrays.on(device, dataset.test_labels),
+    )
 
 
 def _metrics(config: Config, workers: Workers) -> Metrics | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.train.arrays import library_of
+from mpicoll.arrays import library_of
 from mpicoll.train.batch import Batch
 from mpicoll.train.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
 

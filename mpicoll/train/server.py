@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from mpicoll.arrays import library_of, put
 from mpicoll.train import messages
-from mpicoll.train.arrays import library_of, put
 from mpicoll.train.messages import Message, wait_until
 from mpicoll.train.shard import Push, Shard
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.arrays import hosted, put
 from mpicoll.layout import part
 from mpicoll.train import consistency, optimizers, schedules
-from mpicoll.train.arrays import hosted, put
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.flat import Flat

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.arrays import host, hosted, put
 from mpicoll.train import mixing, optimizers, schedules, transfers, wire
-from mpicoll.train.arrays import host, hosted, put
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.exchange import Exchange, split

@@ -1,23 +1,19 @@
-"""Where the arrays of a run are: NumPy's in memory, or CuPy's on this process' current GPU.
+"""Where arrays are, of training or of a sweep: NumPy's in memory, CuPy's on the current GPU.
 
 Most of NumPy's functions take CuPy's arrays and give CuPy's; what is here is the rest.  CuPy is
-imported only for a run that asks for it.
+imported only where that is asked for.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from mpicoll.train.data import Dataset
-
-__all__ = ["DEVICES", "dataset_on", "host", "hosted", "library_of", "on", "put", "use"]
+__all__ = ["DEVICES", "complete", "host", "hosted", "library_of", "on", "put", "use"]
 
 Array = NDArray[Any]
 
@@ -46,8 +42,7 @@ def _cupy() -> Any:
         import cupy
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "training on a GPU needs CuPy: pip install cupy-cuda12x or cupy-cuda13x, or give "
-            "device cpu"
+            "a GPU needs CuPy: pip install cupy-cuda12x or cupy-cuda13x, or give device cpu"
         ) from None
     return cupy
 
@@ -74,20 +69,20 @@ def put(target: Array, values: Any) -> None:
     target[...] = host(values) if library is np else library.asarray(values)
 
 
+def complete(call: Callable[[], Any], array: Any) -> Callable[[], Any]:
+    """A call of arrays on a GPU that lasts until what it has put on the current stream is done."""
+    library = library_of(array)
+    if library is np:
+        return call
+
+    def whole() -> Any:
+        result = call()
+        library.cuda.get_current_stream().synchronize()
+        return result
+
+    return whole
+
+
 def hosted(arrays: Mapping[str, Any]) -> dict[str, Array]:
     """Arrays by name, in memory."""
     return {name: host(array) for name, array in arrays.items()}
-
-
-def dataset_on(device: str, dataset: Dataset) -> Dataset:
-    """A data set whose samples are on a device, all of them."""
-    if device == "cpu":
-        return dataset
-    whole = slice(None)
-    return replace(
-        dataset,
-        train_inputs=on(device, dataset.train_inputs[whole]),
-        train_labels=on(device, dataset.train_labels),
-        test_inputs=on(device, dataset.test_inputs[whole]),
-        test_labels=on(device, dataset.test_labels),
-    )
