@@ -201,8 +201,12 @@ def _rounds(schedule: Rounds) -> Iterator[Round]:
     for item in schedule:
         # A step is a tuple too, so it must be asked for first.
         steps = (item,) if isinstance(item, STEPS) else item
-        if not isinstance(steps, tuple) or not all(isinstance(step, STEPS) for step in steps):
-            raise TypeError(f"a round is a step or a tuple of steps, not {item!r}")
+        if steps is item:
+            whole = isinstance(item, tuple)
+            for step in item if whole else ():
+                whole = whole and isinstance(step, STEPS)
+            if not whole:
+                raise TypeError(f"a round is a step or a tuple of steps, not {item!r}")
         if steps:
             yield steps
 
