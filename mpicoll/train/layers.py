@@ -178,7 +178,7 @@ class MaxPool(_Plain):
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
         """See `Layer.forward`."""
-        # A pass over the image for each place of a square: far quicker than a search in each square.
+        # A pass over the image for each place of a square: far quicker than a search in each.
         places = self._places(inputs)
         outputs = places[0].copy()
         for place in places[1:]:

@@ -104,9 +104,10 @@ class Adam:
         mean, square = state["mean"], state["square"]
         correction, rate = 1 - self.beta2**step, lr / (1 - self.beta1**step)
         if _compiled(weights, gradient, mean, square):
-            decays = (1 - lr * self.decay, 0.0) if self.decoupled else (1.0, self.decay)
-            rates = *decays, self.beta1, self.beta2, correction, self.epsilon, rate
-            _kernels.update_adam(*map(_flat, (weights, gradient, mean, square)), *rates)
+            keep, decay = (1 - lr * self.decay, 0.0) if self.decoupled else (1.0, self.decay)
+            rates = keep, decay, self.beta1, self.beta2, correction, self.epsilon, rate
+            means = _flat(mean), _flat(square)
+            _kernels.update_adam(_flat(weights), _flat(gradient), *means, *rates)
             return
         if self.decay and self.decoupled:
             weights *= 1 - lr * self.decay
