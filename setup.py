@@ -67,8 +67,9 @@ extensions = [
             "mpicoll/_kernels.h",
             "mpicoll/_kernels_body.h",
             "mpicoll/_exact.h",
+            "mpicoll/_updates.h",
         ],
-        extra_compile_args=FLAGS,
+        extra_compile_args=[*FLAGS, "-fno-math-errno"],
     ),
     *(
         Extension(

@@ -605,6 +605,30 @@ def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
     ours.Free()
 
 
+@pytest.mark.skipif(P > 5, reason="3 to 5 ranks show it")
+def test_what_one_reader_has_read_is_kept_for_those_that_the_message_has_not_reached(ours):
+    """More messages than a pair of ranks has entries: a block waits for some of its readers, while
+    others have read it already and other plans look for slots."""
+    count, plans = P * 4096, 15
+    data = np.zeros((plans, count), np.float32)
+    requests = [
+        ours.Allreduce_init(MPI.IN_PLACE, row, algorithm="parameter_server") for row in data
+    ]
+    random = np.random.default_rng(1)
+    for _ in range(25):
+        rows = random.integers(-1000, 1000, (P, plans, count)).astype(np.float32)
+        data[:] = rows[RANK]
+        for number, request in enumerate(requests):
+            request.Start()
+            for started in requests[: number + 1]:
+                started.Test()
+        for request in requests:
+            request.Wait()
+        assert np.array_equal(data, rows.sum(axis=0))
+    for request in requests:
+        request.Free()
+
+
 def test_a_transport_that_is_not_known(monkeypatch):
     monkeypatch.setenv("MPICOLL_TRANSPORT", "pigeon")
     with pytest.raises(
