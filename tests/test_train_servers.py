@@ -292,9 +292,7 @@ def test_more_servers_than_ranks():
 def test_other_workers_than_there_are():
     assert Config(strategy="parameter_server", servers="2", workers=3).worker_count(5) == 3
     config = Config(strategy="parameter_server", servers="2", workers=4)
-    with pytest.raises(
-        ValueError, match=r"4 worker\(s\) and 2 rank\(s\) that only serve"
-    ):
+    with pytest.raises(ValueError, match=r"4 worker\(s\) and 2 rank\(s\) that only serve"):
         config.worker_count(5)
 
 
