@@ -60,6 +60,12 @@ class Build(build_ext):
 
 extensions = [
     Extension(
+        "mpicoll._clock",
+        ["mpicoll/_clock.pyx"],
+        depends=["mpicoll/_clock.h"],
+        extra_compile_args=FLAGS,
+    ),
+    Extension(
         "mpicoll._kernels",
         ["mpicoll/_kernels.pyx"],
         depends=[
