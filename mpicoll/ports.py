@@ -45,7 +45,7 @@ class Ports:
         heapq.heappush(queue, (key, message))
         if queue[0][0] == key:
             self._announce(sender, receiver)
-        # The first of all that could go is its sender's first, so the receiver need not look for it.
+        # The first of all that could go is its sender's first: the receiver need not look for it.
         self._changed[0].add(sender)
 
     def release(self, sender: int, receiver: int) -> None:

@@ -126,7 +126,9 @@ class State:
         """Prefer what the communicator's hints ask for; the same on all ranks."""
         self.hints = hints
         #: What chooses where the caller names no algorithm; the same on all ranks.
-        self.table = tuning.for_layout(tuning.combined(self.settings.table, hints), self._near)
+        self.table = tuning.for_layout(
+            tuning.combined(self.settings.table, hints), self._near, tuning.is_grouped(self.nodes)
+        )
         if self.front is not None:
             self.front.forget()
 
