@@ -96,6 +96,9 @@ def command(
         int | None,
         typer.Option(help="Of parameter_server: ranks that must be left to compute."),
     ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="Of parameter_server: servers that hold each server's part too.")
+    ] = 0,
     send_every: Annotated[
         int | None,
         typer.Option(help="Of parameter_server: updates after which servers send unasked."),

@@ -77,6 +77,8 @@ class Config:
             leaves of the ranks that were started; None for whatever it leaves.
         send_every: With `parameter_server`: servers send their parameters unasked, after so many
             updates (1: whenever there are new ones); None: workers ask for them.
+        replicas: With so many `servers`: how many others hold each server's part too, so that as
+            many may die (under Open MPI 5, `mpirun --with-ft ulfm`).
         apply_at_once: With `send_every`: a worker takes over what arrives while it computes
             gradients, instead of before its next step.
         average_every: With `local_sgd`: steps from one average of the parameters to the next.
@@ -128,6 +130,7 @@ class Config:
     workers: int | None = None
     send_every: int | None = None
     apply_at_once: bool = False
+    replicas: int = 0
     average_every: int = 8
     graph: str = "exponential"
     algorithm: str | None = "ring"
@@ -152,6 +155,7 @@ class Config:
             ("check_every", 0),
             ("keep", 1),
             ("average_every", 1),
+            ("replicas", 0),
         ):
             _at_least(name, getattr(self, name), least)
         for name in _OPTIONAL_COUNTS:
@@ -217,6 +221,8 @@ class Config:
                 f"servers is {self.servers!r}: give a number of ranks of at least 1, colocated or "
                 "decentralized"
             )
+        if self.replicas:
+            self._check_replicas()
         if self.apply_at_once and self.send_every is None:
             raise ValueError(
                 "apply_at_once is of parameters that servers send unasked: give send_every, such "
@@ -233,6 +239,22 @@ class Config:
                 )
         if self.dtype == "float16":
             raise ValueError("strategy parameter_server trains in float64 or float32: give one")
+
+    def _check_replicas(self) -> None:
+        if not self.servers.isdigit():
+            raise ValueError(
+                f"replicas is {self.replicas} with servers {self.servers}, where a rank that dies "
+                "takes a worker with it: give a number of servers, or leave replicas out"
+            )
+        if int(self.servers) <= self.replicas:
+            raise ValueError(
+                f"{self.replicas} replica(s) of each part need at least {self.replicas + 1} "
+                f"servers, not {self.servers}: give more servers, or fewer replicas"
+            )
+        if self.send_every is not None:
+            raise ValueError(
+                "a replica answers what a worker asks: leave send_every out, or replicas"
+            )
 
     def _check_numbers(self) -> None:
         if not 0 < self.lr < math.inf:
