@@ -121,12 +121,14 @@ def judge(options: argparse.Namespace) -> None:
         row(f"regret of {way}, worst", regret.worst, REGRET[1], regret.where)
     for crossover in result.crossovers:
         print(f"  {words(crossover)}")
-    told = [
-        c for c in result.crossovers if c.measured and c.measured[2] <= CROSSOVER * c.measured[1]
-    ]
-    for some, which in ((result.crossovers, "crossovers"), (told, "of those measured as exactly")):
-        good = sum(factor(crossover) <= CROSSOVER for crossover in some)
-        print(f"{which}: {good} of {len(some)} within a factor of {CROSSOVER}")
+    told = [crossover for crossover in result.crossovers if crossover.told]
+    for some, which in ((result.crossovers, "crossovers"), (told, "those that launches tell")):
+        sizes = sum(crossover.factor <= CROSSOVER for crossover in some)
+        alike = sum(crossover.factor_alike <= CROSSOVER for crossover in some)
+        print(
+            f"{which}: {sizes} of {len(some)} within a factor of {CROSSOVER}; {alike} where sizes "
+            "that are alike count as one"
+        )
 
 
 def row(name: str, value: float, wanted: float, more: str = "") -> None:
@@ -134,28 +136,18 @@ def row(name: str, value: float, wanted: float, more: str = "") -> None:
     print(f"{name:60} {100 * value:+7.1f} %  wanted {100 * wanted:3.0f} %  {verdict}  {more}")
 
 
-def told_apart(crossover: Crossover) -> bool:
-    """Whether the measured crossover's own interval is as narrow as is wanted of predictions."""
-    if crossover.measured is None:
-        return False
-    _, low, high = crossover.measured
-    return high <= CROSSOVER * low
-
-
-def factor(crossover: Crossover) -> float:
-    """How far a predicted crossover is from the measured one; infinite where there is none."""
-    if crossover.measured is None or crossover.predicted is None:
-        return math.inf
-    return math.exp(abs(math.log(crossover.predicted[0] / crossover.measured[0])))
-
-
 def words(crossover: Crossover) -> str:
     def size(value: tuple[float, float, float] | None) -> str:
         return "none" if value is None else "{:.0f} ({:.0f} .. {:.0f})".format(*value)
 
+    def alike(value: tuple[float, float] | None) -> str:
+        return "nowhere" if value is None else "{:.0f} .. {:.0f}".format(*value)
+
     return (
         f"{crossover.place.collective} P = {crossover.place.ranks}: {crossover.before} to "
-        f"{crossover.after} at {size(crossover.measured)}, predicted {size(crossover.predicted)}"
+        f"{crossover.after} at {size(crossover.measured)}, predicted {size(crossover.predicted)}; "
+        f"alike {alike(crossover.alike)}, predicted {alike(crossover.predicted_alike)}"
+        f"{'' if crossover.told else '; not told by these launches'}"
     )
 
 

@@ -60,9 +60,11 @@ class _Asked(NamedTuple):
 
 
 def _taken(definition: Collective) -> tuple[int, ...]:
-    """Which of send buffer, receive buffer, operator and root mpi4py's method takes."""
-    buffers = {"barrier": (), "bcast": (1,)}.get(definition.name, (0, 1))
-    return (*buffers, *((2,) if definition.reduces else ()), *((3,) if definition.rooted else ()))
+    """Which of send buffer, receive buffer, operator, root and counts mpi4py's method takes."""
+    taken = {"barrier": (), "bcast": (1,)}.get(definition.name, (0, 1))
+    if definition.method == "Reduce_scatter":
+        taken += (4,)
+    return (*taken, *((2,) if definition.reduces else ()), *((3,) if definition.rooted else ()))
 
 
 class _NoShortWay:
@@ -71,6 +73,8 @@ class _NoShortWay:
     def serve(self, *arguments: Any) -> bool:
         """See ``_front.Front``."""
         return False
+
+    serve_vectors = serve
 
 
 _LONG_WAY_ALONE = _NoShortWay()
@@ -127,7 +131,7 @@ class Dispatch(MPI.Intracomm):
             prepared = on_device.on_host(state.gpus, prepared)
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
-            given = asked[1:5]
+            given = asked[1:]
             self._run_native(state, asked.passed_on(call), call)
             state.count(definition.name, NATIVE)
             if call is not None:
@@ -142,7 +146,7 @@ class Dispatch(MPI.Intracomm):
             raise
         call.write_back()
         state.count(definition.name, choice.algorithm)
-        state.learn(call, asked[1:5], choice, planned)
+        state.learn(call, asked[1:], choice, planned)
 
     def _run_native(self, state: State, asked: _Asked, call: Call | None) -> None:
         """Run the MPI library's own collective."""
@@ -344,8 +348,6 @@ class Dispatch(MPI.Intracomm):
         """The MPI library's own collective, by the method of mpi4py that is named."""
         definition = asked.definition
         arguments = [asked[1 + number] for number in _taken(definition)]
-        if definition.method == "Reduce_scatter":
-            arguments.insert(2, asked.counts)
         return getattr(MPI.Intracomm, method)(self, *arguments, *more)
 
     def _report(self, error: BaseException) -> None:

@@ -139,7 +139,9 @@ class State:
         """Prefer what the communicator's hints ask for; the same on all ranks."""
         self.hints = hints
         #: What chooses where the caller names no algorithm; the same on all ranks.
-        self.table = tuning.for_layout(tuning.combined(self.settings.table, hints), self._near)
+        self.table = tuning.for_layout(
+            tuning.combined(self.settings.table, hints), self._near, tuning.is_grouped(self.nodes)
+        )
         if self.front is not None:
             self.front.forget()
 
@@ -160,17 +162,23 @@ class State:
     def learn(
         self, call: Call, arguments: tuple[Any, ...], choice: tuning.Choice, planned: plan.Plan
     ) -> None:
-        """Let a call of the same arguments, buffers apart, go the short way from now on."""
-        if self._is_plain(call.definition, arguments, choice):
-            self.front.learn(
-                METHODS[call.definition.method],
-                *arguments,
-                tuning.named(choice),
-                call,
-                (call.definition.name, choice.algorithm),
-                planned.spare[0],
-                call.reduction,
-            )
+        """Let a call of the same arguments, buffers apart, go the short way from now on.
+
+        Args:
+            call: the parsed call.
+            arguments: send buffer, receive buffer, operator, root, counts.
+            choice: how it was run.
+            planned: what ran it.
+        """
+        definition = call.definition
+        if not self._is_plain(definition, arguments, choice) or not call.is_direct:
+            return
+        name = definition.name, choice.algorithm
+        known = tuning.named(choice), call, name, planned.spare[0], call.reduction
+        if definition.method in METHODS:
+            self.front.learn(METHODS[definition.method], *arguments[:4], *known)
+        else:
+            self.front.learn_vectors(definition.method, *_with_counts(arguments), *known)
 
     def pass_on(
         self,
@@ -181,10 +189,13 @@ class State:
         numbers: tuple[int, ...],
     ) -> None:
         """The same for a call that the MPI library serves."""
-        if self._is_plain(definition, arguments, choice):
-            name = definition.name, choice.algorithm
-            method = METHODS[definition.method]
-            self.front.pass_on(method, *arguments, tuning.named(choice), name, function, numbers)
+        if not self._is_plain(definition, arguments, choice):
+            return
+        known = tuning.named(choice), (definition.name, choice.algorithm), function, numbers
+        if definition.method in METHODS:
+            self.front.pass_on(METHODS[definition.method], *arguments[:4], *known)
+        else:
+            self.front.pass_vectors_on(definition.method, *_with_counts(arguments), *known)
 
     def _is_plain(
         self, definition: Collective, arguments: tuple[Any, ...], choice: tuning.Choice
@@ -193,7 +204,6 @@ class State:
         op = arguments[2]
         return (
             self.front is not None
-            and definition.method in METHODS
             and (op is None or op.is_predefined)
             and tuning.is_default(definition.name, choice, self.nodes)
         )
@@ -419,6 +429,12 @@ _LOST: list[State] = []
 
 def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:
     state.close()
+
+
+def _with_counts(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a call whose blocks may differ, as its short way takes them."""
+    sendbuf, recvbuf, op, root, counts = arguments
+    return sendbuf, recvbuf, counts, op, root
 
 
 def _refusal(definition: Collective, error: Exception) -> agree.Facts:

@@ -18,7 +18,7 @@ LAYERS = [
     {"schedule", "layout", "topology", "collectives", "registry"},
     {"algorithms"},
     {"matching", "verify", "simulate", "draw", "cost", "paths"}
-    | {"clock", "likeness", "machine", "ports", "sweep"},
+    | {"clock", "_clock", "flat", "likeness", "machine", "ports", "sweep"},
     {
         "ops",
         "_kernels",

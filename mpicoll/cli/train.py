@@ -93,6 +93,24 @@ def command(
         str,
         typer.Option(help="Learning rate of a push, but in bsp: share, staleness or full."),
     ] = "share",
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Of parameter_server: ranks that must be left to compute."),
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="Of parameter_server: servers that hold each server's part too.")
+    ] = 0,
+    send_every: Annotated[
+        int | None,
+        typer.Option(help="Of parameter_server: updates after which servers send unasked."),
+    ] = None,
+    apply_at_once: Annotated[
+        bool,
+        typer.Option(
+            "--apply-at-once/--apply-between",
+            help="With --send-every: take over what arrives between layers, or between steps.",
+        ),
+    ] = False,
     average_every: Annotated[int, typer.Option(help="Of local_sgd: steps between averages.")] = 8,
     graph: Annotated[str, typer.Option(help="Of gossip: ring or exponential.")] = "exponential",
     algorithm: Annotated[

@@ -18,6 +18,14 @@ from mpicoll.train.shard import PUSH_RATES
 DTYPES = ("float64", "float32", "float16")
 STRATEGIES = ("allreduce", "zero1", "parameter_server", "local_sgd", "gossip")
 GRAPHS = ("ring", "exponential")
+_OPTIONAL_COUNTS = (
+    "steps",
+    "batch_per_rank",
+    "bucket",
+    "checkpoint_every",
+    "workers",
+    "send_every",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +76,14 @@ class Config:
             (`mpicoll.train.consistency`).
         push_rate: Learning rate of one push where each makes an update: times its `share` of the
             samples of a step, divided by one plus its `staleness`, or in `full`.
+        workers: With `parameter_server`: ranks that compute, to be checked against what `servers`
+            leaves of the ranks that were started; None for whatever it leaves.
+        send_every: With `parameter_server`: servers send their parameters unasked, after so many
+            updates (1: whenever there are new ones); None: workers ask for them.
+        replicas: With so many `servers`: how many others hold each server's part too, so that as
+            many may die (under Open MPI 5, `mpirun --with-ft ulfm`).
+        apply_at_once: With `send_every`: a worker takes over what arrives while it computes
+            gradients, instead of before its next step.
         average_every: With `local_sgd`: steps from one average of the parameters to the next.
         graph: With `gossip`: `ring` or `exponential`.
         algorithm: All-reduce algorithm for the gradients, None for the communicator's choice.
@@ -115,6 +131,10 @@ class Config:
     servers: str = "colocated"
     consistency: str = "bsp"
     push_rate: str = "share"
+    workers: int | None = None
+    send_every: int | None = None
+    apply_at_once: bool = False
+    replicas: int = 0
     average_every: int = 8
     graph: str = "exponential"
     algorithm: str | None = "ring"
@@ -139,9 +159,10 @@ class Config:
             ("check_every", 0),
             ("keep", 1),
             ("average_every", 1),
+            ("replicas", 0),
         ):
             _at_least(name, getattr(self, name), least)
-        for name in ("steps", "batch_per_rank", "bucket", "checkpoint_every"):
+        for name in _OPTIONAL_COUNTS:
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         for size in self.hidden:
@@ -209,6 +230,13 @@ class Config:
                 f"servers is {self.servers!r}: give a number of ranks of at least 1, colocated or "
                 "decentralized"
             )
+        if self.replicas:
+            self._check_replicas()
+        if self.apply_at_once and self.send_every is None:
+            raise ValueError(
+                "apply_at_once is of parameters that servers send unasked: give send_every, such "
+                "as 1, or leave it out"
+            )
         for name, wanted, why in (
             ("clip", None, "no server knows the norm of the whole gradient"),
             ("checkpoint_every", None, "shards are at one clock at the end of an epoch only"),
@@ -220,6 +248,22 @@ class Config:
                 )
         if self.dtype == "float16":
             raise ValueError("strategy parameter_server trains in float64 or float32: give one")
+
+    def _check_replicas(self) -> None:
+        if not self.servers.isdigit():
+            raise ValueError(
+                f"replicas is {self.replicas} with servers {self.servers}, where a rank that dies "
+                "takes a worker with it: give a number of servers, or leave replicas out"
+            )
+        if int(self.servers) <= self.replicas:
+            raise ValueError(
+                f"{self.replicas} replica(s) of each part need at least {self.replicas + 1} "
+                f"servers, not {self.servers}: give more servers, or fewer replicas"
+            )
+        if self.send_every is not None:
+            raise ValueError(
+                "a replica answers what a worker asks: leave send_every out, or replicas"
+            )
 
     def _check_numbers(self) -> None:
         if not 0 < self.lr < math.inf:
@@ -243,16 +287,23 @@ class Config:
         """How many of so many ranks compute gradients.
 
         Raises:
-            ValueError: There are not more ranks than servers.
+            ValueError: There are not more ranks than servers, or other than `workers` says.
         """
-        if self.strategy != "parameter_server" or not self.servers.isdigit():
-            return ranks
-        if int(self.servers) >= ranks:
+        servers = 0
+        if self.strategy == "parameter_server" and self.servers.isdigit():
+            servers = int(self.servers)
+        if servers >= ranks:
             raise ValueError(
-                f"{self.servers} server(s) on {ranks} rank(s) leave no worker: start at least "
-                f"{int(self.servers) + 1} ranks, or give fewer servers, or colocated"
+                f"{servers} server(s) on {ranks} rank(s) leave no worker: start at least "
+                f"{servers + 1} ranks, or give fewer servers, or colocated"
             )
-        return ranks - int(self.servers)
+        if self.workers not in (None, ranks - servers):
+            raise ValueError(
+                f"{self.workers} worker(s) and {servers} rank(s) that only serve are "
+                f"{self.workers + servers}, but {ranks} were started: start so many, or leave "
+                "workers out"
+            )
+        return ranks - servers
 
     def global_batch(self, ranks: int) -> int:
         """Samples in one batch of so many ranks together."""
@@ -267,6 +318,7 @@ class Config:
             lr=self.lr * SCALINGS[self.lr_scaling](ranks),
             lr_scaling="none",
             strategy="allreduce",
+            workers=None,
         )
 
     @property

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll import arrays
-from mpicoll.layout import part
-from mpicoll.train import memory, signals
+from mpicoll.train import memory, placement, signals
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.flat import Flat
@@ -42,8 +41,8 @@ Array = NDArray[Any]
 OnStep = Callable[[Step], "bool | None"]
 OnEpoch = Callable[[Epoch], "bool | None"]
 
-#: Samples evaluated at once.
-_ROWS = 1000
+#: Samples evaluated at once: few, so that what layers hand on stays in the processor's caches.
+_ROWS = 128
 
 
 def make_model(config: Config, dataset: Dataset) -> Sequential:
@@ -96,7 +95,7 @@ def run(
             steps, or any exception of a model or of a callback; on all ranks together, also where
             one rank alone is concerned.
     """
-    workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
+    workers: Workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     with together(workers, "making data and model ready"):
         dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
@@ -107,6 +106,8 @@ def run(
         weights = Flat(initial, "float32" if config.dtype == "float16" else None)
         config.worker_count(workers.size)
         needed = memory.estimate(config, workers.size, model, weights)
+    if comm is not None and config.strategy == "parameter_server":
+        workers = placement.members(config, workers, comm)
     ranks_here = workers.gather(platform.node()).count(platform.node())
     with together(workers, "making room"):
         memory.require(needed, ranks_here)
@@ -296,7 +297,7 @@ class _Run:
 
     def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[float, int]:
         """Sum of losses and number of correct answers over this rank's part of the samples."""
-        first, count = part(len(labels), self._workers.size, self._workers.rank)
+        first, count = self._workers.share(len(labels))
         loss, correct = 0.0, 0
         for start in range(first, first + count, _ROWS):
             rows = slice(start, min(start + _ROWS, first + count))
