@@ -72,6 +72,16 @@ def zeros(shape, dtype=float):
     return np.zeros(shape, dtype).view(ndarray)
 
 
+def ones(shape, dtype=float):
+    """Ones on the GPU."""
+    return np.ones(shape, dtype).view(ndarray)
+
+
+def empty(shape, dtype=float):
+    """Anything on the GPU."""
+    return np.full(shape, 77, dtype).view(ndarray)
+
+
 def arange(*arguments):
     """A range on the GPU."""
     return np.arange(*arguments).view(ndarray)
@@ -91,6 +101,8 @@ def module():
         ndarray=ndarray,
         asarray=asarray,
         zeros=zeros,
+        ones=ones,
+        empty=empty,
         arange=arange,
         used=used,
         cuda=types.SimpleNamespace(Device=device, runtime=runtime),

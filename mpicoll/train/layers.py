@@ -310,13 +310,12 @@ def _patches(padded: Array, width: int) -> Array:
     """The squares of so many pixels around each: (samples, height, width, y, x, channels)."""
     samples, height, across, channels = padded.shape
     height, across = height - width + 1, across - width + 1
-    if channels > 1:
+    library = library_of(padded)
+    if channels > 1 and library is np:
         windows = sliding_window_view(padded, (width, width), axis=(1, 2))
         return np.ascontiguousarray(windows.transpose(0, 1, 2, 4, 5, 3))
     # One value at a time is copied slowly; a place of the squares at a time, less so.
-    patches = library_of(padded).empty(
-        (samples, height, across, width, width, channels), padded.dtype
-    )
+    patches = library.empty((samples, height, across, width, width, channels), padded.dtype)
     for y in range(width):
         for x in range(width):
             patches[:, :, :, y, x] = padded[:, y : y + height, x : x + across]
