@@ -163,6 +163,22 @@ class Exporter:
         return new(ctypes.addressof(self.tensor), b"dltensor", None)
 
 
+def test_an_interface_that_has_no_name_for_the_type(fake):
+    """As PyTorch's, which raises."""
+
+    class Both(Exporter):
+        @property
+        def __cuda_array_interface__(self):
+            raise self.error
+
+    tensor = Both(fake.array(np.zeros((2, 3), "f4")))
+    tensor.error = KeyError("bfloat16")
+    assert recognise(tensor).shape == (2, 3)
+    tensor.error = RuntimeError("it requires grad")
+    with pytest.raises(BufferError, match=r"does not tell where it is \(RuntimeError: it requires"):
+        recognise(tensor)
+
+
 def test_dlpack(fake):
     array = fake.array(np.zeros((2, 3), "f4"), device=1)
     found = recognise(Exporter(array))

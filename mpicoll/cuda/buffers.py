@@ -19,8 +19,9 @@ from mpicoll.cuda.driver import CudaError, driver, problem
 
 __all__ = ["DeviceArray", "current_stream", "is_device", "recognise"]
 
-#: DLPack's number of CUDA devices, and of the types of its elements, in NumPy's letters.
-_DLPACK_CUDA = 2
+#: DLPack's numbers of the memory of CUDA devices, and of what they share with the host; of the types
+#: of its elements, in NumPy's letters.
+_DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _DLPACK_BFLOAT = 4
 
@@ -82,10 +83,12 @@ def is_device(message: Any) -> bool:
         return False
     if isinstance(message, (list, tuple)):
         return bool(message) and is_device(message[0])
-    if hasattr(message, "__cuda_array_interface__"):
-        return True
     device = getattr(message, "__dlpack_device__", None)
-    return device is not None and device()[0] == _DLPACK_CUDA
+    if device is not None:
+        kind = device()[0]
+        if kind != _DLPACK_MANAGED:
+            return bool(kind == _DLPACK_CUDA)
+    return hasattr(message, "__cuda_array_interface__")
 
 
 def recognise(owner: Any, what: str = "buffer") -> DeviceArray | None:
@@ -103,10 +106,14 @@ def recognise(owner: Any, what: str = "buffer") -> DeviceArray | None:
             f"({problem()}); copy it to the host"
         )
     try:
-        if hasattr(owner, "__cuda_array_interface__"):
-            return _from_interface(owner, what)
-        return _from_dlpack(owner, what)
-    except (RuntimeError, KeyError) as error:
+        if not hasattr(owner, "__cuda_array_interface__"):
+            return _from_dlpack(owner, what)
+        try:
+            interface = owner.__cuda_array_interface__
+        except (KeyError, TypeError):  # of PyTorch, for a type that the interface has no name for
+            return _from_dlpack(owner, what)
+        return _from_interface(owner, interface, what)
+    except (RuntimeError, KeyError, AttributeError) as error:
         kind = type(owner).__name__
         raise BufferError(
             f"{what}: a {kind} in device memory that does not tell where it is "
@@ -114,9 +121,8 @@ def recognise(owner: Any, what: str = "buffer") -> DeviceArray | None:
         ) from None
 
 
-def _from_interface(owner: Any, what: str) -> DeviceArray:
+def _from_interface(owner: Any, interface: dict[str, Any], what: str) -> DeviceArray:
     """See Numba's "CUDA Array Interface (Version 3)"."""
-    interface = owner.__cuda_array_interface__
     if interface.get("mask") is not None:
         raise BufferError(f"{what}: a masked array; pass one without a mask")
     dtype, itemsize = _dtype(owner, interface["typestr"], what)

@@ -20,10 +20,15 @@ METHODS = (*REDUCING, "Allgather", "Alltoall", "Gather", "Scatter", "Bcast")
 
 
 @pytest.fixture(scope="module")
-def cupy(world):
-    import cupy
-
-    return cupy
+def cupy():
+    """CuPy, with this rank's GPU as the current one."""
+    made = pytest.importorskip("cupy")
+    try:
+        count = made.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        pytest.skip(f"no GPU: {error}")
+    made.cuda.Device(RANK % count).use()
+    return made
 
 
 @pytest.fixture(scope="module", params=["auto", "staged"])
