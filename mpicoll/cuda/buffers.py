@@ -19,8 +19,8 @@ from mpicoll.cuda.driver import CudaError, driver, problem
 
 __all__ = ["DeviceArray", "current_stream", "is_device", "recognise"]
 
-#: DLPack's numbers of the memory of CUDA devices, and of what they share with the host; of the types
-#: of its elements, in NumPy's letters.
+#: DLPack's numbers of the memory of CUDA devices, and of what they share with the host; types of its
+#: elements, in NumPy's letters.
 _DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _DLPACK_BFLOAT = 4
@@ -106,11 +106,10 @@ def recognise(owner: Any, what: str = "buffer") -> DeviceArray | None:
             f"({problem()}); copy it to the host"
         )
     try:
-        if not hasattr(owner, "__cuda_array_interface__"):
-            return _from_dlpack(owner, what)
         try:
             interface = owner.__cuda_array_interface__
-        except (KeyError, TypeError):  # of PyTorch, for a type that the interface has no name for
+        except (AttributeError, KeyError, TypeError):
+            # There is none, or, of PyTorch, no name there for the type.
             return _from_dlpack(owner, what)
         return _from_interface(owner, interface, what)
     except (RuntimeError, KeyError, AttributeError) as error:
