@@ -19,9 +19,9 @@ from mpicoll.cuda.driver import CudaError, driver, problem
 
 __all__ = ["DeviceArray", "current_stream", "is_device", "recognise"]
 
-#: DLPack's numbers of the memory of CUDA devices, and of what they share with the host; types of its
-#: elements, in NumPy's letters.
+#: DLPack's numbers of the memory of CUDA devices, and of what they share with the host.
 _DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
+#: Its types of elements, in NumPy's letters.
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _DLPACK_BFLOAT = 4
 
