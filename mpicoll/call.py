@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpicoll import agree, algorithms, buffers, exact, layout, operands, ops, plan, tuning, vectors
 from mpicoll.buffers import Buffer, Unsupported
 from mpicoll.collectives import COLLECTIVES, Collective, Place
-from mpicoll.cuda.group import CUDA_IPC
+from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.cuda.memory import OnDevice
 from mpicoll.exact import EXACT, SCHEDULES
 from mpicoll.layout import Layout
@@ -339,7 +339,7 @@ class Prepared(NamedTuple):
         known["algorithm"] = choice.words
         if self.call is not None:
             known["memory"] = "of devices" if self.call.on_device else "of the host"
-        if choice.algorithm not in (NATIVE, CUDA_IPC):
+        if choice.algorithm not in (NATIVE, CUDA_IPC, STAGED):
             algorithm = _schedule(self.definition, choice)
             known["schedule"] = agree.schedule_hash(
                 self.definition.name, algorithm, choice.parameters, self.place.size, root

@@ -21,7 +21,7 @@ from mpicoll import hooks, on_device, progress, staging, trace, vectors
 from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
-from mpicoll.cuda.group import CUDA_IPC
+from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.device_requests import Staged, StagedPlan
 from mpicoll.exact import EXACT
 from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
@@ -316,7 +316,7 @@ class Dispatch(MPI.Intracomm):
         choice, refused = (named, "") if named else self._choose(state, call, blocking)
         if refused:
             self._fall_back(state, definition, refused)
-        if choice.algorithm == CUDA_IPC:
+        if choice.algorithm in (CUDA_IPC, STAGED):
             return Prepared(definition, place, choice, call)
         obstacle = call.obstacle(choice)
         if obstacle:
@@ -329,7 +329,7 @@ class Dispatch(MPI.Intracomm):
 
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
         """The algorithm where the caller names none; why it is not the one of the environment."""
-        found = on_device.choose(state.gpus, call) if call.on_device else None
+        found = on_device.choose(state, call, blocking) if call.on_device else None
         if found is not None:
             return found, ""
         segmented = call.on_device and blocking and state.gpus is not None

@@ -14,13 +14,14 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll import staging, trace, vectors
+from mpicoll import shared, staging, trace, vectors
 from mpicoll.buffers import Buffer
 from mpicoll.call import Call, Prepared
 from mpicoll.cuda.buffers import DeviceArray, current_stream
 from mpicoll.cuda.driver import driver
-from mpicoll.cuda.group import AWARE, CUDA_IPC, Group
+from mpicoll.cuda.group import AWARE, CUDA_IPC, STAGED, Group
 from mpicoll.device_requests import Enqueued, EnqueuedPlan
+from mpicoll.relay import Relay
 from mpicoll.state import State
 from mpicoll.tuning import NATIVE, Choice
 
@@ -30,25 +31,44 @@ __all__ = ["bind", "choose", "handle_of", "on_host", "run", "start", "wait_for_s
 _STREAMS: dict[int, int] = {}
 
 
-def choose(group: Group | None, call: Call) -> Choice | None:
+def choose(state: State, call: Call, blocking: bool) -> Choice | None:
     """What serves a call that names no algorithm; None if it is chosen as on the host.
 
-    The same on all ranks.
+    The same on all ranks; collective where a blocking call is the first that GPUs reduce.
     """
-    if group is None:
+    group = state.gpus
+    if group is None or call.definition.method in vectors.METHODS:
         return None
     if group.transport == AWARE:
         return Choice(NATIVE, (), "the MPI library is CUDA-aware")
-    if group.peers is None or call.definition.method in vectors.METHODS:
-        return None
+    if group.peers is not None and _peers_serve(group, call):
+        return Choice(CUDA_IPC, (), "arrays in device memory")
+    if blocking and group.reduces and staging.has_segments(call) and state.size > 1:
+        relay = _relay(state) if call.definition.name == "allreduce" else None
+        if relay is not None and relay.serves(call.reduction):
+            return Choice(STAGED, (), "large arrays in device memory, of one node")
+    return None
+
+
+def _relay(state: State) -> Relay | None:
+    """What lets GPUs reduce what comes through the host; made by the first call that asks."""
+    if state.relay is None:
+        state.relay, why = Relay.open(state)
+        if state.relay is None:
+            shared.warn(f"arrays in device memory are reduced by the host: {why}")
+            state.relay = False
+    return state.relay or None
+
+
+def _peers_serve(group: Group, call: Call) -> bool:
     reduction = call.reduction
-    served = group.peers.supports(
+    served: bool = group.peers.supports(
         call.definition.name,
         None if reduction is None else reduction.name,
         None if reduction is None else reduction.dtype,
         call.nbytes,
     )
-    return Choice(CUDA_IPC, (), "arrays in device memory") if served else None
+    return served
 
 
 def run(
@@ -74,9 +94,21 @@ def run(
         state.count(prepared.definition.name, CUDA_IPC)
         _learn(state, call, given)
         return True
+    if prepared.choice.algorithm == STAGED:
+        _run_relay(state, call)
+        state.count(prepared.definition.name, STAGED)
+        return True
     if state.gpus is None or _takes(state.gpus, prepared):
         return False
     return staging.run(state, prepared, native, step)
+
+
+def _run_relay(state: State, call: Call) -> None:
+    try:
+        state.relay.run(call)
+    except BaseException as error:
+        state.fail(error, call)
+        raise
 
 
 def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:

@@ -28,7 +28,7 @@ from mpicoll.state import State
 from mpicoll.tuning import NATIVE
 from mpicoll.watch import ranges
 
-__all__ = ["SEGMENT", "SLOTS", "Area", "Segment", "cut", "run", "sized"]
+__all__ = ["SEGMENT", "SLOTS", "Area", "Segment", "cut", "has_segments", "run", "sized"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -60,6 +60,17 @@ def cut(block_bytes: int, blocks: int, itemsize: int) -> list[Segment]:
     ]
 
 
+def has_segments(call: Call) -> bool:
+    """Whether a call is cut; the same on all ranks."""
+    return call.layouts is None and call.buffer is not None and len(_segments(call)) > 1
+
+
+def _segments(call: Call) -> list[Segment]:
+    assert call.buffer is not None
+    unit = call.buffer.itemsize if call.reduction is not None else 1
+    return cut(call.buffer.block_bytes, call.place.nblocks, unit)
+
+
 def sized(call: Call) -> int:
     """Bytes of the whole vector in one collective of the host's."""
     return call.nbytes if call.layouts is not None else min(call.nbytes, SEGMENT)
@@ -81,13 +92,9 @@ def run(
     """
     call = prepared.call
     assert call is not None and state.gpus is not None
-    if call.layouts is not None or call.buffer is None:
+    if not has_segments(call):
         return False
-    buffer = call.buffer
-    unit = buffer.itemsize if call.reduction is not None else 1
-    segments = cut(buffer.block_bytes, call.place.nblocks, unit)
-    if len(segments) < 2:
-        return False
+    segments = _segments(call)
     if state.staging is None:
         state.staging = Area(state, state.gpus.device)
     way = _Way(state.staging, call)

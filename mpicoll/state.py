@@ -114,6 +114,8 @@ class State:
         self.windows = Windows(private, self.device)
         #: Where large ones go through the host, once one has (:mod:`mpicoll.staging`).
         self.staging: Any = None
+        #: What lets GPUs reduce there (:mod:`mpicoll.relay`), False if it cannot be had.
+        self.relay: Any = None
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
         if self.front is not None and self.gpus is not None and self.gpus.peers is not None:
@@ -407,7 +409,7 @@ class State:
         self._plans.clear()
         if self.failure is None and not self.under_way:
             self.device = None
-            self.staging = None
+            self.staging = self.relay = None
             self.windows.close()
             if self.gpus is not None:
                 self.gpus.close()

@@ -62,6 +62,7 @@ LAYERS = [
         "on_device",
         "passed",
         "persistent",
+        "relay",
         "requests",
         "state",
         "settings",

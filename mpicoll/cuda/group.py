@@ -9,7 +9,9 @@ it to the next one.
     the MPI library's own collectives, which say of themselves that they take such memory.
 ``staged``
     through pinned memory of the host, in segments: while one travels between the ranks the next one
-    leaves its device and the one before reaches its own.
+    leaves its device and the one before reaches its own.  Large all-reduces within a node by MPI's
+    operators are reduced by the GPUs, which read what others have written there
+    (:mod:`mpicoll.relay`); everything else by the host.
 
 Where a program has imported nothing that makes arrays in device memory when it builds the
 communicator, on whatever rank, nothing is agreed: then such arrays go through the host as a whole.
@@ -54,6 +56,7 @@ class Device(NamedTuple):
         uuid: what names it on every host.
         name: in words.
         aware: whether the MPI library says that it takes its memory; None if it says nothing.
+        cupy: whether CuPy is imported, which compiles what a GPU reduces by.
         problem: why it cannot be used, "" if it can.
     """
 
@@ -62,6 +65,7 @@ class Device(NamedTuple):
     uuid: str
     name: str
     aware: bool | None
+    cupy: bool
     problem: str
 
 
@@ -82,6 +86,11 @@ class Group:
     devices: tuple[Device, ...]
     peers: Any
     device: int
+
+    @property
+    def reduces(self) -> bool:
+        """Whether GPUs can reduce what comes through the host."""
+        return all(device.cupy for device in self.devices)
 
     def close(self) -> None:
         """The communicator has been freed."""
@@ -131,20 +140,21 @@ def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None
 def _own() -> Device:
     """The device of this rank."""
     host, aware = MPI.Get_processor_name(), libraries.cuda_aware()
+    cupy = "cupy" in sys.modules
     problem = driver.problem()
     if problem:
-        return Device(host, -1, "", "", aware, f"no CUDA driver ({problem})")
+        return Device(host, -1, "", "", aware, cupy, f"no CUDA driver ({problem})")
     functions = driver.driver()
     try:
         if not functions.count():
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
             hint = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
-            return Device(host, -1, "", "", aware, f"no CUDA device{hint}")
+            return Device(host, -1, "", "", aware, cupy, f"no CUDA device{hint}")
         number = functions.current()
         uuid, name = functions.uuid(number), functions.name(number)
     except CudaError as error:
-        return Device(host, -1, "", "", aware, str(error))
-    return Device(host, number, uuid, name, aware, "")
+        return Device(host, -1, "", "", aware, cupy, str(error))
+    return Device(host, number, uuid, name, aware, cupy, "")
 
 
 def _peers(private: MPI.Intracomm, number: int, seconds: float) -> tuple[Any, str]:
