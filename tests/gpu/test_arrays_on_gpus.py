@@ -111,6 +111,27 @@ def test_in_place_and_types(ours, cupy, dtype, count):
     assert array.shape == (count,)
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "i8"])
+def test_bits_of_what_gpus_reduce(ours, cupy, dtype):
+    """A large one, with numbers below the least normal one too."""
+    if ours._state.gpus.peers is not None:
+        pytest.skip("not through the host")
+    count = 2 * staging.SEGMENT // np.dtype(dtype).itemsize + 1001
+    values = np.random.default_rng(RANK).standard_normal(count)
+    if np.dtype(dtype).kind == "f":
+        values[::3] *= float(np.finfo(dtype).tiny)
+    values = (values if np.dtype(dtype).kind != "i" else 1e6 * values).astype(dtype)
+    host, array = values.copy(), cupy.asarray(values)
+    ours.Allreduce(MPI.IN_PLACE, host, algorithm="parameter_server")
+    ours.Allreduce(MPI.IN_PLACE, array)
+    assert array.get().tobytes() == host.tobytes()
+    odd = cupy.zeros(count + 1, dtype)  # not where a vector load may begin
+    odd[1:] = cupy.asarray(values)
+    ours.Allreduce(MPI.IN_PLACE, odd[1:])
+    assert odd[1:].get().tobytes() == host.tobytes()
+    assert ours.stats().calls["allreduce", "staged"] >= 2 or P == 1
+
+
 def test_streams(ours, cupy):
     for count in (1000, 5_000_000):
         for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null):
