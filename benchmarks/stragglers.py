@@ -76,7 +76,7 @@ def seconds(comm: mpicoll.Intracomm, way: str, stragglers: str, seed: int) -> fl
         whole.test_inputs,
         whole.test_labels,
     )
-    common: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "batch": BATCH, "epochs": 1}
+    common: dict[str, Any] = {"optimizer": "sgd", "lr": 0.3, "batch": BATCH, "epochs": 1}
     if way == "balance":
         config = Config(balance="speed", seed=seed, check_every=0, **common)
     else:
