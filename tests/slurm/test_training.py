@@ -92,6 +92,7 @@ def test_the_signal_comes_before_the_time_is_over_and_restarts_are_counted(slurm
     endless = [*WORDS, "--epochs=100000"]
     early = {"time": "1", "option": "--signal=B:USR1@50"}
     (job,) = slurm.submit("train", "limit", *endless, site=site, **early, **PLACE)
+    underway(slurm, "limit", job)
     at_once(slurm, job)
     assert slurm.ended(job) == ["FAILED"]
     said = slurm.said("limit")
