@@ -57,6 +57,7 @@ LAYERS = [
         "hooks",
         "lanes",
         "messages",
+        "launcher",
         "native_requests",
         "nonblocking",
         "observe",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import warnings
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mpicoll import libraries
-from mpicoll.cli import gpus, launcher, output
+from mpicoll import launcher, libraries
+from mpicoll.cli import gpus, output
 from mpicoll.cli.errors import UsageError
 from mpicoll.cli.options import Json
 
@@ -121,7 +122,9 @@ def _engine(comm: MPI.Intracomm) -> dict[str, Any]:
     import mpicoll
     from mpicoll import shared
 
-    own = mpicoll.Intracomm(comm.Dup())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", launcher.LaunchWarning)  # it is among the problems
+        own = mpicoll.Intracomm(comm.Dup())
     try:
         return {"problem": shared.engine_problem(), "shared": own.shared_memory()}
     finally:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
 from mpicoll.arrays import DEVICES
-from mpicoll.train import consistency, wire
+from mpicoll.train import augment, consistency, wire
 from mpicoll.train.data import DATASETS, is_path
 from mpicoll.train.models import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS
@@ -39,6 +39,10 @@ class Config:
         model: `softmax` (softmax regression), `mlp` or `conv` (a small convolutional net).
         hidden: Sizes of the hidden layers of an `mlp`, or of `conv` after its convolutions.
         channels: Output channels of the convolutions of `conv`, first to last.
+        augment: `shift:N` (move each image by up to N pixels), `flip` (mirror half of them) or
+            both, `shift:N,flip`, anew in each epoch; None for nothing (`mpicoll.train.augment`).
+        data_servers: So many ranks, the last, read and augment samples for the others, ahead of
+            need, and do nothing else.
         dropout: Share of hidden values set to zero while training.
         epochs: Passes over the training set.
         steps: Stop after so many steps, None for no such limit.
@@ -106,6 +110,8 @@ class Config:
     model: str = "softmax"
     hidden: tuple[int, ...] = (64,)
     channels: tuple[int, ...] = (16, 32)
+    augment: str | None = None
+    data_servers: int = 0
     dropout: float = 0.0
     epochs: int = 15
     steps: int | None = None
@@ -160,6 +166,7 @@ class Config:
             ("keep", 1),
             ("average_every", 1),
             ("replicas", 0),
+            ("data_servers", 0),
         ):
             _at_least(name, getattr(self, name), least)
         for name in _OPTIONAL_COUNTS:
@@ -194,6 +201,8 @@ class Config:
         _one_of("lr_scaling", self.lr_scaling, tuple(SCALINGS))
         _one_of("strategy", self.strategy, STRATEGIES)
         wire.codec(self.wire)
+        if self.augment is not None:
+            augment.parse(self.augment)
         if self.algorithm is not None:
             names = (*algorithms.names("allreduce"), "native")
             _one_of("all-reduce algorithm", self.algorithm, names)
@@ -207,10 +216,20 @@ class Config:
                 f"strategy {self.strategy} sends gradients as they are, not as {self.wire}: "
                 "give wire full, or strategy allreduce"
             )
-        if self.device == "gpu" and self.wire != "full":
+        if self.device == "gpu":
+            self._check_gpu()
+
+    def _check_gpu(self) -> None:
+        if self.wire != "full":
             raise ValueError(
                 f"wire {self.wire} is encoded by the host: give wire full, or device cpu"
             )
+        for name in ("augment", "data_servers"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} is work of the host, and with device gpu all samples are on the GPU: "
+                    "leave it out, or give device cpu"
+                )
 
     def _check_apart(self) -> None:
         for name, why in (
@@ -255,6 +274,10 @@ class Config:
                 f"replicas is {self.replicas} with servers {self.servers}, where a rank that dies "
                 "takes a worker with it: give a number of servers, or leave replicas out"
             )
+        if self.data_servers:
+            raise ValueError(
+                "data servers do not outlive another rank: leave data_servers out, or replicas"
+            )
         if int(self.servers) <= self.replicas:
             raise ValueError(
                 f"{self.replicas} replica(s) of each part need at least {self.replicas + 1} "
@@ -287,23 +310,25 @@ class Config:
         """How many of so many ranks compute gradients.
 
         Raises:
-            ValueError: There are not more ranks than servers, or other than `workers` says.
+            ValueError: There are not more ranks than serve, or other than `workers` says.
         """
-        servers = 0
+        serving = {"data server": self.data_servers}
         if self.strategy == "parameter_server" and self.servers.isdigit():
-            servers = int(self.servers)
-        if servers >= ranks:
+            serving["server"] = int(self.servers)
+        count = sum(serving.values())
+        words = " and ".join(f"{n} {what}(s)" for what, n in reversed(serving.items()) if n)
+        if count >= ranks:
             raise ValueError(
-                f"{servers} server(s) on {ranks} rank(s) leave no worker: start at least "
-                f"{servers + 1} ranks, or give fewer servers, or colocated"
+                f"{words} on {ranks} rank(s) leave no worker: start at least {count + 1} ranks, or "
+                "give fewer servers"
             )
-        if self.workers not in (None, ranks - servers):
+        if self.workers not in (None, ranks - count):
             raise ValueError(
-                f"{self.workers} worker(s) and {servers} rank(s) that only serve are "
-                f"{self.workers + servers}, but {ranks} were started: start so many, or leave "
+                f"{self.workers} worker(s) and {count} rank(s) that only serve are "
+                f"{(self.workers or 0) + count}, but {ranks} were started: start so many, or leave "
                 "workers out"
             )
-        return ranks - servers
+        return ranks - count
 
     def global_batch(self, ranks: int) -> int:
         """Samples in one batch of so many ranks together."""
@@ -319,6 +344,7 @@ class Config:
             lr_scaling="none",
             strategy="allreduce",
             workers=None,
+            data_servers=0,
         )
 
     @property

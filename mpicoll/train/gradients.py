@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.arrays import library_of
 from mpicoll.train.batch import Batch
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
+from mpicoll.train.feeds import Reading
 from mpicoll.train.flat import Flat
 from mpicoll.train.models import Model, Parameters, push_gradients
 from mpicoll.train.sampler import Sampler, shared
@@ -35,18 +37,33 @@ class Gradients:
         flat: Gradients by name, in one vector.
         sampler: Global batches of a step, `accumulate` batches each.
         finite: Whether all of the last ones are.
+        loading: Seconds of the last step in which samples were read or waited for.
     """
 
     def __init__(
         self, config: Config, dataset: Dataset, model: Model, weights: Flat, index: int, count: int
     ) -> None:
-        self._config, self._dataset, self._model = config, dataset, model
+        self._config, self._model = config, model
         self._index, self._count = index, count
         self._batch = config.global_batch(count)
         self.flat = Flat({name: np.zeros_like(view) for name, view in weights.views.items()})
         samples = len(dataset.train_labels)
         self.sampler = Sampler(samples, self._batch * config.accumulate, config.seed)
+        self._feed = dataset.feed or Reading(dataset, config)
         self.finite = True
+        self.loading = 0.0
+
+    def batches(self, epoch: int, done: int = 0) -> Iterator[NDArray[np.int64]]:
+        """As `Sampler.batches`; the samples of this rank are asked for ahead of need."""
+        self._feed.forget()
+        coming: deque[NDArray[np.int64]] = deque()
+        for samples in self.sampler.batches(epoch, done):
+            coming.append(samples)
+            for start in range(0, len(samples), self._batch):
+                self._feed.want(self._mine(samples[start : start + self._batch]), epoch)
+            if len(coming) > self._feed.ahead:
+                yield coming.popleft()
+        yield from coming
 
     def share(self, samples: NDArray[np.int64]) -> int:
         """How many of the samples of a step are this rank's."""
@@ -77,14 +94,16 @@ class Gradients:
             Exception: Any of the model's.
         """
         self.finite = True
-        data, loss = self._dataset, 0.0
+        self.loading = loss = 0.0
         starts = range(0, len(samples), self._batch)
         for start in starts:
             mine = self._mine(samples[start : start + self._batch])
-            rows = library_of(data.train_labels).asarray(mine)
+            asked = time.perf_counter()
+            inputs, labels = self._feed.take(mine, epoch)
+            self.loading += time.perf_counter() - asked
             batch = Batch(
-                data.train_inputs[rows],
-                data.train_labels[rows],
+                inputs,
+                labels,
                 len(samples) / scale,
                 mine,
                 epoch,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll import arrays
-from mpicoll.train import memory, placement, signals
+from mpicoll.train import data_servers, memory, placement, signals
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.flat import Flat
@@ -95,6 +95,21 @@ def run(
             steps, or any exception of a model or of a callback; on all ranks together, also where
             one rank alone is concerned.
     """
+    if comm is not None and config.data_servers:
+        return data_servers.run(
+            config,
+            comm,
+            lambda: dataset or load(config.dataset, config.data),
+            lambda config, comm, dataset: run(
+                config,
+                comm,
+                dataset=dataset,
+                model=model,
+                optimizer=optimizer,
+                on_step=on_step,
+                on_epoch=on_epoch,
+            ),
+        )
     workers: Workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     with together(workers, "making data and model ready"):

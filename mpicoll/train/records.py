@@ -26,6 +26,7 @@ class Step:
         hidden: Seconds in which it communicated while it computed.
         waiting: Seconds that it waited for ranks that computed longer.
         slowest: Rank that computed longest, None where ranks make their steps apart.
+        loading: Seconds in which this rank read samples, or waited for a data server.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Step:
     hidden: float
     waiting: float
     slowest: int | None
+    loading: float
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class ServerTrainer:
         if self._client is not None:
             self._client.begin()
             left = math.inf if self._config.steps is None else self._config.steps - first
-            batches = self.sampler.batches(epoch, done)
+            batches = self._source.batches(epoch, done)
             while failure is None and clock - first < left:
                 samples = next(batches, None)
                 if samples is None:
@@ -196,7 +196,7 @@ class ServerTrainer:
         started, processor = time.perf_counter(), time.process_time()
         self._served = 0.0
         loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
-        serving = self._served
+        serving = self._served + self._source.loading
         mine = time.perf_counter() - started - serving
         used = time.process_time() - processor - serving
         share = self._source.share(samples)
@@ -214,9 +214,10 @@ class ServerTrainer:
             skipped=not push.finite,
             compute=mine,
             exposed=time.perf_counter() - started,
-            hidden=serving,
+            hidden=self._served,
             waiting=waited,
             slowest=None,
+            loading=self._source.loading,
         )
 
     def _count_skips(self, loss: float) -> None:

@@ -43,7 +43,7 @@ def missing() -> str:
     """Why there can be no SLURM cluster here; "" if there can."""
     absent = [tool for tool in TOOLS if not shutil.which(tool)]
     if absent:
-        install = "tests/slurm/install.sh installs it, as root on Debian"
+        install = "`make test-slurm` installs it, as root on Debian"
         return f"SLURM is not installed: there is no {', '.join(absent)}; {install}"
     return hosts.missing()
 
