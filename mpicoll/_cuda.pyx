@@ -337,6 +337,7 @@ cdef struct Args:
     uint64_t limit
     int64_t slot
     int64_t first
+    int64_t channels
     int64_t second
     int rank
     int kind
@@ -387,8 +388,8 @@ cdef class Launcher:
         rank: this rank's number.
         windows: where the windows of all ranks are mapped here.
         alarm, table: addresses, see exchange.cuh.
-        channels: of packets and in bulk: address of the steps, bytes of a slot, offset of the
-            slots, offset of those of the second phase from them.
+        channels: of packets and in bulk: address of the steps, number of channels, bytes of a slot,
+            offset of the slots, offset of those of a second phase from them.
         limit: nanoseconds that a wait may take.
         array: CuPy's array type.
         in_place: MPI.IN_PLACE.
@@ -401,7 +402,7 @@ cdef class Launcher:
     cdef Args common
     cdef Alarm *alarm
     cdef Handle context, event, last
-    cdef bint has_last
+    cdef bint has_last, marked  # marked: the event has been recorded after the last call
     cdef object held, array, in_place, current
     cdef list kept
     cdef tuple channels
@@ -522,7 +523,8 @@ cdef class Launcher:
         args.n, args.send_stride, args.recv_stride = plan.n, plan.send_stride, plan.recv_stride
         args.sends, args.members, args.targets = plan.sends, plan.members, plan.targets
         args.total, args.kind = plan.total, plan.kind
-        args.steps, args.slot, args.first, args.second = self.channels[plan.in_bulk]
+        channels = self.channels[plan.in_bulk]
+        args.steps, args.channels, args.slot, args.first, args.second = channels
         args.source, args.target, args.length = plan.source, plan.target, plan.length
         args.stride, args.pulls, args.gives = plan.stride, plan.pulls, plan.gives
         known.function = <Handle> function
@@ -622,7 +624,6 @@ cdef class Launcher:
         args.send += known.shift
         if stream != self.last or not self.has_last:
             self.chain(stream)
-        self.held = holder
         parameters[0] = args
         ctx_get_current(&context)
         if context != self.context:
@@ -630,10 +631,23 @@ cdef class Launcher:
         status = launch_kernel(
             known.function, known.blocks, 1, 1, known.threads, 1, 1, 0, stream, parameters, NULL
         )
+        if status == 0 and isinstance(holder, int):
+            status = self.mark(stream)
+        elif stream == self.last:
+            self.held, self.marked = holder, False
         if context != self.context:
             ctx_pop(&context)
         self.launches += 1
         return check(status, "launch")
+
+    cdef int mark(self, Handle stream) noexcept:
+        """Record the event after a call on a stream that may be gone when another one is used."""
+        cdef int capturing = 0
+        cdef int status = stream_is_capturing(stream, &capturing)
+        if status or capturing or stream != self.last:
+            return status
+        self.held, self.marked = None, True
+        return event_record(self.event, stream)
 
     cdef int chain(self, Handle stream) except -1:
         """Let a stream wait for the calls on the one that was used last.
@@ -645,9 +659,11 @@ cdef class Launcher:
         if capturing:
             return 0
         if self.has_last:
-            check(stream_is_capturing(self.last, &capturing), "stream")
+            if not self.marked:
+                check(stream_is_capturing(self.last, &capturing), "stream")
+                if not capturing:
+                    check(event_record(self.event, self.last), "event")
             if not capturing:
-                check(event_record(self.event, self.last), "event")
                 check(stream_wait_event(stream, self.event, 0), "event")
         self.last, self.has_last = stream, True
         return 0

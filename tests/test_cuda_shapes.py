@@ -158,11 +158,9 @@ def test_launches_fit_their_limits():
 
 
 def test_channels_do_not_overlap():
+    limits = Limits()
+    assert limits.slot % 128 == limits.bulk_slot % 128 == 0
     for size in (2, 8):
-        limits = Limits()
-        assert limits.slot % 16 == limits.bulk_slot % 128 == 0
-        warps = limits.blocks * limits.large // 32
-        assert limits.region(size) == warps * shapes.SLOTS * size * limits.slot
         ends = limits.region(size) + limits.bulk_region(size)
         assert limits.window(size) == ends * (1 if size == 2 else 2)
 

@@ -12,14 +12,19 @@
 
    Every warp is a channel of its own: it talks to the warp of the same number on every peer, through
    slots that nobody else uses, and counts its steps in device memory, so that a graph can replay a
-   launch. A step is: push own rows to every peer, then take the rows that the peers have pushed in
-   the step before. Who has nothing for a peer pushes a bare flag. So a warp that is at step s has
-   heard from all peers in step s - DEPTH - 1, who then had taken step s - 2 DEPTH - 2: with
-   SLOTS >= 2 DEPTH + 2 no slot is written before it has been read, also from one launch to the next,
-   whatever the launches are. */
+   launch. A step is: push own rows to every peer, then take the rows that the peers have pushed
+   `depth` steps before. Who has nothing for a peer pushes a bare flag. So a warp that pushes in step s
+   has heard of all peers' step s - depth - 1, before which they had taken step s - 2 depth - 2 (in
+   bulk, s - 2 depth - 1: a flag is on its way one step later than its rows). That is fewer steps than
+   there are slots: no slot is written before it has been read, also from one launch to the next,
+   whatever the launches are. What all warps write in a step lies side by side, so that it spreads
+   evenly over memory and links. */
 
-enum { DEPTH = 1, SLOTS = 4, LINES = 512 };
+enum { LINES = 512 };
 enum Packing { WORDS, WHOLE, BULK };
+
+template <Packing W> DEVICE constexpr int depth() { return W == BULK ? 2 : 1; }
+template <Packing W> DEVICE constexpr int slots() { return W == BULK ? 8 : 4; }
 
 /* What the host and all launches share, in host memory that the device maps. */
 struct Alarm {
@@ -43,6 +48,7 @@ struct Args {
     u64 limit; /* nanoseconds that a wait may take */
     i64 slot; /* bytes of a slot */
     i64 first; /* offset of the slots */
+    i64 channels; /* most warps of any launch */
     i64 second; /* offset of the slots of a second phase from those of the first */
     int rank, kind;
     /* Without a copy through the window, see direct.cuh. */
@@ -228,7 +234,7 @@ template <int U, Packing W> struct Channel {
 
     DEVICE char *slot(int at, int from, i64 step) const
     {
-        const u64 number = ((u64)warp * SLOTS + (base + step) % SLOTS) * P + from;
+        const u64 number = ((base + step) % slots<W>() * P + from) * args.channels + warp;
         return args.window[at] + args.first + number * args.slot + lane.lane * 16;
     }
     /* Where the line with the flag lies in a slot. */
@@ -260,18 +266,26 @@ template <int U, Packing W> struct Channel {
         for (int u = 0; u < U; u++)
             if (used(step, n, u))
                 store_packet(line + u * LINES, {cells[u].a, lane.flag ? flag : cells[u].b});
-        if (W == BULK) {
-            __syncwarp();
-            if (lane.lane == 7) {
-                __threadfence_system();
-                store_packet(line + flag_line, {0, flag});
-            }
-        }
     }
     DEVICE void push_nothing(int to, i64 step, i64 region) const
     {
-        if (W == BULK ? lane.lane == 7 : lane.lane < 8)
-            store_packet(slot(to, args.rank, step) + region + flag_line, {0, base + step + 1});
+        if (W != BULK && lane.lane < 8)
+            store_packet(slot(to, args.rank, step) + region, {0, base + step + 1});
+    }
+    /* In bulk: the flags of what was pushed in a step, to all peers. */
+    DEVICE void announce(i64 step, i64 region) const
+    {
+        for (int k = 1; k < P; k++) {
+            const int to = args.rank + k < P ? args.rank + k : args.rank + k - P;
+            if (lane.lane == 7)
+                store_packet(slot(to, args.rank, step) + region + flag_line, {0, base + step + 1});
+        }
+    }
+    DEVICE void fence() const
+    {
+        __syncwarp();
+        if (lane.lane == 7)
+            asm volatile("fence.acq_rel.sys;" ::: "memory");
     }
 
     /* What a peer has pushed; false if it has not come in time. */
@@ -332,7 +346,11 @@ DEVICE void exchange(const Args &args, u64 done = 0)
     const i64 n = args.n, steps = channel.steps(n);
     const int rank = args.rank;
     Cell cells[U];
-    for (i64 step = 0; step < steps + DEPTH; step++) {
+    for (i64 step = 0; step < steps + depth<W>(); step++) {
+        if (W == BULK && 0 < step && step <= steps) {
+            channel.fence();
+            channel.announce(step - 1, 0);
+        }
         if (step < steps) {
             const bool same = args.send_stride == 0;
             if (same && args.sends)
@@ -348,7 +366,7 @@ DEVICE void exchange(const Args &args, u64 done = 0)
                 channel.push(to, step, n, 0, cells);
             }
         }
-        const i64 now = step - DEPTH;
+        const i64 now = step - depth<W>();
         if (now < 0)
             continue;
         Folded folded[U];
@@ -391,7 +409,7 @@ DEVICE void exchange(const Args &args, u64 done = 0)
 
    With all ranks as members and targets an all-reduce; a reduction with the root as the only target,
    a broadcast with the root as the only member. The slots are free in time here, too: a step ends
-   with the take of second-phase rows two steps back, of which the peer had taken the first. */
+   with the take of second-phase rows, of which the peer had taken the first before. */
 template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &args, u64 done = 0)
 {
     const Channel<U, W> channel(args, done);
@@ -403,7 +421,15 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
     };
     const bool mine = args.targets >> rank & 1;
     Cell cells[U];
-    for (i64 step = 0; step < steps + 2 * DEPTH; step++) {
+    enum { D = depth<W>() };
+    for (i64 step = 0; step < steps + 2 * D; step++) {
+        if (W == BULK) {
+            channel.fence();
+            if (0 < step && step <= steps)
+                channel.announce(step - 1, 0);
+            if (D < step && step <= steps + D)
+                channel.announce(step - 1 - D, args.second);
+        }
         if (step < steps)
             for (int k = 1; k < P; k++) {
                 const int to = rank + k < P ? rank + k : rank + k - P;
@@ -414,7 +440,7 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
                     channel.push_nothing(to, step, 0);
                 }
             }
-        const i64 now = step - DEPTH;
+        const i64 now = step - depth<W>();
         if (0 <= now && now < steps) {
             Folded folded[U];
             bool any = false;
@@ -454,7 +480,7 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
                     channel.push_nothing(to, now, args.second);
             }
         }
-        const i64 then = step - 2 * DEPTH;
+        const i64 then = step - 2 * D;
         if (then < 0)
             continue;
         for (int k = 1; k < P; k++) {

@@ -189,15 +189,15 @@ class Peers:
         #: The compiled short way; see `_cuda.Launcher.serve`.
         self.serve = self._launcher.serve
 
-    def _channels(self) -> tuple[tuple[int, int, int, int], ...]:
+    def _channels(self) -> tuple[tuple[int, ...], ...]:
         """Of packets and in bulk, see `_cuda.Launcher`; all slots lie in the window."""
         limits, size = self._limits, self._size
         packets, bulk = limits.region(size), limits.bulk_region(size)
-        steps = [self._allocate(8 * limits.warps) for _ in range(2)]
+        steps = [self._allocate(8 * warps) for warps in (limits.warps, limits.bulk_warps)]
         phases = 2 if size > 2 else 1
         return (
-            (steps[0], limits.slot, 0, packets),
-            (steps[1], limits.bulk_slot, phases * packets, bulk),
+            (steps[0], limits.warps, limits.slot, 0, packets),
+            (steps[1], limits.bulk_warps, limits.bulk_slot, phases * packets, bulk),
         )
 
     def _allocate(self, nbytes: int) -> int:
@@ -267,7 +267,7 @@ class Peers:
                 none; None as a receive buffer: none, or in place at the root of a scatter.
             op, root: as in the call.
             stream: an object with ``ptr``, which is kept alive while it is the last one used; or
-                an address, of a stream that lives until another is used.
+                its handle.
 
         Raises:
             RuntimeError: a wait on the GPU has not ended in time, or a peer has died.

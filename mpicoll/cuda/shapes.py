@@ -18,8 +18,8 @@ ROW, ROW_WHOLE = 480, 448
 LINES, FLAG_LINE = 512, 128
 #: Kernels that send rows in bulk.
 BULK = ("bulk", "direct")
-#: Slots of a channel.
-SLOTS = 4
+#: Slots of a channel, of packets and in bulk.
+SLOTS, BULK_SLOTS = 4, 8
 
 OPS = tuple(op for op in ops.OPERATORS)
 #: The types that a GPU reduces, by the kernels' names of :mod:`mpicoll.ops`.
@@ -65,8 +65,8 @@ class Limits(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """Most warps of a launch."""
-        return self.blocks * max(self.small, self.large, self.bulk) // 32
+        """Most warps of a launch that sends packets."""
+        return self.blocks * max(self.small, self.large) // 32
 
     @property
     def slot(self) -> int:
@@ -78,13 +78,18 @@ class Limits(NamedTuple):
         """Bytes of one slot in bulk."""
         return self.bulk_rows * LINES + FLAG_LINE
 
+    @property
+    def bulk_warps(self) -> int:
+        """Most warps of a launch in bulk."""
+        return self.blocks * self.bulk // 32
+
     def region(self, size: int) -> int:
         """Bytes of the slots of packets for one phase, in the window of one rank."""
-        return self.blocks * max(self.small, self.large) // 32 * SLOTS * size * self.slot
+        return self.warps * SLOTS * size * self.slot
 
     def bulk_region(self, size: int) -> int:
         """The same in bulk."""
-        return self.blocks * self.bulk // 32 * SLOTS * size * self.bulk_slot
+        return self.bulk_warps * BULK_SLOTS * size * self.bulk_slot
 
     def window(self, size: int) -> int:
         """Bytes of the window of one rank."""
