@@ -37,7 +37,8 @@ class Gradients:
         flat: Gradients by name, in one vector.
         sampler: Global batches of a step, `accumulate` batches each.
         finite: Whether all of the last ones are.
-        loading: Seconds of the last step in which samples were read or waited for.
+        loading, loading_processor: Seconds of the last step in which samples were read or waited
+            for, and processor time in them.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Gradients:
         self.sampler = Sampler(samples, self._batch * config.accumulate, config.seed)
         self._feed = dataset.feed or Reading(dataset, config)
         self.finite = True
-        self.loading = 0.0
+        self.loading = self.loading_processor = 0.0
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[NDArray[np.int64]]:
         """As `Sampler.batches`; the samples of this rank are asked for ahead of need."""
@@ -94,13 +95,11 @@ class Gradients:
             Exception: Any of the model's.
         """
         self.finite = True
-        self.loading = loss = 0.0
+        self.loading = self.loading_processor = loss = 0.0
         starts = range(0, len(samples), self._batch)
         for start in starts:
             mine = self._mine(samples[start : start + self._batch])
-            asked = time.perf_counter()
-            inputs, labels = self._feed.take(mine, epoch)
-            self.loading += time.perf_counter() - asked
+            inputs, labels = self._load(mine, epoch)
             batch = Batch(
                 inputs,
                 labels,
@@ -114,6 +113,13 @@ class Gradients:
             take.require_all()
         self.finite = self.finite and math.isfinite(loss)
         return loss
+
+    def _load(self, mine: NDArray[np.int64], epoch: int) -> tuple[Array, Array]:
+        asked, processor = time.perf_counter(), time.process_time()
+        found = self._feed.take(mine, epoch)
+        self.loading += time.perf_counter() - asked
+        self.loading_processor += time.process_time() - processor
+        return found
 
     def failure(self, loss: float) -> FloatingPointError:
         """What to say of gradients that are not finite."""
