@@ -24,7 +24,9 @@ _OPTIONAL_COUNTS = (
     "checkpoint_every",
     "workers",
     "send_every",
+    "invariant",
 )
+BALANCES = ("none", "speed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,12 @@ class Config:
         resume: A checkpoint, or a folder of them, to go on from; `auto`: the last in `checkpoint`,
             if there is one.
         metrics: Folder to write metrics to (`mpicoll.train.metrics`), None for none.
+        invariant: Virtual shards that every batch is cut into, so that the bits of the result are
+            the same on any number of ranks up to that (`mpicoll.train.tree`); None: sums depend on
+            the number of ranks.
+        deterministic: Refuse what makes bits depend on the bucket size: all-reduce algorithms in
+            which the order of a sum depends on where in a bucket it is, such as ring.
+        balance: `none`: all ranks take as many samples; `speed`: as many as they are fast.
         check_every: Compare the ranks' parameters after every so many steps, 0 for never.
 
     Raises:
@@ -133,6 +141,9 @@ class Config:
     algorithm: str | None = "ring"
     bucket: int | None = None
     wire: str = "full"
+    invariant: int | None = None
+    deterministic: bool = False
+    balance: str = "none"
     check_every: int = 100
     checkpoint: str | None = None
     checkpoint_every: int | None = None
@@ -173,6 +184,7 @@ class Config:
         if self.model == "conv" and not self.channels:
             raise ValueError("a conv needs at least one convolution: give channels, or model mlp")
         self._check_numbers()
+        self._check_bits()
 
     def _check_names(self) -> None:
         if not is_path(self.dataset):
@@ -189,6 +201,7 @@ class Config:
             names = (*algorithms.names("allreduce"), "native")
             _one_of("all-reduce algorithm", self.algorithm, names)
         _one_of("graph", self.graph, GRAPHS)
+        _one_of("balance", self.balance, BALANCES)
         if self.strategy == "parameter_server":
             self._check_servers()
         if self.strategy in ("local_sgd", "gossip"):
@@ -197,6 +210,44 @@ class Config:
             raise ValueError(
                 f"strategy {self.strategy} sends gradients as they are, not as {self.wire}: "
                 "give wire full, or strategy allreduce"
+            )
+
+    def _check_bits(self) -> None:
+        """What equal bits, and shares that follow speed, go together with."""
+        for mode, wanted in (
+            (
+                "invariant",
+                {
+                    "strategy": ("allreduce",),
+                    "wire": ("full",),
+                    "balance": ("none",),
+                    "batch_per_rank": (None,),
+                    "lr_scaling": ("none",),
+                },
+            ),
+            (
+                "deterministic",
+                {
+                    "strategy": ("allreduce",),
+                    "wire": ("full", "fp16", "bf16"),
+                    "balance": ("none",),
+                },
+            ),
+            ("balance", {"strategy": ("allreduce", "zero1")}),
+        ):
+            if getattr(self, mode) in (None, False, "none"):
+                continue
+            for name, known in wanted.items():
+                if getattr(self, name) not in known:
+                    raise ValueError(
+                        f"{mode} does not go together with {name} {getattr(self, name)}: give "
+                        f"{name} {' or '.join('nothing' if k is None else k for k in known)}, or "
+                        f"leave {mode} out"
+                    )
+        if self.deterministic and self.algorithm in (None, "native"):
+            raise ValueError(
+                "deterministic needs an all-reduce algorithm whose order of sums is known: give "
+                "one, such as recursive_doubling"
             )
 
     def _check_apart(self) -> None:
@@ -288,6 +339,7 @@ class Config:
             lr_scaling="none",
             strategy="allreduce",
             workers=None,
+            balance="none",
         )
 
     @property

@@ -42,6 +42,7 @@ class Exchange:
     Args:
         workers: The ranks.
         gradients: Named gradients in one vector.
+        rows: Arrays that transfers sum, shape (..., elements); None for that vector.
         bucket: Bytes in a bucket, None for `default_bucket`.
         header: Number of float64 values that are summed over the ranks in the same exchange.
         make: Makes the transfer of a bucket.
@@ -61,11 +62,14 @@ class Exchange:
         bucket: int | None,
         header: int,
         make: MakeTransfer,
+        rows: Array | None = None,
     ) -> None:
         vector = gradients.vector
         elements = max(1, (bucket or default_bucket(vector.nbytes)) // vector.itemsize)
         self.bounds = cut(vector.size, elements)
-        self._transfers: list[Transfer] = [make(workers, vector[s:e]) for s, e in self.bounds]
+        self._transfers: list[Transfer] = [
+            make(workers, (vector if rows is None else rows)[..., s:e]) for s, e in self.bounds
+        ]
         self._spans = gradients.spans
         self.header = np.zeros(header)
         self._header_plan = workers.plan_sum(self.header)

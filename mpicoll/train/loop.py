@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.layout import part
-from mpicoll.train import memory, signals
+from mpicoll.train import bits, memory, signals, tree
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.flat import Flat
@@ -24,7 +24,7 @@ from mpicoll.train.models import MLP, Model, Sequential, convnet
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.server_trainer import ServerTrainer
-from mpicoll.train.trainer import Trainer
+from mpicoll.train.trainer import Trainer, parts_of
 from mpicoll.train.workers import (
     AllReduceWorkers,
     OneProcess,
@@ -103,6 +103,10 @@ def run(
         initial = model.initial_parameters(config.seed)
         weights = Flat(initial, "float32" if config.dtype == "float16" else None)
         config.worker_count(workers.size)
+        if config.invariant is not None:
+            bits.require_one_thread()
+        if config.deterministic and config.algorithm is not None:
+            bits.require_fixed_order(config.algorithm, workers.size)
         needed = memory.estimate(config, workers.size, model, weights)
     ranks_here = workers.gather(platform.node()).count(platform.node())
     with together(workers, "making room"):
@@ -119,6 +123,8 @@ def run(
         },
         "give all ranks the same data and the same model",
     )
+    if config.invariant is not None:
+        require_equal(workers, bits.machine(), "invariant bits are those of one kind of machine")
     workers.broadcast(weights.vector)
     trainer: Trainer | ServerTrainer
     if comm is not None and config.strategy == "parameter_server":
@@ -251,25 +257,29 @@ class _Run:
     def _measure(self, number: int, seconds: float, communication: float, skipped: int) -> Epoch:
         data = self._dataset
         failure = self._trainer.failure
-        totals = np.zeros(5)
+        parts = self._config.invariant or self._workers.size
+        totals = np.zeros(4 + parts)
         try:
-            loss, trained = self._evaluate(data.train_inputs, data.train_labels)
+            losses, trained = self._evaluate(data.train_inputs, data.train_labels)
             _, correct = self._evaluate(data.test_inputs, data.test_labels)
+            loss = sum(losses.values())
             if not (np.isfinite(loss) and np.isfinite(self._trainer.weights.vector).all()):
                 raise FloatingPointError(
                     f"the loss is {loss}, with weights that are not finite: lower the learning "
                     f"rate (now {self._config.lr}) or check the data"
                 )
-            totals[:4] = loss, trained, correct, communication
+            totals[1:4] = trained, correct, communication
+            for index, own in losses.items():
+                totals[4 + index] = own
         except Exception as error:
             failure = failure or error
-        totals[4] = failure is not None
+        totals[0] = failure is not None
         self._workers.sum(totals)
-        if totals[4]:
+        if totals[0]:
             raise_together(self._workers, f"measuring after epoch {number}", failure)
         return Epoch(
             number=number,
-            loss=float(totals[0]) / len(data.train_labels),
+            loss=float(tree.total_of_shards(totals[4:])) / len(data.train_labels),
             train_accuracy=float(totals[1]) / len(data.train_labels),
             test_accuracy=float(totals[2]) / len(data.test_labels),
             seconds=seconds,
@@ -278,15 +288,21 @@ class _Run:
             compute=tuple(self._trainer.compute.tolist()),
         )
 
-    def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[float, int]:
-        """Sum of losses and number of correct answers over this rank's part of the samples."""
-        first, count = part(len(labels), self._workers.size, self._workers.rank)
-        loss, correct = 0.0, 0
-        for start in range(first, first + count, _ROWS):
-            rows = slice(start, min(start + _ROWS, first + count))
-            losses, scores = self._model.losses_and_scores(
-                self._trainer.views, inputs[rows], labels[rows]
-            )
-            loss += float(losses.sum(dtype=np.float64))
-            correct += int(np.count_nonzero(scores.argmax(axis=1) == labels[rows]))
-        return loss, correct
+    def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[dict[int, float], int]:
+        """Sum of losses of each of this rank's parts of the samples, and number of correct answers.
+
+        Samples are cut as batches are.
+        """
+        losses, correct = {}, 0
+        for index in parts_of(self._config, self._workers):
+            first, count = part(len(labels), self._config.invariant or self._workers.size, index)
+            loss = 0.0
+            for start in range(first, first + count, _ROWS):
+                rows = slice(start, min(start + _ROWS, first + count))
+                found, scores = self._model.losses_and_scores(
+                    self._trainer.views, inputs[rows], labels[rows]
+                )
+                loss += float(found.sum(dtype=np.float64))
+                correct += int(np.count_nonzero(scores.argmax(axis=1) == labels[rows]))
+            losses[index] = loss
+        return losses, correct
