@@ -1,4 +1,4 @@
-"""PyTorch modules: trained by `mpicoll.train.run`, or in a loop of your own.
+"""PyTorch modules: trained by `mpicoll.train.run`, or in a loop of your own::
 
     run(config, comm, dataset=data, model=TorchModel(module))
 
