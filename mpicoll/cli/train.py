@@ -149,6 +149,15 @@ def command(
     metrics: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Write JSON lines there, a file a rank.")
     ] = None,
+    tensorboard: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write event files of TensorBoard there.")
+    ] = None,
+    hang_after: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="All ranks write their stacks where no step ends for so long."
+        ),
+    ] = 600.0,
     compare: Annotated[
         bool,
         typer.Option("--compare/--no-compare", help="Train again in one process and compare."),

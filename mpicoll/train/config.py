@@ -98,6 +98,9 @@ class Config:
         deterministic: Refuse what makes bits depend on the bucket size: all-reduce algorithms in
             which the order of a sum depends on where in a bucket it is, such as ring.
         balance: `none`: all ranks take as many samples; `speed`: as many as they are fast.
+        tensorboard: Folder to write event files of TensorBoard to, None for none.
+        hang_after: Seconds without the end of a step after which all ranks write their stacks;
+            None for never.
         check_every: Compare the ranks' parameters after every so many steps, 0 for never.
 
     Raises:
@@ -150,6 +153,8 @@ class Config:
     keep: int = 2
     resume: str | None = None
     metrics: str | None = None
+    tensorboard: str | None = None
+    hang_after: float | None = 600.0
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -298,6 +303,10 @@ class Config:
             raise ValueError(f"dropout is {self.dropout}: give a number from 0 to below 1")
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"clip is {self.clip}: give a finite norm above 0, such as 1")
+        if self.hang_after is not None and not self.hang_after > 0:
+            raise ValueError(
+                f"hang_after is {self.hang_after}: give seconds above 0, such as 600, or nothing"
+            )
         if self.loss_scale is not None and not (
             self.loss_scale > 0 and math.frexp(self.loss_scale)[0] == 0.5
         ):

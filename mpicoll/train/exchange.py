@@ -53,6 +53,8 @@ class Exchange:
         exposed, hidden: Seconds of the last step in which buckets were under way after and during
             the computation of gradients.
         calls: Seconds spent in `ready` since `begin`.
+        computed, reduced: Moments of the last step: when all gradients were computed, and when the
+            sums were there.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Exchange:
             for (start, _), transfer in zip(self.bounds, self._transfers, strict=True)
         )
         self.exposed = self.hidden = self.calls = 0.0
+        self.computed = self.reduced = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -107,16 +110,20 @@ class Exchange:
         while self._started < len(self.bounds):
             self._start_next()
         self._header_plan.Start()
-        computed = time.perf_counter()
-        for transfer in self._transfers:
+        computed = self.computed = time.perf_counter()
+        for number, transfer in enumerate(self._transfers):
             transfer.finish()
+            self._ends.setdefault(number, time.perf_counter())
         self._header_plan.Wait()
-        now = time.perf_counter()
-        self.exposed = now - computed
+        self.reduced = time.perf_counter()
+        self.exposed = self.reduced - computed
         self.hidden = _covered(
-            (start, min(self._ends.get(number, computed), computed))
-            for number, start in enumerate(self._starts)
+            (start, min(self._ends[number], computed)) for number, start in enumerate(self._starts)
         )
+
+    def flights(self) -> list[tuple[float, float]]:
+        """Of the last step: when each bucket started, and when its sums were found."""
+        return [(start, self._ends[number]) for number, start in enumerate(self._starts)]
 
     def commit(self) -> None:
         """The step counts: transfers remember what it lost."""

@@ -5,25 +5,25 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.layout import part
-from mpicoll.train import bits, memory, signals, tree
+from mpicoll.train import bits, memory, predicted, signals, tree
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.flat import Flat
 from mpicoll.train.keeper import Keeper
-from mpicoll.train.metrics import Metrics
 from mpicoll.train.models import MLP, Model, Sequential, convnet
+from mpicoll.train.observers import Observers
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.server_trainer import ServerTrainer
+from mpicoll.train.stacks import Stacks
 from mpicoll.train.trainer import Trainer, parts_of
 from mpicoll.train.workers import (
     AllReduceWorkers,
@@ -132,21 +132,23 @@ def run(
     else:
         trainer = Trainer(config, workers, dataset, model, weights, optimizer)
     keeper = Keeper(config, workers, trainer)
+    stacks = Stacks(workers, config.hang_after)
+    observers: Observers | None = None
     try:
         epoch, position, history = keeper.restore()
         with together(workers, "opening the metrics"):
-            metrics = _metrics(config, workers)
+            collectives = trainer.collectives if isinstance(trainer, Trainer) else []
+            expected = predicted.seconds(comm, config.algorithm, collectives)
+            observers = Observers(config, workers, comm, expected, stacks)
         with signals.heard(partial(setattr, trainer, "signalled", True)):
-            loop = _Run(config, workers, dataset, model, trainer, keeper, metrics)
-            return loop.result(epoch, position, history, on_step, on_epoch)
+            loop = _Run(config, workers, dataset, model, trainer, keeper, observers)
+            result = loop.result(epoch, position, history, on_step, on_epoch)
+        return replace(result, communicated=observers.communicated, predicted=expected)
     finally:
+        if observers is not None:
+            observers.close()
+        stacks.close()
         trainer.free()
-
-
-def _metrics(config: Config, workers: Workers) -> Metrics | None:
-    if config.metrics is None:
-        return None
-    return Metrics(Path(config.metrics), workers.rank, workers.size, config)
 
 
 class _Run:
@@ -160,7 +162,7 @@ class _Run:
         model: Model,
         trainer: Trainer | ServerTrainer,
         keeper: Keeper,
-        metrics: Metrics | None,
+        observers: Observers,
     ) -> None:
         self._config = config
         self._workers = workers
@@ -168,7 +170,7 @@ class _Run:
         self._model = model
         self._trainer = trainer
         self._keeper = keeper
-        self._metrics = metrics
+        self._observers = observers
 
     def result(
         self,
@@ -182,6 +184,7 @@ class _Run:
         trainer, config = self._trainer, self._config
         self._history = history
         stopped: str | None = None
+        self._observers.compare_clocks()
         while stopped is None:
             if number > config.epochs:
                 stopped = "epochs"
@@ -197,13 +200,12 @@ class _Run:
                 break
             history.append(epoch)
             self._note(on_epoch, epoch)
+            self._observers.compare_clocks()
             stopped = self._reason(epoch)
             complete = position == trainer.sampler.steps
             if config.checkpoint_every is None or stopped is not None:
                 self._keeper.save(number + complete, 0 if complete else position, history)
             number, position = number + 1, 0
-        if self._metrics is not None:
-            self._metrics.close()
         raise_together(self._workers, "a callback", trainer.failure)  # that of the last epoch
         return Result(trainer.weights.views, tuple(history), trainer.number, stopped)
 
@@ -223,8 +225,7 @@ class _Run:
         What goes wrong is told to the other ranks with the next sum.
         """
         try:
-            if self._metrics is not None:
-                self._metrics.add(record)
+            self._observers.add(record)
             if callback is not None:
                 self._trainer.asked |= callback(record) is True
         except Exception as error:

@@ -132,6 +132,17 @@ class Trainer:
         steps = self._config.epochs * self.sampler.steps
         return steps if self._config.steps is None else min(steps, self._config.steps)
 
+    @property
+    def collectives(self) -> list[tuple[str, int]]:
+        """Name and bytes of each that sums the gradients of a step; none where there are others."""
+        config, item = self._config, self._gradients.vector.itemsize
+        if self._mixing is not None or config.wire != "full" or config.invariant is not None:
+            return []
+        names = ("reduce_scatter", "allgather") if self._sharded else ("allreduce",)
+        sizes = [item * (end - start) for start, end in self._exchange.bounds]
+        header = ("allreduce", self._exchange.header.nbytes)
+        return [*((name, nbytes) for name in names for nbytes in sizes), header]
+
     def free(self) -> None:
         """Free what the ranks made together."""
         self._exchange.free()
@@ -277,6 +288,8 @@ class Trainer:
             hidden=exchange.hidden,
             waiting=waiting,
             slowest=int(computed.argmax()),
+            began=start,
+            spans=_spans(exchange, start),
         )
 
     def _loss(self) -> float:
@@ -382,6 +395,19 @@ class Trainer:
                         "0: a rank changed its parameters, or its sums have other bits; give an "
                         "algorithm that gives all ranks the same bits, such as ring"
                     )
+
+
+def _spans(exchange: Exchange, began: float) -> tuple[tuple[str, float, float], ...]:
+    """What this rank has done since the step began, in seconds after that."""
+    moments = [
+        ("compute", began, exchange.computed),
+        ("exchange", exchange.computed, exchange.reduced),
+        ("update", exchange.reduced, time.perf_counter()),
+        *((f"bucket {number}", *flight) for number, flight in enumerate(exchange.flights())),
+    ]
+    return tuple(
+        (name, round(start - began, 7), round(end - began, 7)) for name, start, end in moments
+    )
 
 
 def parts_of(config: Config, workers: Workers) -> range:
