@@ -28,7 +28,7 @@ from typing import Any, NoReturn, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll import algorithms, collectives, hints, progress, tuning
+from mpicoll import algorithms, collectives, hints, launcher, progress, tuning
 from mpicoll.blocking import Blocking
 from mpicoll.dispatch import FallbackWarning
 from mpicoll.nonblocking import Nonblocking
@@ -142,6 +142,7 @@ class Intracomm(Blocking, Nonblocking, Persistent):
             raise TypeError("expected an mpi4py communicator, not None")
         if not comm:
             raise ValueError("the communicator is MPI.COMM_NULL; pass one that has this rank in it")
+        launcher.warn_if_alone(MPI.COMM_WORLD.Get_size())
         self._state = attach(self)
 
     # --- communicators ---

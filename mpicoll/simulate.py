@@ -198,14 +198,15 @@ def _part(call: _Call, part: Part, method: str, start: Sequence[int]) -> Result:
     steps = median(weight(programs(rank), limit) for rank in call.samples)
     if steps > limit:
         return _repeated(call, programs, start)
-    try:
-        return _swept(call, [programs(rank) for rank in range(call.size)], start)
-    except SeveralMessagesError as error:
-        if method == "sweep":
-            raise ValueError(f"{call.name} cannot be swept: {error}") from None
-        if not together or call.beyond(steps * call.size, programs(0)):
-            raise _too_large(call) from None
-        return _from(start[0], call.events([programs(rank) for rank in range(call.size)]))
+    if len(programs(0)) == 1 or method == "sweep":
+        try:
+            return _swept(call, [programs(rank) for rank in range(call.size)], start)
+        except SeveralMessagesError as error:
+            if method == "sweep":
+                raise ValueError(f"{call.name} cannot be swept: {error}") from None
+    if not together or call.beyond(steps * call.size, programs(0)):
+        raise _too_large(call)
+    return _from(start[0], call.events([programs(rank) for rank in range(call.size)]))
 
 
 def _from(start: int, found: Result) -> Result:

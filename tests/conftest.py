@@ -35,12 +35,12 @@ class Jobs:
         self.directory = directory
         self.running = []
 
-    def start(self, ranks, *words, environment=None):
-        """Start Python with some words on some ranks."""
+    def start(self, ranks, *words, environment=None, options=()):
+        """Start Python with some words on some ranks, with options of the launcher."""
         directory = self.directory / str(len(self.running))
         directory.mkdir()
         process = subprocess.Popen(
-            [*launch.mpirun(), "-n", str(ranks), sys.executable, *map(str, words)],
+            [*launch.mpirun(), *options, "-n", str(ranks), sys.executable, *map(str, words)],
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith("MPICOLL_")},
                 "TMPDIR": str(directory),
@@ -88,9 +88,10 @@ class Jobs:
                     status=process.returncode, out=out.replace("\r", ""), err=err
                 )
 
-    def __call__(self, ranks, *words, environment=None, limit=50):
+    def __call__(self, ranks, *words, environment=None, limit=50, options=()):
         """Start a job and wait for it."""
-        return self.finish(self.start(ranks, *words, environment=environment), limit)
+        started = self.start(ranks, *words, environment=environment, options=options)
+        return self.finish(started, limit)
 
     def check_empty(self):
         """Some launchers return a moment before the ranks that they have killed are gone."""
@@ -142,7 +143,7 @@ def job(mpirun, tmp_path):
 @pytest.fixture
 def no_launcher(monkeypatch):
     """As where no launcher has started this process."""
-    from mpicoll.cli import launcher
+    from mpicoll import launcher
 
     names = {name for entry in launcher._LAUNCHERS for name in entry[1:]}
     for name in names | {"SLURM_STEP_ID"}:

@@ -52,6 +52,7 @@ LAYERS = [
         "fused",
         "hooks",
         "lanes",
+        "launcher",
         "native_requests",
         "nonblocking",
         "observe",

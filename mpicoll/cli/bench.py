@@ -10,8 +10,8 @@ import typer
 
 from mpicoll.cli import parse, session, sweep, wanted
 from mpicoll.cli.errors import UsageError, describe, usage
-from mpicoll.cli.launcher import launch
 from mpicoll.cli.options import Set
+from mpicoll.launcher import launch
 
 _FORMATS = ("nccl", "osu", "csv", "json")
 

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 
 from mpicoll.cli.errors import RankError, UsageError, describe
-from mpicoll.cli.launcher import launch
+from mpicoll.launcher import launch
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
 COLLECTIVE_COMMANDS = ("bench", "train", "doctor")

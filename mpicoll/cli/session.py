@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from mpicoll.cli.errors import UsageError, describe
-from mpicoll.cli.launcher import launch, mismatch
+from mpicoll.launcher import launch, mismatch
 
 if TYPE_CHECKING:
     from mpi4py import MPI

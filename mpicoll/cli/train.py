@@ -37,6 +37,12 @@ def command(
     channels: Annotated[
         str, typer.Option(metavar="LIST", help="Channels of the convolutions of conv, as 16,32.")
     ] = "16,32",
+    augment: Annotated[
+        str | None, typer.Option(help="Of images: shift:N, flip or shift:N,flip.")
+    ] = None,
+    data_servers: Annotated[
+        int, typer.Option(help="Ranks, the last, that read and augment data for the others.")
+    ] = 0,
     dropout: Annotated[
         float, typer.Option(help="Share of hidden values set to zero while training.")
     ] = 0.0,
@@ -96,6 +102,9 @@ def command(
         int | None,
         typer.Option(help="Of parameter_server: ranks that must be left to compute."),
     ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="Of parameter_server: servers that hold each server's part too.")
+    ] = 0,
     send_every: Annotated[
         int | None,
         typer.Option(help="Of parameter_server: updates after which servers send unasked."),

@@ -26,6 +26,8 @@ from mpicoll.model.cells import Array, Cell, Resampled, by_choice, is_native, la
 from mpicoll.model.equations import Ends, Equations
 
 MOST_PIECES = 4
+#: The longest message of a piece is so many times the shortest at least.
+LEAST_SPAN = 2.0
 REPLICATES = 80
 #: Weight of the set of all algorithms in that of one, for each parameter, beside 1 for each time.
 PULL = 0.05
@@ -173,8 +175,18 @@ def _more(system: Equations, ends: Ends) -> Iterator[dict[str, tuple[int, ...]]]
             continue
         for low, high in pairwise(sizes):
             end = _between(low, high)
-            if end not in mine:
-                yield {**ends, link: tuple(sorted((*mine, end)))}
+            more = tuple(sorted({*mine, end}))
+            if end not in mine and _span_sizes(sizes, more):
+                yield {**ends, link: more}
+
+
+def _span_sizes(sizes: Sequence[int], ends: Sequence[int]) -> bool:
+    """Whether each piece has sizes far enough apart: one size does not tell alpha from beta."""
+    limits = [0, *ends, math.inf]
+    pieces = [[m for m in sizes if low < m <= high] for low, high in pairwise(limits)]
+    if sizes and not sizes[0]:
+        pieces[0].append(0)
+    return all(piece and max(piece) >= LEAST_SPAN * max(min(piece), 1) for piece in pieces)
 
 
 def _between(low: int, high: int) -> int:

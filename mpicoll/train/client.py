@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,26 +10,13 @@ from numpy.typing import NDArray
 
 from mpicoll.train import messages
 from mpicoll.train.messages import Message, tag, wait_until
+from mpicoll.train.placement import Place
 from mpicoll.train.shard import Push
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 Array = NDArray[Any]
-
-
-@dataclass
-class Place:
-    """Where a shard is.
-
-    Attributes:
-        rank: The rank that answers for it.
-        start, end: Its part of the vector of all parameters.
-    """
-
-    rank: int
-    start: int
-    end: int
 
 
 class Client:
@@ -67,6 +53,9 @@ class Client:
             for number in answering
         }
         self._versions = dict.fromkeys(answering, 0)
+        self._asked: set[int] = set()  # whose answer is awaited
+        self._pushed: set[int] = set()  # who has not answered since it was pushed to
+        self._abandoned: list[Message] = []  # what is under way from and to the dead
         self.updates = self.skipped = 0
 
     def begin(self) -> None:
@@ -95,6 +84,7 @@ class Client:
             message.head[: messages.VERSION + 1] = head
             message.values[...] = self._gradient[place.start : place.end]
             message.send(self._comm, place.rank, tag(number, messages.TO_SERVER))
+            self._pushed.add(number)
 
     def arrive(self) -> None:
         """Look at what has come unasked; called now and then while gradients are computed."""
@@ -115,10 +105,29 @@ class Client:
             self._ask(number, messages.FETCH, slot)
         self._take_answers(target)
 
+    def renew(self, moved: Sequence[int]) -> None:
+        """Other ranks answer for some shards than did: send them what was not answered.
+
+        Args:
+            moved: Number of each, in `places` with its new rank.
+        """
+        for number in moved:
+            rank, to_server = self._places[number].rank, tag(number, messages.TO_SERVER)
+            push, question = self._outgoing[number], self._questions[number]
+            self._abandoned += [push, question, self._answers[number]]
+            self._outgoing[number], self._questions[number] = push.copy(), question.copy()
+            self._answers[number] = self._answers[number].copy()
+            if number in self._pushed:
+                self._outgoing[number].send(self._comm, rank, to_server)
+            if number in self._asked:
+                self._receive(number)
+                self._questions[number].send(self._comm, rank, to_server)
+
     def _ask(self, number: int, kind: int, clock: int, flags: int = 0) -> None:
         """Send a question; where an answer comes, await it."""
         self._wait(lambda: self._questions[number].done())
         if number in self._answers:
+            self._asked.add(number)
             self._receive(number)
         question = self._questions[number]
         question.head[: messages.FLAGS + 1] = kind, clock, flags
@@ -132,6 +141,8 @@ class Client:
     def _take_answers(self, target: Array) -> float:
         """Wait for the answers of all shards, and put them into a vector."""
         self._wait(lambda: all(answer.done() for answer in self._answers.values()))
+        self._asked.clear()
+        self._pushed.clear()
         for number, answer in self._answers.items():
             place = self._places[number]
             target[place.start : place.end] = answer.values

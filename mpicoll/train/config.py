@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
-from mpicoll.train import consistency, wire
+from mpicoll.train import augment, consistency, wire
 from mpicoll.train.data import DATASETS, is_path
 from mpicoll.train.models import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS
@@ -40,6 +40,10 @@ class Config:
         model: `softmax` (softmax regression), `mlp` or `conv` (a small convolutional net).
         hidden: Sizes of the hidden layers of an `mlp`, or of `conv` after its convolutions.
         channels: Output channels of the convolutions of `conv`, first to last.
+        augment: `shift:N` (move each image by up to N pixels), `flip` (mirror half of them) or
+            both, `shift:N,flip`, anew in each epoch; None for nothing (`mpicoll.train.augment`).
+        data_servers: So many ranks, the last, read and augment samples for the others, ahead of
+            need, and do nothing else.
         dropout: Share of hidden values set to zero while training.
         epochs: Passes over the training set.
         steps: Stop after so many steps, None for no such limit.
@@ -79,6 +83,8 @@ class Config:
             leaves of the ranks that were started; None for whatever it leaves.
         send_every: With `parameter_server`: servers send their parameters unasked, after so many
             updates (1: whenever there are new ones); None: workers ask for them.
+        replicas: With so many `servers`: how many others hold each server's part too, so that as
+            many may die (under Open MPI 5, `mpirun --with-ft ulfm`).
         apply_at_once: With `send_every`: a worker takes over what arrives while it computes
             gradients, instead of before its next step.
         average_every: With `local_sgd`: steps from one average of the parameters to the next.
@@ -112,6 +118,8 @@ class Config:
     model: str = "softmax"
     hidden: tuple[int, ...] = (64,)
     channels: tuple[int, ...] = (16, 32)
+    augment: str | None = None
+    data_servers: int = 0
     dropout: float = 0.0
     epochs: int = 15
     steps: int | None = None
@@ -139,6 +147,7 @@ class Config:
     workers: int | None = None
     send_every: int | None = None
     apply_at_once: bool = False
+    replicas: int = 0
     average_every: int = 8
     graph: str = "exponential"
     algorithm: str | None = "ring"
@@ -168,6 +177,8 @@ class Config:
             ("check_every", 0),
             ("keep", 1),
             ("average_every", 1),
+            ("replicas", 0),
+            ("data_servers", 0),
         ):
             _at_least(name, getattr(self, name), least)
         for name in _OPTIONAL_COUNTS:
@@ -202,6 +213,8 @@ class Config:
         _one_of("lr_scaling", self.lr_scaling, tuple(SCALINGS))
         _one_of("strategy", self.strategy, STRATEGIES)
         wire.codec(self.wire)
+        if self.augment is not None:
+            augment.parse(self.augment)
         if self.algorithm is not None:
             names = (*algorithms.names("allreduce"), "native")
             _one_of("all-reduce algorithm", self.algorithm, names)
@@ -238,16 +251,16 @@ class Config:
                     "balance": ("none",),
                 },
             ),
-            ("balance", {"strategy": ("allreduce", "zero1")}),
+            ("balance", {"strategy": ("allreduce", "zero1"), "data_servers": (0,)}),
         ):
             if getattr(self, mode) in (None, False, "none"):
                 continue
             for name, known in wanted.items():
                 if getattr(self, name) not in known:
+                    wanted_words = " or ".join("nothing" if k is None else str(k) for k in known)
                     raise ValueError(
                         f"{mode} does not go together with {name} {getattr(self, name)}: give "
-                        f"{name} {' or '.join('nothing' if k is None else k for k in known)}, or "
-                        f"leave {mode} out"
+                        f"{name} {wanted_words}, or leave {mode} out"
                     )
         if self.deterministic and self.algorithm in (None, "native"):
             raise ValueError(
@@ -273,6 +286,8 @@ class Config:
                 f"servers is {self.servers!r}: give a number of ranks of at least 1, colocated or "
                 "decentralized"
             )
+        if self.replicas:
+            self._check_replicas()
         if self.apply_at_once and self.send_every is None:
             raise ValueError(
                 "apply_at_once is of parameters that servers send unasked: give send_every, such "
@@ -289,6 +304,26 @@ class Config:
                 )
         if self.dtype == "float16":
             raise ValueError("strategy parameter_server trains in float64 or float32: give one")
+
+    def _check_replicas(self) -> None:
+        if not self.servers.isdigit():
+            raise ValueError(
+                f"replicas is {self.replicas} with servers {self.servers}, where a rank that dies "
+                "takes a worker with it: give a number of servers, or leave replicas out"
+            )
+        if self.data_servers:
+            raise ValueError(
+                "data servers do not outlive another rank: leave data_servers out, or replicas"
+            )
+        if int(self.servers) <= self.replicas:
+            raise ValueError(
+                f"{self.replicas} replica(s) of each part need at least {self.replicas + 1} "
+                f"servers, not {self.servers}: give more servers, or fewer replicas"
+            )
+        if self.send_every is not None:
+            raise ValueError(
+                "a replica answers what a worker asks: leave send_every out, or replicas"
+            )
 
     def _check_numbers(self) -> None:
         if not 0 < self.lr < math.inf:
@@ -316,23 +351,25 @@ class Config:
         """How many of so many ranks compute gradients.
 
         Raises:
-            ValueError: There are not more ranks than servers, or other than `workers` says.
+            ValueError: There are not more ranks than serve, or other than `workers` says.
         """
-        servers = 0
+        serving = {"data server": self.data_servers}
         if self.strategy == "parameter_server" and self.servers.isdigit():
-            servers = int(self.servers)
-        if servers >= ranks:
+            serving["server"] = int(self.servers)
+        count = sum(serving.values())
+        words = " and ".join(f"{n} {what}(s)" for what, n in reversed(serving.items()) if n)
+        if count >= ranks:
             raise ValueError(
-                f"{servers} server(s) on {ranks} rank(s) leave no worker: start at least "
-                f"{servers + 1} ranks, or give fewer servers, or colocated"
+                f"{words} on {ranks} rank(s) leave no worker: start at least {count + 1} ranks, or "
+                "give fewer servers"
             )
-        if self.workers not in (None, ranks - servers):
+        if self.workers not in (None, ranks - count):
             raise ValueError(
-                f"{self.workers} worker(s) and {servers} rank(s) that only serve are "
-                f"{self.workers + servers}, but {ranks} were started: start so many, or leave "
+                f"{self.workers} worker(s) and {count} rank(s) that only serve are "
+                f"{(self.workers or 0) + count}, but {ranks} were started: start so many, or leave "
                 "workers out"
             )
-        return ranks - servers
+        return ranks - count
 
     def global_batch(self, ranks: int) -> int:
         """Samples in one batch of so many ranks together."""
@@ -349,6 +386,7 @@ class Config:
             strategy="allreduce",
             workers=None,
             balance="none",
+            data_servers=0,
         )
 
     @property

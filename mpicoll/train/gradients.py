@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from mpicoll.train import tree
 from mpicoll.train.batch import Batch
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
+from mpicoll.train.feeds import Reading
 from mpicoll.train.flat import Flat
 from mpicoll.train.models import Model, Parameters, push_gradients
 from mpicoll.train.sampler import Sampler, shared
@@ -41,6 +44,7 @@ class Gradients:
         speeds: Shape (count,): shares of a batch that parts take; None for even ones.
         losses: Shares of the loss of this rank's parts, of the last step.
         finite: Whether all of the last ones are.
+        loading: Seconds of the last step in which samples were read or waited for.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class Gradients:
         count: int,
         own: int = 1,
     ) -> None:
-        self._config, self._dataset, self._model = config, dataset, model
+        self._config, self._model = config, model
         self._parts, self._count = range(index, index + own), count
         self._batch = config.global_batch(count)
         self._program = tree.program(self._parts, count)
@@ -66,9 +70,25 @@ class Gradients:
         self.flat = self._slots[0]
         samples = len(dataset.train_labels)
         self.sampler = Sampler(samples, self._batch * config.accumulate, config.seed)
+        self._feed = dataset.feed or Reading(dataset, config)
         self.speeds: Array | None = None
         self.losses: list[float] = []
         self.finite = True
+        self.loading = 0.0
+
+    def batches(self, epoch: int, done: int = 0) -> Iterator[NDArray[np.int64]]:
+        """As `Sampler.batches`; the samples of this rank are asked for ahead of need."""
+        self._feed.forget()
+        coming: deque[NDArray[np.int64]] = deque()
+        for samples in self.sampler.batches(epoch, done):
+            coming.append(samples)
+            batches = self._batches(samples)
+            for index in self._parts:
+                for batch in batches:
+                    self._feed.want(self._cut(batch, index), epoch)
+            if len(coming) > self._feed.ahead:
+                yield coming.popleft()
+        yield from coming
 
     def share(self, samples: NDArray[np.int64]) -> int:
         """How many of the samples of a step are this rank's."""
@@ -103,15 +123,18 @@ class Gradients:
         """
         self.finite = True
         self.losses.clear()
-        data = self._dataset
+        self.loading = 0.0
         batches = self._batches(samples)
         for index, leaf in zip(self._parts, self._program, strict=True):
             loss = 0.0
             for number, whole in enumerate(batches):
                 mine = self._cut(whole, index)
+                asked = time.perf_counter()
+                inputs, labels = self._feed.take(mine, epoch)
+                self.loading += time.perf_counter() - asked
                 batch = Batch(
-                    data.train_inputs[mine],
-                    data.train_labels[mine],
+                    inputs,
+                    labels,
                     len(samples) / scale,
                     mine,
                     epoch,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.layout import part
-from mpicoll.train import bits, memory, predicted, signals, tree
+from mpicoll.train import bits, data_servers, memory, placement, predicted, signals, tree
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.flat import Flat
@@ -95,7 +95,22 @@ def run(
             steps, or any exception of a model or of a callback; on all ranks together, also where
             one rank alone is concerned.
     """
-    workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
+    if comm is not None and config.data_servers:
+        return data_servers.run(
+            config,
+            comm,
+            lambda: dataset or load(config.dataset, config.data),
+            lambda config, comm, dataset: run(
+                config,
+                comm,
+                dataset=dataset,
+                model=model,
+                optimizer=optimizer,
+                on_step=on_step,
+                on_epoch=on_epoch,
+            ),
+        )
+    workers: Workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     with together(workers, "making data and model ready"):
         dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
@@ -108,6 +123,8 @@ def run(
         if config.deterministic and config.algorithm is not None:
             bits.require_fixed_order(config.algorithm, workers.size)
         needed = memory.estimate(config, workers.size, model, weights)
+    if comm is not None and config.strategy == "parameter_server":
+        workers = placement.members(config, workers, comm)
     ranks_here = workers.gather(platform.node()).count(platform.node())
     with together(workers, "making room"):
         memory.require(needed, ranks_here)
@@ -296,8 +313,12 @@ class _Run:
         """
         losses, correct = {}, 0
         for index in parts_of(self._config, self._workers):
-            first, count = part(len(labels), self._config.invariant or self._workers.size, index)
-            loss = 0.0
+            shards, loss = self._config.invariant, 0.0
+            first, count = (
+                self._workers.share(len(labels))
+                if shards is None
+                else part(len(labels), shards, index)
+            )
             for start in range(first, first + count, _ROWS):
                 rows = slice(start, min(start + _ROWS, first + count))
                 found, scores = self._model.losses_and_scores(

@@ -26,6 +26,7 @@ class Step:
         hidden: Seconds in which it communicated while it computed.
         waiting: Seconds that it waited for ranks that computed longer.
         slowest: Rank that computed longest, None where ranks make their steps apart.
+        loading: Seconds in which this rank read samples, or waited for a data server.
         began: When it began, by this rank's `time.perf_counter`; 0 where it is not known.
         spans: What this rank did meanwhile: name, start and end in seconds after that.
     """
@@ -42,6 +43,7 @@ class Step:
     hidden: float
     waiting: float
     slowest: int | None
+    loading: float
     began: float = 0.0
     spans: tuple[tuple[str, float, float], ...] = ()
 

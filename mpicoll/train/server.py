@@ -70,7 +70,7 @@ class Server:
             if message.request is None or number in self._early or not message.done():
                 continue
             moved = True
-            if self.shard.idle and message.head[messages.KIND] == messages.PULL:
+            if self.shard.idle and self._is_new(number, message):
                 self._early.append(number)
             else:
                 self._take(number, message)
@@ -97,6 +97,13 @@ class Server:
     def _receive(self, number: int) -> None:
         source = self._ranks[number]
         self._arriving[number].receive(self._comm, source, tag(self._number, messages.TO_SERVER))
+
+    def _is_new(self, number: int, message: Message) -> bool:
+        """Whether what came after the end of an epoch is of the next."""
+        kind, clock = (int(value) for value in message.head[: messages.CLOCK + 1])
+        return kind == messages.PULL or (
+            kind == messages.PUSH and not self.shard.has(number, clock)
+        )
 
     def _take(self, number: int, message: Message) -> None:
         """What a worker sent."""

@@ -21,19 +21,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.layout import part
-from mpicoll.train import consistency, optimizers, schedules
-from mpicoll.train.client import Client, Listener, Place
+from mpicoll.train import consistency, optimizers, placement, schedules
+from mpicoll.train.client import Client, Listener
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.flat import Flat
 from mpicoll.train.gradients import Gradients
+from mpicoll.train.health import Health
 from mpicoll.train.messages import wait_until
 from mpicoll.train.models import Model
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Step
+from mpicoll.train.replica import Replica
 from mpicoll.train.server import Server
 from mpicoll.train.shard import Push, Shard
+from mpicoll.train.survivors import Survivors
 from mpicoll.train.workers import Workers, raise_together
 
 if TYPE_CHECKING:
@@ -74,18 +76,25 @@ class ServerTrainer:
             config.optimizer, config.momentum, config.weight_decay
         )
         self._model = consistency.parse(config.consistency)
-        self._places = _placed(config.servers, size, count, weights.vector.size)
+        self._places = placement.places(config, size, weights.vector.size)
         self._whole_here = config.servers == "decentralized"
-        own = [number for number, place in enumerate(self._places) if place.rank == rank]
+        self._health = workers.health if isinstance(workers, Survivors) else None
+        own = [
+            number
+            for number in range(len(self._places))
+            if rank in placement.holders(config, size, self._places[number].rank)
+        ]
         self._source = Gradients(config, dataset, model, weights, min(rank, count - 1), count)
         self.sampler = self._source.sampler
         self._every = config.send_every
-        self._server = self._make_server(own[0]) if own else None
+        self._servers = {number: self._make_server(number) for number in own}
         self._client = self._make_client(own) if rank < count else None
         self.number = self.updates = self.skipped = self.position = self.skipped_in_a_row = 0
         self.compute = np.zeros(size)
         self.asked = self.signalled = self.stop = self.interrupted = False
         self.failure: Exception | None = None
+        if isinstance(workers, Survivors):
+            workers.meanwhile = self._serve
 
     @property
     def views(self) -> dict[str, Array]:
@@ -93,20 +102,20 @@ class ServerTrainer:
         return self.weights.views
 
     def free(self) -> None:
-        """Free what the ranks made together; write the trace of this rank's shard."""
-        if self._server is not None:
-            self._server.free()
-        self._comm.Free()
-        if self._server is not None and self._config.metrics is not None:
-            shard = self._server.shard
-            path = Path(self._config.metrics) / f"shard-{self._workers.rank}.jsonl"
-            with open(path, "a") as file:
-                for event in shard.trace:
-                    # JSON has no word for infinity.
-                    bound = event.bound if math.isfinite(event.bound) else None
-                    file.write(json.dumps({**asdict(event), "bound": bound}) + "\n")
-                for change in shard.adaptive.changes if shard.adaptive else ():
-                    file.write(json.dumps({"kind": "change", **asdict(change)}) + "\n")
+        """Free what the ranks made together; write the traces of the shards this rank answers for.
+
+        After a death nothing is freed: MPI may not be able to.
+        """
+        if self._health is None or not self._health.dead:
+            for server in self._servers.values():
+                server.free()
+            self._comm.Free()
+        if self._config.metrics is None:
+            return
+        for number, server in self._servers.items():
+            if self._places[number].rank == self._workers.rank:
+                name = f"shard-{number + self._first_server}.jsonl"
+                _write_trace(Path(self._config.metrics) / name, server.shard)
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
         """Make the steps of an epoch that are left: a worker's own; a server has none.
@@ -120,13 +129,13 @@ class ServerTrainer:
         """
         first = self.number
         mine = 0.0
-        if self._server is not None:
-            self._server.begin(first)
+        for server in self._servers.values():
+            server.begin(first)
         clock, failure = first, self.failure
         if self._client is not None:
             self._client.begin()
             left = math.inf if self._config.steps is None else self._config.steps - first
-            batches = self.sampler.batches(epoch, done)
+            batches = self._source.batches(epoch, done)
             while failure is None and clock - first < left:
                 samples = next(batches, None)
                 if samples is None:
@@ -146,8 +155,7 @@ class ServerTrainer:
                 yield step
                 failure = self.failure
             self._client.leave(failure is not None)
-        if self._server is not None:
-            wait_until(self._server.over, self._serve)
+        wait_until(lambda: all(s.over() for s in self._servers.values()), self._serve)
         self._agree(f"epoch {epoch}", clock, mine, failure)
         self.position = done + self.number - first
 
@@ -174,9 +182,9 @@ class ServerTrainer:
             self._put(slot, whole)
         for name in ("number", "updates", "skipped"):
             setattr(self, name, facts[name])
-        if self._server is not None:
-            self._server.shard.updates = self.updates
-            self._server.shard.skipped = self.skipped
+        for server in self._servers.values():
+            server.shard.updates = self.updates
+            server.shard.skipped = self.skipped
 
     # --- a worker ---
 
@@ -187,7 +195,7 @@ class ServerTrainer:
         started, processor = time.perf_counter(), time.process_time()
         self._served = 0.0
         loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
-        serving = self._served
+        serving = self._served + self._source.loading
         mine = time.perf_counter() - started - serving
         used = time.process_time() - processor - serving
         share = self._source.share(samples)
@@ -205,9 +213,10 @@ class ServerTrainer:
             skipped=not push.finite,
             compute=mine,
             exposed=time.perf_counter() - started,
-            hidden=serving,
+            hidden=self._served,
             waiting=waited,
             slowest=None,
+            loading=self._source.loading,
         )
 
     def _count_skips(self, loss: float) -> None:
@@ -251,7 +260,7 @@ class ServerTrainer:
 
     def _make_server(self, number: int) -> Server:
         place = self._places[number]
-        return Server(
+        arguments = (
             self._comm,
             Shard(
                 self.weights.vector[place.start : place.end].copy(),
@@ -265,15 +274,36 @@ class ServerTrainer:
             number,
             range(self._worker_count),
             [number] if self._whole_here else range(self._worker_count),
-            lockstep=self._model.kind == "bsp",
-            every=self._every,
+            self._model.kind == "bsp",
+            self._every,
         )
+        if self._config.replicas:
+            assert self._health is not None
+            return Replica(*arguments, rank=self._workers.rank, health=self._health)
+        return Server(*arguments)
 
     def _serve(self) -> bool:
-        if self._server is None:
-            return False
-        self._server.stop |= self.signalled and self._may_stop
-        return self._server.poll()
+        if self._health is not None and self._health.look():
+            self._regroup(self._health)
+        moved = False
+        for server in self._servers.values():
+            server.stop |= self.signalled and self._may_stop
+            moved |= server.poll()
+        return moved
+
+    def _regroup(self, health: Health) -> None:
+        """Servers have died: others answer for their shards."""
+        moved = []
+        for number, place in enumerate(self._places):
+            first = health.chain(number)[0]
+            if place.rank != first:
+                place.rank = first
+                moved.append(number)
+        for server in self._servers.values():
+            if isinstance(server, Replica):
+                server.regroup()
+        if self._client is not None:
+            self._client.renew(moved)
 
     @property
     def _may_stop(self) -> bool:
@@ -290,15 +320,17 @@ class ServerTrainer:
             "asked": self.asked,
             "signalled": self.signalled,
             "clock": clock,
+            "rank": self._workers.rank,
             "seconds": mine,
             "updates": 0 if client is None else client.updates,
             "skipped": 0 if client is None else client.skipped,
         }
-        everyone = self._workers.gather(facts)
+        everyone = [theirs for theirs in self._workers.gather(facts) if theirs is not None]
         if any(theirs["failed"] for theirs in everyone):
             raise_together(self._workers, where, failure)
         self.number = max(theirs["clock"] for theirs in everyone)
-        self.compute += [theirs["seconds"] for theirs in everyone]
+        for theirs in everyone:
+            self.compute[theirs["rank"]] += theirs["seconds"]
         self.interrupted = any(theirs["signalled"] for theirs in everyone)
         self.stop = self.interrupted or any(theirs["asked"] for theirs in everyone)
         self.updates, self.skipped = everyone[0]["updates"], everyone[0]["skipped"]
@@ -317,26 +349,31 @@ class ServerTrainer:
         if self._workers.rank == 0:
             assert self._client is not None
             self._client.fetch(self._optimizer.slots.index(slot), whole)
-        over = self._comm.Ibarrier()
-        wait_until(over.Test, self._serve)
+        if self._health is None:
+            over = self._comm.Ibarrier()
+            wait_until(over.Test, self._serve)
+        else:
+            self._workers.gather(None)
         return whole
 
     def _put(self, slot: str | None, whole: Array) -> None:
-        """Give this rank's shard its part of an array."""
-        if self._server is not None:
-            shard = self._server.shard
-            place = next(place for place in self._places if place.rank == self._workers.rank)
-            target = shard.weights if slot is None else shard.state[slot]
+        """Give this rank's shards their parts of an array."""
+        for number, server in self._servers.items():
+            place = self._places[number]
+            target = server.shard.weights if slot is None else server.shard.state[slot]
             target[...] = whole[place.start : place.end]
 
+    @property
+    def _first_server(self) -> int:
+        """Rank that the first shard had at the start."""
+        return self._worker_count if self._config.servers.isdigit() else 0
 
-def _placed(servers: str, ranks: int, workers: int, length: int) -> list[Place]:
-    """Where each shard is."""
-    if servers == "decentralized":
-        return [Place(rank, 0, length) for rank in range(ranks)]
-    holders = range(ranks) if servers == "colocated" else range(workers, ranks)
-    parts = [part(length, len(holders), number) for number in range(len(holders))]
-    return [
-        Place(rank, start, start + count)
-        for rank, (start, count) in zip(holders, parts, strict=True)
-    ]
+
+def _write_trace(path: Path, shard: Shard) -> None:
+    with open(path, "a") as file:
+        for event in shard.trace:
+            # JSON has no word for infinity.
+            bound = event.bound if math.isfinite(event.bound) else None
+            file.write(json.dumps({**asdict(event), "bound": bound}) + "\n")
+        for change in shard.adaptive.changes if shard.adaptive else ():
+            file.write(json.dumps({"kind": "change", **asdict(change)}) + "\n")

@@ -156,6 +156,7 @@ class Shard:
                 f"worker {number} pushes clock {push.clock}, awaited is {worker.clock}"
             )
         worker.clock += 1
+        self.granted = max(self.granted, push.clock)  # perhaps by a replica that is no more
         self._record("push", number, push.clock)
         if self.adaptive is not None:
             self.adaptive.note(number, push.seconds, push.processor)
@@ -164,6 +165,10 @@ class Shard:
         else:
             self._apply_one(worker, push, gradient)
         self._advance()
+
+    def is_active(self, number: int) -> bool:
+        """Whether a worker has not left."""
+        return self._workers[number].active
 
     def has(self, number: int, clock: int) -> bool:
         """Whether a worker's push of a clock has come."""

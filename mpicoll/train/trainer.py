@@ -207,7 +207,7 @@ class Trainer:
             TrainingError: The model failed on a rank, or too many steps in a row were skipped.
         """
         self.position = done
-        for samples in self.sampler.batches(epoch, done):
+        for samples in self._source.batches(epoch, done):
             self.position += 1
             yield self.step(samples, epoch, self.position)
             if self.stop or self.number == self._config.steps:
@@ -240,7 +240,7 @@ class Trainer:
             loss = source.compute(self.views, samples, epoch, exchange.ready, self.scale)
         except Exception as error:
             failure = failure or error
-        mine = time.perf_counter() - start - exchange.calls
+        mine = time.perf_counter() - start - exchange.calls - source.loading
         header[_FAILED] = failure is not None
         if not source.finite:
             header[_NOT_FINITE] = 1
@@ -288,6 +288,7 @@ class Trainer:
             hidden=exchange.hidden,
             waiting=waiting,
             slowest=int(computed.argmax()),
+            loading=source.loading,
             began=start,
             spans=_spans(exchange, start),
         )

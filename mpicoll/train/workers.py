@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from mpicoll import algorithms
-from mpicoll.layout import even
+from mpicoll.layout import even, part
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -55,6 +55,9 @@ class Workers(Protocol):
     @property
     def size(self) -> int:
         """Number of ranks."""
+
+    def share(self, length: int) -> tuple[int, int]:
+        """First and number of this rank's part of so many items to be measured."""
 
     def sum(self, values: Array) -> None:
         """Replace `values` on all ranks by their sum over the ranks."""
@@ -116,6 +119,10 @@ class OneProcess:
 
     rank = 0
     size = 1
+
+    def share(self, length: int) -> tuple[int, int]:
+        """All."""
+        return 0, length
 
     def sum(self, values: Array) -> None:
         """Nothing to add."""
@@ -180,6 +187,10 @@ class AllReduceWorkers:
     def _choice_for(self, collective: str) -> dict[str, Any]:
         known = (*algorithms.names(collective), "native")
         return self._choice if self._choice.get("algorithm") in known else {}
+
+    def share(self, length: int) -> tuple[int, int]:
+        """See `Workers.share`."""
+        return part(length, self.size, self.rank)
 
     def sum(self, values: Array) -> None:
         """See `Workers.sum`."""
@@ -279,6 +290,8 @@ def require_equal(workers: Workers, facts: Mapping[str, object], remedy: str) ->
     """
     everyone = workers.gather({name: str(value) for name, value in facts.items()})
     for rank, theirs in enumerate(everyone):
+        if theirs is None:  # that rank has died
+            continue
         for name in dict.fromkeys((*everyone[0], *theirs)):
             ours, other = everyone[0].get(name, "missing"), theirs.get(name, "missing")
             if ours != other:
