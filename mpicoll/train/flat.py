@@ -17,6 +17,7 @@ class Flat:
     Args:
         arrays: The arrays; their values are copied.
         dtype: Type of the vector, None for that of the arrays.
+        out: The vector to lay them out in, None for a new one; of the right length and type.
 
     Attributes:
         vector: Shape (elements,), all values.
@@ -28,7 +29,12 @@ class Flat:
         ValueError: There are none.
     """
 
-    def __init__(self, arrays: Mapping[str, Array], dtype: DTypeLike | None = None) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        dtype: DTypeLike | None = None,
+        out: Array | None = None,
+    ) -> None:
         if not arrays:
             raise ValueError("the model has no parameters: return at least one array")
         dtypes = {name: array.dtype for name, array in arrays.items()}
@@ -40,7 +46,9 @@ class Flat:
                     "give all parameters the same floating type"
                 )
         length = sum(array.size for array in arrays.values())
-        self.vector: Array = np.zeros(length, first if dtype is None else dtype)
+        self.vector: Array = (
+            np.zeros(length, first if dtype is None else dtype) if out is None else out
+        )
         self.views: dict[str, Array] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         start = 0
