@@ -27,6 +27,7 @@ from mpicoll.train.trainer import Trainer
 from mpicoll.train.workers import (
     AllReduceWorkers,
     OneProcess,
+    TrainingError,
     Workers,
     raise_together,
     require_equal,
@@ -148,9 +149,12 @@ def run(
             metrics = _metrics(config, workers)
         with signals.heard(partial(setattr, trainer, "signalled", True)):
             loop = _Run(config, workers, dataset, model, trainer, keeper, metrics)
-            return loop.result(epoch, position, history, on_step, on_epoch)
-    finally:
+            result = loop.result(epoch, position, history, on_step, on_epoch)
+    except TrainingError:  # on all ranks together; after any other, messages may be under way
         trainer.free()
+        raise
+    trainer.free()
+    return result
 
 
 def _metrics(config: Config, workers: Workers) -> Metrics | None:

@@ -67,7 +67,7 @@ def at_once(slurm, job):
     slurm.do("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("srun", marks=pytest.mark.long)])
 def test_a_signal_makes_a_checkpoint_and_the_job_goes_on_from_it(slurm, undisturbed, launcher):
     name = f"signal-{launcher}"
     site = slurm.site(f"{launcher}.env", LAUNCHER=launcher, SRUN_MPI=SRUN_MPI)
