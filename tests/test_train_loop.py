@@ -248,7 +248,7 @@ def test_alone_does_what_the_ranks_do():
         ({"strategy": "gossip", "clip": 1.0}, "gossip does not take clip"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"device": "gpu", "wire": "bf16"}, "wire bf16 is encoded by the host"),
-        ({"device": "gpu", "augment": "flip"}, "augment is work of the host"),
+        ({"device": "gpu", "augment": "flip"}, "device gpu does not take augment"),
         ({"strategy": "local_sgd", "wire": "bf16"}, "local_sgd sends gradients as they are"),
         ({"strategy": "gossip", "graph": "star"}, "unknown graph 'star': known are ring"),
         ({"average_every": 0}, "average_every is 0"),

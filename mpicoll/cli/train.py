@@ -128,6 +128,20 @@ def command(
     wire: Annotated[
         str, typer.Option(help="Gradients travel in full, fp16, bf16, int8 or topk:SHARE.")
     ] = "full",
+    invariant: Annotated[
+        int | None,
+        typer.Option(
+            metavar="[=V]",
+            help="The same bits on any number of ranks up to V, 16 if it is not said.",
+        ),
+    ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="The same bits for every bucket size."),
+    ] = False,
+    balance: Annotated[
+        str, typer.Option(help="Samples of each rank: none (as many) or speed (as it is fast).")
+    ] = "none",
     check_every: Annotated[
         int, typer.Option(help="Steps between comparisons of the ranks' parameters; 0: never.")
     ] = 100,
@@ -145,6 +159,15 @@ def command(
     metrics: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Write JSON lines there, a file a rank.")
     ] = None,
+    tensorboard: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write event files of TensorBoard there.")
+    ] = None,
+    hang_after: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="All ranks write their stacks where no step ends for so long."
+        ),
+    ] = 600.0,
     compare: Annotated[
         bool,
         typer.Option("--compare/--no-compare", help="Train again in one process and compare."),

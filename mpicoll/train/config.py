@@ -25,7 +25,9 @@ _OPTIONAL_COUNTS = (
     "checkpoint_every",
     "workers",
     "send_every",
+    "invariant",
 )
+BALANCES = ("none", "speed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,15 @@ class Config:
         resume: A checkpoint, or a folder of them, to go on from; `auto`: the last in `checkpoint`,
             if there is one.
         metrics: Folder to write metrics to (`mpicoll.train.metrics`), None for none.
+        invariant: Virtual shards that every batch is cut into, so that the bits of the result are
+            the same on any number of ranks up to that (`mpicoll.train.tree`); None: sums depend on
+            the number of ranks.
+        deterministic: Refuse what makes bits depend on the bucket size: all-reduce algorithms in
+            which the order of a sum depends on where in a bucket it is, such as ring.
+        balance: `none`: all ranks take as many samples; `speed`: as many as they are fast.
+        tensorboard: Folder to write event files of TensorBoard to, None for none.
+        hang_after: Seconds without the end of a step after which all ranks write their stacks;
+            None for never.
         check_every: Compare the ranks' parameters after every so many steps, 0 for never.
 
     Raises:
@@ -146,12 +157,17 @@ class Config:
     algorithm: str | None = "ring"
     bucket: int | None = None
     wire: str = "full"
+    invariant: int | None = None
+    deterministic: bool = False
+    balance: str = "none"
     check_every: int = 100
     checkpoint: str | None = None
     checkpoint_every: int | None = None
     keep: int = 2
     resume: str | None = None
     metrics: str | None = None
+    tensorboard: str | None = None
+    hang_after: float | None = 600.0
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -188,6 +204,7 @@ class Config:
         if self.model == "conv" and not self.channels:
             raise ValueError("a conv needs at least one convolution: give channels, or model mlp")
         self._check_numbers()
+        self._check_bits()
 
     def _check_names(self) -> None:
         if not is_path(self.dataset):
@@ -207,6 +224,7 @@ class Config:
             names = (*algorithms.names("allreduce"), "native")
             _one_of("all-reduce algorithm", self.algorithm, names)
         _one_of("graph", self.graph, GRAPHS)
+        _one_of("balance", self.balance, BALANCES)
         if self.strategy == "parameter_server":
             self._check_servers()
         if self.strategy in ("local_sgd", "gossip"):
@@ -224,12 +242,54 @@ class Config:
             raise ValueError(
                 f"wire {self.wire} is encoded by the host: give wire full, or device cpu"
             )
-        for name in ("augment", "data_servers"):
+        for name, why in (
+            ("augment", "all samples are on the GPU"),
+            ("data_servers", "all samples are on the GPU"),
+            ("invariant", "its promise is of processors' arithmetic"),
+        ):
             if getattr(self, name):
                 raise ValueError(
-                    f"{name} is work of the host, and with device gpu all samples are on the GPU: "
-                    "leave it out, or give device cpu"
+                    f"device gpu does not take {name}, because {why}: leave it out, or give device "
+                    "cpu"
                 )
+
+    def _check_bits(self) -> None:
+        """What equal bits, and shares that follow speed, go together with."""
+        for mode, wanted in (
+            (
+                "invariant",
+                {
+                    "strategy": ("allreduce",),
+                    "wire": ("full",),
+                    "balance": ("none",),
+                    "batch_per_rank": (None,),
+                    "lr_scaling": ("none",),
+                },
+            ),
+            (
+                "deterministic",
+                {
+                    "strategy": ("allreduce",),
+                    "wire": ("full", "fp16", "bf16"),
+                    "balance": ("none",),
+                },
+            ),
+            ("balance", {"strategy": ("allreduce", "zero1"), "data_servers": (0,)}),
+        ):
+            if getattr(self, mode) in (None, False, "none"):
+                continue
+            for name, known in wanted.items():
+                if getattr(self, name) not in known:
+                    wanted_words = " or ".join("nothing" if k is None else str(k) for k in known)
+                    raise ValueError(
+                        f"{mode} does not go together with {name} {getattr(self, name)}: give "
+                        f"{name} {wanted_words}, or leave {mode} out"
+                    )
+        if self.deterministic and self.algorithm in (None, "native"):
+            raise ValueError(
+                "deterministic needs an all-reduce algorithm whose order of sums is known: give "
+                "one, such as recursive_doubling"
+            )
 
     def _check_apart(self) -> None:
         for name, why in (
@@ -301,6 +361,10 @@ class Config:
             raise ValueError(f"dropout is {self.dropout}: give a number from 0 to below 1")
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"clip is {self.clip}: give a finite norm above 0, such as 1")
+        if self.hang_after is not None and not self.hang_after > 0:
+            raise ValueError(
+                f"hang_after is {self.hang_after}: give seconds above 0, such as 600, or nothing"
+            )
         if self.loss_scale is not None and not (
             self.loss_scale > 0 and math.frexp(self.loss_scale)[0] == 0.5
         ):
@@ -344,6 +408,7 @@ class Config:
             lr_scaling="none",
             strategy="allreduce",
             workers=None,
+            balance="none",
             data_servers=0,
         )
 

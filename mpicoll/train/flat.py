@@ -18,6 +18,7 @@ class Flat:
     Args:
         arrays: The arrays; their values are copied.
         dtype: Type of the vector, None for that of the arrays.
+        out: The vector to lay them out in, None for a new one; of the right length and type.
 
     Attributes:
         vector: Shape (elements,), all values.
@@ -29,7 +30,12 @@ class Flat:
         ValueError: There are none.
     """
 
-    def __init__(self, arrays: Mapping[str, Array], dtype: DTypeLike | None = None) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        dtype: DTypeLike | None = None,
+        out: Array | None = None,
+    ) -> None:
         if not arrays:
             raise ValueError("the model has no parameters: return at least one array")
         dtypes = {name: array.dtype for name, array in arrays.items()}
@@ -42,7 +48,9 @@ class Flat:
                 )
         length = sum(array.size for array in arrays.values())
         library = library_of(next(iter(arrays.values())))
-        self.vector: Array = library.zeros(length, first if dtype is None else dtype)
+        self.vector: Array = (
+            library.zeros(length, first if dtype is None else dtype) if out is None else out
+        )
         self.views: dict[str, Array] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         start = 0

@@ -154,6 +154,7 @@ def _facts(
         "stopped": result.stopped,
         "test_accuracy": result.history[-1].test_accuracy,
         "seconds": sum(epoch.seconds for epoch in result.history),
+        "communication_a_step": {"measured": result.communicated, "predicted": result.predicted},
         "difference_from_one_process": verdict,
     }
 
@@ -204,6 +205,12 @@ def _strategy(config: Config) -> str:
 
 def _conclusion(facts: dict[str, Any]) -> str:
     reached = f"test accuracy {facts['test_accuracy']:.4f} after {facts['seconds']:.1f} s of steps"
+    travel = facts["communication_a_step"]
+    if travel["predicted"] is not None:
+        reached += (
+            f"\ncommunication a step: {1e3 * travel['measured']:.3f} ms on rank 0, "
+            f"{1e3 * travel['predicted']:.3f} ms by the fitted model"
+        )
     verdict = facts["difference_from_one_process"]
     if verdict is None:
         return reached

@@ -83,6 +83,11 @@ class Workers(Protocol):
     def plan_exchange(self, rows: Array, received: Array) -> Plan:
         """Row i of `rows` goes to rank i, into the row of `received` that is the sender's."""
 
+    def plan_exchange_parts(
+        self, parts: Array, counts: list[int], received: Array, received_counts: list[int]
+    ) -> Plan:
+        """As `plan_exchange`, with parts of any lengths, one after the other."""
+
     def plan_collect(self, row: Array, received: Array) -> Plan:
         """The rows of all ranks, in rank order, into the rows of `received` on all ranks."""
 
@@ -148,6 +153,12 @@ class OneProcess:
     def plan_exchange(self, rows: Array, received: Array) -> Plan:
         """See `Workers.plan_exchange`."""
         return _Done(rows, received)
+
+    def plan_exchange_parts(
+        self, parts: Array, counts: list[int], received: Array, received_counts: list[int]
+    ) -> Plan:
+        """See `Workers.plan_exchange_parts`."""
+        return _Done(parts, received)
 
     def plan_collect(self, row: Array, received: Array) -> Plan:
         """See `Workers.plan_collect`."""
@@ -222,6 +233,12 @@ class AllReduceWorkers:
     def plan_exchange(self, rows: Array, received: Array) -> Plan:
         """See `Workers.plan_exchange`."""
         return self._comm.Alltoall_init(rows, received)
+
+    def plan_exchange_parts(
+        self, parts: Array, counts: list[int], received: Array, received_counts: list[int]
+    ) -> Plan:
+        """See `Workers.plan_exchange_parts`."""
+        return self._comm.Alltoallv_init([parts, counts], [received, received_counts])
 
     def plan_collect(self, row: Array, received: Array) -> Plan:
         """See `Workers.plan_collect`."""
