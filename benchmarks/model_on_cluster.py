@@ -1,10 +1,15 @@
-"""How good the model is where alpha and beta are known: on an emulated cluster.
+"""How good the model is: on an emulated cluster, where alpha and beta are known, and on a machine.
 
 A sweep in several launches, and a plain ping-pong before each of them, on hosts joined by a switch
 that delays and limits (``tests/cluster``); then what ``mpicoll fit`` makes of the sweep beside what
-the ping-pong says, and beside what is wanted of a model.  It needs root and iproute2::
+the ping-pong says, beside what is wanted of a model, and beside the noise floor: how far identical
+launches lie apart.  It needs root and iproute2::
 
     python benchmarks/model_on_cluster.py --hosts 4 --delay 1e-3 --rate 200e6 results/cluster-1ms
+
+The same of this machine as it is, with a rank for each core, needs neither::
+
+    python benchmarks/model_on_cluster.py --here results/here
 
 A run that was stopped goes on where it was.  ``--launches 0`` judges what is there.
 """
@@ -14,9 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,15 +37,19 @@ import launch  # noqa: E402
 from cluster import hosts  # noqa: E402
 
 from mpicoll.bench import runs  # noqa: E402
-from mpicoll.cost import INTER, Costs, Errors  # noqa: E402
+from mpicoll.cost import INTER, INTRA, Costs, Errors  # noqa: E402
 from mpicoll.model.build import build  # noqa: E402
 from mpicoll.model.cells import gather  # noqa: E402
 from mpicoll.model.choose import Crossover  # noqa: E402
 
 SIZES = "8K,14K,26K,52K,80K,136K,240K,400K"
 #: Messages of the ping-pong: within the pieces that the sizes above make, and a short one.
-MESSAGES = (1, 2048, 8192, 20480, 53248, 70000, 139264, 262144, 409600)
+MESSAGES = (1, 1024, 2048, 4096, 8192, 20480, 53248, 70000, 139264, 262144, 409600)
 SWEEP = ("--start", "window", "-n", "5", "-w", "1", "--point-time", "1")
+#: The same for ranks that share memory.
+SIZES_HERE = "8,64,512,4K,16K,64K,256K,1M,4M"
+MESSAGES_HERE = (1, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304)
+SWEEP_HERE = ("--point-time", "0.1")
 TURNS = 15
 LIMIT = 3600.0  # seconds that a launch may take
 
@@ -47,23 +59,41 @@ LINK, SIZES_OUT, RANKS_OUT, REGRET, CROSSOVER = 0.10, (0.05, 0.15), (0.08, 0.20)
 
 def measure(options: argparse.Namespace) -> None:
     """Append to the files of the directory."""
-    count = options.hosts * options.per_host
+    count = ranks_of(options)
     python = [*launch.mpirun(), "-n", str(count), sys.executable]
     ranks = options.ranks or ",".join(str(ranks) for ranks in range(2, count + 1))
-    sweep = [*options.collectives, *SWEEP, "-b", options.sizes, "--ranks", ranks]
+    usual, turns, messages = (
+        (SWEEP_HERE, 200, MESSAGES_HERE) if options.here else (SWEEP, TURNS, MESSAGES)
+    )
+    sweep = [*options.collectives, *usual, "-b", options.sizes, "--ranks", ranks]
     for number in range(options.launches):
         kept = ["--launch-id", str(number), "--resume", "-J", str(options.directory / "runs.jsonl")]
         pingpong = options.directory / f"pingpong-{number}.json"
-        with hosts.Cluster(options.hosts, options.delay, options.rate, options.per_host) as cluster:
+        with place(options) as run:
             if not pingpong.exists():
-                words = [hosts.HERE / "pingpong.py", TURNS, *MESSAGES]
-                done = cluster.run(
-                    [*python, *map(str, words)], stdout=subprocess.PIPE, timeout=LIMIT
-                )
+                words = [*python, *map(str, (hosts.HERE / "pingpong.py", turns, *messages))]
+                done = run(words, stdout=subprocess.PIPE, timeout=LIMIT)
                 done.check_returncode()
                 pingpong.write_text(done.stdout)
             words = [*python, "-m", "mpicoll", "bench", *sweep, *kept]
-            cluster.run(words, stdout=subprocess.DEVNULL, timeout=LIMIT).check_returncode()
+            run(words, stdout=subprocess.DEVNULL, timeout=LIMIT).check_returncode()
+
+
+def ranks_of(options: argparse.Namespace) -> int:
+    """How many ranks are launched."""
+    if options.here:
+        return len(os.sched_getaffinity(0))
+    return int(options.hosts * options.per_host)
+
+
+@contextmanager
+def place(options: argparse.Namespace) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Runs commands where it is measured."""
+    if options.here:
+        yield partial(subprocess.run, stdin=subprocess.DEVNULL, text=True, check=False)
+        return
+    with hosts.Cluster(options.hosts, options.delay, options.rate, options.per_host) as cluster:
+        yield cluster.run
 
 
 def one_way(directory: Path, other: int) -> dict[int, float]:
@@ -82,11 +112,11 @@ def line(times: dict[int, float]) -> tuple[float, float]:
     return float(alpha), float(beta)
 
 
-def links(costs: Costs, times: dict[int, float]) -> list[tuple[str, float, float]]:
+def links(costs: Costs, kind: str, times: dict[int, float]) -> list[tuple[str, float, float]]:
     """What a fit and a ping-pong say of each piece of a link: name, fitted, measured."""
     found = []
-    ends = [0, *(piece.upto or math.inf for piece in costs.links[INTER])]
-    for piece, (low, high) in zip(costs.links[INTER], pairwise(ends), strict=True):
+    ends = [0, *(piece.upto or math.inf for piece in costs.links[kind])]
+    for piece, (low, high) in zip(costs.links[kind], pairwise(ends), strict=True):
         mine = {size: seconds for size, seconds in times.items() if low < size <= high}
         where = "any size" if len(ends) == 2 else f"{low + 1:.0f} .. {high:.0f} bytes"
         if len(mine) > 1:
@@ -97,22 +127,25 @@ def links(costs: Costs, times: dict[int, float]) -> list[tuple[str, float, float
 
 
 def judge(options: argparse.Namespace) -> None:
-    """Print what was found beside what is wanted."""
-    cells, left = gather(runs.load([options.directory / "runs.jsonl"]), oversubscribed=True)
-    result = build([*runs.load([options.directory / "runs.jsonl"])], cells, left)
+    """Print what was found beside what is wanted, and beside the noise floor."""
+    measured = [*runs.load([options.directory / "runs.jsonl"])]
+    cells, left = gather(measured, oversubscribed=not options.here)
+    result = build(measured, cells, left)
     about = result.model.about
-    print(f"{about['launches']} launches, noise floor {100 * (result.noise or 0):.1f} %")
-    for other in range(options.per_host, options.hosts * options.per_host, options.per_host):
+    row = partial(line_of, result.noise)
+    print(f"{about['launches']} launches; noise: how far identical ones lie apart")
+    print(f"{'':60} {'found':>9} {'wanted':>7} {'noise':>7}")
+    step = 1 if options.here else options.per_host
+    for other in range(step, ranks_of(options), step):
+        name = f"ranks 0-{other}" if options.here else f"h1-h{other // step + 1}"
         times = one_way(options.directory, other)
-        for name, fitted, measured in links(result.model.general, times):
-            off = fitted / measured - 1
-            row(
-                f"h1-h{other // options.per_host + 1} {name}",
-                off,
-                LINK,
-                f"{fitted:.4g} : {measured:.4g}",
-            )
+        kind = INTRA if options.here else INTER
+        for what, fitted, plain in links(result.model.general, kind, times):
+            row(f"{name} {what}", fitted / plain - 1, LINK, f"{fitted:.4g} : {plain:.4g}")
     for name, wanted in (("sizes_left_out", SIZES_OUT), ("ranks_left_out", RANKS_OUT)):
+        if about[name] is None:
+            print(f"{name}: too few were measured")
+            continue
         errors = Errors(**about[name])
         row(f"{name}, median of {errors.n}", errors.median, wanted[0])
         row(f"{name}, p90", errors.p90, wanted[1], f"bias {100 * errors.bias:+.1f} %")
@@ -121,61 +154,56 @@ def judge(options: argparse.Namespace) -> None:
         row(f"regret of {way}, worst", regret.worst, REGRET[1], regret.where)
     for crossover in result.crossovers:
         print(f"  {words(crossover)}")
-    told = [
-        c for c in result.crossovers if c.measured and c.measured[2] <= CROSSOVER * c.measured[1]
-    ]
-    for some, which in ((result.crossovers, "crossovers"), (told, "of those measured as exactly")):
-        good = sum(factor(crossover) <= CROSSOVER for crossover in some)
-        print(f"{which}: {good} of {len(some)} within a factor of {CROSSOVER}")
+    told = [crossover for crossover in result.crossovers if crossover.told]
+    for some, which in ((result.crossovers, "crossovers"), (told, "those that launches tell")):
+        sizes = sum(crossover.factor <= CROSSOVER for crossover in some)
+        alike = sum(crossover.factor_alike <= CROSSOVER for crossover in some)
+        print(
+            f"{which}: {sizes} of {len(some)} within a factor of {CROSSOVER}; {alike} where sizes "
+            "that are alike count as one"
+        )
 
 
-def row(name: str, value: float, wanted: float, more: str = "") -> None:
+def line_of(noise: float | None, name: str, value: float, wanted: float, more: str = "") -> None:
     verdict = "ok" if abs(value) <= wanted else "TOO LARGE"
-    print(f"{name:60} {100 * value:+7.1f} %  wanted {100 * wanted:3.0f} %  {verdict}  {more}")
-
-
-def told_apart(crossover: Crossover) -> bool:
-    """Whether the measured crossover's own interval is as narrow as is wanted of predictions."""
-    if crossover.measured is None:
-        return False
-    _, low, high = crossover.measured
-    return high <= CROSSOVER * low
-
-
-def factor(crossover: Crossover) -> float:
-    """How far a predicted crossover is from the measured one; infinite where there is none."""
-    if crossover.measured is None or crossover.predicted is None:
-        return math.inf
-    return math.exp(abs(math.log(crossover.predicted[0] / crossover.measured[0])))
+    floor = "unknown" if noise is None else f"{100 * noise:.1f} %"
+    print(f"{name:60} {100 * value:+7.1f} % {100 * wanted:5.0f} % {floor:>7}  {verdict:9} {more}")
 
 
 def words(crossover: Crossover) -> str:
     def size(value: tuple[float, float, float] | None) -> str:
         return "none" if value is None else "{:.0f} ({:.0f} .. {:.0f})".format(*value)
 
+    def alike(value: tuple[float, float] | None) -> str:
+        return "nowhere" if value is None else "{:.0f} .. {:.0f}".format(*value)
+
     return (
         f"{crossover.place.collective} P = {crossover.place.ranks}: {crossover.before} to "
-        f"{crossover.after} at {size(crossover.measured)}, predicted {size(crossover.predicted)}"
+        f"{crossover.after} at {size(crossover.measured)}, predicted {size(crossover.predicted)}; "
+        f"alike {alike(crossover.alike)}, predicted {alike(crossover.predicted_alike)}"
+        f"{'' if crossover.told else '; not told by these launches'}"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path, help="where the measurements are kept")
+    parser.add_argument("--here", action="store_true", help="on this machine, without a cluster")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--per-host", type=int, default=1, help="ranks on each host")
     parser.add_argument("--delay", type=float, default=1e-3, help="seconds from host to host")
     parser.add_argument("--rate", type=float, default=200e6, help="bit/s of each link, each way")
     parser.add_argument("--launches", type=int, default=4, help="how many in all")
     parser.add_argument("--ranks", help="as 2,4,6; all if not given")
-    parser.add_argument("--sizes", default=SIZES, help="as mpicoll bench takes them")
+    parser.add_argument("--sizes", help="as mpicoll bench takes them")
     parser.add_argument(
         "--collectives", nargs="+", default=["allreduce", "bcast", "reduce_scatter", "allgather"]
     )
     options = parser.parse_args(argv)
     options.directory = options.directory.resolve()
+    options.sizes = options.sizes or (SIZES_HERE if options.here else SIZES)
     if options.launches:
-        if reason := hosts.missing():
+        if not options.here and (reason := hosts.missing()):
             parser.exit(2, f"{reason}\n")
         options.directory.mkdir(parents=True, exist_ok=True)
         measure(options)

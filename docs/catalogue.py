@@ -35,6 +35,10 @@ def pages() -> dict[str, str]:
     found["tables.inc"] = "\n".join(
         [
             *_rules("Where all ranks share memory", tuning.for_layout(tuning.BUILTIN, near=True)),
+            *_rules(
+                "On several nodes, several ranks on one of them",
+                tuning.for_layout(tuning.BUILTIN, near=False, grouped=True),
+            ),
             *_rules("Elsewhere", tuning.for_layout(tuning.BUILTIN, near=False)),
         ]
     )

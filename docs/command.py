@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -12,15 +13,22 @@ from mpicoll.cli.app import app
 
 def reference() -> str:
     """A section for each subcommand: usage, what it does, arguments and options."""
-    group: Any = get_command(app)
-    main = typer.Context(group, info_name="mpicoll")
-    return "\n".join(_section(name, command, main) for name, command in group.commands.items())
+    return "\n".join(_sections(typer.Context(get_command(app), info_name="mpicoll")))
 
 
-def _section(name: str, command: Any, main: typer.Context) -> str:
-    context = typer.Context(command, info_name=name, parent=main)
-    title = f"mpicoll {name}"
-    usage = " ".join([f"mpicoll {name}", *command.collect_usage_pieces(context)])
+def _sections(group: typer.Context) -> Iterator[str]:
+    commands: Any = group.command
+    for name, command in commands.commands.items():
+        context = typer.Context(command, info_name=name, parent=group)
+        if hasattr(command, "commands"):
+            yield from _sections(context)
+        else:
+            yield _section(command, context)
+
+
+def _section(command: Any, context: typer.Context) -> str:
+    title = context.command_path
+    usage = " ".join([title, *command.collect_usage_pieces(context)])
     helps = [
         parameter.get_help_record(context)
         for parameter in command.get_params(context)

@@ -37,6 +37,7 @@ html_title = f"mpicoll {release}"
 html_show_sphinx = False
 html_copy_source = False
 highlight_language = "none"
+autodoc_mock_imports = ["torch"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"

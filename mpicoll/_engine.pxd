@@ -96,6 +96,7 @@ cdef struct Send:
     int state
     bint shared  # its copying
     int slot  # that has the content, -1: none
+    uint64_t filled  # how often the slot had been filled then
     uint64_t use
 
 
@@ -173,6 +174,7 @@ cdef struct Reference:
 cdef struct Slot:
     int count
     Reference *readers
+    uint64_t filled  # how often it has been filled
 
 
 cdef class Device:
@@ -206,7 +208,9 @@ cdef class Device:
     cdef int window_of(self, char *content, uint64_t length) noexcept nogil
     cdef bint has_entry(self, int reader) noexcept nogil
     cdef int free_slot(self) noexcept nogil
-    cdef bint push(self, Send *send, int again, char *content, bint moves) noexcept nogil
+    cdef bint push(
+        self, Send *send, const Send *before, char *content, bint moves
+    ) noexcept nogil
     cdef int post(self, Receive *receive) noexcept nogil
     cdef int deliver(
         self, Receive *receive, uint32_t kind, char *data, uint64_t length, uint64_t where

@@ -242,12 +242,14 @@ cdef class Device:
                 return number
         return -1
 
-    cdef bint push(self, Send *send, int again, char *content, bint moves) noexcept nogil:
+    cdef bint push(
+        self, Send *send, const Send *before, char *content, bint moves
+    ) noexcept nogil:
         """Publish a message, if there is room.
 
         Args:
             send: the message.
-            again: a slot that has the same content, -1 if there is none.
+            before: a message of the same content, whose slot serves again; NULL if there is none.
             content: where it lies.
             moves: see :func:`mpicoll.lowering.has_one_reader`.
         """
@@ -256,7 +258,7 @@ cdef class Device:
         cdef uint32_t kind = INSIDE
         cdef uint64_t where = 0
         cdef Slot *slot
-        cdef int window
+        cdef int again = -1, window
         if not self.has_entry(reader):
             return False
         send.slot = -1
@@ -271,12 +273,21 @@ cdef class Device:
                 kind, where = REMOTE, <uint64_t> content
             else:
                 kind = SLOT
-                if again < 0:
+                # While this message waited for an entry, the other may have been read and its slot
+                # may have been filled anew.
+                if (
+                    before != NULL
+                    and before.slot >= 0
+                    and self.slots[before.slot].filled == before.filled
+                ):
+                    again = before.slot
+                else:
                     again = self.free_slot()
                     if again < 0:
                         return False
                     memcpy(shared_slot(&self.shared, self.shared.me, again), content, length)
-                send.slot = again
+                    self.slots[again].filled += 1
+                send.slot, send.filled = again, self.slots[again].filled
                 where = again
         self.sent[reader] += 1
         send.use = self.sent[reader]
@@ -1004,7 +1015,7 @@ cdef class Program:
                     continue
                 if not self.device.push(
                     send,
-                    self.sends[i - 1].slot if send.same else -1,
+                    &self.sends[i - 1] if send.same else NULL,
                     self.at(&send.source),
                     self.moves,
                 ):

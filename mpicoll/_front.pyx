@@ -26,17 +26,9 @@ cdef struct Key:
     int64_t lengths[2]
 
 
-cdef struct Known:
-    Key key
-    void *program
-    void *reduction
-    fold_function kernel
-    int sources[2]  # of the plan's two buffers: argument 0 or 1, -1 for none
-
-
 cdef enum:
     KNOWN = 128  # calls that are remembered
-    WAYS = 8  # places that one of them may have
+    PLACES = 8  # that one of them may have
     ABSENT = -1
     IN_PLACE = -2
 
@@ -51,6 +43,17 @@ cdef class Tally:
         self.name = name
 
 
+cdef class Way:
+    """How a call that is remembered is made again: by a program, or by the MPI library."""
+
+    cdef Program program  # None: the library
+    cdef object function, numbers  # mpi4py's method, and which arguments it takes
+    cdef object reduction, kept
+    cdef fold_function kernel
+    cdef int sources[2]  # of the plan's two buffers: argument 0 or 1, -1 for none
+    cdef Tally tally
+
+
 cdef class Front:
     """The short way in: blocking calls that have been made before, of plain arrays.
 
@@ -63,16 +66,18 @@ cdef class Front:
         failed: told of an error and the program.
     """
 
-    cdef Known *known
-    cdef list programs, kept, tallies
+    cdef Key *keys
+    cdef list ways
+    cdef dict vectors
     cdef MPI.Comm comm
     cdef object pause, poll, under_way, failed
     cdef list hooks, forks
     cdef public bint open
+    cdef public object devices  # serves arrays in device memory, None if nothing does
     cdef dict named
 
     def __cinit__(self, MPI.Comm comm, pause, poll, under_way, list hooks, list forks, failed):
-        self.known = <Known *> space_for(KNOWN, sizeof(Known))
+        self.keys = <Key *> space_for(KNOWN, sizeof(Key))
         self.comm, self.pause, self.poll, self.under_way = comm, pause, poll, under_way
         self.hooks, self.forks, self.failed = hooks, forks, failed
         self.open = True
@@ -80,13 +85,13 @@ cdef class Front:
         self.forget()
 
     def __dealloc__(self):
-        free(self.known)
+        free(self.keys)
 
     def forget(self):
         """Forget all calls, but not how often they were made."""
-        self.programs, self.kept = [None] * KNOWN, [None] * KNOWN
-        self.tallies = [None] * KNOWN
-        memset(self.known, 0, KNOWN * sizeof(Known))
+        self.ways = [None] * KNOWN
+        self.vectors = {}
+        memset(self.keys, 0, KNOWN * sizeof(Key))
 
     cdef Tally tally(self, name):
         """The count of a (collective, algorithm)."""
@@ -104,38 +109,56 @@ cdef class Front:
         cdef Key key
         cdef char *address[2]
         cdef int index
-        cdef Known *known
-        cdef Program program
-        cdef Tally tally
         if not self.open or self.hooks or self.forks:
             return False
         if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
-            return False
+            return self.devices is not None and self.on_device(
+                method, sendbuf, recvbuf, op, root, algorithm
+            )
         index = self.find(&key)
         if index < 0:
             return False
-        known = &self.known[index]
-        if (
-            address[0] < address[1] + key.lengths[1] and address[1] < address[0] + key.lengths[0]
-        ):
+        return self.run(
+            <Way> self.ways[index], address, key.lengths, comm, sendbuf, recvbuf, (op, root)
+        )
+
+    def serve_vectors(
+        self, comm, str method, sendbuf, recvbuf, counts, op, root, algorithm
+    ):
+        """The same for the calls whose blocks may differ; `counts` are those of Reduce_scatter."""
+        cdef char *address[2]
+        cdef int64_t lengths[2]
+        if not self.open or self.hooks or self.forks:
+            return False
+        key = _vector_key(address, lengths, method, sendbuf, recvbuf, counts, op, root, algorithm)
+        if key is None:
+            return False
+        way = self.vectors.get(key)
+        if way is None:
+            return False
+        return self.run(<Way> way, address, lengths, comm, sendbuf, recvbuf, (op, root, counts))
+
+    cdef bint run(
+        self, Way way, char **address, int64_t *lengths, comm, sendbuf, recvbuf, tuple others,
+    ) except -1:
+        """Make a call; False if it has to go the long way."""
+        cdef Program program = way.program
+        cdef Tally tally = way.tally
+        if address[0] < address[1] + lengths[1] and address[1] < address[0] + lengths[0]:
             return False  # they overlap
-        if known.program == NULL:
+        if program is None:
             if self.under_way:
                 return False
-            function, numbers = self.programs[index]
-            tally = self.tallies[index]
-            arguments = (sendbuf, recvbuf, op, root)
-            function(comm, *[arguments[number] for number in numbers])
+            arguments = (sendbuf, recvbuf, *others)
+            way.function(comm, *[arguments[number] for number in way.numbers])
             tally.calls += 1
             return True
-        program = <Program> known.program
         if program.active:
             return False
-        tally = self.tallies[index]
         program.bind(self.comm, 0, 0)
-        program.reduction, program.kernel = <object> known.reduction, known.kernel
-        program.bases[0] = address[known.sources[0]] if known.sources[0] >= 0 else NULL
-        program.bases[1] = address[known.sources[1]] if known.sources[1] >= 0 else NULL
+        program.reduction, program.kernel = way.reduction, way.kernel
+        program.bases[0] = address[way.sources[0]] if way.sources[0] >= 0 else NULL
+        program.bases[1] = address[way.sources[1]] if way.sources[1] >= 0 else NULL
         try:
             program.go()
             if self.under_way:
@@ -147,6 +170,33 @@ cdef class Front:
             raise
         tally.calls += 1
         return True
+
+    cdef bint on_device(self, int method, sendbuf, recvbuf, op, root, algorithm) except -1:
+        """Make a call of arrays in device memory; False if it has to go the long way."""
+        cdef Tally tally
+        if algorithm is not None:
+            return False
+        peers, tallies = self.devices
+        tally = tallies[method]
+        try:
+            if not peers.serve(tally.name[0], sendbuf, recvbuf, op, root):
+                return False
+        except BaseException as error:
+            self.failed(error)
+            raise
+        tally.calls += 1
+        if self.under_way:
+            self.poll()
+        return True
+
+    def serve_devices(self, peers, names):
+        """Let arrays in device memory go the short way too.
+
+        Args:
+            peers: its ``serve(collective, sendbuf, recvbuf, op, root)`` says whether it does.
+            names: (collective, algorithm) by the numbers of methods.
+        """
+        self.devices = (peers, [self.tally(name) for name in names])
 
     def learn(
         self, int method, sendbuf, recvbuf, op, root, algorithm, call, name, Program program,
@@ -163,19 +213,35 @@ cdef class Front:
         """
         cdef Key key
         cdef char *address[2]
-        cdef Known *known
+        if _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
+            self.take(&key, self.way(call, name, program, reduction, algorithm, address))
+
+    def learn_vectors(
+        self, str method, sendbuf, recvbuf, counts, op, root, algorithm, call, name,
+        Program program, reduction,
+    ):
+        """The same for a call whose blocks may differ."""
+        cdef char *address[2]
+        cdef int64_t lengths[2]
+        key = _vector_key(address, lengths, method, sendbuf, recvbuf, counts, op, root, algorithm)
+        if key is not None:
+            self.keep(key, self.way(call, name, program, reduction, algorithm, address))
+
+    cdef Way way(self, call, name, Program program, reduction, algorithm, char **address):
+        """What makes a call again."""
+        cdef Way way = Way()
+        cdef uint64_t first
         cdef int side
-        if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
-            return
-        known = self.take(&key, name, program, (reduction, algorithm))
-        known.program, known.reduction = <void *> program, <void *> reduction
-        known.kernel = kernel_of(reduction)
+        way.program, way.tally, way.reduction = program, self.tally(name), reduction
+        way.kernel, way.kept = kernel_of(reduction), algorithm
         for side, memory in enumerate(call.memory()):
-            known.sources[side] = -1
+            way.sources[side] = -1
             if memory is not None:
-                known.sources[side] = 0 if key.kinds[0] >= 0 and (
-                    key.kinds[1] < 0 or memory.ctypes.data == <uint64_t> address[0]
+                first = memory.ctypes.data
+                way.sources[side] = 0 if address[0] != NULL and (
+                    address[1] == NULL or first == <uint64_t> address[0]
                 ) else 1
+        return way
 
     def pass_on(
         self, int method, sendbuf, recvbuf, op, root, algorithm, name, function, numbers
@@ -191,33 +257,50 @@ cdef class Front:
         cdef Key key
         cdef char *address[2]
         if _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
-            self.take(&key, name, (function, numbers), (None, algorithm))
+            self.take(&key, self.library(name, function, numbers, algorithm))
+
+    def pass_vectors_on(
+        self, str method, sendbuf, recvbuf, counts, op, root, algorithm, name, function, numbers
+    ):
+        """The same for a call whose blocks may differ; number 4 of its arguments is `counts`."""
+        cdef char *address[2]
+        cdef int64_t lengths[2]
+        key = _vector_key(address, lengths, method, sendbuf, recvbuf, counts, op, root, algorithm)
+        if key is not None:
+            self.keep(key, self.library(name, function, numbers, algorithm))
+
+    cdef Way library(self, name, function, numbers, algorithm):
+        cdef Way way = Way()
+        way.function, way.numbers = function, numbers
+        way.tally, way.kept = self.tally(name), algorithm
+        return way
+
+    cdef keep(self, key, Way way):
+        """Remember a call whose blocks may differ."""
+        if len(self.vectors) >= KNOWN:
+            self.vectors.clear()
+        self.vectors[key] = way
 
     cdef int find(self, Key *key) noexcept:
         """The place of a call, -1 if it has none."""
         cdef int i, first = _hash(key)
-        for i in range(first, first + WAYS):
-            if self.tallies[i % KNOWN] is not None and _same(&self.known[i % KNOWN].key, key):
+        for i in range(first, first + PLACES):
+            if self.ways[i % KNOWN] is not None and _same(&self.keys[i % KNOWN], key):
                 return i % KNOWN
         return -1
 
-    cdef Known *take(self, Key *key, name, program, kept):
-        """A place for a call, perhaps that of another one."""
+    cdef take(self, Key *key, Way way):
+        """Remember a call, perhaps in the place of another one."""
         cdef int index = self.find(key)
-        cdef Known *known
         if index < 0:
             # One of the few places that it may have: a free one, else any.
             index = _hash(key)
-            for i in range(WAYS):
-                if self.tallies[(_hash(key) + i) % KNOWN] is None:
+            for i in range(PLACES):
+                if self.ways[(_hash(key) + i) % KNOWN] is None:
                     index = (_hash(key) + i) % KNOWN
                     break
-        known = &self.known[index]
-        memset(known, 0, sizeof(Known))
-        known.key = key[0]
-        self.programs[index], self.kept[index] = program, kept
-        self.tallies[index] = self.tally(name)
-        return known
+        self.keys[index] = key[0]
+        self.ways[index] = way
 
 
 cdef enum:
@@ -317,6 +400,7 @@ cdef bint _key(
 cdef bint _argument(Key *key, char **address, int side, buffer) noexcept:
     cdef cnp.ndarray array
     address[side] = NULL
+    key.kinds[side] = key.lengths[side] = 0
     if buffer is None:
         key.kinds[side] = ABSENT
         return True
@@ -334,6 +418,65 @@ cdef bint _argument(Key *key, char **address, int side, buffer) noexcept:
     key.lengths[side] = cnp.PyArray_NBYTES(array)
     address[side] = <char *> cnp.PyArray_DATA(array)
     return True
+
+
+cdef object _vector_key(
+    char **address, int64_t *lengths, str method, sendbuf, recvbuf, counts, op, root, algorithm
+):
+    """What decides a call whose blocks may differ; None if it is none of plain arrays and numbers.
+
+    Datatypes are told by their handles.  Only calls of predefined ones are remembered, whose
+    handles stay theirs.
+    """
+    if type(root) is not int:
+        return None
+    if op is not None:
+        if type(op) is not _MPI.Op:
+            return None
+        op = <int64_t> (<MPI.Op> op).ob_mpi
+    sent = _vector(address, lengths, 0, sendbuf)
+    received = _vector(address, lengths, 1, recvbuf)
+    numbers = _plain(counts)
+    if sent is None or received is None or numbers is None:
+        return None
+    return method, sent, received, numbers, op, root, algorithm
+
+
+cdef object _vector(char **address, int64_t *lengths, int side, message):
+    """A message without its address."""
+    cdef Key key
+    if type(message) is not list and type(message) is not tuple:
+        if not _argument(&key, address, side, message):
+            return None
+        lengths[side] = key.lengths[side]
+        return key.kinds[side], key.lengths[side]
+    if not message or not _argument(&key, address, side, message[0]):
+        return None
+    lengths[side] = key.lengths[side]
+    rest = _plain(message[1:])
+    return None if rest is None else (key.kinds[side], key.lengths[side], rest)
+
+
+cdef object _plain(value):
+    """Numbers, datatypes and sequences of them as what can be compared; None for anything else."""
+    kind = type(value)
+    if kind is int or kind is str:
+        return value
+    if value is None:
+        return ()
+    if kind is list or kind is tuple:
+        found = [kind]
+        for item in value:
+            item = _plain(item)
+            if item is None:
+                return None
+            found.append(item)
+        return tuple(found)
+    if kind is _MPI.Datatype:
+        return kind, <int64_t> (<MPI.Datatype> value).ob_mpi
+    if cnp.PyArray_CheckExact(value) and value.ndim == 1 and value.dtype.kind in "iu":
+        return value.dtype.str, value.tobytes()
+    return None
 
 
 cdef int _hash(Key *key) noexcept nogil:

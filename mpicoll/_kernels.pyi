@@ -18,3 +18,25 @@ def fold(
     dst: npt.NDArray[Any],
     operands: Sequence[npt.NDArray[Any]],
 ) -> None: ...
+def update_sgd(
+    weights: npt.NDArray[Any],
+    gradient: npt.NDArray[Any],
+    velocity: npt.NDArray[Any] | None,
+    lr: float,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> None: ...
+def update_adam(
+    weights: npt.NDArray[Any],
+    gradient: npt.NDArray[Any],
+    mean: npt.NDArray[Any],
+    square: npt.NDArray[Any],
+    keep: float,
+    decay: float,
+    beta1: float,
+    beta2: float,
+    correction: float,
+    epsilon: float,
+    rate: float,
+) -> None: ...

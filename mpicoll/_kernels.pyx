@@ -1,6 +1,7 @@
-"""Compiled reductions: k operands, one pass, no temporaries, without the GIL.
+"""Compiled reductions and updates of weights: one pass, no temporaries, without the GIL.
 
-What the kernels promise is said in `_kernels.h`; `ops` is the door for Python callers.
+What the kernels promise is said in `_kernels.h` and `_updates.h`; `ops` is the door to reductions
+for Python callers, `train.optimizers` that to updates.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -16,6 +17,19 @@ cdef extern from "_kernels.h" nogil:
     bint kernels_available(int level)
     const char *kernels_level_name(int level)
     fold_function kernels_at(int level, int op, int type)
+
+cdef extern from "_updates.h" nogil:
+    void update_sgd_f32(int level, float *w, const float *g, float *velocity, Py_ssize_t n,
+                        float lr, float momentum, float decay, bint nesterov)
+    void update_sgd_f64(int level, double *w, const double *g, double *velocity, Py_ssize_t n,
+                        double lr, double momentum, double decay, bint nesterov)
+    void update_adam_f32(int level, float *w, const float *g, float *mean, float *square,
+                         Py_ssize_t n, float keep, float decay, float beta1, float rest1,
+                         float beta2, float rest2, float correction, float epsilon, float rate)
+    void update_adam_f64(int level, double *w, const double *g, double *mean, double *square,
+                         Py_ssize_t n, double keep, double decay, double beta1, double rest1,
+                         double beta2, double rest2, double correction, double epsilon,
+                         double rate)
 
 
 OPS = {kernels_op_names[i].decode(): i for i in range(KERNELS_OP_COUNT)}
@@ -116,3 +130,86 @@ cdef int _take(array, str op, dtype, Py_buffer *view, int flags) except -1:
     if own is not dtype and own != dtype:
         raise TypeError(f"{op} of {dtype} cannot fold an array of {own}")
     return PyObject_GetBuffer(array, view, flags)
+
+
+ctypedef fused real:
+    float
+    double
+
+
+def update_sgd(
+    real[::1] weights not None,
+    const real[::1] gradient not None,
+    real[::1] velocity,
+    double lr,
+    double momentum,
+    double decay,
+    bint nesterov,
+):
+    """Change weights as `mpicoll.train.optimizers.SGD` does, and the velocity if there is one.
+
+    Raises:
+        ValueError: The lengths differ, or one is not contiguous.
+    """
+    cdef Py_ssize_t n = weights.shape[0]
+    cdef real *v = NULL
+    if velocity is not None:
+        _require_length(n, velocity.shape[0])
+    _require_length(n, gradient.shape[0])
+    if n == 0:
+        return
+    if velocity is not None:
+        v = &velocity[0]
+    with nogil:
+        if real is float:
+            update_sgd_f32(_level, &weights[0], &gradient[0], v, n, lr, momentum, decay, nesterov)
+        else:
+            update_sgd_f64(_level, &weights[0], &gradient[0], v, n, lr, momentum, decay, nesterov)
+
+
+def update_adam(
+    real[::1] weights not None,
+    const real[::1] gradient not None,
+    real[::1] mean not None,
+    real[::1] square not None,
+    double keep,
+    double decay,
+    double beta1,
+    double beta2,
+    double correction,
+    double epsilon,
+    double rate,
+):
+    """Change weights and means as `mpicoll.train.optimizers.Adam` does.
+
+    Args:
+        keep: Factor of the weights, other than 1 where decay is decoupled.
+        correction: Divides the mean of squares.
+        rate: Learning rate, divided by the correction of the mean.
+
+    Raises:
+        ValueError: The lengths differ, or one is not contiguous.
+    """
+    cdef Py_ssize_t n = weights.shape[0]
+    cdef double rest1 = 1 - beta1, rest2 = 1 - beta2
+    for length in (gradient.shape[0], mean.shape[0], square.shape[0]):
+        _require_length(n, length)
+    if n == 0:
+        return
+    with nogil:
+        if real is float:
+            update_adam_f32(
+                _level, &weights[0], &gradient[0], &mean[0], &square[0], n, keep, decay, beta1,
+                rest1, beta2, rest2, correction, epsilon, rate
+            )
+        else:
+            update_adam_f64(
+                _level, &weights[0], &gradient[0], &mean[0], &square[0], n, keep, decay, beta1,
+                rest1, beta2, rest2, correction, epsilon, rate
+            )
+
+
+cdef int _require_length(Py_ssize_t wanted, Py_ssize_t found) except -1:
+    if found != wanted:
+        raise ValueError(f"an array has {found} elements, the weights {wanted}: give equally many")
+    return 0

@@ -158,6 +158,11 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, ``recvcounts[i]`` elements."""
+        # Without counts the ranks tell one another first.
+        if not (reproducible or parameters or recvcounts is None) and self._front.serve_vectors(
+            self, "Reduce_scatter", sendbuf, recvbuf, recvcounts, op, 0, algorithm
+        ):
+            return
         self._blocking(
             "Reduce_scatter",
             sendbuf,
@@ -183,6 +188,10 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them; lengths may differ."""
+        if not parameters and self._front.serve_vectors(
+            self, "Allgatherv", sendbuf, recvbuf, None, None, 0, algorithm
+        ):
+            return
         self._blocking("Allgatherv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Gather(
@@ -213,6 +222,10 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root; lengths may differ."""
+        if not parameters and self._front.serve_vectors(
+            self, "Gatherv", sendbuf, recvbuf, None, None, root, algorithm
+        ):
+            return
         self._blocking(
             "Gatherv", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
         )
@@ -245,6 +258,10 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer; lengths may differ."""
+        if not parameters and self._front.serve_vectors(
+            self, "Scatterv", sendbuf, recvbuf, None, None, root, algorithm
+        ):
+            return
         self._blocking(
             "Scatterv", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
         )
@@ -263,12 +280,20 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; lengths may differ."""
+        if not parameters and self._front.serve_vectors(
+            self, "Alltoallv", sendbuf, recvbuf, None, None, 0, algorithm
+        ):
+            return
         self._blocking("Alltoallv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Alltoallw(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; datatypes may differ too."""
+        if not parameters and self._front.serve_vectors(
+            self, "Alltoallw", sendbuf, recvbuf, None, None, 0, algorithm
+        ):
+            return
         self._blocking("Alltoallw", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
 
     def Scan(

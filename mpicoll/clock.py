@@ -83,6 +83,7 @@ def clock(
         ScheduleError: something is left over (deadlock, unmatched messages).
     """
     ports = Ports(matching.size, model.ports)
+    works = bool(model.step or (sizes and model.gamma))  # ranks have something to do between rounds
     finish = [0] * matching.size
     sent = [0] * matching.size
     messages = now = number = 0
@@ -90,7 +91,7 @@ def clock(
     while True:
         while matching.complete:
             current = matching.complete.popleft()
-            later = now + _after(current, matching, model, sizes)
+            later = now + _after(current, matching, model, sizes) if works else now
             finish[current.rank] = max(finish[current.rank], later)
             if later > now:
                 number += 1
@@ -141,11 +142,10 @@ def clock(
 
 def _after(current: Open, matching: Matching, model: Model, sizes: Sizes | None) -> int:
     """What a rank still has to do when all messages of a round are through."""
-    reduces = sizes and model.gamma
-    if not (model.step or reduces) or not current.arrived:
+    if not current.arrived:
         return 0
     reduced = 0
-    if sizes and reduces:
+    if sizes and model.gamma:
         segment = matching.channels[current.channel].segment
         reduced = sum(
             sizes.of(step.block, segment)

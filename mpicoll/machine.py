@@ -139,6 +139,15 @@ class Sizes:
         long = [part(length + 1, segments, segment)[1] for segment in range(segments)]
         self._more = [a - b for a, b in zip(long, self._short, strict=True)]
 
+    @property
+    def lengths(self) -> tuple[list[int], list[int]]:
+        """For each segment its bytes in a short block, and what a long block has more."""
+        return self._short, self._more
+
+    def counts(self, argument: Block) -> tuple[int, int]:
+        """How many blocks an argument names, and how many of them are long ones."""
+        return number_of_blocks(argument), self._long_ones(argument) if self._longer else 0
+
     def of(self, argument: Block, segment: int = 0) -> int:
         """Bytes of a segment of the blocks that an argument names."""
         found = number_of_blocks(argument) * self._short[segment]

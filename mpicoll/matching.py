@@ -222,21 +222,21 @@ class Matching(Generic[Value]):
         """Both sides of a ready message are done with it."""
         sender, receiver = message.sender, message.receiver
         assert sender is not None and receiver is not None and message.step is not None
-        sent, expected = number_of_blocks(message.sent), number_of_blocks(message.step.block)
-        if sent != expected:
-            raise ScheduleError(
-                f"rank {sender.rank} sends {sent} blocks to rank {receiver.rank}, "
-                f"which expects {expected}: {message.step}"
-            )
+        if type(message.sent) is not int or type(message.step.block) is not int:
+            sent, expected = number_of_blocks(message.sent), number_of_blocks(message.step.block)
+            if sent != expected:
+                raise ScheduleError(
+                    f"rank {sender.rank} sends {sent} blocks to rank {receiver.rank}, "
+                    f"which expects {expected}: {message.step}"
+                )
         receiver.arrived.append((message.step, message))
         if not self.eager:
-            self._done(sender)
-        self._done(receiver)
-
-    def _done(self, current: Open) -> None:
-        current.outstanding -= 1
-        if not current.outstanding:
-            self.complete.append(current)
+            sender.outstanding -= 1
+            if not sender.outstanding:
+                self.complete.append(sender)
+        receiver.outstanding -= 1
+        if not receiver.outstanding:
+            self.complete.append(receiver)
 
     def close(self, current: Open) -> None:
         """Store and fold what a complete round received, then post the channel's next round."""
@@ -287,29 +287,36 @@ class Matching(Generic[Value]):
         self._open[rank, number] = current
         memory = self.memories[rank]
         segment = self.channels[number].segment
+        kinds = list(map(type, current.steps))
         if self.joint:
-            current.unmatched = sum(isinstance(s, (Recv, RecvReduce)) for s in current.steps)
-        for step in current.steps:
-            if isinstance(step, Copy):
-                self._copy(rank, step, segment)
+            current.unmatched = kinds.count(Recv) + kinds.count(RecvReduce)
+        if Copy in kinds:
+            for step in current.steps:
+                if isinstance(step, Copy):
+                    self._copy(rank, step, segment)
         for position, step in enumerate(current.steps):
             if isinstance(step, Copy):
                 continue
-            if step.peer == rank or not 0 <= step.peer < self.ranks:
+            peer, block = step
+            if peer == rank or not 0 <= peer < self.ranks:
                 raise ScheduleError(f"{step} of rank {rank} has no such peer among {self.ranks}")
             if isinstance(step, Send):
-                message = self._pair(rank, step.peer, number, current, None)
-                message.position, message.sent = position, step.block
+                message = self._pair(rank, peer, number, current, None)
+                message.position, message.sent = position, block
                 if memory.holds_values:
-                    message.values = memory.send(self.cells(step.block, segment))
+                    message.values = memory.send(self.cells(block, segment))
                 if not self.eager:
                     current.outstanding += 1
             else:
-                message = self._pair(step.peer, rank, number, None, current)
+                message = self._pair(peer, rank, number, None, current)
                 message.step = step
                 current.outstanding += 1
-            if message.sender is not None and message.receiver is not None:
-                self._matched(message, message.receiver)
+            if message.sender is None or message.receiver is None:
+                continue
+            if self.joint:
+                self._hold(message, message.receiver)
+            else:
+                self.ready.append(message)
         if not current.outstanding:
             self.complete.append(current)
 
@@ -321,10 +328,8 @@ class Matching(Generic[Value]):
             source, target = self.cells(step.src, segment), self.cells(step.dst, segment)
             memory.receive(memory.send(source), target)
 
-    def _matched(self, message: Message, receiver: Open) -> None:
-        if not self.joint:
-            self.ready.append(message)
-            return
+    def _hold(self, message: Message, receiver: Open) -> None:
+        """Keep a matched message until all of its receiver's round are matched."""
         receiver.held.append(message)
         receiver.unmatched -= 1
         if not receiver.unmatched:
@@ -348,17 +353,20 @@ class Matching(Generic[Value]):
         distance = (target - source) % self.ranks
         key = (source % self.size, distance, number)
         queue = self._waiting.get(key)
-        if queue and (queue[0].sender is None) == (sender is not None):
+        if queue is None:
+            message = Message(sender, receiver, distance)
+            self._waiting[key] = deque((message,))
+        elif (queue[0].sender is None) == (sender is None):  # of the same side
+            message = Message(sender, receiver, distance)
+            queue.append(message)
+        else:
             message = queue.popleft()
-            message.sender = message.sender or sender
-            message.receiver = message.receiver or receiver
+            if sender is None:
+                message.receiver = receiver
+            else:
+                message.sender = sender
             if not queue:  # most are used once, and there may be millions
                 del self._waiting[key]
-            return message
-        message = Message(sender, receiver, distance)
-        if queue is None:
-            queue = self._waiting[key] = deque()
-        queue.append(message)
         return message
 
     def stuck(self) -> list[str]:

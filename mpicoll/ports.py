@@ -45,8 +45,8 @@ class Ports:
         heapq.heappush(queue, (key, message))
         if queue[0][0] == key:
             self._announce(sender, receiver)
+        # The first of all that could go is its sender's first: the receiver need not look for it.
         self._changed[0].add(sender)
-        self._changed[1].add(receiver)
 
     def release(self, sender: int, receiver: int) -> None:
         """A message has arrived."""

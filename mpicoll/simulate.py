@@ -2,7 +2,7 @@
 
 Three ways lead to the same times:
 
-* every message is followed by itself (:mod:`mpicoll.clock`);
+* every message is followed by itself (:mod:`mpicoll.clock`, or compiled: :mod:`mpicoll.flat`);
 * where ranks do the same, each turned by its rank, one represents all, or one for each place in a
   node: of equal blocks over equal links, exactly;
 * rounds of all ranks are swept as arrays (:mod:`mpicoll.sweep`), where a rank sends one message
@@ -29,10 +29,11 @@ from mpicoll.schedule import Schedule
 __all__ = ["METHODS", "Model", "Result", "TooLargeError", "Transfer", "simulate", "trace"]
 
 #: Ways to simulate; see :func:`simulate`.
-METHODS = ("auto", "events", "representative", "sweep")
+METHODS = ("auto", "events", "compiled", "representative", "sweep")
 
-#: Messages that are followed one by one without looking for a faster way; and at most.
-_FEW, _MANY = 1 << 18, 1 << 22
+#: Messages that are followed one by one without looking for a faster way; and at most, those of
+#: all segments too where the clock is compiled.
+_FEW, _MANY, _WITH_SEGMENTS = 1 << 18, 1 << 22, 1 << 24
 #: Steps of all ranks that are read at most.
 _READABLE = 1 << 24
 #: Up to here the schedules of all ranks are compared, above those of a sample.
@@ -79,7 +80,20 @@ class _Call:
         return Sizes(self.nbytes, self.nblocks, segments, largest)
 
     def events(self, programs: Sequence[Program], largest: bool = False) -> Result:
+        from mpicoll import flat
+
+        if flat.available(self.model):
+            return flat.run(programs, self.size, self.sizes(programs[0], largest), self.model)
         return follow(self.algorithm, programs, self.size, self.nbytes, self.model, largest)
+
+    def beyond(self, steps: float, program: Program) -> bool:
+        """Whether so many steps, two of each message, are too many to be followed."""
+        from mpicoll import flat
+
+        segments = program[0].segments if program else 1
+        if flat.available(self.model):
+            return steps > 2 * _WITH_SEGMENTS or steps > 2 * _MANY * segments
+        return steps > 2 * _MANY
 
     @property
     def samples(self) -> list[int]:
@@ -110,7 +124,8 @@ def simulate(
         model: the machine.
         root: of a rooted collective.
         parameters: of the algorithm.
-        method: ``events`` follows every message; ``representative`` some ranks for all, and takes
+        method: ``events`` follows every message, ``compiled`` too, by the compiled clock where it
+            has been built; ``representative`` some ranks for all, and takes
             every block to be as long as the longest; ``sweep`` rounds of all ranks; ``auto``
             chooses.  All find the same where the blocks are equally long.
 
@@ -132,7 +147,10 @@ def simulate(
     whole = call.programs(algorithm.schedule)
     messages = algorithm.count("messages", size, root, parameters)
     with _without_collector():
-        if method == "events" or (method == "auto" and messages <= _FEW):
+        if method == "events":
+            every = [whole(rank) for rank in range(size)]
+            found = follow(algorithm, every, size, nbytes, model)
+        elif method == "compiled" or (method == "auto" and messages <= _FEW):
             found = call.events([whole(rank) for rank in range(size)])
         else:
             found = _in_parts(call, method)
@@ -180,14 +198,15 @@ def _part(call: _Call, part: Part, method: str, start: Sequence[int]) -> Result:
     steps = median(weight(programs(rank), limit) for rank in call.samples)
     if steps > limit:
         return _repeated(call, programs, start)
-    try:
-        return _swept(call, [programs(rank) for rank in range(call.size)], start)
-    except SeveralMessagesError as error:
-        if method == "sweep":
-            raise ValueError(f"{call.name} cannot be swept: {error}") from None
-        if not together or steps * call.size > 2 * _MANY:
-            raise _too_large(call) from None
-        return _from(start[0], call.events([programs(rank) for rank in range(call.size)]))
+    if len(programs(0)) == 1 or method == "sweep":
+        try:
+            return _swept(call, [programs(rank) for rank in range(call.size)], start)
+        except SeveralMessagesError as error:
+            if method == "sweep":
+                raise ValueError(f"{call.name} cannot be swept: {error}") from None
+    if not together or call.beyond(steps * call.size, programs(0)):
+        raise _too_large(call)
+    return _from(start[0], call.events([programs(rank) for rank in range(call.size)]))
 
 
 def _from(start: int, found: Result) -> Result:
@@ -218,7 +237,7 @@ def _represented(call: _Call, programs: Programs, period: int) -> Result:
             sizes = call.sizes(some()[0], largest=True)
             found = sweep(some(), call.size, sizes, call.model)
     except SeveralMessagesError:
-        if steps > 2 * _MANY:
+        if call.beyond(steps, programs(0)):
             raise _too_large(call) from None
         found = call.events(some(), largest=True)
     turns = call.size // period

@@ -19,8 +19,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import agree, caller, hooks, ops, plan, progress, runner, shared, trace, tuning
+from mpicoll.call import METHODS as CALLS
 from mpicoll.call import Call, Prepared
 from mpicoll.collectives import Collective
+from mpicoll.cuda import driver, group
 from mpicoll.lanes import BLOCKING, Lane, Lanes
 from mpicoll.lowering import has_one_reader
 from mpicoll.settings import Settings, read
@@ -47,6 +49,8 @@ METHODS = {
     "Scan": 9,
     "Exscan": 10,
 }
+#: The collectives of these methods.
+_COLLECTIVES = [CALLS[method].name for method in METHODS]
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,24 @@ class State:
         self.device, slot, self._reads = shared.connect(private, settings.transport)
         self._piece = min(slot or plan.PIECE, plan.PIECE)
         near = self.device is not None and shared.is_near(self.device)
-        self._near = bool(private.allreduce(near, MPI.LAND))
+        # What all ranks say: no other node; that there may be arrays in device memory.
+        said = private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
+        self._near = bool(said & 1)
+        #: How arrays in device memory travel; None where that is not agreed.
+        self.gpus = group.connect(private, settings.gpu, settings.timeout) if said & 2 else None
         if self.tracer is not None:
             self.device = None  # what Python runs can be traced; all else is as without a trace
         #: Arrays of its ranks that others read where they lie.
         self.windows = Windows(private, self.device)
+        #: Where large ones go through the host, once one has (:mod:`mpicoll.staging`).
+        self.staging: Any = None
+        #: What lets GPUs reduce there (:mod:`mpicoll.relay`), False if it cannot be had.
+        self.relay: Any = None
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
+        if self.front is not None and self.gpus is not None and self.gpus.peers is not None:
+            names = [(name, group.CUDA_IPC) for name in _COLLECTIVES]
+            self.front.serve_devices(self.gpus.peers, names)
         self.hint(hints or {})
         if settings.progress:
             progress.start()
@@ -126,7 +141,9 @@ class State:
         """Prefer what the communicator's hints ask for; the same on all ranks."""
         self.hints = hints
         #: What chooses where the caller names no algorithm; the same on all ranks.
-        self.table = tuning.for_layout(tuning.combined(self.settings.table, hints), self._near)
+        self.table = tuning.for_layout(
+            tuning.combined(self.settings.table, hints), self._near, tuning.is_grouped(self.nodes)
+        )
         if self.front is not None:
             self.front.forget()
 
@@ -147,17 +164,23 @@ class State:
     def learn(
         self, call: Call, arguments: tuple[Any, ...], choice: tuning.Choice, planned: plan.Plan
     ) -> None:
-        """Let a call of the same arguments, buffers apart, go the short way from now on."""
-        if self._is_plain(call.definition, arguments, choice):
-            self.front.learn(
-                METHODS[call.definition.method],
-                *arguments,
-                tuning.named(choice),
-                call,
-                (call.definition.name, choice.algorithm),
-                planned.spare[0],
-                call.reduction,
-            )
+        """Let a call of the same arguments, buffers apart, go the short way from now on.
+
+        Args:
+            call: the parsed call.
+            arguments: send buffer, receive buffer, operator, root, counts.
+            choice: how it was run.
+            planned: what ran it.
+        """
+        definition = call.definition
+        if not self._is_plain(definition, arguments, choice) or not call.is_direct:
+            return
+        name = definition.name, choice.algorithm
+        known = tuning.named(choice), call, name, planned.spare[0], call.reduction
+        if definition.method in METHODS:
+            self.front.learn(METHODS[definition.method], *arguments[:4], *known)
+        else:
+            self.front.learn_vectors(definition.method, *_with_counts(arguments), *known)
 
     def pass_on(
         self,
@@ -168,10 +191,13 @@ class State:
         numbers: tuple[int, ...],
     ) -> None:
         """The same for a call that the MPI library serves."""
-        if self._is_plain(definition, arguments, choice):
-            name = definition.name, choice.algorithm
-            method = METHODS[definition.method]
-            self.front.pass_on(method, *arguments, tuning.named(choice), name, function, numbers)
+        if not self._is_plain(definition, arguments, choice):
+            return
+        known = tuning.named(choice), (definition.name, choice.algorithm), function, numbers
+        if definition.method in METHODS:
+            self.front.pass_on(METHODS[definition.method], *arguments[:4], *known)
+        else:
+            self.front.pass_vectors_on(definition.method, *_with_counts(arguments), *known)
 
     def _is_plain(
         self, definition: Collective, arguments: tuple[Any, ...], choice: tuning.Choice
@@ -180,7 +206,6 @@ class State:
         op = arguments[2]
         return (
             self.front is not None
-            and definition.method in METHODS
             and (op is None or op.is_predefined)
             and tuning.is_default(definition.name, choice, self.nodes)
         )
@@ -384,7 +409,10 @@ class State:
         self._plans.clear()
         if self.failure is None and not self.under_way:
             self.device = None
+            self.staging = self.relay = None
             self.windows.close()
+            if self.gpus is not None:
+                self.gpus.close()
             if self.front is not None:
                 self.front.forget()
             for comm in reversed(self.lanes.comms):
@@ -403,6 +431,12 @@ _LOST: list[State] = []
 
 def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:
     state.close()
+
+
+def _with_counts(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a call whose blocks may differ, as its short way takes them."""
+    sendbuf, recvbuf, op, root, counts = arguments
+    return sendbuf, recvbuf, counts, op, root
 
 
 def _refusal(definition: Collective, error: Exception) -> agree.Facts:

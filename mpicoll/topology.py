@@ -84,16 +84,27 @@ class Nodes:
         }
 
 
-@lru_cache(maxsize=64)
 def nodes_of(labels: tuple[int, ...]) -> Nodes:
     """The nodes, from a label for each rank that is the same for the ranks of one node.
 
     ``nodes_of((7, 2, 7)).ranks`` is ``((0, 2), (1,))``.
     """
+    # To hash labels takes as long as there are many, and every rank of a simulation asks.
+    latest = _latest[0]
+    if latest[0] is not labels:
+        latest = _latest[0] = labels, _nodes_of(labels)
+    return latest[1]
+
+
+@lru_cache(maxsize=64)
+def _nodes_of(labels: tuple[int, ...]) -> Nodes:
     found: dict[int, list[int]] = {}
     for rank, label in enumerate(labels):
         found.setdefault(label, []).append(rank)
     return Nodes(tuple(map(tuple, found.values())))
+
+
+_latest: list[tuple[tuple[int, ...], Nodes]] = [((), Nodes(()))]
 
 
 def binomial_tree(rank: int, size: int, root: int) -> Node:

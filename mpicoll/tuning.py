@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from mpicoll import algorithms, collectives
@@ -38,6 +38,7 @@ __all__ = [
     "from_environment",
     "from_hints",
     "is_default",
+    "is_grouped",
     "named",
     "parse",
     "placed",
@@ -80,6 +81,8 @@ class Rule(NamedTuple):
     ranks: int = 1
     #: Whether for ranks that all share memory, or for others; None: for all.
     near: bool | None = None
+    #: Whether for ranks on several nodes, several of them on one, or for others; None: for all.
+    grouped: bool | None = None
     #: What comes before what: one of :data:`BUILT_IN`, :data:`MODEL`, ...
     rank: int = 0
 
@@ -127,7 +130,7 @@ def table_from(rules: Mapping[str, Iterable[Mapping[str, Any]]], source: str, ra
 
     Args:
         rules: by collective: ``algorithms`` (see :func:`parse`), best first, and perhaps
-            ``nbytes``, ``ranks`` and ``near``, see :class:`Rule`.
+            ``nbytes``, ``ranks``, ``near`` and ``grouped``, see :class:`Rule`.
         source: where they come from.
         rank: see :class:`Rule`.
 
@@ -148,7 +151,14 @@ def _rule(name: str, number: int, rule: Mapping[str, Any], source: str, rank: in
         candidates = tuple(parse(name, words, source) for words in rule["algorithms"])
     except ValueError as error:
         raise ValueError(f"rules.{name}.{number}: {error}") from None
-    return Rule(rule.get("nbytes", 0), candidates, rule.get("ranks", 1), rule.get("near"), rank)
+    return Rule(
+        rule.get("nbytes", 0),
+        candidates,
+        rule.get("ranks", 1),
+        rule.get("near"),
+        rule.get("grouped"),
+        rank,
+    )
 
 
 def _built_in() -> Table:
@@ -195,10 +205,23 @@ def combined(*tables: Table) -> Table:
     return {name: tuple(rule for table in tables for rule in table.get(name, ())) for name in names}
 
 
-def for_layout(table: Table, near: bool) -> Table:
-    """The rules that hold where all ranks share memory, or where they do not."""
+def is_grouped(nodes: Sequence[int]) -> bool:
+    """Whether the ranks are on several nodes, several of them on one; by the node of each."""
+    return 1 < len(set(nodes)) < len(nodes)
+
+
+def for_layout(table: Table, near: bool, grouped: bool = False) -> Table:
+    """The rules that hold for some ranks.
+
+    Args:
+        table: the rules.
+        near: whether all ranks share memory.
+        grouped: see :func:`is_grouped`.
+    """
     return {
-        name: tuple(rule for rule in rules if rule.near in (None, near))
+        name: tuple(
+            rule for rule in rules if rule.near in (None, near) and rule.grouped in (None, grouped)
+        )
         for name, rules in table.items()
     }
 

@@ -7,7 +7,8 @@ A file is JSON, of the same form as the built-in table (tuning.json in the packa
                              {"nbytes": 65536, "ranks": 4, "algorithms": ["ring"]}]}}
 
 A rule holds for at least ``ranks`` ranks (1 if it does not say) and ``nbytes`` bytes of the whole
-vector (0), with ``near`` only where all ranks share memory (true) or only where not (false).  The
+vector (0), with ``near`` only where all ranks share memory (true) or only where not (false), with
+``grouped`` only for ranks on several nodes, several of them on one (true), or only for others.  The
 one for the most ranks, then for the most bytes, is taken, and of its algorithms, written as in
 the environment, the first that can serve.  Where none can, the built-in rules decide.
 """
@@ -54,6 +55,7 @@ def rule_type(files: str) -> Any:
         nbytes: int = pydantic.Field(0, ge=0)
         ranks: int = pydantic.Field(1, ge=1)
         near: bool | None = None
+        grouped: bool | None = None
         algorithms: list[str] = pydantic.Field(min_length=1)
 
     return Rule

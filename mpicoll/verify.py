@@ -151,13 +151,16 @@ def _check_structure(rank: int, program: Sequence[Channel], nblocks: int, nscrat
 
     Segments repeat the same rounds on cells of their own, so the first one stands for all.
     """
-    written: set[Location] = set()
-    touched: dict[Location, set[int]] = {}
-    for number, channel in enumerate(program):
-        if channel.segment:
-            break
+    channels = [channel for channel in program if not channel.segment]
+    for channel in channels:
         for steps in channel.rounds:
             _check_round(rank, steps, nblocks, nscratch)
+    if len(channels) < 2:
+        return
+    written: set[Location] = set()
+    touched: dict[Location, set[int]] = {}
+    for number, channel in enumerate(channels):
+        for steps in channel.rounds:
             for step in steps:
                 writes = _writes(step, nblocks, nscratch)
                 written.update(writes)
@@ -253,20 +256,25 @@ class _Symbols:
         return Symbol(content.item, 1 << content.first, (content.first, content.first), expression)
 
     def fold(self, values: list[Symbol]) -> Symbol:
-        result = values[0]
+        item, ranks, interval, expression = values[0]
+        expressions: list[object] = ["fold", expression]
         for value in values[1:]:
-            if value.item != result.item:
-                raise ScheduleError(f"blocks {result.item} and {value.item} are reduced together")
-            if value.ranks & result.ranks:
+            if value.item != item:
+                raise ScheduleError(f"blocks {item} and {value.item} are reduced together")
+            if value.ranks & ranks:
                 twice = [r for r in range(value.ranks.bit_length()) if value.ranks >> r & 1]
                 raise ScheduleError(
-                    f"block {result.item}: contributions of ranks {twice} are added to a sum "
+                    f"block {item}: contributions of ranks {twice} are added to a sum "
                     f"that has some of them already"
                 )
-            a, b = result.interval, value.interval
-            joined = (a[0], b[1]) if a and b and a[1] + 1 == b[0] else None
-            result = Symbol(result.item, result.ranks | value.ranks, joined, 0)
-        return result._replace(expression=self.number(("fold", *(v.expression for v in values))))
+            ranks |= value.ranks
+            last = value.interval
+            if interval and last and interval[1] + 1 == last[0]:
+                interval = interval[0], last[1]
+            else:
+                interval = None
+            expressions.append(value.expression)
+        return Symbol(item, ranks, interval, self.number(tuple(expressions)))
 
 
 class _SymbolMemory(Memory[Symbol]):
@@ -279,20 +287,21 @@ class _SymbolMemory(Memory[Symbol]):
     nblocks = 0
 
     def receive(self, values: list[Symbol], cells: Sequence[Cell]) -> None:
-        super().receive(values, cells)
-        for cell in cells:
-            self._check(cell)
+        for value, cell in zip(values, cells, strict=True):
+            self.cells[cell] = value
+            if self.reads_through and value.item != cell.block % self.nblocks:
+                raise self._misplaced(cell)
 
     def reduce(self, rank: int, cell: Cell, received: list[tuple[int, Symbol]]) -> None:
         super().reduce(rank, cell, received)
-        self._check(cell)
+        if self.reads_through and self.cells[cell].item != cell.block % self.nblocks:
+            raise self._misplaced(cell)
 
-    def _check(self, cell: Cell) -> None:
-        item = self.cells[cell].item
-        if self.reads_through and item != cell.block % self.nblocks:
-            raise ScheduleError(
-                f"block {item} is stored in {cell.space} block {cell.block}: lengths may differ"
-            )
+    def _misplaced(self, cell: Cell) -> ScheduleError:
+        return ScheduleError(
+            f"block {self.cells[cell].item} is stored in {cell.space} block {cell.block}: "
+            f"lengths may differ"
+        )
 
 
 class _Arrivals(Memory[int]):
@@ -328,11 +337,11 @@ def _run(
     segments = programs[0][0].segments if programs[0] else 1
     memories = []
     for place in places:
-        given = {
-            Cell(GIVEN, block, segment): symbols.contribution(definition.start(place, block))
-            for block in definition.held(place)
-            for segment in range(segments)
-        }
+        given = {}
+        for block in definition.held(place):
+            value = symbols.contribution(definition.start(place, block))
+            for segment in range(segments):
+                given[Cell(GIVEN, block, segment)] = value
         memory = _SymbolMemory(given, definition.reads_through, symbols.fold)
         memory.nblocks = nblocks
         memories.append(memory)
@@ -383,28 +392,30 @@ def _check_end(
     in_order = RANK_ORDER in algorithm.order or (
         definition.reduces and COMMUTATIVE not in algorithm.needs
     )
+    same = SAME_BITS in algorithm.order
     expressions: dict[tuple[int, int], object] = {}
     for place, memory in zip(places, memories, strict=True):
         for block in definition.wanted(place):
             want = definition.end(place, block)
+            ranks = (1 << want.last + 1) - (1 << want.first)
             for segment in range(segments):
                 found = _final(memory, Cell(WORK, block, segment), definition)
-                name = f"rank {place.rank}, block {block}"
+                wrong = ""
                 if found.item != want.item:
-                    raise ScheduleError(f"{name} holds {found.item} instead of {want.item}")
-                ranks = (1 << want.last + 1) - (1 << want.first)
-                if found.ranks != ranks:
-                    raise ScheduleError(
-                        f"{name} has contributions {found.ranks:#b} of ranks, wanted {ranks:#b}"
+                    wrong = f"holds {found.item} instead of {want.item}"
+                elif found.ranks != ranks:
+                    wrong = f"has contributions {found.ranks:#b} of ranks, wanted {ranks:#b}"
+                elif in_order and found.interval != (want.first, want.last):
+                    wrong = (
+                        "was not combined in rank order, as promised or as operators that "
+                        "are not commutative need"
                     )
-                if in_order and found.interval != (want.first, want.last):
-                    raise ScheduleError(
-                        f"{name} was not combined in rank order, as promised or as operators that "
-                        f"are not commutative need"
-                    )
-                first = expressions.setdefault((block, segment), found.expression)
-                if SAME_BITS in algorithm.order and first != found.expression:
-                    raise ScheduleError(f"{name} was computed otherwise than on other ranks")
+                elif same and found.expression != expressions.setdefault(
+                    (block, segment), found.expression
+                ):
+                    wrong = "was computed otherwise than on other ranks"
+                if wrong:
+                    raise ScheduleError(f"rank {place.rank}, block {block} {wrong}")
 
 
 def _final(memory: Memory[Symbol], cell: Cell, definition: Collective) -> Symbol:

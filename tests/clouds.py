@@ -10,6 +10,6 @@ def clouds(samples=101):
     generator = np.random.default_rng(7)
     labels = np.arange(samples + 30) % 4
     inputs = np.eye(4, 12)[labels] + generator.standard_normal((samples + 30, 12))
-    return Dataset(
-        "clouds", 4, inputs[:samples], labels[:samples], inputs[samples:], labels[samples:]
-    )
+    train, test = slice(0, samples), slice(samples, None)
+    shape = (3, 4, 1)
+    return Dataset("clouds", 4, inputs[train], labels[train], inputs[test], labels[test], shape)

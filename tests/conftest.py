@@ -28,6 +28,14 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+def pytest_collection_modifyitems(items):
+    """Skip the tests that are marked as long where they are not asked for."""
+    if os.environ.get("MPICOLL_TEST_LONG", "") in ("", "0"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: MPICOLL_TEST_LONG=1 runs it"))
+
+
 class Jobs:
     """Jobs under mpirun; nothing of them may be left afterwards."""
 
@@ -35,12 +43,12 @@ class Jobs:
         self.directory = directory
         self.running = []
 
-    def start(self, ranks, *words, environment=None):
-        """Start Python with some words on some ranks."""
+    def start(self, ranks, *words, environment=None, options=()):
+        """Start Python with some words on some ranks, with options of the launcher."""
         directory = self.directory / str(len(self.running))
         directory.mkdir()
         process = subprocess.Popen(
-            [*launch.mpirun(), "-n", str(ranks), sys.executable, *map(str, words)],
+            [*launch.mpirun(), *options, "-n", str(ranks), sys.executable, *map(str, words)],
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith("MPICOLL_")},
                 "TMPDIR": str(directory),
@@ -88,9 +96,10 @@ class Jobs:
                     status=process.returncode, out=out.replace("\r", ""), err=err
                 )
 
-    def __call__(self, ranks, *words, environment=None, limit=50):
+    def __call__(self, ranks, *words, environment=None, limit=50, options=()):
         """Start a job and wait for it."""
-        return self.finish(self.start(ranks, *words, environment=environment), limit)
+        started = self.start(ranks, *words, environment=environment, options=options)
+        return self.finish(started, limit)
 
     def check_empty(self):
         """Some launchers return a moment before the ranks that they have killed are gone."""
@@ -142,7 +151,7 @@ def job(mpirun, tmp_path):
 @pytest.fixture
 def no_launcher(monkeypatch):
     """As where no launcher has started this process."""
-    from mpicoll.cli import launcher
+    from mpicoll import launcher
 
     names = {name for entry in launcher._LAUNCHERS for name in entry[1:]}
     for name in names | {"SLURM_STEP_ID"}:

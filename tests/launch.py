@@ -45,6 +45,8 @@ SMALLEST_EAGER = {
     "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_CELL_SIZE": "128",
     "MPICOLL_TEST_EAGER": "smallest",
 }
+#: Tests that start ranks on hosts of their own; where there can be none they are skipped.
+HOSTS = ("tests/cluster", "tests/slurm")
 #: Seconds that a launch may take, and that it may take to end after its closing line.
 LIMIT, LONG_LIMIT, LINGER = 600.0, 3600.0, 30.0
 #: Order and names of pytest's closing line; only the first two are failures.
@@ -134,10 +136,14 @@ def _commands(
         return f"{ranks} rank{'s' if ranks > 1 else ''}", [*mpi, *paths]
 
     if not options.paths:
-        yield "no MPI", [*pytest, str(ROOT / "tests")], {}
+        away = [f"--ignore={ROOT / folder}" for folder in HOSTS]
+        yield "no MPI", [*pytest, str(ROOT / "tests"), *away], {}
     for ranks in options.ranks:
         yield *under_mpirun(ranks, *(options.paths or [str(ROOT / "tests/mpi")])), {}
-    if options.paths or not _long():
+    if options.paths:
+        return
+    yield "emulated hosts", [*pytest, *(str(ROOT / folder) for folder in HOSTS)], {}
+    if not _long():
         return
     matrix = str(ROOT / MATRIX)
     for ranks in MORE_RANKS:

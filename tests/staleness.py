@@ -17,6 +17,7 @@ def violations(events, workers, high, low=0):
     """
     clocks = dict.fromkeys(range(workers), 0)
     active = set(clocks)
+    good = {}  # last clock for which what a worker was sent unasked is good
     for place, event in enumerate(events):
         kind, worker, clock = event["kind"], event["worker"], event["clock"]
         if kind == "leave":
@@ -24,10 +25,14 @@ def violations(events, workers, high, low=0):
             if not active:  # the end of an epoch: all start again
                 active = set(clocks)
             continue
-        if clock != clocks[worker]:
+        if kind == "send":
+            good[worker] = max(good.get(worker, clock), clock)
+        elif clock != clocks[worker]:
             yield f"{place}: {kind} of worker {worker} at clock {clock}, it is at {clocks[worker]}"
         if kind == "push":
             clocks[worker] += 1
+            if clock > good.get(worker, clock):
+                yield f"{place}: push of worker {worker} at clock {clock}, good was {good[worker]}"
             continue
         bound = event["bound"]
         if high is not None and not low <= bound <= high:

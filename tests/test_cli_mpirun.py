@@ -264,14 +264,14 @@ def test_doctor(mpirun):
     assert "all is well" in said
 
 
-@pytest.mark.parametrize("words", [("doctor", "--json"), BRIEF])
-def test_lone_ranks_are_explained(words):
-    """What a launcher does that MPI does not understand, such as srun without a common PMI."""
+def alone(*words):
+    """Python as ranks 0 and 1 of a launch that MPI does not understand, as srun without a common
+    PMI."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "PRTE"))}
     lone = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
-    done = [
+    return [
         subprocess.run(
-            [sys.executable, "-m", "mpicoll", *words],
+            [sys.executable, *words],
             env={**clean, **lone, "SLURM_PROCID": str(rank)},
             capture_output=True,
             text=True,
@@ -279,9 +279,24 @@ def test_lone_ranks_are_explained(words):
         )
         for rank in (0, 1)
     ]
+
+
+def test_a_program_of_lone_ranks_is_warned_once():
+    """Whatever it does is its own business; so it goes on."""
+    build = "comm = mpicoll.Intracomm(MPI.COMM_WORLD); comm.Dup(); mpicoll.Intracomm(comm)"
+    first, other = alone("-c", f"from mpi4py import MPI; import mpicoll; {build}")
+    assert first.returncode == other.returncode == 0
+    assert first.stderr.count("LaunchWarning: srun started 4 processes, but each of them") == 1
+    assert "LaunchWarning" not in other.stderr
+
+
+@pytest.mark.parametrize("words", [("doctor", "--json"), BRIEF])
+def test_lone_ranks_are_explained(words):
+    done = alone("-m", "mpicoll", *words)
     assert [d.returncode for d in done] == ([1, 1] if words[0] == "doctor" else [2, 2])
     assert "srun started 4 processes, but each of them is rank 0 of 1" in (
         done[0].stdout + done[0].stderr
     )
+    assert (done[0].stdout + done[0].stderr).count("each of them is rank 0 of 1") == 1
     assert done[1].stdout == ""
     assert not own(done[1].stderr)

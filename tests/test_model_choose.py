@@ -1,6 +1,7 @@
 """Choices: rules, crossovers, regret, and what MPI libraries are told."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -106,6 +107,56 @@ def test_crossovers_are_where_they_are(cells):
     for value, low, high in (found.measured, found.predicted):
         assert low <= value <= high
         assert value == pytest.approx(crossover(8), rel=0.15)
+
+
+def test_around_a_crossover_either_is_as_good(cells):
+    ours = [cell for cell in cells if cell.algorithm != "native"]
+    model = fit(ours, replicates=20)
+    made = choose.crossovers(choose.tables(ours), model, Resampled(ours, 20), gain=0.05)
+    (found,) = [c for c in made if c.place == ("allreduce", 8, True)]
+    assert found.told and found.factor < 1.1 and found.factor_alike == 1
+    for (low, high), (value, *_) in (
+        (found.alike, found.measured),
+        (found.predicted_alike, found.predicted),
+    ):
+        assert value / 1.5 < low < value < high < 1.5 * value
+
+
+def test_two_names_of_the_same_times_do_not_cross():
+    generator = np.random.default_rng(5)
+    runs = [
+        Run(
+            f"r{launch}",
+            {},
+            [
+                point(f"r{launch}", "allreduce", name, 2, nbytes, generator.lognormal(0, 0.1, 5))
+                for name in ("ring", "recursive_doubling")
+                for nbytes in (64, 256, 1024, 4096, 16384, 65536)
+            ],
+        )
+        for launch in range(4)
+    ]
+    same = gather(runs)[0]
+    model = fit(same, replicates=0)
+    made = choose.crossovers(choose.tables(same), model, Resampled(same, 40), gain=0.01)
+    assert made and not any(c.told for c in made)
+
+
+@given(
+    st.lists(st.floats(-1, 1), min_size=2, max_size=6),
+    st.floats(1, 64),
+    st.floats(0.001, 0.5),
+)
+def test_sizes_that_are_alike_are(ratios, near, gain):
+    sizes = [1 << i for i in range(len(ratios))]
+    found = choose._alike(sizes, np.array(ratios), near, gain)
+    crosses = any(a * b <= 0 for a, b in pairwise(ratios))
+    assert found is not None or not crosses
+    if found:
+        low, high = found
+        assert 1 <= low <= high <= sizes[-1]
+        for size in (low, (low * high) ** 0.5, high):
+            assert abs(np.interp(np.log(size), np.log(sizes), ratios)) <= np.log1p(gain) + 1e-9
 
 
 def test_regret_is_measured_on_other_launches(found):

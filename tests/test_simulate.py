@@ -17,7 +17,7 @@ from mpicoll import algorithms, layout
 from mpicoll.cost import INTER, INTRA, Costs, Piece
 from mpicoll.likeness import is_period
 from mpicoll.machine import Model, Sizes
-from mpicoll.matching import Message
+from mpicoll.matching import Message, ScheduleError
 from mpicoll.ports import Ports
 from mpicoll.registry import Algorithm
 from mpicoll.schedule import Recv, Send, blocks, number_of_blocks, scratch
@@ -71,7 +71,7 @@ def test_all_ways_find_the_same(algorithm):
             chosen = parameters_on(algorithm, model.nodes)
             call = algorithm, size, 96 * size, model, 0, chosen
             want = outcome(simulate(*call, method="events"))
-            for method in ("representative", "sweep"):
+            for method in ("compiled", "representative", "sweep"):
                 try:
                     result = simulate(*call, method=method)
                 except ValueError:
@@ -134,9 +134,13 @@ def test_all_ways_find_the_same_on_any_machine(data):
     )
     nbytes = size * data.draw(st.integers(0, 100))
     root = data.draw(st.integers(0, size - 1)) if algorithm.definition.rooted else 0
-    call = algorithm, size, 2 * nbytes, model, root, parameters_on(algorithm, model.nodes)
+    chosen = parameters_on(algorithm, model.nodes)
+    for parameter in {"segments", "window"} & {*algorithm.parameters}:
+        chosen[parameter] = data.draw(st.integers(1, 5))
+    uneven = data.draw(st.integers(0, 3))
+    call = algorithm, size, 2 * nbytes + uneven, model, root, chosen
     want = outcome(simulate(*call, method="events"))
-    for method in ("representative", "sweep"):
+    for method in ("compiled", "representative", "sweep"):
         try:
             result = simulate(*call, method=method)
         except ValueError:
@@ -172,9 +176,31 @@ def test_times_longer_than_numpys_integers_are_exact():
     want = simulate(*call, method="events")
     assert want.makespan > 1 << 64
     assert outcome(simulate(*call, method="sweep")) == outcome(want)
+    assert outcome(simulate(*call, method="compiled")) == outcome(want)
     # The clock adds up what NumPy's integers cannot hold; so does what repeats.
     rounds = [Plain((r + 1) % 4, (r - 1) % 4, 1 << 20, 1 << 20, 0) for r in range(4)]
     assert repeat(rounds, 40, model).makespan == 40 * ((1 << 61) + (1 << 70))
+
+
+@pytest.mark.parametrize("method", ["events", "compiled"])
+@pytest.mark.parametrize(
+    ("programs", "message"),
+    [
+        (([Send(1, 0)], []), "never completes|sent and not received"),
+        (([Send(2, 0)], []), "has no such peer among 2"),
+        (([Send(0, 0)], []), "has no such peer among 2"),
+        (([Recv(1, 0), Send(1, 0)], [Recv(0, 0), Send(0, 0)]), "never complete"),
+        (([Send(1, 0)], [Recv(0, (0, 1))]), "blocks"),
+    ],
+)
+def test_broken_schedules_are_told(method, programs, message):
+    entry = replace(
+        algorithms.find("allgather", "ring"),
+        schedule=lambda rank, size: iter(programs[rank]),
+        parameters={},
+    )
+    with pytest.raises(ScheduleError, match=message):
+        simulate(entry, 2, 8, COSTS, method=method)
 
 
 # --- which ranks do the same ----------------------------------------------------------------------
@@ -352,13 +378,18 @@ def test_many_ranks_find_the_textbooks_time(collective, algorithm, size):
 @pytest.mark.skipif(not LONG, reason="set MPICOLL_TEST_LONG=1: takes some 10 minutes")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("per_node", [1, 8])
+@pytest.mark.parametrize("segments", [1, 16])
 @every_algorithm
-def test_65536_ranks(algorithm, per_node):
+def test_65536_ranks(algorithm, segments, per_node):
     """The limits are 60 s and 4 GiB; time is that of a core, doubled for slow machines."""
+    if segments > 1 and "segments" not in algorithm.parameters:
+        pytest.skip("it has no segments")
     size = 1 << 16
     nodes = tuple(rank // per_node for rank in range(size))
     model = replace(COSTS, nodes=nodes, links=LINKS)
     chosen = parameters_on(algorithm, nodes) if per_node > 1 else {}
+    if segments > 1:
+        chosen["segments"] = segments
     begun = time.process_time()
     found = simulate(algorithm, size, 1 << 28, model, 0, chosen)
     assert time.process_time() - begun < 120

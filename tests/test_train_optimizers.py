@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mpicoll import _kernels
 from mpicoll.train import optimizers, schedules
 from mpicoll.train.optimizers import OPTIMIZERS, empty_state, make
 
@@ -75,3 +76,53 @@ def test_schedules(name, expected):
 
 def test_scalings():
     assert [schedules.SCALINGS[name](4) for name in ("none", "linear", "sqrt")] == [1, 4, 2]
+
+
+# --- compiled updates -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=_kernels.levels())
+def instructions(request):
+    before = _kernels.level()
+    _kernels.use_level(request.param)
+    yield request.param
+    _kernels.use_level(before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_compiled_updates_have_the_bits_of_numpy(instructions, name, decay, dtype):
+    """What is not contiguous is updated by NumPy."""
+    generator = np.random.default_rng(5)
+    magnitudes = 10.0 ** generator.integers(-30, 8, (5, 101))
+    values = (generator.standard_normal((5, 101)) * magnitudes).astype(dtype)
+    optimizer, found = make(name, 0.8, decay), []
+    for spread in (1, 2):
+        weights = np.zeros(spread * 101, dtype)[::spread]
+        weights[:] = values[0]
+        state = {slot: np.zeros(spread * 101, dtype)[::spread] for slot in optimizer.slots}
+        assert optimizers._compiled(weights, *state.values()) == (spread == 1)
+        for step, gradient in enumerate(values[1:], 1):
+            given = np.zeros(spread * 101, dtype)[::spread]
+            given[:] = gradient
+            optimizer.update(weights, given, state, 0.1, step)
+        found.append([weights.tobytes(), *(state[slot].tobytes() for slot in optimizer.slots)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 5)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_compiled_updates_take_any_shape(name, shape):
+    optimizer, weights = make(name), np.ones(shape)
+    state = empty_state(optimizer, weights)
+    optimizer.update(weights, np.full(shape, 2.0), state, 0.5, 1)
+    assert weights.shape == shape and (weights < 1).all()
+
+
+def test_compiled_updates_want_arrays_of_one_length():
+    short, long = np.zeros(3), np.zeros(4)
+    with pytest.raises(ValueError, match="an array has 3 elements, the weights 4: give equally"):
+        _kernels.update_sgd(long, short, None, 0.1, 0, 0, False)
+    with pytest.raises(ValueError, match="an array has 4 elements, the weights 3"):
+        _kernels.update_adam(short, short, short, long, *[1.0] * 7)

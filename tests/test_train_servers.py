@@ -23,7 +23,7 @@ def make(model, workers=3, optimizer="sgd", push_rate="share", rate=lambda step:
 
 
 def push(shard, worker, clock, value=1.0, samples=1, total=3, finite=True, seconds=1.0, used=1.0):
-    facts = Push(clock, samples, total, finite, seconds, used)
+    facts = Push(clock, samples, total, finite, seconds, used, version=0)
     shard.push(worker, facts, np.full(2, value))
 
 
@@ -67,6 +67,8 @@ def test_other_consistency_models_are_refused(text):
         ({"wire": "bf16"}, "strategy parameter_server sends gradients as they are"),
         ({"dtype": "float16"}, "float64 or float32"),
         ({"push_rate": "half"}, "unknown push_rate 'half'"),
+        ({"send_every": 0}, "send_every is 0: give a whole number of at least 1"),
+        ({"apply_at_once": True}, "apply_at_once is of parameters that servers send unasked"),
     ],
 )
 def test_what_servers_cannot_do_is_refused_by_name(changes, message):
@@ -285,6 +287,41 @@ def test_more_servers_than_ranks():
     with pytest.raises(ValueError, match=r"3 server\(s\) on 3 rank\(s\) leave no worker"):
         config.worker_count(3)
     assert Config(strategy="parameter_server").worker_count(3) == 3
+
+
+def test_other_workers_than_there_are():
+    assert Config(strategy="parameter_server", servers="2", workers=3).worker_count(5) == 3
+    config = Config(strategy="parameter_server", servers="2", workers=4)
+    with pytest.raises(ValueError, match=r"4 worker\(s\) and 2 rank\(s\) that only serve"):
+        config.worker_count(5)
+
+
+def test_what_is_sent_unasked_is_good_for_as_long_as_the_bound_allows():
+    shard = make("ssp:2", 2)
+    assert shard.due(3, [0, 1]) == [(0, 2), (1, 2)]
+    for clock in range(3):
+        push(shard, 0, clock, total=1)
+    assert shard.due(3, [1]) == [(1, 2)]  # three updates that it has not seen
+    assert shard.due(9, [0]) == []  # too far ahead
+    push(shard, 1, 0, total=1)
+    assert shard.due(9, [0]) == [(0, 3)]
+
+
+def test_without_a_bound_it_is_good_for_as_many_steps_as_updates_make_a_message():
+    shard = make("async", 2)
+    assert shard.due(2, [0, 1]) == [(0, 1), (1, 1)]
+    push(shard, 0, 0)
+    assert shard.due(2, [0, 1]) == []
+    push(shard, 0, 1)
+    assert shard.due(2, [0, 1]) == [(0, 3), (1, 1)]
+
+
+def test_the_checker_sees_a_step_with_parameters_that_were_good_no_more():
+    sent = {"kind": "send", "worker": 0, "clock": 0, "bound": 0}
+    trace = [sent, *({"kind": "push", "worker": 0, "clock": clock} for clock in range(2))]
+    assert list(staleness.violations(trace[:2], 1, 0)) == []
+    (found,) = staleness.violations(trace, 1, 0)
+    assert "push of worker 0 at clock 1, good was 0" in found
 
 
 def test_the_window_of_an_adaptive_bound():

@@ -116,6 +116,18 @@ def test_hints_come_before_the_environment():
         from_hints({"mpicoll_bcast": "rign"})
 
 
+def test_ranks_on_several_nodes_are_grouped_where_a_node_has_several():
+    assert [tuning.is_grouped(nodes) for nodes in ([], [0], [0, 0], [0, 1], [0, 1, 0])] == [
+        *[False] * 4,
+        True,
+    ]
+    flat, grouped = (for_layout(BUILTIN, False, grouped) for grouped in (False, True))
+    for collective in ("allreduce", "reduce_scatter", "bcast"):
+        assert choose(collective, 4, 1 << 20, grouped).algorithm == "hierarchical"
+        assert choose(collective, 4, 1 << 20, flat).algorithm != "hierarchical"
+        assert choose(collective, 4, 8, grouped) == choose(collective, 4, 8, flat)
+
+
 def test_the_environment_may_name_an_order_of_ranks():
     far = for_layout(BUILTIN, False)
     table = combined(far, from_environment({"MPICOLL_ALLREDUCE": "ring order=2,0,1"}))

@@ -17,6 +17,7 @@ from mpicoll.cli import (
     report,
     show,
     simulate,
+    slurm,
     train,
     tune,
     verify,
@@ -45,6 +46,7 @@ for name, command in (
     ("doctor", doctor.command),
 ):
     app.command(name)(command)
+app.add_typer(slurm.app, name="slurm")
 
 
 def _version(wanted: bool) -> None:

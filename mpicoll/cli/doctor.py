@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import warnings
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mpicoll.cli import launcher, libraries, output
+from mpicoll import launcher, libraries
+from mpicoll.cli import gpus, output
 from mpicoll.cli.errors import UsageError
 from mpicoll.cli.options import Json
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 #: The least tag limit that a library may have, and all that is ever used here.
 _TAGS = 32767
-_PACKAGES = ("numpy", "mpi4py", "Cython", "typer", "rich", "plotly", "matplotlib", "scipy")
+_PACKAGES = ("numpy", "mpi4py", "Cython", "typer", "rich", "plotly", "matplotlib", "scipy", "cupy")
 
 
 def command(json: Json = False) -> int:
@@ -58,9 +61,11 @@ def examine() -> dict[str, Any]:
     else:
         facts["mpi"] = _mpi(comm)
         facts["engine"] = _engine(comm)
-        facts["hosts"] = _hosts(comm)
+        facts["gpus"] = gpus.examine(comm)
+        facts["ranks"] = _ranks(comm)
+        facts["hosts"] = _hosts(facts["ranks"])
         problems += _mpi_problems(facts["mpi"], started)
-        warnings += _host_warnings(facts["hosts"])
+        warnings += _host_warnings(facts["hosts"]) + _thread_warnings(facts["ranks"])
         if facts["engine"]["problem"]:
             warnings.append(
                 f"the compiled engine does not serve: {facts['engine']['problem']}; install "
@@ -117,26 +122,40 @@ def _engine(comm: MPI.Intracomm) -> dict[str, Any]:
     import mpicoll
     from mpicoll import shared
 
-    own = mpicoll.Intracomm(comm.Dup())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", launcher.LaunchWarning)  # it is among the problems
+        own = mpicoll.Intracomm(comm.Dup())
     try:
         return {"problem": shared.engine_problem(), "shared": own.shared_memory()}
     finally:
         own.Free()
 
 
-def _hosts(comm: MPI.Intracomm) -> list[dict[str, Any]]:
+def _ranks(comm: MPI.Intracomm) -> list[dict[str, Any]]:
+    """Of each rank its host, the cores it may use there, and the threads of its BLAS library."""
     from mpi4py import MPI
 
-    from mpicoll.bench.environment import Place, cores
+    from mpicoll.bench.environment import cores
 
-    places = comm.allgather(Place(MPI.Get_processor_name(), cores()))
+    here = {
+        "host": MPI.Get_processor_name(),
+        "cores": list(cores()),
+        "blas_threads": libraries.blas_threads(),
+    }
+    return [{"rank": rank, **place} for rank, place in enumerate(comm.allgather(here))]
+
+
+def _hosts(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_host: dict[str, list[dict[str, Any]]] = {}
+    for rank in ranks:
+        by_host.setdefault(rank["host"], []).append(rank)
     return [
         {
             "host": host,
-            "ranks": sum(place.host == host for place in places),
-            "cores": len({core for place in places if place.host == host for core in place.cores}),
+            "ranks": len(own),
+            "cores": len({core for rank in own for core in rank["cores"]}),
         }
-        for host in dict.fromkeys(place.host for place in places)
+        for host, own in by_host.items()
     ]
 
 
@@ -159,6 +178,19 @@ def _host_warnings(hosts: list[dict[str, Any]]) -> list[str]:
         "are not performance; start fewer ranks, or bind them to more cores"
         for host in hosts
         if host["ranks"] > host["cores"]
+    ]
+
+
+def _thread_warnings(ranks: list[dict[str, Any]]) -> list[str]:
+    """Ranks whose BLAS library would start more threads than they may use cores."""
+    crowded = [rank for rank in ranks if (rank["blas_threads"] or 0) > len(rank["cores"])]
+    if not crowded:
+        return []
+    first = crowded[0]
+    return [
+        f"{output.counted(len(crowded), 'rank')}, the first is rank {first['rank']} on "
+        f"{first['host']}, would use {first['blas_threads']} BLAS threads on "
+        f"{output.counted(len(first['cores']), 'core')}; set OMP_NUM_THREADS={len(first['cores'])}"
     ]
 
 
@@ -201,10 +233,12 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             )
             for host in facts["hosts"]
         ]
+        lines += _layout(facts["ranks"])
     if mpi is not None:
         lines += [
             ("engine", "Python" if facts["engine"]["problem"] else "compiled"),
             ("shared memory", _shared(facts["engine"]["shared"])),
+            *gpus.lines(facts["gpus"]),
         ]
     kernels = own["kernels"]
     built = f"compiled by {kernels['compiler'] or 'an unknown compiler'}" if kernels else "NumPy"
@@ -219,6 +253,31 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("BLAS threads", ", ".join([_or_unknown(own["blas_threads"]), *limits])),
     ]
     return lines
+
+
+def _layout(ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """A line for each stretch of ranks that are alike."""
+    lines = []
+    alike = ("host", "cores", "blas_threads")
+    for _, group in groupby(ranks, lambda rank: [rank[name] for name in alike]):
+        first, *more = group
+        last = more[-1]["rank"] if more else first["rank"]
+        title = f"ranks {first['rank']}-{last}" if more else f"rank {last}"
+        cores = f"core{'s' * (len(first['cores']) != 1)} {_ranges(first['cores'])}"
+        threads = _or_unknown(first["blas_threads"])
+        lines.append((title, f"{first['host']}, {cores}, BLAS threads {threads}"))
+    return lines
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending numbers in words: 0-3,8."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
 def _shared(memory: dict[str, Any] | None) -> str:

@@ -170,7 +170,7 @@ def _crossovers(found: tuple[Crossover, ...]) -> None:
     if not found:
         return
     output.text("\nWhere another choice becomes the fastest, bytes of the whole vector:")
-    heads = ("collective", "P", "from", "to", "measured", "predicted")
+    heads = ("collective", "P", "from", "to", "measured", "predicted", "either is as good")
     output.table(
         heads,
         (
@@ -181,11 +181,15 @@ def _crossovers(found: tuple[Crossover, ...]) -> None:
                 c.after,
                 _size(c.measured),
                 _size(c.predicted),
+                "-" if c.alike is None else f"{c.alike[0]:.0f} .. {c.alike[1]:.0f}",
             )
             for c in found
+            if c.told
         ),
-        right=("P", "measured", "predicted"),
+        right=("P", "measured", "predicted", "either is as good"),
     )
+    if untold := sum(not c.told for c in found):
+        output.text(f"{untold} more that the launches do not tell from noise")
 
 
 def _size(value: tuple[float, float, float] | None) -> str:

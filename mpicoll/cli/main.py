@@ -8,10 +8,13 @@ import traceback
 from collections.abc import Sequence
 
 from mpicoll.cli.errors import RankError, UsageError, describe
-from mpicoll.cli.launcher import launch
+from mpicoll.launcher import launch
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
 COLLECTIVE_COMMANDS = ("bench", "train", "doctor")
+
+#: Options whose value may be left out; with one they are written with an equals sign.
+SHORT_FOR = {"--invariant": "--invariant=16"}
 
 FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -27,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 1 a fact that is not as it should be or a failure, 2 wrong usage,
         130 interrupted.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = [SHORT_FOR.get(w, w) for w in (sys.argv[1:] if arguments is None else arguments)]
     together = bool(words) and words[0] in COLLECTIVE_COMMANDS
     rank = launch().rank
     if rank and not together:

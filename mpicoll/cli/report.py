@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,15 +44,26 @@ def command(
     format_: Annotated[
         str, typer.Option("--format", help=f"Of these files: {', '.join(_FORMATS)}.")
     ] = "svg",
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="Of a training run: all ranks, for Chrome or Perfetto."
+        ),
+    ] = None,
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
 ) -> int:
-    """Write a page of sweeps: one file that needs no network, for screen, phone and paper.
+    """Write a page of sweeps, or of a training run: one file that needs no network.
 
     It shows times and bandwidths with intervals and repetitions, the model and its errors, the
     lower bound, where the fastest algorithm changes, what the default choice costs, and where and
-    how all was measured.
+    how all was measured. For a folder that `mpicoll train --metrics` wrote it shows that run:
+    losses, accuracies, and each rank's time.
     """
+    if any((path / "rank-0.jsonl").is_file() for path in runs):
+        return _training(runs, file, trace)
+    if trace is not None:
+        raise UsageError("--trace is of a training run: give the folder of its --metrics")
     if no_model and model is not None:
         raise UsageError("--no-model and --model exclude one another; drop one")
     if format_ not in _FORMATS:
@@ -74,6 +86,25 @@ def command(
         figures.mkdir(parents=True, exist_ok=True)
         count = len(papers.write(figures, content, format_))
         output.text(f"{output.counted(count, 'figure')} written to {figures}")
+    return 0
+
+
+def _training(folders: list[Path], file: Path, trace: Path | None) -> int:
+    """The page of a training run."""
+    if len(folders) > 1:
+        raise UsageError(f"{len(folders)} paths, one a training run: give its folder alone")
+    measured.need(["plotly"], "plot")
+    from mpicoll.cost_file import write_atomically
+    from mpicoll.report import training
+    from mpicoll.train import history
+
+    with usage():
+        found = history.read(folders[0])
+    training.write(file, found)
+    output.text(f"written to {file}")
+    if trace is not None:
+        write_atomically(trace, json.dumps(history.chrome(found)))
+        output.text(f"trace of {found.ranks} ranks written to {trace}")
     return 0
 
 

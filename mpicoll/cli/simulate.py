@@ -89,7 +89,8 @@ def command(
     """Simulate an algorithm under the alpha-beta-gamma model.
 
     The time of up to some 100,000 messages is found by following each of them. With more, one rank
-    stands for all that do the same, or the rounds of all ranks are swept; the last column says how.
+    stands for all that do the same, or the rounds of all ranks are swept; where neither serves, up
+    to 16 million are followed. The last column says how.
     Where the ranks do not divide the size, one rank for all counts with the largest block.
 
     `formula` is the textbook's time of this algorithm. It takes P for a power of two that divides

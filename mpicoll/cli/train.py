@@ -37,6 +37,12 @@ def command(
     channels: Annotated[
         str, typer.Option(metavar="LIST", help="Channels of the convolutions of conv, as 16,32.")
     ] = "16,32",
+    augment: Annotated[
+        str | None, typer.Option(help="Of images: shift:N, flip or shift:N,flip.")
+    ] = None,
+    data_servers: Annotated[
+        int, typer.Option(help="Ranks, the last, that read and augment data for the others.")
+    ] = 0,
     dropout: Annotated[
         float, typer.Option(help="Share of hidden values set to zero while training.")
     ] = 0.0,
@@ -76,6 +82,7 @@ def command(
         float | None, typer.Option(help="First factor of the loss in front of a narrow type.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of initial weights and the order of samples.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, or gpu (with CuPy).")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float64, float32 or float16.")] = "float64",
     strategy: Annotated[
         str, typer.Option(help="allreduce, zero1, parameter_server, local_sgd or gossip.")
@@ -92,6 +99,24 @@ def command(
         str,
         typer.Option(help="Learning rate of a push, but in bsp: share, staleness or full."),
     ] = "share",
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Of parameter_server: ranks that must be left to compute."),
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="Of parameter_server: servers that hold each server's part too.")
+    ] = 0,
+    send_every: Annotated[
+        int | None,
+        typer.Option(help="Of parameter_server: updates after which servers send unasked."),
+    ] = None,
+    apply_at_once: Annotated[
+        bool,
+        typer.Option(
+            "--apply-at-once/--apply-between",
+            help="With --send-every: take over what arrives between layers, or between steps.",
+        ),
+    ] = False,
     average_every: Annotated[int, typer.Option(help="Of local_sgd: steps between averages.")] = 8,
     graph: Annotated[str, typer.Option(help="Of gossip: ring or exponential.")] = "exponential",
     algorithm: Annotated[
@@ -103,6 +128,20 @@ def command(
     wire: Annotated[
         str, typer.Option(help="Gradients travel in full, fp16, bf16, int8 or topk:SHARE.")
     ] = "full",
+    invariant: Annotated[
+        int | None,
+        typer.Option(
+            metavar="[=V]",
+            help="The same bits on any number of ranks up to V, 16 if it is not said.",
+        ),
+    ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="The same bits for every bucket size."),
+    ] = False,
+    balance: Annotated[
+        str, typer.Option(help="Samples of each rank: none (as many) or speed (as it is fast).")
+    ] = "none",
     check_every: Annotated[
         int, typer.Option(help="Steps between comparisons of the ranks' parameters; 0: never.")
     ] = 100,
@@ -120,6 +159,15 @@ def command(
     metrics: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Write JSON lines there, a file a rank.")
     ] = None,
+    tensorboard: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write event files of TensorBoard there.")
+    ] = None,
+    hang_after: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="All ranks write their stacks where no step ends for so long."
+        ),
+    ] = 600.0,
     compare: Annotated[
         bool,
         typer.Option("--compare/--no-compare", help="Train again in one process and compare."),
@@ -144,6 +192,8 @@ def command(
 
     with usage():
         chosen = Config(**_given(context, config))
+    if chosen.device == "gpu":
+        session.use_gpu()
     return main(chosen, session.communicator(), as_json=json, progress=progress, compare=compare)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpicoll.cuda.shapes import BULK, OPS, TYPES, Limits
 
-__all__ = ["FAMILIES", "compiled", "names", "options", "source"]
+__all__ = ["FAMILIES", "compiled", "enums", "names", "options", "source"]
 
 FAMILIES = ("copy", "plain", "whole", "narrow")
 FILES = ("fold.cuh", "exchange.cuh", "direct.cuh", "kernels.cu")
@@ -25,13 +25,17 @@ def names(size: int) -> list[str]:
 def source() -> str:
     """The source of all kernels, one file behind the other."""
     here = Path(__file__).parent
+    files = "".join(f'#line 1 "{name}"\n{(here / name).read_text()}' for name in FILES)
+    return enums() + files
+
+
+def enums() -> str:
+    """The numbers of operators and types, for fold.cuh."""
     tables = (("OP", OPS), ("TYPE", TYPES))
-    enums = "".join(
+    return "".join(
         f"enum {{ {', '.join(f'{prefix}_{name}' for name in table)} }};\n"
         for prefix, table in tables
     )
-    files = "".join(f'#line 1 "{name}"\n{(here / name).read_text()}' for name in FILES)
-    return enums + files
 
 
 def options(size: int, limits: Limits) -> tuple[str, ...]:

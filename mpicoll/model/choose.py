@@ -23,6 +23,8 @@ from mpicoll.tuning import NATIVE, Choice
 LEAST_GAIN = 0.02
 #: Candidates of a rule, besides the library's own.
 MOST_CANDIDATES = 4
+#: Share of resampled measurements that tell who is faster.
+_MOST = 0.975
 
 
 class Place(NamedTuple):
@@ -148,10 +150,17 @@ def all_rules(
 class Crossover:
     """The size from which one choice is faster than another.
 
+    Where times run almost alongside, the size where they cross is anybody's guess, and does not
+    matter: over the sizes that are ``alike`` either choice is as good as the other.
+
     Attributes:
         place: where.
         before, after: the faster choice below, and above.
         measured, predicted: bytes and their 95 % interval; None where they do not cross.
+        alike, predicted_alike: sizes nearest to the measured crossing between which the times are
+            the same but for what launches differ by; None where there are none.
+        told: whether resampled measurements, too, have the one faster at a smaller size and the
+            other one at a larger; if not, only noise says that they cross.
     """
 
     place: Place
@@ -159,6 +168,28 @@ class Crossover:
     after: str
     measured: tuple[float, float, float] | None
     predicted: tuple[float, float, float] | None
+    alike: tuple[float, float] | None = None
+    predicted_alike: tuple[float, float] | None = None
+    told: bool = True
+
+    @property
+    def factor(self) -> float:
+        """How far the predicted size is from the measured one; infinite where there is none."""
+        if self.measured is None or self.predicted is None:
+            return math.inf
+        return _apart(self.measured[:1] * 2, self.predicted[:1] * 2)
+
+    @property
+    def factor_alike(self) -> float:
+        """How far the sizes that are alike are from those predicted to be; 1 where they overlap."""
+        if self.alike is None or self.predicted_alike is None:
+            return math.inf
+        return _apart(self.alike, self.predicted_alike)
+
+
+def _apart(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """By which factor two intervals lie apart."""
+    return max(1.0, one[0] / other[1], other[0] / one[1])
 
 
 def crossovers(
@@ -183,6 +214,10 @@ def crossovers(
                 return _nearest(table.sizes, np.log(times[a] / times[b]), n)  # noqa: B023
 
             spread = _spread(table, model, resampled, (one, other))
+            alike, predicted_alike = (
+                _alike(table.sizes, np.log(times[one] / times[other]), near, gain)
+                for times in (measured, predicted)
+            )
             made.append(
                 Crossover(
                     table.place,
@@ -190,9 +225,48 @@ def crossovers(
                     other,
                     _with_interval(at(measured), [at(times) for times, _ in spread]),
                     _with_interval(at(predicted), [at(times) for _, times in spread]),
+                    alike,
+                    predicted_alike,
+                    _told([np.log(times[one] / times[other]) for times, _ in spread], index),
                 )
             )
     return made
+
+
+def _alike(
+    sizes: Sequence[int], ratios: Array, near: float, gain: float
+) -> tuple[float, float] | None:
+    """The sizes nearest to one over which the logarithm of a ratio of times is next to nothing."""
+    limit = math.log1p(gain)
+    found: list[tuple[float, float]] = []
+    for index in range(len(sizes) - 1):
+        low, high = max(sizes[index], 1), max(sizes[index + 1], 1)
+        before, after = float(ratios[index]), float(ratios[index + 1])
+        if not math.isfinite(before - after):
+            continue
+        shares = [0.0, 1.0]
+        if before != after:
+            ends = sorted((before + side) / (before - after) for side in (-limit, limit))
+            shares = [max(ends[0], 0.0), min(ends[1], 1.0)]
+        elif abs(before) > limit:
+            continue
+        if shares[0] > shares[1]:
+            continue
+        first, last = (low * (high / low) ** share for share in shares)
+        if found and found[-1][1] == first:
+            found[-1] = found[-1][0], last
+        else:
+            found.append((first, last))
+    return min(found, key=lambda ends: _apart(ends, (near, near)), default=None)
+
+
+def _told(replicates: Sequence[Array], index: int) -> bool:
+    """Whether most have the first choice faster below a size, and the second one from it on."""
+    if not replicates:
+        return True
+    ratios = np.array(replicates)
+    first, second = (ratios < 0).mean(axis=0), (ratios > 0).mean(axis=0)
+    return bool(first[:index].max() >= _MOST and second[index:].max() >= _MOST)
 
 
 def _nearest(sizes: Sequence[int], ratios: Array, near: float) -> float | None:

@@ -75,7 +75,8 @@ def with_model(section: Section, cells: Sequence[Cell], found: Found) -> Section
             after=short(section.collective, crossover.after),
         )
         for crossover in found.crossovers
-        if (crossover.place.collective, crossover.place.ranks)
+        if crossover.told
+        and (crossover.place.collective, crossover.place.ranks)
         == (section.collective, section.ranks)
     )
     bound = tuple(_bound(section, found.model.general, near))

@@ -37,8 +37,6 @@ def write(path: Path | str, content: Content) -> None:
 
 def render(content: Content) -> str:
     """The page as one string."""
-    from plotly.offline import get_plotlyjs
-
     title = f"{_what(content.collectives)}: time and bandwidth by algorithm"
     body = "".join(
         [
@@ -53,6 +51,13 @@ def render(content: Content) -> str:
             *(tables.facts(run) for run in content.runs),
         ]
     )
+    return document(title, body)
+
+
+def document(title: str, body: str) -> str:
+    """A whole page, which loads nothing."""
+    from plotly.offline import get_plotlyjs
+
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -74,7 +79,7 @@ def _asset(name: str) -> str:
 def _subtitle(runs: Sequence[Run]) -> str:
     facts = runs[0].facts
     ranks = sorted({p.ranks for run in runs for p in run.points})
-    parts = [f"{', '.join(map(str, ranks))} ranks", _counted(len(runs), "run")]
+    parts = [f"{', '.join(map(str, ranks))} ranks", counted(len(runs), "run")]
     if "hosts" in facts:
         parts.append(f"host {', '.join(facts['hosts'])}")
     if "mpi" in facts:
@@ -84,7 +89,7 @@ def _subtitle(runs: Sequence[Run]) -> str:
     return " · ".join(parts)
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     """A number of things."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
@@ -138,7 +143,7 @@ def _map(found: Map, lines: dict[str, Line]) -> str:
 
 
 def _section(section: Section, lines: dict[str, Line], noise: float | None) -> str:
-    ranks = _counted(section.ranks, "rank") if section.ranks else "by number of ranks"
+    ranks = counted(section.ranks, "rank") if section.ranks else "by number of ranks"
     head = ", ".join(filter(None, (section.collective, ranks, section.kind.words)))
     plots = [("time", figures.times(section, lines))]
     if section.factor:
@@ -150,14 +155,14 @@ def _section(section: Section, lines: dict[str, Line], noise: float | None) -> s
         f"<section><h3>{escaped(head)}</h3>",
         _legend(section, lines),
         '<div class="plots">',
-        *(_plot(f"{section.name}-{what}", figure) for what, figure in plots),
+        *(plot(f"{section.name}-{what}", figure) for what, figure in plots),
         "</div>",
         f'<p class="faint">{escaped(_key(section, noise))}</p>',
     ]
     if section.crossovers:
         parts.append(f"<h4>Crossovers</h4>{tables.crossovers(section.crossovers)}")
     parts.append(
-        f"<details{few}><summary>Numbers: {_counted(len(section.points), 'point')}</summary>"
+        f"<details{few}><summary>Numbers: {counted(len(section.points), 'point')}</summary>"
         f"{tables.numbers(section)}"
     )
     notes = table.notes(point for _, point in section.points)
@@ -218,7 +223,8 @@ def _sample(color: str, dash: str, sign: str) -> str:
     )
 
 
-def _plot(name: str, figure: figures.Figure) -> str:
+def plot(name: str, figure: figures.Figure) -> str:
+    """A plot of a page."""
     # No tag inside the JSON may end the script element.
     described = json.dumps(figure, separators=(",", ":")).replace("<", "\\u003c")
     return (

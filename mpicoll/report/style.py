@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 # Okabe and Ito's colours, which the colour-blind can tell apart (their yellow darkened: it is drawn
 # on white); marks and dashes differ too, so that a print in grey can be read.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9")
 _DASHES = ("8 0", "8 3", "2 2", "7 2 2 2", "12 3", "12 2 2 2 2 2", "4 2")
 _MARKS = (
     ("circle", "●", "o"),
@@ -41,7 +41,7 @@ def lines(choices: Iterable[str]) -> dict[str, Line]:
         if choice.split(" ")[0] == NATIVE:
             found[choice] = _NATIVE
             continue
-        color, dash = _COLORS[number % len(_COLORS)], _DASHES[number % len(_DASHES)]
+        color, dash = COLORS[number % len(COLORS)], _DASHES[number % len(_DASHES)]
         found[choice] = Line(color, dash, *_MARKS[number % len(_MARKS)])
         number += 1
     return found

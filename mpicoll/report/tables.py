@@ -83,8 +83,16 @@ def crossovers(found: Sequence[Crossover]) -> str:
         Head("and above", number=False),
         Head("measured", "B (95 % interval)"),
         Head("predicted", "B (95 % interval)"),
+        Head("either is as good", "B"),
     )
-    return grid(heads, ((c.before, c.after, _size(c.measured), _size(c.predicted)) for c in found))
+    rows = (
+        (c.before, c.after, _size(c.measured), _size(c.predicted), _sizes(c.alike)) for c in found
+    )
+    return grid(heads, rows)
+
+
+def _sizes(value: tuple[float, float] | None) -> str:
+    return "–" if value is None else f"{_about(value[0])} – {_about(value[1])}"
 
 
 def _size(value: tuple[float, float, float] | None) -> str:

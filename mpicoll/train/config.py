@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
-from mpicoll.train import consistency, wire
+from mpicoll.arrays import DEVICES
+from mpicoll.train import augment, consistency, wire
 from mpicoll.train.data import DATASETS, is_path
 from mpicoll.train.models import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS
@@ -17,6 +18,16 @@ from mpicoll.train.shard import PUSH_RATES
 DTYPES = ("float64", "float32", "float16")
 STRATEGIES = ("allreduce", "zero1", "parameter_server", "local_sgd", "gossip")
 GRAPHS = ("ring", "exponential")
+_OPTIONAL_COUNTS = (
+    "steps",
+    "batch_per_rank",
+    "bucket",
+    "checkpoint_every",
+    "workers",
+    "send_every",
+    "invariant",
+)
+BALANCES = ("none", "speed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +41,10 @@ class Config:
         model: `softmax` (softmax regression), `mlp` or `conv` (a small convolutional net).
         hidden: Sizes of the hidden layers of an `mlp`, or of `conv` after its convolutions.
         channels: Output channels of the convolutions of `conv`, first to last.
+        augment: `shift:N` (move each image by up to N pixels), `flip` (mirror half of them) or
+            both, `shift:N,flip`, anew in each epoch; None for nothing (`mpicoll.train.augment`).
+        data_servers: So many ranks, the last, read and augment samples for the others, ahead of
+            need, and do nothing else.
         dropout: Share of hidden values set to zero while training.
         epochs: Passes over the training set.
         steps: Stop after so many steps, None for no such limit.
@@ -53,6 +68,8 @@ class Config:
             a step overflows, doubled after 2000 that did not. None: 65536 if `dtype` is float16,
             1024 if `wire` is fp16, otherwise none.
         seed: Decides initial parameters, the order of samples, and dropout.
+        device: `cpu`, or `gpu`: data, parameters and computation are on this process' current GPU,
+            in CuPy's arrays.
         dtype: `float64`, `float32` or `float16`, of data and computation. Parameters and sums of
             gradients are kept in float32 where it is float16.
         strategy: `allreduce`, or `zero1`: each rank updates a part and keeps the optimizer's state
@@ -65,6 +82,14 @@ class Config:
             (`mpicoll.train.consistency`).
         push_rate: Learning rate of one push where each makes an update: times its `share` of the
             samples of a step, divided by one plus its `staleness`, or in `full`.
+        workers: With `parameter_server`: ranks that compute, to be checked against what `servers`
+            leaves of the ranks that were started; None for whatever it leaves.
+        send_every: With `parameter_server`: servers send their parameters unasked, after so many
+            updates (1: whenever there are new ones); None: workers ask for them.
+        replicas: With so many `servers`: how many others hold each server's part too, so that as
+            many may die (under Open MPI 5, `mpirun --with-ft ulfm`).
+        apply_at_once: With `send_every`: a worker takes over what arrives while it computes
+            gradients, instead of before its next step.
         average_every: With `local_sgd`: steps from one average of the parameters to the next.
         graph: With `gossip`: `ring` or `exponential`.
         algorithm: All-reduce algorithm for the gradients, None for the communicator's choice.
@@ -76,6 +101,15 @@ class Config:
         resume: A checkpoint, or a folder of them, to go on from; `auto`: the last in `checkpoint`,
             if there is one.
         metrics: Folder to write metrics to (`mpicoll.train.metrics`), None for none.
+        invariant: Virtual shards that every batch is cut into, so that the bits of the result are
+            the same on any number of ranks up to that (`mpicoll.train.tree`); None: sums depend on
+            the number of ranks.
+        deterministic: Refuse what makes bits depend on the bucket size: all-reduce algorithms in
+            which the order of a sum depends on where in a bucket it is, such as ring.
+        balance: `none`: all ranks take as many samples; `speed`: as many as they are fast.
+        tensorboard: Folder to write event files of TensorBoard to, None for none.
+        hang_after: Seconds without the end of a step after which all ranks write their stacks;
+            None for never.
         check_every: Compare the ranks' parameters after every so many steps, 0 for never.
 
     Raises:
@@ -87,6 +121,8 @@ class Config:
     model: str = "softmax"
     hidden: tuple[int, ...] = (64,)
     channels: tuple[int, ...] = (16, 32)
+    augment: str | None = None
+    data_servers: int = 0
     dropout: float = 0.0
     epochs: int = 15
     steps: int | None = None
@@ -106,22 +142,32 @@ class Config:
     skip_limit: int = 10
     loss_scale: float | None = None
     seed: int = 0
+    device: str = "cpu"
     dtype: str = "float64"
     strategy: str = "allreduce"
     servers: str = "colocated"
     consistency: str = "bsp"
     push_rate: str = "share"
+    workers: int | None = None
+    send_every: int | None = None
+    apply_at_once: bool = False
+    replicas: int = 0
     average_every: int = 8
     graph: str = "exponential"
     algorithm: str | None = "ring"
     bucket: int | None = None
     wire: str = "full"
+    invariant: int | None = None
+    deterministic: bool = False
+    balance: str = "none"
     check_every: int = 100
     checkpoint: str | None = None
     checkpoint_every: int | None = None
     keep: int = 2
     resume: str | None = None
     metrics: str | None = None
+    tensorboard: str | None = None
+    hang_after: float | None = 600.0
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -135,9 +181,11 @@ class Config:
             ("check_every", 0),
             ("keep", 1),
             ("average_every", 1),
+            ("replicas", 0),
+            ("data_servers", 0),
         ):
             _at_least(name, getattr(self, name), least)
-        for name in ("steps", "batch_per_rank", "bucket", "checkpoint_every"):
+        for name in _OPTIONAL_COUNTS:
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         for size in self.hidden:
@@ -156,6 +204,7 @@ class Config:
         if self.model == "conv" and not self.channels:
             raise ValueError("a conv needs at least one convolution: give channels, or model mlp")
         self._check_numbers()
+        self._check_bits()
 
     def _check_names(self) -> None:
         if not is_path(self.dataset):
@@ -163,15 +212,19 @@ class Config:
             _one_of("dataset", self.dataset, known)
         _one_of("model", self.model, MODELS)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("device", self.device, DEVICES)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("schedule", self.schedule, tuple(SCHEDULES))
         _one_of("lr_scaling", self.lr_scaling, tuple(SCALINGS))
         _one_of("strategy", self.strategy, STRATEGIES)
         wire.codec(self.wire)
+        if self.augment is not None:
+            augment.parse(self.augment)
         if self.algorithm is not None:
             names = (*algorithms.names("allreduce"), "native")
             _one_of("all-reduce algorithm", self.algorithm, names)
         _one_of("graph", self.graph, GRAPHS)
+        _one_of("balance", self.balance, BALANCES)
         if self.strategy == "parameter_server":
             self._check_servers()
         if self.strategy in ("local_sgd", "gossip"):
@@ -180,6 +233,62 @@ class Config:
             raise ValueError(
                 f"strategy {self.strategy} sends gradients as they are, not as {self.wire}: "
                 "give wire full, or strategy allreduce"
+            )
+        if self.device == "gpu":
+            self._check_gpu()
+
+    def _check_gpu(self) -> None:
+        if self.wire != "full":
+            raise ValueError(
+                f"wire {self.wire} is encoded by the host: give wire full, or device cpu"
+            )
+        for name, why in (
+            ("augment", "all samples are on the GPU"),
+            ("data_servers", "all samples are on the GPU"),
+            ("invariant", "its promise is of processors' arithmetic"),
+        ):
+            if getattr(self, name):
+                raise ValueError(
+                    f"device gpu does not take {name}, because {why}: leave it out, or give device "
+                    "cpu"
+                )
+
+    def _check_bits(self) -> None:
+        """What equal bits, and shares that follow speed, go together with."""
+        for mode, wanted in (
+            (
+                "invariant",
+                {
+                    "strategy": ("allreduce",),
+                    "wire": ("full",),
+                    "balance": ("none",),
+                    "batch_per_rank": (None,),
+                    "lr_scaling": ("none",),
+                },
+            ),
+            (
+                "deterministic",
+                {
+                    "strategy": ("allreduce",),
+                    "wire": ("full", "fp16", "bf16"),
+                    "balance": ("none",),
+                },
+            ),
+            ("balance", {"strategy": ("allreduce", "zero1"), "data_servers": (0,)}),
+        ):
+            if getattr(self, mode) in (None, False, "none"):
+                continue
+            for name, known in wanted.items():
+                if getattr(self, name) not in known:
+                    wanted_words = " or ".join("nothing" if k is None else str(k) for k in known)
+                    raise ValueError(
+                        f"{mode} does not go together with {name} {getattr(self, name)}: give "
+                        f"{name} {wanted_words}, or leave {mode} out"
+                    )
+        if self.deterministic and self.algorithm in (None, "native"):
+            raise ValueError(
+                "deterministic needs an all-reduce algorithm whose order of sums is known: give "
+                "one, such as recursive_doubling"
             )
 
     def _check_apart(self) -> None:
@@ -200,6 +309,13 @@ class Config:
                 f"servers is {self.servers!r}: give a number of ranks of at least 1, colocated or "
                 "decentralized"
             )
+        if self.replicas:
+            self._check_replicas()
+        if self.apply_at_once and self.send_every is None:
+            raise ValueError(
+                "apply_at_once is of parameters that servers send unasked: give send_every, such "
+                "as 1, or leave it out"
+            )
         for name, wanted, why in (
             ("clip", None, "no server knows the norm of the whole gradient"),
             ("checkpoint_every", None, "shards are at one clock at the end of an epoch only"),
@@ -211,6 +327,26 @@ class Config:
                 )
         if self.dtype == "float16":
             raise ValueError("strategy parameter_server trains in float64 or float32: give one")
+
+    def _check_replicas(self) -> None:
+        if not self.servers.isdigit():
+            raise ValueError(
+                f"replicas is {self.replicas} with servers {self.servers}, where a rank that dies "
+                "takes a worker with it: give a number of servers, or leave replicas out"
+            )
+        if self.data_servers:
+            raise ValueError(
+                "data servers do not outlive another rank: leave data_servers out, or replicas"
+            )
+        if int(self.servers) <= self.replicas:
+            raise ValueError(
+                f"{self.replicas} replica(s) of each part need at least {self.replicas + 1} "
+                f"servers, not {self.servers}: give more servers, or fewer replicas"
+            )
+        if self.send_every is not None:
+            raise ValueError(
+                "a replica answers what a worker asks: leave send_every out, or replicas"
+            )
 
     def _check_numbers(self) -> None:
         if not 0 < self.lr < math.inf:
@@ -225,6 +361,10 @@ class Config:
             raise ValueError(f"dropout is {self.dropout}: give a number from 0 to below 1")
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"clip is {self.clip}: give a finite norm above 0, such as 1")
+        if self.hang_after is not None and not self.hang_after > 0:
+            raise ValueError(
+                f"hang_after is {self.hang_after}: give seconds above 0, such as 600, or nothing"
+            )
         if self.loss_scale is not None and not (
             self.loss_scale > 0 and math.frexp(self.loss_scale)[0] == 0.5
         ):
@@ -234,16 +374,25 @@ class Config:
         """How many of so many ranks compute gradients.
 
         Raises:
-            ValueError: There are not more ranks than servers.
+            ValueError: There are not more ranks than serve, or other than `workers` says.
         """
-        if self.strategy != "parameter_server" or not self.servers.isdigit():
-            return ranks
-        if int(self.servers) >= ranks:
+        serving = {"data server": self.data_servers}
+        if self.strategy == "parameter_server" and self.servers.isdigit():
+            serving["server"] = int(self.servers)
+        count = sum(serving.values())
+        words = " and ".join(f"{n} {what}(s)" for what, n in reversed(serving.items()) if n)
+        if count >= ranks:
             raise ValueError(
-                f"{self.servers} server(s) on {ranks} rank(s) leave no worker: start at least "
-                f"{int(self.servers) + 1} ranks, or give fewer servers, or colocated"
+                f"{words} on {ranks} rank(s) leave no worker: start at least {count + 1} ranks, or "
+                "give fewer servers"
             )
-        return ranks - int(self.servers)
+        if self.workers not in (None, ranks - count):
+            raise ValueError(
+                f"{self.workers} worker(s) and {count} rank(s) that only serve are "
+                f"{(self.workers or 0) + count}, but {ranks} were started: start so many, or leave "
+                "workers out"
+            )
+        return ranks - count
 
     def global_batch(self, ranks: int) -> int:
         """Samples in one batch of so many ranks together."""
@@ -258,6 +407,9 @@ class Config:
             lr=self.lr * SCALINGS[self.lr_scaling](ranks),
             lr_scaling="none",
             strategy="allreduce",
+            workers=None,
+            balance="none",
+            data_servers=0,
         )
 
     @property

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from mpicoll.train.feeds import Feed
 from mpicoll.train.rows import Rows
 
 Array = NDArray[Any]
@@ -54,6 +55,7 @@ class Dataset:
         train_inputs, test_inputs: Shape (samples, features), floating point.
         train_labels, test_labels: Shape (samples,), integers.
         shape: Height, width and channels of a sample that is an image; () where it is none.
+        feed: What gives training samples to a rank, None where it reads them itself.
 
     Raises:
         ValueError: Shapes do not fit together, a set is empty or a label is out of range.
@@ -66,6 +68,7 @@ class Dataset:
     test_inputs: Inputs
     test_labels: Array
     shape: tuple[int, ...] = ()
+    feed: Feed | None = None
 
     def __post_init__(self) -> None:
         for part, inputs, labels in (

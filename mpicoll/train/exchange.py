@@ -42,6 +42,7 @@ class Exchange:
     Args:
         workers: The ranks.
         gradients: Named gradients in one vector.
+        rows: Arrays that transfers sum, shape (..., elements); None for that vector.
         bucket: Bytes in a bucket, None for `default_bucket`.
         header: Number of float64 values that are summed over the ranks in the same exchange.
         make: Makes the transfer of a bucket.
@@ -52,6 +53,8 @@ class Exchange:
         exposed, hidden: Seconds of the last step in which buckets were under way after and during
             the computation of gradients.
         calls: Seconds spent in `ready` since `begin`.
+        computed, reduced: Moments of the last step: when all gradients were computed, and when the
+            sums were there.
     """
 
     def __init__(
@@ -61,11 +64,14 @@ class Exchange:
         bucket: int | None,
         header: int,
         make: MakeTransfer,
+        rows: Array | None = None,
     ) -> None:
         vector = gradients.vector
         elements = max(1, (bucket or default_bucket(vector.nbytes)) // vector.itemsize)
         self.bounds = cut(vector.size, elements)
-        self._transfers: list[Transfer] = [make(workers, vector[s:e]) for s, e in self.bounds]
+        self._transfers: list[Transfer] = [
+            make(workers, (vector if rows is None else rows)[..., s:e]) for s, e in self.bounds
+        ]
         self._spans = gradients.spans
         self.header = np.zeros(header)
         self._header_plan = workers.plan_sum(self.header)
@@ -74,6 +80,7 @@ class Exchange:
             for (start, _), transfer in zip(self.bounds, self._transfers, strict=True)
         )
         self.exposed = self.hidden = self.calls = 0.0
+        self.computed = self.reduced = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -103,16 +110,20 @@ class Exchange:
         while self._started < len(self.bounds):
             self._start_next()
         self._header_plan.Start()
-        computed = time.perf_counter()
-        for transfer in self._transfers:
+        computed = self.computed = time.perf_counter()
+        for number, transfer in enumerate(self._transfers):
             transfer.finish()
+            self._ends.setdefault(number, time.perf_counter())
         self._header_plan.Wait()
-        now = time.perf_counter()
-        self.exposed = now - computed
+        self.reduced = time.perf_counter()
+        self.exposed = self.reduced - computed
         self.hidden = _covered(
-            (start, min(self._ends.get(number, computed), computed))
-            for number, start in enumerate(self._starts)
+            (start, min(self._ends[number], computed)) for number, start in enumerate(self._starts)
         )
+
+    def flights(self) -> list[tuple[float, float]]:
+        """Of the last step: when each bucket started, and when its sums were found."""
+        return [(start, self._ends[number]) for number, start in enumerate(self._starts)]
 
     def commit(self) -> None:
         """The step counts: transfers remember what it lost."""

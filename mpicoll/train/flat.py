@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from mpicoll.arrays import library_of, put
 
 Array = NDArray[Any]
 
@@ -17,6 +18,7 @@ class Flat:
     Args:
         arrays: The arrays; their values are copied.
         dtype: Type of the vector, None for that of the arrays.
+        out: The vector to lay them out in, None for a new one; of the right length and type.
 
     Attributes:
         vector: Shape (elements,), all values.
@@ -28,7 +30,12 @@ class Flat:
         ValueError: There are none.
     """
 
-    def __init__(self, arrays: Mapping[str, Array], dtype: DTypeLike | None = None) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        dtype: DTypeLike | None = None,
+        out: Array | None = None,
+    ) -> None:
         if not arrays:
             raise ValueError("the model has no parameters: return at least one array")
         dtypes = {name: array.dtype for name, array in arrays.items()}
@@ -40,7 +47,10 @@ class Flat:
                     "give all parameters the same floating type"
                 )
         length = sum(array.size for array in arrays.values())
-        self.vector: Array = np.zeros(length, first if dtype is None else dtype)
+        library = library_of(next(iter(arrays.values())))
+        self.vector: Array = (
+            library.zeros(length, first if dtype is None else dtype) if out is None else out
+        )
         self.views: dict[str, Array] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         start = 0
@@ -58,7 +68,7 @@ class Flat:
         """
         self.require_names(arrays)
         for name, array in arrays.items():
-            self.view(name, array)[...] = array
+            put(self.view(name, array), array)
 
     def require_names(self, arrays: Mapping[str, Any]) -> None:
         """Check that there is one array for each parameter.

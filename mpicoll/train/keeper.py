@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpicoll.train import checkpoints
+from mpicoll.train import bits, checkpoints
 from mpicoll.train.config import Config
 from mpicoll.train.records import Epoch
 from mpicoll.train.server_trainer import ServerTrainer
@@ -56,6 +57,7 @@ class Keeper:
             "history": [asdict(entry) for entry in history],
             "config": asdict(self._config),
             "ranks": self._workers.size,
+            "machine": bits.machine(),
         }
         is_best = position == 0 and bool(history) and history[-1].test_accuracy >= best
         with together(self._workers, "saving a checkpoint"):
@@ -82,15 +84,27 @@ class Keeper:
                 assert path is not None
                 arrays, facts = checkpoints.load(path)
                 for name, value in self._fixed().items():
-                    if facts[name] != value:
+                    saved = facts.get(name)
+                    if saved != value:
                         raise ValueError(
-                            f"{path}: {name} is {facts[name]} there and {value} in this run: give "
-                            "the run what the checkpoint has"
+                            f"{path}: {name} is {saved} there and {value} in this run: give the "
+                            "run what the checkpoint has"
                         )
+                self._warn_of_other_bits(path, facts.get("machine"))
         facts = self._workers.gather(facts)[0]
         self._trainer.restore(arrays, facts)
         history = [Epoch(**{**e, "compute": tuple(e["compute"])}) for e in facts["history"]]
         return facts["epoch"], facts["position"], history
+
+    def _warn_of_other_bits(self, path: Path, saved: object) -> None:
+        """Equal bits are promised on one kind of machine."""
+        here = bits.machine()
+        if self._config.invariant is not None and saved != here:
+            warnings.warn(
+                f"{path} was written on another kind of machine ({saved}) than this ({here}): from "
+                "here on the bits may be others",
+                stacklevel=2,
+            )
 
     def _chosen(self) -> Path | None:
         """The checkpoint to read, on rank 0; None for none."""
@@ -114,6 +128,7 @@ class Keeper:
             "training samples": trainer.sampler.samples,
             "samples in a step": trainer.sampler.batch,
             "seed": config.seed,
+            "invariant": config.invariant,
             "optimizer": config.optimizer,
             "parameters": {
                 name: f"{view.dtype} of shape {list(view.shape)}"

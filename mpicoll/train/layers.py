@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from mpicoll.arrays import library_of
 from mpicoll.train import draws
 from mpicoll.train.batch import Batch
 
@@ -83,7 +84,9 @@ class Dense:
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
         """See `Layer.forward`."""
-        return inputs @ parameters["weight"] + parameters["bias"], inputs
+        outputs = inputs @ parameters["weight"]
+        outputs += parameters["bias"]
+        return outputs, inputs
 
     def backward(
         self, parameters: Mapping[str, Array], memory: Array, error: Array, first: bool
@@ -123,11 +126,9 @@ class Convolution:
         """See `Layer.forward`."""
         half, width = self.width // 2, self.width
         padded = np.pad(inputs, ((0, 0), (half, half), (half, half), (0, 0)))
-        windows = sliding_window_view(padded, (width, width), axis=(1, 2))
-        patches = windows.transpose(0, 1, 2, 4, 5, 3).reshape(
-            prod(inputs.shape[:3]), width**2 * inputs.shape[3]
-        )
-        outputs = patches @ parameters["weight"] + parameters["bias"]
+        patches = _patches(padded, width).reshape(-1, width**2 * inputs.shape[3])
+        outputs = patches @ parameters["weight"]
+        outputs += parameters["bias"]
         return outputs.reshape(*inputs.shape[:3], self.channels), (patches, inputs.shape)
 
     def backward(
@@ -147,7 +148,9 @@ class Convolution:
         pieces = (rows @ parameters["weight"].T).reshape(
             samples, height, width, kernel, kernel, channels
         )
-        padded = np.zeros((samples, height + 2 * half, width + 2 * half, channels), error.dtype)
+        padded = library_of(error).zeros(
+            (samples, height + 2 * half, width + 2 * half, channels), error.dtype
+        )
         for y in range(kernel):
             for x in range(kernel):
                 padded[:, y : y + height, x : x + width] += pieces[:, :, :, y, x]
@@ -178,38 +181,36 @@ class MaxPool(_Plain):
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
         """See `Layer.forward`."""
-        samples, height, width, channels = inputs.shape
-        k = self.width
-        squares = (
-            inputs[:, : height // k * k, : width // k * k]
-            .reshape(samples, height // k, k, width // k, k, channels)
-            .transpose(0, 1, 3, 5, 2, 4)
-            .reshape(samples, height // k, width // k, channels, k * k)
-        )
-        chosen = squares.argmax(axis=-1)[..., None]
-        return np.take_along_axis(squares, chosen, -1)[..., 0], (chosen, inputs.shape)
+        # A pass over the image for each place of a square: far quicker than a search in each.
+        places = self._places(inputs)
+        outputs = places[0].copy()
+        for place in places[1:]:
+            np.maximum(outputs, place, out=outputs)
+        return outputs, (inputs, outputs)
 
     def backward(
         self,
         parameters: Mapping[str, Array],
-        memory: tuple[Array, Shape],
+        memory: tuple[Array, Array],
         error: Array,
         first: bool,
     ) -> tuple[Array | None, dict[str, Array]]:
-        """See `Layer.backward`."""
-        chosen, shape = memory
-        k = self.width
-        squares = np.zeros((*error.shape, k * k), error.dtype)
-        np.put_along_axis(squares, chosen, error[..., None], -1)
-        samples, height, width, channels = error.shape
-        inner = (
-            squares.reshape(samples, height, width, channels, k, k)
-            .transpose(0, 1, 4, 2, 5, 3)
-            .reshape(samples, height * k, width * k, channels)
-        )
-        outer = np.zeros(shape, error.dtype)
-        outer[:, : height * k, : width * k] = inner
-        return outer, {}
+        """See `Layer.backward`: of equal values the first was chosen."""
+        inputs, outputs = memory
+        slopes = library_of(error).zeros(inputs.shape, error.dtype)
+        left = library_of(error).ones(outputs.shape, bool)
+        for place, target in zip(self._places(inputs), self._places(slopes), strict=True):
+            chosen = place == outputs
+            chosen &= left
+            left ^= chosen
+            np.multiply(error, chosen, out=target)
+        return slopes, {}
+
+    def _places(self, images: Array) -> list[Array]:
+        """Views of the pixels at each place of a square, row by row."""
+        k, (height, width) = self.width, images.shape[1:3]
+        bottom, right = height // k * k, width // k * k
+        return [images[:, y:bottom:k, x:right:k] for y in range(k) for x in range(k)]
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ class Dropout(_Plain):
             batch.seed, batch.epoch, batch.samples, self.stream, prod(shape[1:])
         )
         kept = (numbers.reshape(shape) >= self.rate).astype(inputs.dtype) / (1 - self.rate)
-        kept = kept.astype(inputs.dtype, copy=False)
+        kept = library_of(inputs).asarray(kept, inputs.dtype)
         return inputs * kept, kept
 
     def backward(
@@ -303,6 +304,22 @@ class Dropout(_Plain):
     ) -> tuple[Array | None, dict[str, Array]]:
         """See `Layer.backward`."""
         return error if memory is None else error * memory, {}
+
+
+def _patches(padded: Array, width: int) -> Array:
+    """The squares of so many pixels around each: (samples, height, width, y, x, channels)."""
+    samples, height, across, channels = padded.shape
+    height, across = height - width + 1, across - width + 1
+    library = library_of(padded)
+    if channels > 1 and library is np:
+        windows = sliding_window_view(padded, (width, width), axis=(1, 2))
+        return np.ascontiguousarray(windows.transpose(0, 1, 2, 4, 5, 3))
+    # One value at a time is copied slowly; a place of the squares at a time, less so.
+    patches = library.empty((samples, height, across, width, width, channels), padded.dtype)
+    for y in range(width):
+        for x in range(width):
+            patches[:, :, :, y, x] = padded[:, y : y + height, x : x + across]
+    return patches
 
 
 def _normal(

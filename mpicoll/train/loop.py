@@ -5,29 +5,31 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll import arrays
 from mpicoll.layout import part
-from mpicoll.train import memory, signals
+from mpicoll.train import bits, data_servers, memory, placement, predicted, signals, tree
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.flat import Flat
 from mpicoll.train.keeper import Keeper
-from mpicoll.train.metrics import Metrics
 from mpicoll.train.models import MLP, Model, Sequential, convnet
+from mpicoll.train.observers import Observers
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.server_trainer import ServerTrainer
-from mpicoll.train.trainer import Trainer
+from mpicoll.train.stacks import Stacks
+from mpicoll.train.trainer import Trainer, parts_of
 from mpicoll.train.workers import (
     AllReduceWorkers,
     OneProcess,
+    TrainingError,
     Workers,
     raise_together,
     require_equal,
@@ -41,8 +43,8 @@ Array = NDArray[Any]
 OnStep = Callable[[Step], "bool | None"]
 OnEpoch = Callable[[Epoch], "bool | None"]
 
-#: Samples evaluated at once.
-_ROWS = 1000
+#: Samples evaluated at once: few, so that what layers hand on stays in the processor's caches.
+_ROWS = 128
 
 
 def make_model(config: Config, dataset: Dataset) -> Sequential:
@@ -95,15 +97,38 @@ def run(
             steps, or any exception of a model or of a callback; on all ranks together, also where
             one rank alone is concerned.
     """
-    workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
+    if comm is not None and config.data_servers:
+        return data_servers.run(
+            config,
+            comm,
+            lambda: dataset or load(config.dataset, config.data),
+            lambda config, comm, dataset: run(
+                config,
+                comm,
+                dataset=dataset,
+                model=model,
+                optimizer=optimizer,
+                on_step=on_step,
+                on_epoch=on_epoch,
+            ),
+        )
+    workers: Workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     with together(workers, "making data and model ready"):
         dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
         model = model or make_model(config, dataset)
-        initial = model.initial_parameters(config.seed)
+        found = model.initial_parameters(config.seed)
+        initial = {name: arrays.on(config.device, array) for name, array in found.items()}
+        dataset = _on(config.device, dataset)
         weights = Flat(initial, "float32" if config.dtype == "float16" else None)
         config.worker_count(workers.size)
+        if config.invariant is not None:
+            bits.require_one_thread()
+        if config.deterministic and config.algorithm is not None:
+            bits.require_fixed_order(config.algorithm, workers.size)
         needed = memory.estimate(config, workers.size, model, weights)
+    if comm is not None and config.strategy == "parameter_server":
+        workers = placement.members(config, workers, comm)
     ranks_here = workers.gather(platform.node()).count(platform.node())
     with together(workers, "making room"):
         memory.require(needed, ranks_here)
@@ -119,6 +144,8 @@ def run(
         },
         "give all ranks the same data and the same model",
     )
+    if config.invariant is not None:
+        require_equal(workers, bits.machine(), "invariant bits are those of one kind of machine")
     workers.broadcast(weights.vector)
     trainer: Trainer | ServerTrainer
     if comm is not None and config.strategy == "parameter_server":
@@ -126,21 +153,39 @@ def run(
     else:
         trainer = Trainer(config, workers, dataset, model, weights, optimizer)
     keeper = Keeper(config, workers, trainer)
+    stacks = Stacks(workers, config.hang_after)
+    observers: Observers | None = None
     try:
         epoch, position, history = keeper.restore()
         with together(workers, "opening the metrics"):
-            metrics = _metrics(config, workers)
+            collectives = trainer.collectives if isinstance(trainer, Trainer) else []
+            expected = predicted.seconds(comm, config.algorithm, collectives)
+            observers = Observers(config, workers, comm, expected, stacks)
         with signals.heard(partial(setattr, trainer, "signalled", True)):
-            loop = _Run(config, workers, dataset, model, trainer, keeper, metrics)
-            return loop.result(epoch, position, history, on_step, on_epoch)
-    finally:
+            loop = _Run(config, workers, dataset, model, trainer, keeper, observers)
+            result = loop.result(epoch, position, history, on_step, on_epoch)
+    except TrainingError:  # on all ranks together; after any other, messages may be under way
         trainer.free()
+        raise
+    finally:
+        if observers is not None:
+            observers.close()
+        stacks.close()
+    trainer.free()
+    return replace(result, communicated=observers.communicated, predicted=expected)
 
 
-def _metrics(config: Config, workers: Workers) -> Metrics | None:
-    if config.metrics is None:
-        return None
-    return Metrics(Path(config.metrics), workers.rank, workers.size, config)
+def _on(device: str, dataset: Dataset) -> Dataset:
+    """A data set whose samples are on a device, all of them."""
+    if device == "cpu":
+        return dataset
+    return replace(
+        dataset,
+        train_inputs=arrays.on(device, dataset.train_inputs[:]),
+        train_labels=arrays.on(device, dataset.train_labels),
+        test_inputs=arrays.on(device, dataset.test_inputs[:]),
+        test_labels=arrays.on(device, dataset.test_labels),
+    )
 
 
 class _Run:
@@ -154,7 +199,7 @@ class _Run:
         model: Model,
         trainer: Trainer | ServerTrainer,
         keeper: Keeper,
-        metrics: Metrics | None,
+        observers: Observers,
     ) -> None:
         self._config = config
         self._workers = workers
@@ -162,7 +207,7 @@ class _Run:
         self._model = model
         self._trainer = trainer
         self._keeper = keeper
-        self._metrics = metrics
+        self._observers = observers
 
     def result(
         self,
@@ -176,6 +221,7 @@ class _Run:
         trainer, config = self._trainer, self._config
         self._history = history
         stopped: str | None = None
+        self._observers.compare_clocks()
         while stopped is None:
             if number > config.epochs:
                 stopped = "epochs"
@@ -191,15 +237,14 @@ class _Run:
                 break
             history.append(epoch)
             self._note(on_epoch, epoch)
+            self._observers.compare_clocks()
             stopped = self._reason(epoch)
             complete = position == trainer.sampler.steps
             if config.checkpoint_every is None or stopped is not None:
                 self._keeper.save(number + complete, 0 if complete else position, history)
             number, position = number + 1, 0
-        if self._metrics is not None:
-            self._metrics.close()
         raise_together(self._workers, "a callback", trainer.failure)  # that of the last epoch
-        return Result(trainer.weights.views, tuple(history), trainer.number, stopped)
+        return Result(arrays.hosted(trainer.weights.views), tuple(history), trainer.number, stopped)
 
     def _reason(self, epoch: Epoch) -> str | None:
         config = self._config
@@ -217,8 +262,7 @@ class _Run:
         What goes wrong is told to the other ranks with the next sum.
         """
         try:
-            if self._metrics is not None:
-                self._metrics.add(record)
+            self._observers.add(record)
             if callback is not None:
                 self._trainer.asked |= callback(record) is True
         except Exception as error:
@@ -251,25 +295,29 @@ class _Run:
     def _measure(self, number: int, seconds: float, communication: float, skipped: int) -> Epoch:
         data = self._dataset
         failure = self._trainer.failure
-        totals = np.zeros(5)
+        parts = self._config.invariant or self._workers.size
+        totals = np.zeros(4 + parts)
         try:
-            loss, trained = self._evaluate(data.train_inputs, data.train_labels)
+            losses, trained = self._evaluate(data.train_inputs, data.train_labels)
             _, correct = self._evaluate(data.test_inputs, data.test_labels)
+            loss = sum(losses.values())
             if not (np.isfinite(loss) and np.isfinite(self._trainer.weights.vector).all()):
                 raise FloatingPointError(
                     f"the loss is {loss}, with weights that are not finite: lower the learning "
                     f"rate (now {self._config.lr}) or check the data"
                 )
-            totals[:4] = loss, trained, correct, communication
+            totals[1:4] = trained, correct, communication
+            for index, own in losses.items():
+                totals[4 + index] = own
         except Exception as error:
             failure = failure or error
-        totals[4] = failure is not None
+        totals[0] = failure is not None
         self._workers.sum(totals)
-        if totals[4]:
+        if totals[0]:
             raise_together(self._workers, f"measuring after epoch {number}", failure)
         return Epoch(
             number=number,
-            loss=float(totals[0]) / len(data.train_labels),
+            loss=float(tree.total_of_shards(totals[4:])) / len(data.train_labels),
             train_accuracy=float(totals[1]) / len(data.train_labels),
             test_accuracy=float(totals[2]) / len(data.test_labels),
             seconds=seconds,
@@ -278,15 +326,25 @@ class _Run:
             compute=tuple(self._trainer.compute.tolist()),
         )
 
-    def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[float, int]:
-        """Sum of losses and number of correct answers over this rank's part of the samples."""
-        first, count = part(len(labels), self._workers.size, self._workers.rank)
-        loss, correct = 0.0, 0
-        for start in range(first, first + count, _ROWS):
-            rows = slice(start, min(start + _ROWS, first + count))
-            losses, scores = self._model.losses_and_scores(
-                self._trainer.views, inputs[rows], labels[rows]
+    def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[dict[int, float], int]:
+        """Sum of losses of each of this rank's parts of the samples, and number of correct answers.
+
+        Samples are cut as batches are.
+        """
+        losses, correct = {}, 0
+        for index in parts_of(self._config, self._workers):
+            shards, loss = self._config.invariant, 0.0
+            first, count = (
+                self._workers.share(len(labels))
+                if shards is None
+                else part(len(labels), shards, index)
             )
-            loss += float(losses.sum(dtype=np.float64))
-            correct += int(np.count_nonzero(scores.argmax(axis=1) == labels[rows]))
-        return loss, correct
+            for start in range(first, first + count, _ROWS):
+                rows = slice(start, min(start + _ROWS, first + count))
+                found, scores = self._model.losses_and_scores(
+                    self._trainer.views, inputs[rows], labels[rows]
+                )
+                loss += float(found.sum(dtype=np.float64))
+                correct += int(np.count_nonzero(scores.argmax(axis=1) == labels[rows]))
+            losses[index] = loss
+        return losses, correct

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from mpicoll.train import optimizers
+from mpicoll.train import optimizers, tree
 from mpicoll.train.config import Config
 from mpicoll.train.flat import Flat
 from mpicoll.train.models import Model
@@ -28,7 +28,11 @@ def estimate(config: Config, ranks: int, model: Model, weights: Flat) -> dict[st
     size = weights.vector.nbytes
     optimizer = optimizers.make(config.optimizer, config.momentum, config.weight_decay)
     shares = ranks if config.strategy == "zero1" else 1
-    needed = {"gradients": size, "optimizer": len(optimizer.slots) * -(-size // shares)}
+    slots = 1
+    if config.invariant is not None:
+        own = tree.shards_of(0, ranks, config.invariant)
+        slots = tree.slots(tree.program(own, config.invariant))
+    needed = {"gradients": slots * size, "optimizer": len(optimizer.slots) * -(-size // shares)}
     count = getattr(model, "activations", None)
     if count is not None:
         samples = -(-config.global_batch(ranks) // ranks)

@@ -2,6 +2,8 @@
 
 All work element by element, on arrays of any shape. So they give the same weights whether a rank
 updates all arrays or a part of one vector, which is what lets `zero1` and servers share the work.
+NumPy's contiguous arrays of float32 and float64 are updated by compiled kernels in one pass, with
+the same bits as by the statements here, which serve all others.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mpicoll import _kernels
 
 Array = NDArray[Any]
 State = Mapping[str, Array]
@@ -57,6 +61,11 @@ class SGD:
 
     def update(self, weights: Array, gradient: Array, state: State, lr: float, step: int) -> None:
         """See `Optimizer.update`."""
+        if _compiled(weights, gradient, *state.values()):
+            velocity = _flat(state["velocity"]) if self.momentum else None
+            rates = lr, self.momentum, self.decay
+            _kernels.update_sgd(_flat(weights), _flat(gradient), velocity, *rates, self.nesterov)
+            return
         if self.decay:
             gradient += self.decay * weights
         if self.momentum:
@@ -93,6 +102,13 @@ class Adam:
     def update(self, weights: Array, gradient: Array, state: State, lr: float, step: int) -> None:
         """See `Optimizer.update`."""
         mean, square = state["mean"], state["square"]
+        correction, rate = 1 - self.beta2**step, lr / (1 - self.beta1**step)
+        if _compiled(weights, gradient, mean, square):
+            keep, decay = (1 - lr * self.decay, 0.0) if self.decoupled else (1.0, self.decay)
+            rates = keep, decay, self.beta1, self.beta2, correction, self.epsilon, rate
+            means = _flat(mean), _flat(square)
+            _kernels.update_adam(_flat(weights), _flat(gradient), *means, *rates)
+            return
         if self.decay and self.decoupled:
             weights *= 1 - lr * self.decay
         elif self.decay:
@@ -103,12 +119,26 @@ class Adam:
         gradient *= gradient
         gradient *= 1 - self.beta2
         square += gradient
-        np.divide(square, 1 - self.beta2**step, out=gradient)
+        np.divide(square, correction, out=gradient)
         np.sqrt(gradient, out=gradient)
         gradient += self.epsilon
         np.divide(mean, gradient, out=gradient)
-        gradient *= lr / (1 - self.beta1**step)
+        gradient *= rate
         weights -= gradient
+
+
+def _compiled(*arrays: Array) -> bool:
+    """Whether there are kernels for some arrays."""
+    dtype = arrays[0].dtype
+    return dtype in (np.float32, np.float64) and all(
+        type(array) is np.ndarray and array.dtype == dtype and array.flags.carray
+        for array in arrays
+    )
+
+
+def _flat(array: Array) -> Array:
+    """All elements as one axis, a view."""
+    return array.reshape(-1)
 
 
 #: Names of the optimizers.

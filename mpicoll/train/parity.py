@@ -31,8 +31,10 @@ def limit(config: Config) -> float | None:
     """Largest difference that rounding explains, or None where none is promised.
 
     None is in narrower types than float64. A hidden layer's ReLU turns rounding near zero into
-    larger steps, so models with hidden layers have more room.
+    larger steps, so models with hidden layers have more room. Invariant sums have none.
     """
+    if config.invariant is not None:
+        return 0.0
     exact = config.dtype == "float64" and config.wire == "full"
     if config.strategy == "parameter_server":
         exact = exact and consistency.parse(config.consistency).kind == "bsp"

@@ -26,6 +26,9 @@ class Step:
         hidden: Seconds in which it communicated while it computed.
         waiting: Seconds that it waited for ranks that computed longer.
         slowest: Rank that computed longest, None where ranks make their steps apart.
+        loading: Seconds in which this rank read samples, or waited for a data server.
+        began: When it began, by this rank's `time.perf_counter`; 0 where it is not known.
+        spans: What this rank did meanwhile: name, start and end in seconds after that.
     """
 
     number: int
@@ -40,6 +43,9 @@ class Step:
     hidden: float
     waiting: float
     slowest: int | None
+    loading: float
+    began: float = 0.0
+    spans: tuple[tuple[str, float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,9 +91,13 @@ class Result:
         steps: Steps made.
         stopped: Why it ended: `epochs`, `steps`, `target loss`, `target accuracy`, `asked` (by a
             callback) or `signal`.
+        communicated: Mean seconds a step in which this rank communicated, exposed or hidden.
+        predicted: The same, by the fitted model; None where it says nothing of it.
     """
 
     parameters: dict[str, NDArray[Any]]
     history: tuple[Epoch, ...]
     steps: int
     stopped: str
+    communicated: float = 0.0
+    predicted: float | None = None

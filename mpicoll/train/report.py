@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.train import parity, signals, threads
+from mpicoll.train import health, parity, signals, threads
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
 from mpicoll.train.loop import OnStep, run
@@ -68,6 +68,11 @@ def main(
                 on_step=on_step,
                 on_epoch=lambda epoch: say(_line(epoch), flush=True),
             )
+    except health.RankLost as error:
+        lost = health.dead(comm)
+        if all(rank in lost for rank in range(workers.rank)):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        health.leave(1)
     except TrainingError as error:
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -77,8 +82,15 @@ def main(
             kept = "nothing is kept" if config.checkpoint is None else f"see {config.checkpoint}"
             words = f"stopped by a signal after step {result.steps}: {kept}"
             print(words, file=sys.stderr, flush=True)
+        if _report_lost(config, comm):
+            health.leave(signals.STATUS)
         _wait_without_spinning(comm)  # a launcher ends all ranks when the first has left
         return signals.STATUS
+    if _report_lost(config, comm):
+        if first:
+            facts = _facts(config, comm.Get_size(), result, None)
+            print(json.dumps(facts, indent=2) if as_json else _conclusion(facts), flush=True)
+        health.leave(0)
     verdict = None
     if compare and config.resume is None and parity.limit(config) is not None:
         verdict = (
@@ -92,6 +104,17 @@ def main(
         facts = _facts(config, comm.Get_size(), result, verdict)
         print(json.dumps(facts, indent=2) if as_json else _conclusion(facts), flush=True)
     return status
+
+
+def _report_lost(config: Config, comm: MPI.Intracomm) -> bool:
+    """Whether servers have died that others stood in for; rank 0 says so: the launcher does not."""
+    if config.strategy != "parameter_server" or not health.survives():
+        return False
+    lost = health.dead(comm)
+    if lost and comm.Get_rank() == 0:
+        ranks = ", ".join(map(str, lost))
+        print(f"rank(s) {ranks} died, and others held what they did", file=sys.stderr, flush=True)
+    return bool(lost)
 
 
 def _silent(*_: object, **__: object) -> None:
@@ -131,6 +154,7 @@ def _facts(
         "stopped": result.stopped,
         "test_accuracy": result.history[-1].test_accuracy,
         "seconds": sum(epoch.seconds for epoch in result.history),
+        "communication_a_step": {"measured": result.communicated, "predicted": result.predicted},
         "difference_from_one_process": verdict,
     }
 
@@ -181,6 +205,12 @@ def _strategy(config: Config) -> str:
 
 def _conclusion(facts: dict[str, Any]) -> str:
     reached = f"test accuracy {facts['test_accuracy']:.4f} after {facts['seconds']:.1f} s of steps"
+    travel = facts["communication_a_step"]
+    if travel["predicted"] is not None:
+        reached += (
+            f"\ncommunication a step: {1e3 * travel['measured']:.3f} ms on rank 0, "
+            f"{1e3 * travel['predicted']:.3f} ms by the fitted model"
+        )
     verdict = facts["difference_from_one_process"]
     if verdict is None:
         return reached

@@ -79,7 +79,19 @@ class DistributedSampler:
             yield shared(samples, self._size, self._rank), len(samples)
 
 
-def shared(items: NDArray[Any], size: int, rank: int) -> NDArray[Any]:
-    """The rows of `items` that `rank` of `size` takes, as a view: none where rows run out."""
-    start, length = part(len(items), size, rank)
-    return items[start : start + length]
+def shared(
+    items: NDArray[Any], size: int, rank: int, speeds: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """The rows of `items` that `rank` of `size` takes, as a view: none where rows run out.
+
+    Lengths differ by at most one, or follow the `speeds` of the ranks; each rank has at least one,
+    where there are enough.
+    """
+    if speeds is None:
+        start, length = part(len(items), size, rank)
+        return items[start : start + length]
+    least = len(items) >= size
+    rest = len(items) - least * size
+    ends = np.rint(np.cumsum(speeds) / speeds.sum() * rest).astype(int)
+    ends += least * np.arange(1, size + 1)
+    return items[ends[rank - 1] if rank else 0 : ends[rank]]

@@ -1,20 +1,17 @@
-"""The two ends of a parameter server over MPI: a shard that answers, a worker that asks."""
+"""The end of a parameter server that answers: a shard, and messages from its workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-from numpy.typing import NDArray
-
+from mpicoll.arrays import library_of, put
 from mpicoll.train import messages
-from mpicoll.train.messages import Message, wait_until
+from mpicoll.train.messages import Message, tag, wait_until
 from mpicoll.train.shard import Push, Shard
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-Array = NDArray[Any]
 
 
 class Server:
@@ -23,135 +20,175 @@ class Server:
     Args:
         comm: The ranks; nothing else is sent on it.
         shard: The shard.
+        number: Its number among all shards.
         workers: Rank of each worker that pushes to it.
+        audience: Number of each worker that pulls from it.
         lockstep: Whether all shards see the gradients of a clock before they answer at the next, so
             that all stop at the same; otherwise the first shard alone may stop the workers.
+        every: Updates after which parameters are sent unasked (see `Shard.due`), None where workers
+            pull.
 
     Attributes:
         stop: Set: all workers are to stop.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, shard: Shard, workers: Sequence[int], lockstep: bool
+        self,
+        comm: MPI.Intracomm,
+        shard: Shard,
+        number: int,
+        workers: Sequence[int],
+        audience: Collection[int],
+        lockstep: bool,
+        every: int | None,
     ) -> None:
-        self._comm, self.shard, self._ranks, self._lockstep = comm, shard, workers, lockstep
+        self._comm, self.shard, self._number, self._ranks = comm, shard, number, workers
+        self._audience, self._lockstep, self._every = audience, lockstep, every
         count, dtype = shard.weights.size, shard.weights.dtype
         self._arriving = [Message(count, dtype) for _ in workers]
         self._answers = [Message(count, dtype) for _ in workers]
+        self._early: list[int] = []  # whose message of the next epoch came in this one
+        self._unseen: set[int] = set()  # who has not said that the last message has arrived
+        self._leaving: set[int] = set()  # who awaits the last message of the epoch
+        self._fetching: dict[int, int] = {}  # slot of the optimizer that a worker asks for
         self.stop = False
         self._stop_clock = -1.0
+        self._receive_all()
 
     def begin(self, clock: int) -> None:
         """Workers start at a clock."""
         self.shard.begin(clock)
         self.stop, self._stop_clock = False, -1.0
-        for rank, message in zip(self._ranks, self._arriving, strict=True):
-            message.receive(self._comm, rank, messages.TO_SERVER)
+        self._unseen.clear()
+        early, self._early = self._early, []
+        for number in early:
+            self._take(number, self._arriving[number])
 
     def poll(self) -> bool:
         """Take what has arrived, answer who can be answered; whether there was anything."""
         moved = False
         for number, message in enumerate(self._arriving):
-            if message.request is not None and message.done():
-                moved = True
+            if message.request is None or number in self._early or not message.done():
+                continue
+            moved = True
+            if self.shard.idle and self._is_new(number, message):
+                self._early.append(number)
+            else:
                 self._take(number, message)
         if self.stop and self._stop_clock < 0:
             self._stop_clock = self.shard.granted + 1
-        for number in self.shard.answers():
-            moved = True
-            answer = self._answers[number]
-            wait_until(answer.done, lambda: False)  # of the answer before, which has arrived
-            answer.head[messages.STOP_CLOCK] = self._stop_clock
-            answer.values[...] = self.shard.weights
-            answer.send(self._comm, self._ranks[number], messages.TO_WORKER)
-        return moved
+        return self._answer() or moved
 
     def over(self) -> bool:
         """Whether all workers have left and have got what they asked for."""
-        return self.shard.idle and all(answer.done() for answer in self._answers)
+        waiting = self._leaving or self._fetching
+        return self.shard.idle and not waiting and all(answer.done() for answer in self._answers)
+
+    def free(self) -> None:
+        """Await nothing more."""
+        for message in self._arriving:
+            message.cancel()
+
+    # --- what comes ---
+
+    def _receive_all(self) -> None:
+        for number in range(len(self._ranks)):
+            self._receive(number)
+
+    def _receive(self, number: int) -> None:
+        source = self._ranks[number]
+        self._arriving[number].receive(self._comm, source, tag(self._number, messages.TO_SERVER))
+
+    def _is_new(self, number: int, message: Message) -> bool:
+        """Whether what came after the end of an epoch is of the next."""
+        kind, clock = (int(value) for value in message.head[: messages.CLOCK + 1])
+        return kind == messages.PULL or (
+            kind == messages.PUSH and not self.shard.has(number, clock)
+        )
 
     def _take(self, number: int, message: Message) -> None:
-        kind, clock, flags, samples, total, seconds, processor = message.head[:7].tolist()
-        if kind == messages.PUSH:
-            finite = not int(flags) & messages.NOT_FINITE
-            push = Push(int(clock), int(samples), int(total), finite, seconds, processor)
-            self.shard.push(number, push, message.values)
-        elif kind == messages.PULL:
+        """What a worker sent."""
+        kind, clock = (int(value) for value in message.head[: messages.CLOCK + 1])
+        if kind == messages.PULL:
             self.shard.pull(number)
+        elif kind == messages.FETCH:
+            self._fetching[number] = clock
+        elif kind == messages.ARRIVED:
+            self._unseen.discard(number)
+        else:
+            self._change(number, message)
+            if kind == messages.LEAVE and number in self._audience:
+                self._leaving.add(number)
+        self._receive(number)
+
+    def _change(self, number: int, message: Message) -> None:
+        """A push or a leave: what changes the shard."""
+        kind, clock, flags, samples, total, seconds, processor, version = message.head[:8].tolist()
+        if kind == messages.PUSH:
+            push = Push(
+                int(clock),
+                int(samples),
+                int(total),
+                not int(flags) & messages.NOT_FINITE,
+                seconds,
+                processor,
+                int(version),
+            )
+            # Where the shard is.
+            gradient = library_of(self.shard.weights).asarray(message.values)
+            self.shard.push(number, push, gradient)
         else:
             self.shard.leave(number)
         if int(flags) & messages.FAILED:
             self._stop_clock = 0.0  # the run is over
         elif int(flags) & messages.STOP and self._stop_clock < 0:
             self._stop_clock = (clock if self._lockstep else self.shard.granted) + 1
-        if kind != messages.LEAVE:
-            message.receive(self._comm, self._ranks[number], messages.TO_SERVER)
 
+    # --- what goes ---
 
-class Client:
-    """A worker's side.
+    def _answer(self) -> bool:
+        moved = False
+        if self._every is None:
+            for number in self.shard.answers(self._held()):
+                moved = True
+                self._give(number)
+        else:
+            free = [number for number in self._audience if number not in self._unseen]
+            for number, last in self.shard.due(self._every, free):
+                moved = True
+                self._give(number, last)
+                self._unseen.add(number)
+        # The last message of a worker has the parameters at the end, when all have left.
+        for number in sorted(self._leaving - self._unseen if self._settled() else ()):
+            moved = True
+            self._leaving.discard(number)
+            self._give(number, final=True)
+        while self._fetching:
+            moved = True
+            number, slot = self._fetching.popitem()
+            self._give(number, slot=slot)
+        return moved
 
-    Args:
-        comm: As of `Server`.
-        shards: Rank, first element and end of each shard to push to.
-        answering: Number of each of them to pull from; the first says when to stop.
-        weights: Parameters, overwritten by `pull`.
-        gradient: Gradient, sent by `push`.
-        meanwhile: Moves on what this rank serves; whether it moved anything.
-    """
+    def _held(self) -> Collection[int]:
+        """Workers that may not be answered yet, whatever the shard says."""
+        return ()
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        shards: Sequence[tuple[int, int, int]],
-        answering: Sequence[int],
-        weights: Array,
-        gradient: Array,
-        meanwhile: Callable[[], bool],
+    def _settled(self) -> bool:
+        """Whether the parameters are those at the end of the epoch."""
+        return self.shard.idle
+
+    def _give(
+        self, number: int, last: int = 0, final: bool = False, slot: int | None = None
     ) -> None:
-        self._comm, self._shards, self._answering = comm, shards, answering
-        self._weights, self._gradient, self._meanwhile = weights, gradient, meanwhile
-        self._outgoing = [Message(end - start, weights.dtype) for _, start, end in shards]
-        self._questions = [Message(0, weights.dtype) for _ in shards]
-        self._answers = [
-            Message(shards[number][2] - shards[number][1], weights.dtype) for number in answering
-        ]
-
-    def pull(self, clock: int) -> float:
-        """Get the parameters at a clock, waiting as the consistency model says.
-
-        Returns:
-            Clock at which to stop, negative for none.
-        """
-        for number, answer in zip(self._answering, self._answers, strict=True):
-            question, rank = self._questions[number], self._shards[number][0]
-            self._wait([question])
-            answer.receive(self._comm, rank, messages.TO_WORKER)
-            question.head[: messages.FLAGS + 1] = messages.PULL, clock, 0
-            question.send(self._comm, rank, messages.TO_SERVER)
-        self._wait(self._answers)
-        for number, answer in zip(self._answering, self._answers, strict=True):
-            _, start, end = self._shards[number]
-            self._weights[start:end] = answer.values
-        return float(self._answers[0].head[messages.STOP_CLOCK])
-
-    def push(self, push: Push, stop: bool) -> None:
-        """Send the gradient of a step to all shards."""
-        self._wait(self._outgoing)
-        flags = (0 if push.finite else messages.NOT_FINITE) | (messages.STOP if stop else 0)
-        facts = (push.samples, push.total, push.seconds, push.processor)
-        for (rank, start, end), message in zip(self._shards, self._outgoing, strict=True):
-            message.head[:7] = messages.PUSH, push.clock, flags, *facts
-            message.values[...] = self._gradient[start:end]
-            message.send(self._comm, rank, messages.TO_SERVER)
-
-    def leave(self, failed: bool) -> None:
-        """Tell all shards that nothing more will come, and wait until all has been sent."""
-        for (rank, _, _), message in zip(self._shards, self._questions, strict=True):
-            self._wait([message])
-            message.head[: messages.FLAGS + 1] = messages.LEAVE, 0, messages.FAILED * failed
-            message.send(self._comm, rank, messages.TO_SERVER)
-        self._wait([*self._outgoing, *self._questions])
-
-    def _wait(self, pending: Sequence[Message]) -> None:
-        wait_until(lambda: all(message.done() for message in pending), self._meanwhile)
+        """Send parameters, or an array of the optimizer, to a worker."""
+        shard, answer = self.shard, self._answers[number]
+        wait_until(answer.done, lambda: False)  # of the answer before, which has arrived
+        answer.head[: messages.SKIPPED + 1] = (
+            self._stop_clock,
+            shard.updates,
+            last,
+            final,
+            shard.skipped,
+        )
+        put(answer.values, shard.weights if slot is None else list(shard.state.values())[slot])
+        answer.send(self._comm, self._ranks[number], tag(self._number, messages.TO_WORKER))

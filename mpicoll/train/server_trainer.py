@@ -21,18 +21,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.layout import part
-from mpicoll.train import consistency, optimizers, schedules
+from mpicoll.arrays import hosted, put
+from mpicoll.train import consistency, optimizers, placement, schedules
+from mpicoll.train.client import Client, Listener
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.flat import Flat
 from mpicoll.train.gradients import Gradients
+from mpicoll.train.health import Health
 from mpicoll.train.messages import wait_until
 from mpicoll.train.models import Model
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Step
-from mpicoll.train.server import Client, Server
+from mpicoll.train.replica import Replica
+from mpicoll.train.server import Server
 from mpicoll.train.shard import Push, Shard
+from mpicoll.train.survivors import Survivors
 from mpicoll.train.workers import Workers, raise_together
 
 if TYPE_CHECKING:
@@ -73,26 +77,25 @@ class ServerTrainer:
             config.optimizer, config.momentum, config.weight_decay
         )
         self._model = consistency.parse(config.consistency)
-        self._shards = _placed(config.servers, size, count, weights.vector.size)
-        own = [number for number, shard in enumerate(self._shards) if shard[0] == rank]
+        self._places = placement.places(config, size, weights.vector.size)
+        self._whole_here = config.servers == "decentralized"
+        self._health = workers.health if isinstance(workers, Survivors) else None
+        own = [
+            number
+            for number in range(len(self._places))
+            if rank in placement.holders(config, size, self._places[number].rank)
+        ]
         self._source = Gradients(config, dataset, model, weights, min(rank, count - 1), count)
         self.sampler = self._source.sampler
-        self._server = self._make_server(self._shards[own[0]]) if own else None
-        self._client = None
-        if rank < count:
-            whole = config.servers == "decentralized"
-            self._client = Client(
-                self._comm,
-                self._shards,
-                own if whole else range(len(self._shards)),
-                weights.vector,
-                self._source.flat.vector,
-                self._serve,
-            )
+        self._every = config.send_every
+        self._servers = {number: self._make_server(number) for number in own}
+        self._client = self._make_client(own) if rank < count else None
         self.number = self.updates = self.skipped = self.position = self.skipped_in_a_row = 0
         self.compute = np.zeros(size)
         self.asked = self.signalled = self.stop = self.interrupted = False
         self.failure: Exception | None = None
+        if isinstance(workers, Survivors):
+            workers.meanwhile = self._serve
 
     @property
     def views(self) -> dict[str, Array]:
@@ -100,18 +103,20 @@ class ServerTrainer:
         return self.weights.views
 
     def free(self) -> None:
-        """Free what the ranks made together; write the trace of this rank's shard."""
-        self._comm.Free()
-        if self._server is not None and self._config.metrics is not None:
-            shard = self._server.shard
-            path = Path(self._config.metrics) / f"shard-{self._workers.rank}.jsonl"
-            with open(path, "a") as file:
-                for event in shard.trace:
-                    # JSON has no word for infinity.
-                    bound = event.bound if math.isfinite(event.bound) else None
-                    file.write(json.dumps({**asdict(event), "bound": bound}) + "\n")
-                for change in shard.adaptive.changes if shard.adaptive else ():
-                    file.write(json.dumps({"kind": "change", **asdict(change)}) + "\n")
+        """Free what the ranks made together; write the traces of the shards this rank answers for.
+
+        After a death nothing is freed: MPI may not be able to.
+        """
+        if self._health is None or not self._health.dead:
+            for server in self._servers.values():
+                server.free()
+            self._comm.Free()
+        if self._config.metrics is None:
+            return
+        for number, server in self._servers.items():
+            if self._places[number].rank == self._workers.rank:
+                name = f"shard-{number + self._first_server}.jsonl"
+                _write_trace(Path(self._config.metrics) / name, server.shard)
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
         """Make the steps of an epoch that are left: a worker's own; a server has none.
@@ -125,12 +130,13 @@ class ServerTrainer:
         """
         first = self.number
         mine = 0.0
-        if self._server is not None:
-            self._server.begin(first)
+        for server in self._servers.values():
+            server.begin(first)
         clock, failure = first, self.failure
         if self._client is not None:
+            self._client.begin()
             left = math.inf if self._config.steps is None else self._config.steps - first
-            batches = self.sampler.batches(epoch, done)
+            batches = self._source.batches(epoch, done)
             while failure is None and clock - first < left:
                 samples = next(batches, None)
                 if samples is None:
@@ -150,8 +156,7 @@ class ServerTrainer:
                 yield step
                 failure = self.failure
             self._client.leave(failure is not None)
-        if self._server is not None:
-            wait_until(self._server.over, self._serve)
+        wait_until(lambda: all(s.over() for s in self._servers.values()), self._serve)
         self._agree(f"epoch {epoch}", clock, mine, failure)
         self.position = done + self.number - first
 
@@ -159,9 +164,9 @@ class ServerTrainer:
         """As `Trainer.snapshot`, so that either can go on from the other's."""
         arrays = {f"parameter/{name}": view for name, view in self.weights.views.items()}
         for slot in self._optimizer.slots:
-            arrays[f"state/{slot}"] = self._whole(slot)
+            arrays[f"state/{slot}"] = self._fetched(slot)
         facts = {name: getattr(self, name) for name in ("number", "updates", "skipped")}
-        return arrays, {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
+        return hosted(arrays), {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         """As `Trainer.restore`."""
@@ -173,14 +178,14 @@ class ServerTrainer:
         for slot in self._optimizer.slots:
             whole = np.empty_like(self.weights.vector)
             if first:
-                whole[...] = arrays[f"state/{slot}"]
+                put(whole, arrays[f"state/{slot}"])
             self._workers.broadcast(whole)
             self._put(slot, whole)
         for name in ("number", "updates", "skipped"):
             setattr(self, name, facts[name])
-        if self._server is not None:
-            self._server.shard.updates = self.updates
-            self._server.shard.skipped = self.skipped
+        for server in self._servers.values():
+            server.shard.updates = self.updates
+            server.shard.skipped = self.skipped
 
     # --- a worker ---
 
@@ -190,12 +195,11 @@ class ServerTrainer:
         assert self._client is not None
         started, processor = time.perf_counter(), time.process_time()
         self._served = 0.0
-        loss = self._source.compute(self.views, samples, epoch, lambda _: self._serve_meanwhile())
-        serving = self._served
-        mine = time.perf_counter() - started - serving
-        used = time.process_time() - processor - serving
+        loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
+        mine = time.perf_counter() - started - self._served - self._source.loading
+        used = time.process_time() - processor - self._served - self._source.loading_processor
         share = self._source.share(samples)
-        push = Push(clock, share, len(samples), self._source.finite, mine, max(0.0, used))
+        push = Push(clock, share, len(samples), self._source.finite, mine, max(0.0, used), 0)
         started = time.perf_counter()
         self._client.push(push, self.asked or self.signalled)
         self._count_skips(loss)
@@ -209,9 +213,10 @@ class ServerTrainer:
             skipped=not push.finite,
             compute=mine,
             exposed=time.perf_counter() - started,
-            hidden=serving,
+            hidden=self._served,
             waiting=waited,
             slowest=None,
+            loading=self._source.loading,
         )
 
     def _count_skips(self, loss: float) -> None:
@@ -230,14 +235,35 @@ class ServerTrainer:
             total = min(total, config.steps)
         return schedules.rate(base, config.schedule, step, total, config.warmup)
 
+    def _make_client(self, own: list[int]) -> Client:
+        arguments = (
+            self._comm,
+            self._places,
+            own if self._whole_here else range(len(self._places)),
+            self.weights.vector,
+            self._source.flat.vector,
+            self._serve,
+        )
+        if self._every is None:
+            return Client(*arguments)
+        return Listener(*arguments, at_once=self._config.apply_at_once)
+
+    def _move_on(self) -> None:
+        """Between two layers: serve, and see what has come."""
+        assert self._client is not None
+        started = time.perf_counter()
+        self._serve()
+        self._client.arrive()
+        self._served += time.perf_counter() - started
+
     # --- a server ---
 
-    def _make_server(self, shard: tuple[int, int, int]) -> Server:
-        _, start, end = shard
-        return Server(
+    def _make_server(self, number: int) -> Server:
+        place = self._places[number]
+        arguments = (
             self._comm,
             Shard(
-                self.weights.vector[start:end].copy(),
+                self.weights.vector[place.start : place.end].copy(),
                 self._optimizer,
                 self._worker_count,
                 self._model,
@@ -245,84 +271,109 @@ class ServerTrainer:
                 self._config.push_rate,
                 record=self._config.metrics is not None,
             ),
+            number,
             range(self._worker_count),
-            lockstep=self._model.kind == "bsp",
+            [number] if self._whole_here else range(self._worker_count),
+            self._model.kind == "bsp",
+            self._every,
         )
+        if self._config.replicas:
+            assert self._health is not None
+            return Replica(*arguments, rank=self._workers.rank, health=self._health)
+        return Server(*arguments)
 
     def _serve(self) -> bool:
-        if self._server is None:
-            return False
-        self._server.stop |= self.signalled and self._may_stop
-        return self._server.poll()
+        if self._health is not None and self._health.look():
+            self._regroup(self._health)
+        moved = False
+        for server in self._servers.values():
+            server.stop |= self.signalled and self._may_stop
+            moved |= server.poll()
+        return moved
 
-    def _serve_meanwhile(self) -> None:
-        started = time.perf_counter()
-        self._serve()
-        self._served += time.perf_counter() - started
+    def _regroup(self, health: Health) -> None:
+        """Servers have died: others answer for their shards."""
+        moved = []
+        for number, place in enumerate(self._places):
+            first = health.chain(number)[0]
+            if place.rank != first:
+                place.rank = first
+                moved.append(number)
+        for server in self._servers.values():
+            if isinstance(server, Replica):
+                server.regroup()
+        if self._client is not None:
+            self._client.renew(moved)
 
     @property
     def _may_stop(self) -> bool:
         """Whether this rank's shard is the one that says when to stop, and it is no worker."""
-        return self._client is None and self._shards[0][0] == self._workers.rank
+        return self._client is None and self._places[0].rank == self._workers.rank
 
     # --- all ranks ---
 
     def _agree(self, where: str, clock: int, mine: float, failure: Exception | None) -> None:
         """The pushes are drained: know what happened, and hold the same parameters everywhere."""
-        shard = None if self._server is None else self._server.shard
+        client = self._client
         facts: dict[str, Any] = {
             "failed": failure is not None,
             "asked": self.asked,
             "signalled": self.signalled,
             "clock": clock,
+            "rank": self._workers.rank,
             "seconds": mine,
-            "updates": 0 if shard is None else shard.updates,
-            "skipped": 0 if shard is None else shard.skipped,
+            "updates": 0 if client is None else client.updates,
+            "skipped": 0 if client is None else client.skipped,
         }
-        everyone = self._workers.gather(facts)
+        everyone = [theirs for theirs in self._workers.gather(facts) if theirs is not None]
         if any(theirs["failed"] for theirs in everyone):
             raise_together(self._workers, where, failure)
         self.number = max(theirs["clock"] for theirs in everyone)
-        self.compute += [theirs["seconds"] for theirs in everyone]
+        for theirs in everyone:
+            self.compute[theirs["rank"]] += theirs["seconds"]
         self.interrupted = any(theirs["signalled"] for theirs in everyone)
         self.stop = self.interrupted or any(theirs["asked"] for theirs in everyone)
-        speaker = everyone[self._shards[0][0]]
-        self.updates, self.skipped = speaker["updates"], speaker["skipped"]
-        self.weights.vector[...] = self._whole(None)
-        if self._config.servers == "decentralized":
+        self.updates, self.skipped = everyone[0]["updates"], everyone[0]["skipped"]
+        self._workers.broadcast(self.weights.vector)
+        if self._whole_here:
             # The order of pushes differs between ranks, and with it rounding or more: go on alike.
             self._put(None, self.weights.vector)
             for slot in self._optimizer.slots:
-                self._put(slot, self._whole(slot))
+                whole = self._fetched(slot)
+                self._workers.broadcast(whole)
+                self._put(slot, whole)
 
-    def _whole(self, slot: str | None) -> Array:
-        """The parameters, or an array of the optimizer, of all shards."""
+    def _fetched(self, slot: str) -> Array:
+        """An array of the optimizer, of all shards, on rank 0."""
         whole = np.zeros_like(self.weights.vector)
-        if self._server is not None:
-            shard = self._server.shard
-            _, start, end = next(s for s in self._shards if s[0] == self._workers.rank)
-            whole[start:end] = shard.weights if slot is None else shard.state[slot]
-        if self._config.servers == "decentralized":
-            self._workers.broadcast(whole)
+        if self._workers.rank == 0:
+            assert self._client is not None
+            self._client.fetch(self._optimizer.slots.index(slot), whole)
+        if self._health is None:
+            over = self._comm.Ibarrier()
+            wait_until(over.Test, self._serve)
         else:
-            self._workers.sum(whole)  # all but one are zeros
+            self._workers.gather(None)
         return whole
 
     def _put(self, slot: str | None, whole: Array) -> None:
-        """Give this rank's shard its part of an array."""
-        if self._server is not None:
-            shard = self._server.shard
-            _, start, end = next(s for s in self._shards if s[0] == self._workers.rank)
-            target = shard.weights if slot is None else shard.state[slot]
-            target[...] = whole[start:end]
+        """Give this rank's shards their parts of an array."""
+        for number, server in self._servers.items():
+            place = self._places[number]
+            target = server.shard.weights if slot is None else server.shard.state[slot]
+            target[...] = whole[place.start : place.end]
+
+    @property
+    def _first_server(self) -> int:
+        """Rank that the first shard had at the start."""
+        return self._worker_count if self._config.servers.isdigit() else 0
 
 
-def _placed(servers: str, ranks: int, workers: int, length: int) -> list[tuple[int, int, int]]:
-    """Rank, first element and end of each shard."""
-    if servers == "decentralized":
-        return [(rank, 0, length) for rank in range(ranks)]
-    holders = range(ranks) if servers == "colocated" else range(workers, ranks)
-    parts = [part(length, len(holders), number) for number in range(len(holders))]
-    return [
-        (rank, start, start + count) for rank, (start, count) in zip(holders, parts, strict=True)
-    ]
+def _write_trace(path: Path, shard: Shard) -> None:
+    with open(path, "a") as file:
+        for event in shard.trace:
+            # JSON has no word for infinity.
+            bound = event.bound if math.isfinite(event.bound) else None
+            file.write(json.dumps({**asdict(event), "bound": bound}) + "\n")
+        for change in shard.adaptive.changes if shard.adaptive else ():
+            file.write(json.dumps({"kind": "change", **asdict(change)}) + "\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Push:
         total: Samples of the step, of all workers together.
         finite: Whether all of the gradient is, in all shards.
         seconds, processor: Time computed, and processor time in it.
+        version: Updates in the parameters it was computed from.
     """
 
     clock: int
@@ -42,6 +43,7 @@ class Push:
     finite: bool
     seconds: float
     processor: float
+    version: int
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,10 @@ class Event:
     """An entry of a shard's trace.
 
     Attributes:
-        kind: `push` (counted), `pull` (answered) or `leave`.
+        kind: `push` (counted), `pull` (answered), `send` (unasked) or `leave`.
         worker: Whose.
-        clock: The worker's clock: before the step pushed, or at the pull.
+        clock: The worker's clock: before the step pushed, at the pull, or the last for which what
+            was sent is good.
         bound: S at that moment.
     """
 
@@ -69,6 +72,7 @@ class _Worker:
     active: bool = True
     waiting: bool = False  # for parameters
     version: int = 0  # updates in the parameters it was given last
+    last: float = -1.0  # clock for which these are good
     pending: deque[tuple[Push, Array]] = field(default_factory=deque)  # bsp, oldest first
 
 
@@ -119,6 +123,7 @@ class Shard:
         """All workers start (again) at a clock."""
         for worker in self._workers:
             worker.clock, worker.active, worker.waiting = clock, True, False
+            worker.last = clock - 1.0
             worker.pending.clear()
         self.granted = self._step = clock
 
@@ -151,6 +156,7 @@ class Shard:
                 f"worker {number} pushes clock {push.clock}, awaited is {worker.clock}"
             )
         worker.clock += 1
+        self.granted = max(self.granted, push.clock)  # perhaps by a replica that is no more
         self._record("push", number, push.clock)
         if self.adaptive is not None:
             self.adaptive.note(number, push.seconds, push.processor)
@@ -160,6 +166,14 @@ class Shard:
             self._apply_one(worker, push, gradient)
         self._advance()
 
+    def is_active(self, number: int) -> bool:
+        """Whether a worker has not left."""
+        return self._workers[number].active
+
+    def has(self, number: int, clock: int) -> bool:
+        """Whether a worker's push of a clock has come."""
+        return clock < self._workers[number].clock
+
     def pull(self, number: int) -> None:
         """A worker asks for parameters at its clock."""
         self._workers[number].waiting = True
@@ -167,31 +181,69 @@ class Shard:
     def leave(self, number: int) -> None:
         """A worker has finished, failed or departed: nobody waits for it any more."""
         worker = self._workers[number]
+        if not worker.active:
+            return
         worker.active = worker.waiting = False
         self._record("leave", number, worker.clock)
         self._advance()
 
-    def answers(self) -> list[int]:
+    def answers(self, held: Container[int] = ()) -> list[int]:
         """Workers that get their parameters now; each is asked for once.
+
+        Args:
+            held: Workers that get none yet.
 
         Raises:
             RuntimeError: The bound would be broken: a fault of this class.
         """
         found = []
         for number, worker in enumerate(self._workers):
-            if not worker.waiting or not self._may_get(worker):
+            if not worker.waiting or number in held or not self._may_get(worker):
                 continue
-            ahead = worker.clock - self.least()
-            if ahead > self._model.high:
-                raise RuntimeError(
-                    f"worker {number} would be {ahead} steps ahead, {self._model.high} are allowed"
-                )
             worker.waiting = False
-            worker.version = self.updates
-            self.granted = max(self.granted, worker.clock)
-            self._record("pull", number, worker.clock)
+            self._give("pull", number, worker.clock)
             found.append(number)
         return found
+
+    def due(self, every: int, free: Iterable[int]) -> list[tuple[int, int]]:
+        """Workers that are sent parameters unasked, now: each must know that they were.
+
+        That is who may not begin its step with what it has and may with what there is, and who has
+        not seen the last `every` updates. What is sent is good for as many steps as the bound
+        allows, at most `every`.
+
+        Args:
+            every: Updates from one message to the next.
+            free: Workers that something can be sent to.
+
+        Returns:
+            Number of each, and the last clock for which what it gets is good.
+
+        Raises:
+            RuntimeError: As `answers`.
+        """
+        found = []
+        for number in free:
+            worker = self._workers[number]
+            owed = worker.clock > worker.last and self._may_get(worker)
+            news = self.updates - worker.version >= every and self._model.kind != "bsp"
+            if worker.active and (owed or news):
+                last = int(min(self.least() + self.bound, worker.clock + every - 1))
+                self._give("send", number, last)
+                found.append((number, last))
+        return found
+
+    def _give(self, kind: str, number: int, last: int) -> None:
+        """Parameters go out to a worker, good for its steps up to a clock."""
+        worker = self._workers[number]
+        ahead = last - self.least()
+        if ahead > self._model.high:
+            raise RuntimeError(
+                f"worker {number} would be {ahead} steps ahead, {self._model.high} are allowed"
+            )
+        worker.version, worker.last = self.updates, last
+        self.granted = max(self.granted, last)
+        self._record(kind, number, last)
 
     def _may_get(self, worker: _Worker) -> bool:
         return worker.clock - self.least() <= self.bound
@@ -229,7 +281,7 @@ class Shard:
             share = push.samples / push.total
             factors = {
                 "share": share,
-                "staleness": 1 / (1 + self.updates - worker.version),
+                "staleness": 1 / (1 + max(0, self.updates - push.version)),
                 "full": 1.0,
             }
             self._update(gradient / share, self._rate(push.clock + 1) * factors[self._push_rate])

@@ -1,14 +1,9 @@
-"""SIGTERM and SIGUSR1 ask a run to stop: what batch systems send before the time is over.
-
-SIGUSR2 makes a rank write the Python stacks of its threads to standard error, whatever it is in.
-"""
+"""SIGTERM and SIGUSR1 ask a run to stop: what batch systems send before the time is over."""
 
 from __future__ import annotations
 
-import faulthandler
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,8 +24,6 @@ def heard(ask: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    if sys.__stderr__ is not None:
-        faulthandler.register(signal.SIGUSR2, file=sys.__stderr__, all_threads=True)
     before = {
         number: signal.signal(number, lambda *_: ask())
         for number in SIGNALS
@@ -39,7 +32,6 @@ def heard(ask: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        faulthandler.unregister(signal.SIGUSR2)
         for number, handler in before.items():
             signal.signal(number, handler)
 

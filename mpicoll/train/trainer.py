@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.train import mixing, optimizers, schedules, transfers, wire
+from mpicoll.arrays import host, hosted, put
+from mpicoll.train import mixing, optimizers, schedules, transfers, tree, wire
+from mpicoll.train.balance import Balance
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.exchange import Exchange, split
@@ -26,6 +28,7 @@ from mpicoll.train.gradients import Gradients
 from mpicoll.train.models import Model
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Step
+from mpicoll.train.sampler import shared
 from mpicoll.train.workers import TrainingError, Workers, raise_together
 
 Array = NDArray[Any]
@@ -34,8 +37,9 @@ Array = NDArray[Any]
 _PATIENCE, _HIGHEST = 2000, 2.0**24
 #: What a snapshot holds beside arrays.
 _COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
-# Places in the header of an exchange; the seconds each rank computed come after them.
-_FAILED, _NOT_FINITE, _STOP, _SIGNAL, _LOSS, _COMPUTE = range(6)
+# Places in the header of an exchange; the seconds each rank computed come after them, then the loss
+# of each part of the batch. Who has nothing to say of a place leaves a zero: sums are exact.
+_FAILED, _NOT_FINITE, _STOP, _SIGNAL, _COMPUTE = range(5)
 
 
 class Trainer:
@@ -78,7 +82,12 @@ class Trainer:
         self._workers = workers
         self.weights = weights
         self._narrow = Flat(weights.views, config.dtype) if config.dtype == "float16" else None
-        self._source = Gradients(config, dataset, model, weights, workers.rank, workers.size)
+        shards = config.invariant
+        own = parts_of(config, workers)
+        self._parts = slice(own.start, own.stop)
+        self._source = Gradients(
+            config, dataset, model, weights, own.start, shards or workers.size, len(own)
+        )
         self._gradients = self._source.flat
         self.sampler = self._source.sampler
         self._sharded = config.strategy == "zero1"
@@ -86,9 +95,14 @@ class Trainer:
             workers,
             self._gradients,
             config.bucket,
-            _COMPUTE + workers.size,
-            transfers.maker(config.strategy, wire.codec(config.wire)),
+            _COMPUTE + workers.size + (shards or workers.size),
+            transfers.maker(config.strategy, wire.codec(config.wire), shards),
+            self._gradients.vector if shards is None else self._source.rows,
         )
+        header = self._exchange.header
+        self._computed = header[_COMPUTE : _COMPUTE + workers.size]
+        self._losses = header[_COMPUTE + workers.size :]
+        self._balance = Balance(workers.size) if config.balance == "speed" else None
         self._mixing = mixing.make(config, workers)
         self._sharing = (
             [workers.plan_share(weights.vector[s:e]) for s, e in self._exchange.bounds]
@@ -119,6 +133,17 @@ class Trainer:
         steps = self._config.epochs * self.sampler.steps
         return steps if self._config.steps is None else min(steps, self._config.steps)
 
+    @property
+    def collectives(self) -> list[tuple[str, int]]:
+        """Name and bytes of each that sums the gradients of a step; none where there are others."""
+        config, item = self._config, self._gradients.vector.itemsize
+        if self._mixing is not None or config.wire != "full" or config.invariant is not None:
+            return []
+        names = ("reduce_scatter", "allgather") if self._sharded else ("allreduce",)
+        sizes = [item * (end - start) for start, end in self._exchange.bounds]
+        header = ("allreduce", self._exchange.header.nbytes)
+        return [*((name, nbytes) for name in names for nbytes in sizes), header]
+
     def free(self) -> None:
         """Free what the ranks made together."""
         self._exchange.free()
@@ -135,7 +160,7 @@ class Trainer:
             # What the ranks have lost, they have lost together.
             self._workers.sum(residual)
             arrays["residual"] = residual
-        return arrays, {name: getattr(self, name) for name in _COUNTERS}
+        return hosted(arrays), {name: getattr(self, name) for name in _COUNTERS}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         """Go back to a snapshot, perhaps of another number of ranks.
@@ -149,14 +174,16 @@ class Trainer:
             self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
         self._workers.broadcast(self.weights.vector)
         for slot, own in self._state.items():
-            whole = (
-                np.array(arrays[f"state/{slot}"]) if first else np.empty_like(self.weights.vector)
-            )
+            whole = np.empty_like(self.weights.vector)
+            if first:
+                put(whole, arrays[f"state/{slot}"])
             self._workers.broadcast(whole)
             own[...] = np.concatenate([whole[s:e] for s, e in self._exchange.owned] or [whole[:0]])
         residual = self._exchange.residual()
         if residual is not None:
-            residual[...] = arrays.get("residual", 0.0) if first else 0.0
+            residual[...] = 0.0
+            if first and "residual" in arrays:
+                put(residual, arrays["residual"])
             self._workers.broadcast(residual)
             self._exchange.set_residual(residual / self._workers.size)
         self._take_over()
@@ -183,7 +210,7 @@ class Trainer:
             TrainingError: The model failed on a rank, or too many steps in a row were skipped.
         """
         self.position = done
-        for samples in self.sampler.batches(epoch, done):
+        for samples in self._source.batches(epoch, done):
             self.position += 1
             yield self.step(samples, epoch, self.position)
             if self.stop or self.number == self._config.steps:
@@ -211,19 +238,21 @@ class Trainer:
         header[:] = 0
         failure = self.failure
         source = self._source
+        loss = math.nan
         try:
-            header[_LOSS] = source.compute(self.views, samples, epoch, exchange.ready, self.scale)
+            loss = source.compute(self.views, samples, epoch, exchange.ready, self.scale)
         except Exception as error:
             failure = failure or error
-        mine = time.perf_counter() - start - exchange.calls
+        mine = time.perf_counter() - start - exchange.calls - source.loading
         header[_FAILED] = failure is not None
         if not source.finite:
             header[_NOT_FINITE] = 1
-            failure = failure or source.failure(header[_LOSS])
-            header[_LOSS] = 0.0
+            failure = failure or source.failure(loss)
+        elif failure is None:
+            self._losses[self._parts] = source.losses
         header[_STOP] = self.asked
         header[_SIGNAL] = self.signalled
-        header[_COMPUTE + self._workers.rank] = mine
+        self._computed[self._workers.rank] = mine
         exchange.finish()
         if header[_FAILED]:
             raise_together(self._workers, where, failure)
@@ -245,15 +274,16 @@ class Trainer:
             self._take_over()
         self._watch_scale(skipped)
         self._compare_parameters(where)
-        computed = header[_COMPUTE:]
+        computed = self._computed
         self.compute += computed
+        self._share_out(len(samples), computed)
         waiting = min(exchange.exposed, float(computed.max()) - mine)
         return Step(
             number=self.number,
             epoch=epoch,
             position=position,
             of=self.sampler.steps,
-            loss=math.nan if header[_NOT_FINITE] else float(header[_LOSS]) / scale,
+            loss=math.nan if header[_NOT_FINITE] else self._loss() / scale,
             lr=lr,
             skipped=skipped,
             compute=mine,
@@ -261,7 +291,24 @@ class Trainer:
             hidden=exchange.hidden,
             waiting=waiting,
             slowest=int(computed.argmax()),
+            loading=source.loading,
+            began=start,
+            spans=_spans(exchange, start),
         )
+
+    def _loss(self) -> float:
+        """Of the global batch, times the factor of the loss."""
+        return float(tree.total_of_shards(self._losses))
+
+    def _share_out(self, samples: int, computed: Array) -> None:
+        """A step was made: give each rank a share of the next ones that follows its speed."""
+        if self._balance is None:
+            return
+        source, size = self._source, self._workers.size
+        every = np.arange(samples)
+        counts = [len(shared(every, size, rank, source.speeds)) for rank in range(size)]
+        if self._balance.add(np.array(counts, float), computed):
+            source.speeds = self._balance.speeds
 
     # --- update ---
 
@@ -279,7 +326,7 @@ class Trainer:
             part = vector[start:end]
             facts[0] += not np.isfinite(part).all()
             if self._config.clip is not None:
-                facts[1] += float(np.dot(part, part))
+                facts[1] += float(np.square(part, dtype=np.float64).sum())
         if self._sharded:
             self._workers.sum(facts)
         return math.sqrt(facts[1]) / self.scale if facts[1] >= 0 else math.nan, facts[0] == 0
@@ -342,7 +389,7 @@ class Trainer:
         apart = self._mixing is not None
         if not every or self.number % every or self._workers.size == 1 or apart:
             return
-        sums = {name: zlib.crc32(view.data) for name, view in self.weights.views.items()}
+        sums = {name: zlib.crc32(host(view).data) for name, view in self.weights.views.items()}
         everyone = self._workers.gather(sums)
         for rank, theirs in enumerate(everyone):
             for name, found in theirs.items():
@@ -352,3 +399,23 @@ class Trainer:
                         "0: a rank changed its parameters, or its sums have other bits; give an "
                         "algorithm that gives all ranks the same bits, such as ring"
                     )
+
+
+def _spans(exchange: Exchange, began: float) -> tuple[tuple[str, float, float], ...]:
+    """What this rank has done since the step began, in seconds after that."""
+    moments = [
+        ("compute", began, exchange.computed),
+        ("exchange", exchange.computed, exchange.reduced),
+        ("update", exchange.reduced, time.perf_counter()),
+        *((f"bucket {number}", *flight) for number, flight in enumerate(exchange.flights())),
+    ]
+    return tuple(
+        (name, round(start - began, 7), round(end - began, 7)) for name, start, end in moments
+    )
+
+
+def parts_of(config: Config, workers: Workers) -> range:
+    """Which parts of a batch, or of data to evaluate, this rank computes."""
+    if config.invariant is None:
+        return range(workers.rank, workers.rank + 1)
+    return tree.shards_of(workers.rank, workers.size, config.invariant)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.layout import even, part
+from mpicoll.train import tree
 from mpicoll.train.wire import Codec, TopK
 from mpicoll.train.workers import Plan, Workers
 
@@ -257,8 +258,71 @@ class Sparse(_Lossy):
         self._plan.Free()
 
 
-def maker(strategy: str, codec: Codec | None) -> MakeTransfer:
-    """What makes the transfers of a strategy and a wire format (None: as they are)."""
+class TreeSum(_Whole):
+    """The sums of subtrees go to the owners of parts, which add them up along one tree.
+
+    Args:
+        workers: The ranks.
+        rows: Shape (slots, elements); the first rows are the sums of this rank's subtrees, in
+            order. The sum over all shards replaces the first.
+        shards: Number of leaves of the tree.
+    """
+
+    def __init__(self, workers: Workers, rows: Array, shards: int) -> None:
+        nodes = [
+            tree.subtrees(tree.shards_of(rank, workers.size, shards), shards)
+            for rank in range(workers.size)
+        ]
+        length = rows.shape[1]
+        layout = even(length, workers.size)
+        first, count = layout.offsets[workers.rank], layout.counts[workers.rank]
+        self.own = (0, length)
+        self._shards = shards
+        self._given = rows[: len(nodes[workers.rank])]
+        self._target = rows[0, first : first + count]
+        self._parts = np.zeros(self._given.size, rows.dtype)
+        self._places = [slice(o, o + c) for o, c in zip(layout.offsets, layout.counts, strict=True)]
+        received = np.zeros((sum(map(len, nodes)), count), rows.dtype)
+        self._sums = dict(zip((node for own in nodes for node in own), received, strict=True))
+        super().__init__(
+            workers.plan_exchange_parts(
+                self._parts,
+                [len(self._given) * c for c in layout.counts],
+                received.reshape(-1),
+                [len(own) * count for own in nodes],
+            )
+        )
+        self._back = workers.plan_share(rows[0])
+
+    def start(self) -> None:
+        """See `Transfer.start`."""
+        end = 0
+        for place in self._places:
+            values = self._given[:, place]
+            start, end = end, end + values.size
+            self._parts[start:end].reshape(values.shape)[...] = values
+        super().start()
+
+    def finish(self) -> None:
+        """See `Transfer.finish`."""
+        super().finish()
+        self._target[...] = tree.total(self._sums, self._shards)
+        self._back.Start()
+        self._back.Wait()
+
+    def free(self) -> None:
+        """See `Transfer.free`."""
+        super().free()
+        self._back.Free()
+
+
+def maker(strategy: str, codec: Codec | None, shards: int | None = None) -> MakeTransfer:
+    """What makes the transfers of a strategy and a wire format (None: as they are).
+
+    With a number of shards sums are made along the tree over them.
+    """
+    if shards is not None:
+        return lambda workers, rows: TreeSum(workers, rows, shards)
     if strategy == "zero1":
         return Scatter
     if strategy in ("local_sgd", "gossip"):

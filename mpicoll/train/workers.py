@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from mpicoll import algorithms
-from mpicoll.layout import even
+from mpicoll.layout import even, part
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -56,6 +56,9 @@ class Workers(Protocol):
     def size(self) -> int:
         """Number of ranks."""
 
+    def share(self, length: int) -> tuple[int, int]:
+        """First and number of this rank's part of so many items to be measured."""
+
     def sum(self, values: Array) -> None:
         """Replace `values` on all ranks by their sum over the ranks."""
 
@@ -79,6 +82,11 @@ class Workers(Protocol):
 
     def plan_exchange(self, rows: Array, received: Array) -> Plan:
         """Row i of `rows` goes to rank i, into the row of `received` that is the sender's."""
+
+    def plan_exchange_parts(
+        self, parts: Array, counts: list[int], received: Array, received_counts: list[int]
+    ) -> Plan:
+        """As `plan_exchange`, with parts of any lengths, one after the other."""
 
     def plan_collect(self, row: Array, received: Array) -> Plan:
         """The rows of all ranks, in rank order, into the rows of `received` on all ranks."""
@@ -112,6 +120,10 @@ class OneProcess:
     rank = 0
     size = 1
 
+    def share(self, length: int) -> tuple[int, int]:
+        """All."""
+        return 0, length
+
     def sum(self, values: Array) -> None:
         """Nothing to add."""
 
@@ -142,6 +154,12 @@ class OneProcess:
         """See `Workers.plan_exchange`."""
         return _Done(rows, received)
 
+    def plan_exchange_parts(
+        self, parts: Array, counts: list[int], received: Array, received_counts: list[int]
+    ) -> Plan:
+        """See `Workers.plan_exchange_parts`."""
+        return _Done(parts, received)
+
     def plan_collect(self, row: Array, received: Array) -> Plan:
         """See `Workers.plan_collect`."""
         return _Done(row, received)
@@ -169,6 +187,10 @@ class AllReduceWorkers:
     def _choice_for(self, collective: str) -> dict[str, Any]:
         known = (*algorithms.names(collective), "native")
         return self._choice if self._choice.get("algorithm") in known else {}
+
+    def share(self, length: int) -> tuple[int, int]:
+        """See `Workers.share`."""
+        return part(length, self.size, self.rank)
 
     def sum(self, values: Array) -> None:
         """See `Workers.sum`."""
@@ -211,6 +233,12 @@ class AllReduceWorkers:
     def plan_exchange(self, rows: Array, received: Array) -> Plan:
         """See `Workers.plan_exchange`."""
         return self._comm.Alltoall_init(rows, received)
+
+    def plan_exchange_parts(
+        self, parts: Array, counts: list[int], received: Array, received_counts: list[int]
+    ) -> Plan:
+        """See `Workers.plan_exchange_parts`."""
+        return self._comm.Alltoallv_init([parts, counts], [received, received_counts])
 
     def plan_collect(self, row: Array, received: Array) -> Plan:
         """See `Workers.plan_collect`."""
@@ -262,6 +290,8 @@ def require_equal(workers: Workers, facts: Mapping[str, object], remedy: str) ->
     """
     everyone = workers.gather({name: str(value) for name, value in facts.items()})
     for rank, theirs in enumerate(everyone):
+        if theirs is None:  # that rank has died
+            continue
         for name in dict.fromkeys((*everyone[0], *theirs)):
             ours, other = everyone[0].get(name, "missing"), theirs.get(name, "missing")
             if ours != other:

@@ -9,4 +9,5 @@ while :; do
 done
 host=$1
 shift
-exec nsenter --net="/mnt/$host.net" --uts="/mnt/$host.uts" /bin/sh -c "$*"
+holder=/proc/$(cat "/mnt/$host.pid")/ns/mnt
+exec nsenter --mount="$holder" --net="/mnt/$host.net" --uts="/mnt/$host.uts" /bin/sh -c "$*"

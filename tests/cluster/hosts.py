@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 TOOLS = ("ip", "nsenter", "unshare", "setpriv", "chrt", "sysctl", "mount", "cc")
 NAMESPACES = ("--mount", "--net", "--pid", "--ipc")
 
@@ -53,20 +54,32 @@ class Cluster:
         hosts: how many.
         delay: seconds that a frame takes from host to host.
         rate: bit/s of each link, each way.
-        per_host: ranks that mpirun starts on each host, one host after the other.
+        per_host: ranks that mpirun starts on each host, one host after the other; a list where the
+            hosts differ.
+        apart: whether each host has a /tmp and a /dev/shm of its own. ``shared`` is what all see.
 
     Raises:
         RuntimeError: it does not come up; the message says why.
     """
 
-    def __init__(self, hosts: int, delay: float, rate: float, per_host: int = 1) -> None:
+    def __init__(
+        self,
+        hosts: int,
+        delay: float,
+        rate: float,
+        per_host: int | Sequence[int] = 1,
+        apart: bool = False,
+    ) -> None:
         self.hosts = [f"h{k + 1}" for k in range(hosts)]
+        # Where the machine's own /tmp is not seen, what runs there still must be.
+        self.kept = [str(ROOT), sys.prefix, sys.base_prefix] if apart else []
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._first = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "KILL"),
                 *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
-                *(sys.executable, str(HERE / "switch.py"), str(hosts), repr(delay), repr(rate)),
+                *(sys.executable, str(HERE / "switch.py")),
+                *(str(hosts), repr(delay), repr(rate), *self.kept),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -76,10 +89,11 @@ class Cluster:
         assert self._first.stdout is not None
         if self._first.stdout.readline() != "ready\n":
             raise RuntimeError(f"the cluster did not come up: {self._end()}")
-        mnt = Path(f"/proc/{self.switch}/root/mnt")
+        self._tmp = "/tmp" if apart else "/mnt/tmp"
+        ranks = [per_host] * hosts if isinstance(per_host, int) else per_host
         for name, line in (("openmpi", "{} slots={}\n"), ("mpich", "{}:{}\n")):
-            lines = [line.format(host, per_host) for host in self.hosts]
-            (mnt / name).write_text("".join(lines))
+            lines = map(line.format, self.hosts, ranks)
+            (self.root / "mnt" / name).write_text("".join(lines))
 
     @property
     def switch(self) -> int:
@@ -87,11 +101,21 @@ class Cluster:
         pid = self._first.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
+    @property
+    def root(self) -> Path:
+        """The cluster's root folder, as this process sees it."""
+        return Path(f"/proc/{self.switch}/root")
+
+    @property
+    def shared(self) -> Path:
+        """The folder that all hosts see as /mnt/shared, as this process sees it."""
+        return self.root / "mnt" / "shared"
+
     def environment(self) -> dict[str, str]:
         """The variables with which mpirun starts ranks on all hosts, over TCP between them."""
         agent = str(HERE / "agent.sh")
         return {
-            "TMPDIR": "/mnt/tmp",
+            "TMPDIR": self._tmp,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_pml": "ob1",
@@ -108,16 +132,21 @@ class Cluster:
             "HYDRA_LAUNCHER": "ssh",
             "HYDRA_LAUNCHER_EXEC": agent,
             "HYDRA_IFACE": "eth0",
-            "UCX_TLS": "tcp,self,sm",
+            "UCX_TLS": "tcp,self",  # its shared memory would take all hosts for one
         }
 
     def command(self, words: Sequence[str], host: str = "h1") -> list[str]:
         """The words that run some words on a host."""
-        place = [f"--net=/mnt/{host}.net", f"--uts=/mnt/{host}.uts"]
-        inside = ["nsenter", "--target", str(self.switch), "--mount", "--pid", "--ipc"]
         # Ranks sleep most of the time (nap.c); when they wake up, nothing else comes first.
         there = ["chrt", "--rr", "10", "env", f"--chdir={Path.cwd()}", "LD_PRELOAD=/mnt/nap.so"]
-        return [*inside, "nsenter", *place, *there, *words]
+        return [*self.enter(host), *there, *words]
+
+    def enter(self, host: str) -> list[str]:
+        """The words before those that are run on a host."""
+        holder = (self.root / "mnt" / f"{host}.pid").read_text().strip()
+        place = [f"--mount=/proc/{holder}/ns/mnt", f"--net=/mnt/{host}.net"]
+        inside = ["nsenter", "--target", str(self.switch), "--mount", "--pid", "--ipc"]
+        return [*inside, "nsenter", *place, f"--uts=/mnt/{host}.uts"]
 
     def run(
         self,

@@ -1,9 +1,11 @@
 """The first process of an emulated cluster: it makes the hosts, and is the switch between them.
 
-``switch.py HOSTS DELAY RATE`` runs as the first process of namespaces of its own (processes,
-mounts, network), see ``hosts.py``.  Host k is a network and a host name, bound to ``/mnt/hk.net``
-and ``/mnt/hk.uts``, with the address 10.77.0.k on ``eth0``.  All of it, the files on ``/mnt`` and
-``/dev/shm`` and the processes too, ends with this process, however that ends.
+``switch.py HOSTS DELAY RATE [FOLDER...]`` runs as the first process of namespaces of its own
+(processes, mounts, network), see ``hosts.py``.  Host k is a network and a host name, bound to
+``/mnt/hk.net`` and ``/mnt/hk.uts``, with the address 10.77.0.k on ``eth0``, and the mounts of the
+process whose number is in ``/mnt/hk.pid``.  All hosts share ``/mnt``; where folders are named, each
+has a ``/tmp`` and a ``/dev/shm`` of its own, with those of the machine's ``/tmp`` to read.
+All of it, files and processes too, ends with this process, however that ends.
 
 A frame of n bytes occupies the port that it leaves by and the port that it comes in by for n / RATE
 seconds, both ways at the same time, and arrives DELAY seconds later; frames wait for busy ports in
@@ -15,10 +17,12 @@ not limit what a host receives from several others; netem, which delays, is not 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import heapq
 import os
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -55,11 +59,30 @@ def on(host: str, *words: str) -> None:
     run("nsenter", f"--net=/mnt/{host}.net", f"--uts=/mnt/{host}.uts", *words)
 
 
+def separate(host: str, kept: list[str]) -> None:
+    """Give a host mounts of its own; with ``kept``, a /tmp with those folders alone, to read.
+
+    A process that sleeps holds them: some kernels refuse now and then to bind them to a file.
+    """
+    own = ["true"]
+    if kept:
+        own = ["mount -t tmpfs -o mode=1777 host /dev/shm", "mount -t tmpfs -o mode=1777 host /srv"]
+        for folder in kept:
+            if Path(folder).is_relative_to("/tmp"):
+                there = shlex.quote(f"/srv/{Path(folder).relative_to('/tmp')}")
+                # Nothing that a host does to its /tmp may reach the machine's.
+                own += [f"mkdir -p {there}", f"mount --bind -o ro {shlex.quote(folder)} {there}"]
+        own += ["mount --rbind /srv /tmp", "umount -l /srv"]
+    hold = f"{{ sleep infinity >/dev/null & echo $! >/mnt/{host}.pid; }}"
+    run("unshare", "--mount", "sh", "-c", " && ".join([*own, hold]))
+
+
 def mounts(hosts: list[str]) -> None:
     """What the cluster has of its own in the file system."""
     for folder in ("/mnt", "/dev/shm"):
         run("mount", "-t", "tmpfs", "-o", "mode=1777", "cluster", folder)
-    Path("/mnt/tmp").mkdir()
+    for folder in ("/mnt/tmp", "/mnt/shared"):
+        Path(folder).mkdir()
     lines = ["127.0.0.1 localhost", *(f"{address(k)} {host}" for k, host in enumerate(hosts))]
     Path("/mnt/hosts").write_text("\n".join(lines) + "\n")
     run("mount", "--bind", "/mnt/hosts", "/etc/hosts")
@@ -173,7 +196,8 @@ class Switch:
             try:
                 os.write(target, frame)
             except OSError as error:  # as if the wire had lost it
-                print(f"switch: lost a frame: {error}", file=sys.stderr, flush=True)
+                if error.errno != errno.EIO:  # a link that was cut loses everything
+                    print(f"switch: lost a frame: {error}", file=sys.stderr, flush=True)
         return None
 
     def forever(self) -> None:
@@ -189,6 +213,8 @@ def main() -> None:
     hosts = [f"h{k + 1}" for k in range(number)]
     mounts(hosts)
     cables = [make(host, index) for index, host in enumerate(hosts)]
+    for host in hosts:
+        separate(host, sys.argv[4:])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the first process inherits orphans: forget them
     # A switch is never busy with something else.
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))

@@ -3,6 +3,7 @@
 import os
 import time
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -280,6 +281,67 @@ def test_strings_do_not_go_the_short_way(algorithm):
     ours.Free()
 
 
+def test_calls_of_unequal_blocks_go_the_short_way():
+    ours = Intracomm(WORLD.Dup())
+    counts, places = [rank + 1 for rank in range(P)], [2 * rank for rank in range(P)]
+    total = sum(counts)
+    want = [rank for rank in range(P) for _ in range(rank + 1)]
+    mine = np.full(RANK + 1, RANK)
+    for turn in range(4):
+        both = np.full(total, -1), np.full(3 * P, -1)
+        ours.Allgatherv(mine, [both[0], counts])
+        ours.Allgatherv(mine[:1], [both[1], ([1] * P, places), MPI.INT64_T])
+        assert both[0].tolist() == want
+        assert both[1][: 2 * P : 2].tolist() == [*range(P)]
+        ours.Gatherv(mine, [both[0], np.array(counts)] if RANK == 0 else None)
+        taken = np.zeros(RANK + 1, int)
+        ours.Scatterv([both[0] + turn, counts] if RANK == 0 else None, taken)
+        assert taken.tolist() == [RANK + turn] * (RANK + 1)
+        ours.Reduce_scatter(np.arange(total), taken, counts)
+        assert taken.tolist() == [P * (sum(counts[:RANK]) + i) for i in range(RANK + 1)]
+        ours.Reduce_scatter(np.arange(total), taken)  # the ranks tell one another the counts
+        given = np.full(P, RANK + turn)
+        ours.Alltoallv([given, [1] * P], [both[1], ([1] * P, places)])
+        assert both[1][: 2 * P : 2].tolist() == [rank + turn for rank in range(P)]
+        kinds = [MPI.INT64_T] * P
+        ours.Alltoallw(
+            [given, ([1] * P, [8 * rank for rank in range(P)]), kinds],
+            [both[1], ([1] * P, [16 * rank for rank in reversed(range(P))]), kinds],
+        )
+        assert both[1][: 2 * P : 2].tolist() == [rank + turn for rank in reversed(range(P))]
+    short = Counter()
+    for (collective, _), calls in ours._front.calls().items():
+        short[collective] += calls
+    assert short == {"allgather": 6, "gather": 3, "scatter": 3, "alltoall": 6, "reduce_scatter": 3}
+    ours.Free()
+
+
+def test_the_short_way_of_unequal_blocks_is_for_the_same_call_alone():
+    ours = Intracomm(WORLD.Dup())
+    mine, all_of_them = np.full(1, RANK), np.zeros(2 * P, int)
+    for _ in range(3):
+        ours.Allgatherv(mine, [all_of_them, [1] * P, [2 * rank for rank in range(P)], MPI.INT64_T])
+        assert all_of_them[::2].tolist() == [*range(P)]
+        ours.Allgatherv(mine, [all_of_them, [1] * P, [*range(P)], MPI.INT64_T])
+        assert all_of_them[:P].tolist() == [*range(P)]
+        with pytest.raises(TypeError, match="must be integers"):
+            ours.Allgatherv(mine, [all_of_them, [1.0] * P, [*range(P)], MPI.INT64_T])
+        with pytest.raises(ValueError, match="counts for"):
+            ours.Allgatherv(mine, [all_of_them, [1] * (P + 1)])
+        with pytest.raises(ValueError, match="behind the end"):
+            ours.Allgatherv(mine, [all_of_them[: P - 1], [1] * P])
+        if P > 1:
+            with pytest.raises(ValueError, match="overlap"):
+                ours.Allgatherv(mine, [all_of_them, [1] * P, [0] * P, MPI.INT64_T])
+        every_other = MPI.INT64_T.Create_vector(2, 1, 2).Commit()
+        ours.Alltoallw(
+            [all_of_them[:2], ([0] * P, [0] * P), [every_other] * P],
+            [np.zeros(2 * P), ([0] * P, [0] * P), [MPI.DOUBLE] * P],
+        )
+        every_other.Free()  # the next one may have its handle
+    ours.Free()
+
+
 def test_hooks_hear_of_what_went_the_short_way_before():
     ours = Intracomm(WORLD.Dup())
     data, heard = np.zeros(2), []
@@ -541,6 +603,30 @@ def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
             break
     assert WORLD.bcast(not ours._state.device.helps and ours._state.device.helped == 0)
     ours.Free()
+
+
+@pytest.mark.skipif(P > 5, reason="3 to 5 ranks show it")
+def test_what_one_reader_has_read_is_kept_for_those_that_the_message_has_not_reached(ours):
+    """More messages than a pair of ranks has entries: a block waits for some of its readers, while
+    others have read it already and other plans look for slots."""
+    count, plans = P * 4096, 15
+    data = np.zeros((plans, count), np.float32)
+    requests = [
+        ours.Allreduce_init(MPI.IN_PLACE, row, algorithm="parameter_server") for row in data
+    ]
+    random = np.random.default_rng(1)
+    for _ in range(25):
+        rows = random.integers(-1000, 1000, (P, plans, count)).astype(np.float32)
+        data[:] = rows[RANK]
+        for number, request in enumerate(requests):
+            request.Start()
+            for started in requests[: number + 1]:
+                started.Test()
+        for request in requests:
+            request.Wait()
+        assert np.array_equal(data, rows.sum(axis=0))
+    for request in requests:
+        request.Free()
 
 
 def test_a_transport_that_is_not_known(monkeypatch):

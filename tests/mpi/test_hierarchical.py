@@ -53,6 +53,18 @@ def check_bits(comm, collective, expected, mode="", **parameters):
     assert recv.tobytes() == want[RANK].tobytes()
 
 
+def test_ranks_on_several_nodes_choose_it_for_long_vectors(monkeypatch, request):
+    monkeypatch.setenv("MPICOLL_TRANSPORT", "mpi")  # as between nodes
+    comm = request.getfixturevalue("in_turn")
+    data = np.full(1 << 15, RANK, np.float32)
+    comm.Allreduce(MPI.IN_PLACE, data)
+    assert (data == P * (P - 1) / 2).all()
+    assert comm.stats().calls.get(("allreduce", "hierarchical"), 0) == (1 if P > 2 else 0)
+    comm.Allreduce(MPI.IN_PLACE, data[:1])
+    assert sum(comm.stats().calls.values()) == 2
+    assert comm.stats().calls.get(("allreduce", "hierarchical"), 0) == (1 if P > 2 else 0)
+
+
 def test_the_nodes_are_those_of_shared_memory(ours):
     nodes = ours._state.nodes
     assert WORLD.allgather(nodes) == [nodes] * P

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from clouds import clouds
 from mpi4py import MPI
 
 from mpicoll import Intracomm, cost_file
 from mpicoll.cost import CostModel, Costs, Curve, Evidence, Piece
+from mpicoll.predict import predict
+from mpicoll.train import Config, run
+from mpicoll.tuning import Choice, check
 
 pytest.importorskip("pydantic")
 
@@ -96,4 +100,33 @@ def test_a_wrong_model_is_the_same_error_everywhere(model, rules):
     else:
         with pytest.raises(ValueError, match=r"^MPICOLL_MODEL: .*model\.json.*(rign|required)"):
             Intracomm(comm)
+    comm.Free()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [("allreduce", 208), ("allreduce", 208)]),
+        ({"strategy": "zero1"}, [(c, 208) for c in ("reduce_scatter", "allgather") * 2]),
+        ({"wire": "fp16"}, None),
+        ({"strategy": "gossip"}, None),
+    ],
+    ids=["allreduce", "zero1", "narrow", "gossip"],
+)
+def test_training_predicts_the_collectives_of_a_step(model, changes, expected):
+    found = CostModel(COSTS, {})
+    model(found)
+    comm = Intracomm(WORLD.Dup())
+    config = Config(batch=16, epochs=1, steps=2, bucket=208, **changes)
+    result = run(config, comm, dataset=clouds())
+    if expected is None:
+        assert result.predicted is None
+    else:
+        header = ("allreduce", 8 * (4 + 2 * P))
+        wanted = 0.0
+        for name, nbytes in [*expected, header]:
+            choice = Choice("ring", check(name, "ring", {}))
+            wanted += predict(found, name, choice, P, nbytes).seconds
+        assert result.predicted == pytest.approx(wanted)
+    assert result.communicated > 0
     comm.Free()

@@ -75,7 +75,9 @@ def test_every_rank_writes_its_steps_and_rank_0_the_rest(comm, folder):
     assert [step["number"] for step in steps] == list(range(1, 9))
     assert {"compute", "exposed", "hidden", "waiting", "slowest"} <= steps[0].keys()
     assert all(steps[0][name] >= 0 for name in ("compute", "exposed", "hidden", "waiting"))
-    others = [line for line in lines if line["event"] != "step"]
+    clocks = [line for line in lines if line["event"] == "clock"]
+    assert len(clocks) == 3 and all(abs(line["ahead"]) < 1 for line in clocks)  # of one node
+    others = [line for line in lines if line["event"] not in ("step", "clock")]
     if comm.rank:
         assert others == []
     else:

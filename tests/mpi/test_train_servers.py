@@ -20,6 +20,7 @@ pytestmark = [
 ]
 #: What needs no further numbers of ranks.
 few = pytest.mark.skipif(MPI.COMM_WORLD.size not in (2, 4), reason="2 and 4 ranks show it")
+four = pytest.mark.skipif(MPI.COMM_WORLD.size != 4, reason="4 ranks show it")
 PLACEMENTS = ["1", "2", "colocated", "decentralized"]
 MODELS = ["bsp", "ssp:2", "adaptive:1,3", "async"]
 
@@ -42,8 +43,9 @@ def alone(config, comm):
         {"optimizer": "sgd", "epochs": 16, "steps": 200},
         {"optimizer": "adam", "lr": 0.01, "epochs": 3, "accumulate": 2},
         {"optimizer": "momentum", "epochs": 3, "batch": 2, "consistency": "ssp:0"},
+        {"optimizer": "adam", "lr": 0.01, "epochs": 3, "send_every": 1},
     ],
-    ids=["sgd", "adam, accumulation", "momentum, few samples"],
+    ids=["sgd", "adam, accumulation", "momentum, few samples", "adam, unasked"],
 )
 def test_bsp_is_one_process(comm, placement, changes):
     config = configured(comm, placement, **changes)
@@ -66,9 +68,24 @@ def traces(folder, comm):
 @few
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("model", MODELS)
-def test_every_cell_trains_within_its_bound(comm, folder, placement, model):
+@pytest.mark.parametrize(
+    "unasked",
+    [
+        {},
+        pytest.param({"send_every": 1}, marks=four),
+        pytest.param({"send_every": 3, "apply_at_once": True}, marks=four),
+    ],
+    ids=["pulled", "sent", "sent now and then"],
+)
+def test_every_cell_trains_within_its_bound(comm, folder, placement, model, unasked):
     config = configured(
-        comm, placement, consistency=model, optimizer="sgd", epochs=3, metrics=str(folder)
+        comm,
+        placement,
+        consistency=model,
+        optimizer="sgd",
+        epochs=3,
+        metrics=str(folder),
+        **unasked,
     )
     result = run(config, comm, dataset=clouds())
     assert result.steps == 39 and len(result.history) == 3
@@ -91,7 +108,8 @@ def test_every_cell_trains_within_its_bound(comm, folder, placement, model):
 @few
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("model", ["bsp", "ssp:2", "async"])
-def test_a_straggler_is_left_behind_as_far_as_allowed(comm, folder, model):
+@pytest.mark.parametrize("send_every", [None, pytest.param(1, marks=four)], ids=["pulled", "sent"])
+def test_a_straggler_is_left_behind_as_far_as_allowed(comm, folder, model, send_every):
     """Nobody but the model keeps the others: how far they get while one sleeps."""
     slow = comm.rank == 0
 
@@ -100,7 +118,9 @@ def test_a_straggler_is_left_behind_as_far_as_allowed(comm, folder, model):
             time.sleep(0.02 * slow)
             return super().push_gradients(parameters, batch, push)
 
-    config = configured(comm, "1", consistency=model, epochs=1, metrics=str(folder))
+    config = configured(
+        comm, "1", consistency=model, epochs=1, metrics=str(folder), send_every=send_every
+    )
     run(config, comm, dataset=clouds(), model=Slow((12, 4)))
     (trace,) = traces(folder, comm)
     clocks, furthest = dict.fromkeys(range(comm.size - 1), 0), 0
@@ -134,7 +154,8 @@ def test_what_is_not_finite_is_refused_and_counted(comm, placement, model):
 @few
 @pytest.mark.parametrize("placement", ["1", "colocated", "decentralized"])
 @pytest.mark.parametrize("model", ["bsp", "ssp:1", "async"])
-def test_a_worker_that_fails_ends_the_run_on_all_ranks(comm, placement, model):
+@pytest.mark.parametrize("send_every", [None, pytest.param(2, marks=four)], ids=["pulled", "sent"])
+def test_a_worker_that_fails_ends_the_run_on_all_ranks(comm, placement, model, send_every):
     class Failing(MLP):
         calls = 0
 
@@ -144,7 +165,7 @@ def test_a_worker_that_fails_ends_the_run_on_all_ranks(comm, placement, model):
                 raise OSError("the disk is on fire")
             return super().push_gradients(parameters, batch, push)
 
-    config = configured(comm, placement, consistency=model, epochs=1)
+    config = configured(comm, placement, consistency=model, epochs=1, send_every=send_every)
     with pytest.raises(TrainingError, match="failed on rank 0: OSError: the disk is on fire"):
         run(config, comm, dataset=clouds(), model=Failing((12, 4)))
     assert comm.allgather(comm.rank) == list(range(comm.size))
@@ -165,9 +186,14 @@ def test_too_many_pushes_refused_in_a_row_end_the_run(comm):
 @pytest.mark.parametrize("placement", ["1", "colocated", "decentralized"])
 @pytest.mark.parametrize("model", ["bsp", "ssp:2"])
 @pytest.mark.parametrize("where", ["first", "last"])
-def test_a_signal_to_any_rank_stops_all_at_one_clock(comm, folder, placement, model, where):
+@pytest.mark.parametrize("send_every", [None, pytest.param(1, marks=four)], ids=["pulled", "sent"])
+def test_a_signal_to_any_rank_stops_all_at_one_clock(
+    comm, folder, placement, model, where, send_every
+):
     """Of the last rank, which may be a server, and of the first."""
-    config = configured(comm, placement, consistency=model, epochs=2, checkpoint=str(folder))
+    config = configured(
+        comm, placement, consistency=model, epochs=2, checkpoint=str(folder), send_every=send_every
+    )
     mine = comm.rank == (0 if where == "first" else comm.size - 1)
 
     class Signalled(MLP):

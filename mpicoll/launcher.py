@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
+
+
+class LaunchWarning(RuntimeWarning):
+    """Several processes were launched, and each of them is alone."""
 
 
 class Launch(NamedTuple):
@@ -67,3 +72,12 @@ def mismatch(launched: Launch, size: int) -> str | None:
         "start with the mpirun or mpiexec of the library that mpi4py uses, or choose srun's "
         "--mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
     )
+
+
+def warn_if_alone(size: int) -> None:
+    """Warn, in the first process of a launch, if each sees a world of one rank.
+
+    It is no error: programs that have nothing to do with each other are launched together, too.
+    """
+    if size == 1 and (started := launch()).rank == 0 and (lone := mismatch(started, size)):
+        warnings.warn(lone, LaunchWarning, stacklevel=3)

@@ -1,0 +1,30 @@
+"""What the experiments with training share: where results go, and what ran beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def write(name: str, facts: dict[str, Any]) -> None:
+    """Add a line to a file of results, with the day, the processor's cores and the load."""
+    beside = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+    }
+    with open(RESULTS / f"{name}.jsonl", "a") as file:
+        file.write(json.dumps({**facts, **beside}) + "\n")
+    print(json.dumps(facts), flush=True)
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    """The lines of a file of results; of lines about the same run, all."""
+    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]

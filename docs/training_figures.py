@@ -1,0 +1,99 @@
+"""The pictures of docs/training.rst, from the lines in benchmarks/results.
+
+``python docs/training_figures.py`` writes docs/training-*.svg, which are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+matplotlib.rcParams["svg.hashsalt"] = "mpicoll"
+
+import matplotlib.pyplot as plt  # noqa: E402 - after the choice of what draws
+
+DOCS = Path(__file__).resolve().parent
+RESULTS = DOCS.parent / "benchmarks" / "results"
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    """The lines of a file of results."""
+    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+
+
+def save(figure: Any, name: str) -> None:
+    """Write a picture."""
+    figure.savefig(DOCS / f"training-{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+    plt.close(figure)
+
+
+def asynchronous() -> None:
+    """Accuracy at the end by learning rate, a panel for each way to scale it."""
+    found = lines("async")
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    for panel, push_rate in zip(panels, ("full", "staleness"), strict=True):
+        for workers in sorted({line["workers"] for line in found}):
+            own = [x for x in found if (x["workers"], x["push_rate"]) == (workers, push_rate)]
+            own.sort(key=lambda line: line["lr"])
+            label = f"{workers} worker{'s' * (workers > 1)}"
+            ends = [line["accuracy"][-1] for line in own]
+            panel.plot([line["lr"] for line in own], ends, "o-", label=label)
+        panel.set(xscale="log", xlabel="learning rate", ylim=(0, 1), title=f"push_rate={push_rate}")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("test accuracy at the end")
+    panels[0].legend()
+    save(figure, "async")
+
+
+def stragglers() -> None:
+    """Time to the target by consistency model, relative to bsp; medians and all launches."""
+    found = lines("stragglers")
+    kinds = ("transient", "permanent")
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    for panel, kind in zip(panels, kinds, strict=True):
+        own = {line["way"]: line for line in found if line["stragglers"] == kind}
+        base = own["bsp"]["median"]
+        names = list(own)
+        panel.bar(
+            names, [own[name]["median"] / base for name in names], color="tab:blue", alpha=0.6
+        )
+        for place, name in enumerate(names):
+            times = own[name]["seconds"]
+            panel.plot([place] * len(times), [time / base for time in times], "k.", markersize=4)
+        panel.set(title=f"{kind} stragglers")
+        panel.grid(alpha=0.3, axis="y")
+    panels[0].set_ylabel("time to target, bsp = 1")
+    save(figure, "stragglers")
+
+
+def bound() -> None:
+    """Mean regret of stale synchronous SGD and its bound."""
+    figure, panel = plt.subplots(figsize=(6, 3.5))
+    pairs = ((1, 0), (4, 3), (8, 7))
+    colours = ("tab:blue", "tab:orange", "tab:green")
+    for line in lines("ssp_bound"):
+        pair = line["workers"], line["bound"]
+        if pair in pairs:
+            colour = colours[pairs.index(pair)]
+            label = f"P = {pair[0]}, s = {pair[1]}"
+            panel.loglog(line["steps"], line["regret"], "o-", color=colour, label=label)
+            panel.loglog(line["steps"], line["limit"], "--", color=colour)
+    panel.set(xlabel="steps T", ylabel="mean regret; dashed: its bound")
+    panel.grid(alpha=0.3, which="both")
+    panel.legend()
+    save(figure, "ssp-bound")
+
+
+def main() -> None:
+    """Write the pictures."""
+    asynchronous()
+    stragglers()
+    bound()
+
+
+if __name__ == "__main__":
+    main()

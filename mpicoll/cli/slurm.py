@@ -1,0 +1,123 @@
+"""``mpicoll slurm``: sweeps and trainings as batch jobs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpicoll.cli import batch, output, parse
+from mpicoll.cli.errors import UsageError
+
+app = typer.Typer(help="Sweeps and trainings as batch jobs of SLURM.")
+
+
+@app.callback()
+def group() -> None:
+    """Sweeps and trainings as batch jobs of SLURM."""
+
+
+@app.command("submit")
+def submit(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(batch.KINDS)}.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- WORD...]", help="What follows `mpicoll bench`, `train` or `fit` there."
+        ),
+    ] = None,
+    site: Annotated[
+        Path, typer.Option(metavar="FILE", help="The site's settings, from site.env.example.")
+    ] = Path("slurm/site.env"),
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of the run and of its folder; KIND if not given."),
+    ] = None,
+    nodes: Annotated[
+        str, typer.Option("-N", "--nodes", metavar="LIST", help="Nodes; of a sweep a list: 2,4,8.")
+    ] = "1",
+    ranks: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Ranks on each node; of a sweep a list: 1,2,4."),
+    ] = "1",
+    launches: Annotated[
+        int, typer.Option(min=1, help="Of each pair of these in a sweep, an allocation each.")
+    ] = 1,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Most launches of a sweep that run at a time.")
+    ] = None,
+    chain: Annotated[
+        int,
+        typer.Option(min=1, help="Jobs of a training, one after the other; none is requeued."),
+    ] = 1,
+    time: Annotated[
+        str | None, typer.Option("-t", "--time", help="Limit of each job, as sbatch reads it.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="A further option of sbatch, as --option=--qos=long."),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="After a sweep fit it and write a page of it.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print each sbatch and its script; submit nothing.")
+    ] = False,
+) -> int:
+    """Submit a job, and print its number.
+
+    A sweep is an array for each number of nodes; a task of it is one launch. Submitted again, a
+    sweep measures what is missing, and a training goes on where it was.
+    """
+    settings = batch.site(site)
+    request = batch.Request(
+        kind=kind,
+        name=kind if name is None else name,
+        words=tuple(words or ()),
+        nodes=parse.ranks(nodes, "--nodes"),
+        ranks=parse.ranks(ranks, "--ranks"),
+        launches=launches,
+        at_once=at_once,
+        chain=chain,
+        options=(*([] if time is None else [f"--time={time}"]), *(option or ())),
+    )
+    if report and not request.is_sweep:
+        raise UsageError(f"--report follows a sweep; leave it out of {kind}")
+    jobs = list(batch.commands(request, settings))
+    after = batch.Request("report", request.name) if report else None
+    if dry_run:
+        _show(jobs, after, settings)
+        return 0
+    (settings.shared / request.name).mkdir(parents=True, exist_ok=True)
+    numbers = [_submitted(command) for command in jobs]
+    if after is not None:
+        for command in batch.commands(replace(after, options=(_after(numbers),)), settings):
+            _submitted(command)
+    return 0
+
+
+def _after(jobs: Sequence[str]) -> str:
+    """The option that lets a job begin when others have succeeded."""
+    return f"--dependency=afterok:{':'.join(jobs)}"
+
+
+def _submitted(command: list[str]) -> str:
+    job = batch.submit(command)
+    output.text(job)
+    return job
+
+
+def _show(jobs: list[list[str]], after: batch.Request | None, site: batch.Site) -> None:
+    """Print each command, then each script; JOB stands in place of the numbers of jobs."""
+    if after is not None:
+        last = replace(after, options=(_after(["JOB"] * len(jobs)),))
+        jobs = [*jobs, *batch.commands(last, site)]
+    for command in jobs:
+        output.text(shlex.join(command))
+    scripts = (Path(word) for command in jobs for word in command if word.endswith(".sbatch"))
+    for script in dict.fromkeys(scripts):
+        output.text(f"\n# {script}\n{script.read_text()}")

@@ -1,0 +1,201 @@
+"""A training run as a page: what was learnt, and where the time went."""
+
+from __future__ import annotations
+
+from html import escape as escaped
+from pathlib import Path
+
+from mpicoll.cost_file import write_atomically
+from mpicoll.report import page, tables
+from mpicoll.report.figures import Figure
+from mpicoll.report.style import COLORS
+from mpicoll.report.tables import Head
+from mpicoll.train import history
+from mpicoll.train.history import History
+
+#: Steps that are drawn, at most: of more, means of neighbours.
+_POINTS = 1000
+_PHASES = {
+    "compute": "computing",
+    "hidden": "communicating meanwhile",
+    "exposed": "communicating afterwards",
+    "waiting": "waiting for slower ranks",
+}
+
+
+def write(path: Path, found: History) -> None:
+    """Write the page; an older file is replaced only when the new one is complete.
+
+    Raises:
+        OSError: The file cannot be written.
+        ImportError: plotly is missing.
+    """
+    write_atomically(path, render(found))
+
+
+def render(found: History) -> str:
+    """The page as one string."""
+    config = found.config
+    title = (
+        f"Training {config['model']} on {config['dataset']}, {page.counted(found.ranks, 'rank')}"
+    )
+    plots = [("loss", _losses(found)), ("accuracy", _accuracies(found)), ("time", _times(found))]
+    body = [
+        f"<h1>{escaped(title)}</h1>",
+        f'<p class="faint">{escaped(_subtitle(found))}</p>',
+        '<section><div class="plots">',
+        *(page.plot(name, figure) for name, figure in plots),
+        "</div>",
+        f'<p class="faint">{escaped(_key(found))}</p>',
+        "</section><h2>Communication</h2>",
+        _communication(found),
+        "<h2>Epochs</h2>",
+        _epochs(found),
+        "<h2>Configuration</h2>",
+        tables.grid(
+            [Head("key", number=False), Head("value", number=False)],
+            [(name, str(value)) for name, value in config.items()],
+        ),
+    ]
+    return page.document(title, "".join(body))
+
+
+def _subtitle(found: History) -> str:
+    config = found.config
+    steps = max((len(steps) for steps in found.steps.values()), default=0)
+    return (
+        f"{config['strategy']} · {config['optimizer']} with lr {config['lr']:g} · batch "
+        f"{config['batch']} · {config['dtype']} · seed {config['seed']} · {steps} steps, "
+        f"{len(found.epochs)} epochs"
+    )
+
+
+def _key(found: History) -> str:
+    steps = max((len(steps) for steps in found.steps.values()), default=0)
+    group = -(-steps // _POINTS)
+    means = f", each point a mean of {group} steps" if group > 1 else ""
+    return (
+        f"Loss: of each step over its batch, before its update{means}; and over the whole training "
+        "set at the end of each epoch. Time: means of each rank's steps."
+    )
+
+
+def _losses(found: History) -> Figure:
+    steps = found.steps.get(0, [])
+    group = max(1, -(-len(steps) // _POINTS))
+    points = []
+    for start in range(0, len(steps), group):
+        losses = [s["loss"] for s in steps[start : start + group] if s["loss"] is not None]
+        if losses:
+            points.append((steps[start]["number"], sum(losses) / len(losses)))
+    figure = _figure("step", "loss")
+    figure["data"] = [_line("batch", points, COLORS[5], "lines")]
+    ends = _ends(found)
+    pairs = [(end, e["loss"]) for end, e in zip(ends, found.epochs, strict=True)]
+    figure["data"].append(_line("training set", pairs, COLORS[0], "lines+markers"))
+    return figure
+
+
+def _accuracies(found: History) -> Figure:
+    figure = _figure("step", "share of samples classified correctly")
+    ends = _ends(found)
+    figure["data"] = [
+        _line(
+            words,
+            [(end, e[name]) for end, e in zip(ends, found.epochs, strict=True)],
+            color,
+            "lines+markers",
+        )
+        for name, words, color in (
+            ("train_accuracy", "training set", COLORS[0]),
+            ("test_accuracy", "test set", COLORS[1]),
+        )
+    ]
+    return figure
+
+
+def _ends(found: History) -> list[int]:
+    """Number of the last step of each epoch."""
+    last: dict[int, int] = {}
+    for steps in found.steps.values():
+        for step in steps:
+            last[step["epoch"]] = max(last.get(step["epoch"], 0), step["number"])
+    return [last.get(epoch["number"], epoch["number"]) for epoch in found.epochs]
+
+
+def _times(found: History) -> Figure:
+    """Bars of each rank; what is hidden happens during the computation, so it is drawn within."""
+    means = history.phases(found)
+    ranks = [f"rank {rank}" for rank in means]
+    figure = _figure("", "time of a step [ms]")
+    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
+    for number, (name, words) in enumerate(_PHASES.items()):
+        values = [1e3 * row[name] for row in means.values()]
+        if name == "compute":  # the part in which nothing was under way
+            values = [1e3 * max(0.0, row["compute"] - row["hidden"]) for row in means.values()]
+            words = "computing alone"
+        bar: Figure = {"type": "bar", "name": words, "x": ranks, "y": values}
+        bar |= {"marker": {"color": COLORS[number]}, "hovertemplate": "%{y:.3g} ms"}
+        figure["data"].append(bar)
+    return figure
+
+
+def _communication(found: History) -> str:
+    means = history.phases(found)
+    rows = [
+        (
+            str(rank),
+            *(f"{1e3 * row[name]:.3f}" for name in _PHASES),
+            f"{row['compute'] / (row['exposed'] + row['hidden']):.2f}"
+            if row["exposed"] + row["hidden"]
+            else "",
+            f"{1e3 * (row['exposed'] + row['hidden']):.3f}",
+            "" if found.predicted is None else f"{1e3 * found.predicted:.3f}",
+        )
+        for rank, row in means.items()
+    ]
+    heads = [Head("rank"), *(Head(words, "ms a step") for words in _PHASES.values())]
+    heads += [Head("compute : communication"), Head("communication measured", "ms a step")]
+    heads.append(Head("predicted by the model", "ms a step"))
+    return tables.grid(heads, rows)
+
+
+def _epochs(found: History) -> str:
+    heads = [Head("epoch"), Head("loss"), Head("training accuracy"), Head("test accuracy")]
+    heads += [Head("time", "s"), Head("communication", "%"), Head("skipped"), Head("straggler")]
+    rows = [
+        (
+            str(epoch["number"]),
+            f"{epoch['loss']:.4f}",
+            f"{epoch['train_accuracy']:.4f}",
+            f"{epoch['test_accuracy']:.4f}",
+            f"{epoch['seconds']:.2f}",
+            f"{100 * epoch['communication']:.0f}",
+            str(epoch["skipped"]),
+            "" if epoch.get("straggler") is None else f"rank {epoch['straggler']}",
+        )
+        for epoch in found.epochs
+    ]
+    return tables.grid(heads, rows)
+
+
+def _line(name: str, points: list[tuple[int, float]], color: str, mode: str) -> Figure:
+    x, y = zip(*points, strict=True) if points else ((), ())
+    line = {"name": name, "x": x, "y": y, "mode": mode, "line": {"color": color, "width": 1.5}}
+    return line | {"hovertemplate": "%{y:.4g}"}
+
+
+def _figure(x: str, y: str) -> Figure:
+    axis = {"gridcolor": "#e3e7ea", "linecolor": "#5b6670", "zeroline": False}
+    return {
+        "data": [],
+        "layout": {
+            "xaxis": {**axis, "title": {"text": x}},
+            "yaxis": {**axis, "title": {"text": y}},
+            "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+            "paper_bgcolor": "white",
+            "plot_bgcolor": "white",
+            "font": {"color": "#1b1f24", "size": 12},
+        },
+    }

@@ -1,0 +1,294 @@
+"""Ranks that read, preprocess and augment samples for others, ahead of need.
+
+The last ranks of a run serve data; the others train, by themselves. A rank that trains tells its
+server which samples it will need for the next steps, and finds them there when it gets to them.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.train import signals
+from mpicoll.train.config import Config
+from mpicoll.train.data import Dataset
+from mpicoll.train.feeds import Feed, Reading, Samples
+from mpicoll.train.messages import wait_until
+from mpicoll.train.records import Result
+from mpicoll.train.workers import (
+    AllReduceWorkers,
+    TrainingError,
+    raise_together,
+    require_equal,
+    together,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = NDArray[Any]
+
+#: Tags: to a data server, and from it.
+_WANTED, _BATCH = 1, 2
+#: What a batch says first: it is there; it could not be read; all are asked to stop.
+_HERE, _FAILED, _SIGNALLED = range(3)
+#: Bytes of what it says, and of a label.
+_WORD = 8
+
+
+@dataclass
+class _Coming:
+    """A batch that was asked for."""
+
+    samples: Samples
+    epoch: int
+    data: NDArray[np.uint8]
+    requests: list[MPI.Request]
+    question: NDArray[np.int64]  # kept until it is sent
+
+
+class Served:
+    """As `Feed`, of samples that a data server reads.
+
+    Args:
+        comm: All ranks; nothing else is sent on it.
+        server: Rank of the data server.
+        dataset: The data: type and shape of samples.
+    """
+
+    #: One is computed with, one is there, one is made.
+    ahead = 2
+
+    def __init__(self, comm: MPI.Intracomm, server: int, dataset: Dataset) -> None:
+        self._comm, self._server, self._dataset = comm, server, dataset
+        self._coming: deque[_Coming] = deque()
+
+    def want(self, samples: Samples, epoch: int) -> None:
+        """See `Feed.want`."""
+        if not len(samples):
+            return
+        question = np.concatenate([np.array([epoch], np.int64), samples])
+        data = np.empty(_size(self._dataset, len(samples)), np.uint8)
+        requests = [
+            self._comm.Irecv(data, self._server, _BATCH),
+            self._comm.Isend(question, self._server, _WANTED),
+        ]
+        self._coming.append(_Coming(samples, epoch, data, requests, question))
+
+    def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
+        """See `Feed.take`; what was not asked for, or is next no more, is asked for now.
+
+        Raises:
+            OSError: The data server could not read them.
+        """
+        if not len(samples):
+            return self._dataset.train_inputs[:0], self._dataset.train_labels[:0]
+        first = self._coming[0] if self._coming else None
+        if first is None or first.epoch != epoch or not np.array_equal(first.samples, samples):
+            self.forget()
+            self.want(samples, epoch)
+        data = self._next()
+        word = int(data[:_WORD].view(np.int64)[0])
+        if word == _FAILED:
+            reason = bytes(data[_WORD:]).rstrip(b"\0").decode(errors="replace")
+            raise OSError(f"data server, rank {self._server}: {reason}")
+        if word == _SIGNALLED:
+            signal.raise_signal(signal.SIGTERM)
+        inputs, labels = _parts(self._dataset, data, len(samples))
+        return inputs, labels.astype(self._dataset.train_labels.dtype, copy=False)
+
+    def forget(self) -> None:
+        """See `Feed.forget`."""
+        while self._coming:
+            self._next()
+
+    def close(self) -> None:
+        """Nothing more will be wanted."""
+        self.forget()
+        self._comm.Send(np.zeros(0, np.int64), self._server, _WANTED)
+
+    def _next(self) -> NDArray[np.uint8]:
+        """The batch that was asked for first, when it is there."""
+        coming = self._coming.popleft()
+        wait_until(lambda: all(request.Test() for request in coming.requests), lambda: False)
+        return coming.data
+
+
+@dataclass
+class _Tally:
+    """What a data server did.
+
+    Attributes:
+        batches, samples: So many it gave out.
+        preparing: Seconds in which it read and changed them.
+        seconds: All of its time.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    preparing: float = 0.0
+    seconds: float = 0.0
+
+
+class _DataServer:
+    """Answers what `Served` asks, until all have closed.
+
+    Args:
+        comm: As of `Served`.
+        clients: Ranks to answer.
+        dataset: The data.
+        feed: What reads them.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, clients: Sequence[int], dataset: Dataset, feed: Feed
+    ) -> None:
+        self._comm, self._open = comm, list(clients)
+        self._dataset, self._feed = dataset, feed
+        self._sending: deque[tuple[MPI.Request, NDArray[np.uint8]]] = deque()
+        self._signalled = False
+
+    def serve(self) -> _Tally:
+        """Until all have closed."""
+        tally, start = _Tally(), time.perf_counter()
+        with signals.heard(self._hear):
+            wait_until(lambda: not self._open, lambda: self._poll(tally))
+        wait_until(lambda: not self._sending, self._sent)
+        tally.seconds = time.perf_counter() - start
+        return tally
+
+    def _hear(self) -> None:
+        self._signalled = True
+
+    def _poll(self, tally: _Tally) -> bool:
+        from mpi4py import MPI
+
+        moved = self._sent()
+        for client in list(self._open):
+            status = MPI.Status()
+            message = self._comm.Improbe(client, _WANTED, status)
+            if message is None:
+                continue
+            moved = True
+            question = np.empty(status.Get_count(MPI.INT64_T), np.int64)
+            message.Recv(question)
+            if not len(question):
+                self._open.remove(client)
+                continue
+            start = time.perf_counter()
+            data = self._batch(question[1:], int(question[0]))
+            tally.preparing += time.perf_counter() - start
+            tally.batches += 1
+            tally.samples += len(question) - 1
+            self._sending.append((self._comm.Isend(data, client, _BATCH), data))
+        return moved
+
+    def _batch(self, samples: Samples, epoch: int) -> NDArray[np.uint8]:
+        data = np.empty(_size(self._dataset, len(samples)), np.uint8)
+        word = data[:_WORD].view(np.int64)
+        word[0] = _SIGNALLED if self._signalled else _HERE
+        try:
+            inputs, labels = _parts(self._dataset, data, len(samples))
+            inputs[...], labels[...] = self._feed.take(samples, epoch)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".encode()[: len(data) - _WORD]
+            data[...] = 0
+            data[_WORD : _WORD + len(reason)] = np.frombuffer(reason, np.uint8)
+            word[0] = _FAILED
+        return data
+
+    def _sent(self) -> bool:
+        moved = False
+        while self._sending and self._sending[0][0].Test():
+            self._sending.popleft()
+            moved = True
+        return moved
+
+
+def _size(dataset: Dataset, samples: int) -> int:
+    """Bytes of a batch."""
+    row = dataset.features * dataset.train_inputs.dtype.itemsize
+    padding = -samples * row % _WORD
+    return _WORD + samples * row + padding + samples * _WORD
+
+
+def _parts(dataset: Dataset, data: NDArray[np.uint8], samples: int) -> tuple[Array, Array]:
+    """Views of the inputs and of the labels of a batch."""
+    dtype = dataset.train_inputs.dtype
+    end = _WORD + samples * dataset.features * dtype.itemsize
+    inputs = data[_WORD:end].view(dtype).reshape(samples, dataset.features)
+    return inputs, data[len(data) - samples * _WORD :].view(np.int64)
+
+
+def run(
+    config: Config,
+    comm: MPI.Intracomm,
+    read: Callable[[], Dataset],
+    train: Callable[[Config, MPI.Intracomm, Dataset], Result],
+) -> Result:
+    """Train on the first ranks with data from the last; collective.
+
+    Args:
+        config: The run, with data servers.
+        comm: All ranks.
+        read: Reads the data, on any rank.
+        train: Trains on some ranks; collective over them.
+
+    Returns:
+        What they return, on all ranks.
+
+    Raises:
+        TrainingError: As `train`; on all ranks.
+    """
+    workers = AllReduceWorkers(comm, None)
+    require_equal(workers, asdict(config), "give all ranks the same configuration")
+    with together(workers, "making data ready"):
+        config.worker_count(workers.size)
+        dataset = read().astype(config.dtype)
+        feed = Reading(dataset, config)
+    first = workers.size - config.data_servers
+    serves = workers.rank >= first
+    links, group = comm.Dup(), cast("MPI.Intracomm", comm.Split(serves, workers.rank))
+    result: Result | None = None
+    failure: Exception | None = None
+    try:
+        if serves:
+            clients = range(workers.rank - first, first, config.data_servers)
+            _note(config, workers.rank, _DataServer(links, clients, dataset, feed).serve())
+        else:
+            served = Served(links, first + workers.rank % config.data_servers, dataset)
+            try:
+                alone = replace(config, data_servers=0)
+                result = train(alone, group, replace(dataset, feed=served))
+            finally:
+                served.close()
+    except Exception as error:
+        failure = error
+    group.Free()
+    links.Free()
+    # What ends the training has been said on all ranks that train, in the same words.
+    words = workers.gather(str(failure) if isinstance(failure, TrainingError) else None)[0]
+    if words is not None:
+        raise TrainingError(words) from failure
+    raise_together(workers, "training with data servers", failure)
+    found = workers.gather(result)[0]
+    assert found is not None
+    return found
+
+
+def _note(config: Config, rank: int, tally: _Tally) -> None:
+    """Add what a data server did to the metrics of the run."""
+    if config.metrics is not None:
+        folder = Path(config.metrics)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"data-{rank}.jsonl", "a") as file:
+            file.write(json.dumps({"event": "served", **asdict(tally)}) + "\n")

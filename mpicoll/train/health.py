@@ -1,0 +1,100 @@
+"""Which ranks have died: what MPI's fault tolerance (ULFM) knows, and what it means for a run.
+
+Without `mpirun --with-ft ulfm` (Open MPI 5) the launcher ends all ranks when one dies, and nothing
+here is ever heard of.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+from mpicoll.train.workers import TrainingError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: Seconds between two looks, and for all to have noticed before the first leaves.
+_PAUSE, _GRACE = 1e-3, 0.5
+
+
+def survives(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this launch goes on when a rank dies."""
+    return environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("", "0", "false")
+
+
+def dead(comm: MPI.Intracomm) -> list[int]:
+    """Ranks of a communicator that have died, as far as this rank knows."""
+    failed = comm.Get_failed()
+    return sorted(failed.Translate_ranks(range(failed.Get_size()), comm.Get_group()))
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, where a rank has died: MPI_Finalize may wait for it for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(_GRACE)
+    os._exit(status)
+
+
+class RankLost(TrainingError):
+    """A rank has died that the run cannot do without; each rank finds out by itself."""
+
+
+class Health:
+    """The ranks of a communicator, as far as this rank knows; nothing here is collective.
+
+    Args:
+        comm: The ranks.
+        workers: Number of those that compute, the first; the run needs all of them.
+        holders: Ranks that hold each shard, the first to answer for it first.
+
+    Attributes:
+        dead: Ranks that have died.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, workers: int, holders: list[list[int]]) -> None:
+        self._comm = comm
+        self._workers, self._holders = workers, holders
+        self._next = 0.0
+        self.dead: frozenset[int] = frozenset()
+
+    def look(self) -> bool:
+        """Whether ranks have died since the last look.
+
+        Raises:
+            RankLost: A worker has, or all that held a shard.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _PAUSE
+        found = frozenset(dead(self._comm))
+        if found == self.dead:
+            return False
+        self.dead = found
+        self._require()
+        return True
+
+    def chain(self, shard: int) -> list[int]:
+        """Ranks that hold a shard and are alive; the first answers for it."""
+        return [rank for rank in self._holders[shard] if rank not in self.dead]
+
+    def _require(self) -> None:
+        for rank in sorted(self.dead):
+            if rank < self._workers:
+                raise RankLost(
+                    f"rank {rank}, a worker, has died: replicas keep what servers hold, not a "
+                    "worker's share of the data; go on from the last checkpoint with resume"
+                )
+        for shard, holders in enumerate(self._holders):
+            if not self.chain(shard):
+                ranks = ", ".join(map(str, holders))
+                raise RankLost(
+                    f"rank(s) {ranks} have died, and with them part {shard} of the parameters: "
+                    f"go on from the last checkpoint with resume, or give more than the "
+                    f"{len(holders) - 1} replica(s) of this run"
+                )

@@ -1,0 +1,92 @@
+"""Who watches a run: files of metrics, TensorBoard, and the clock that suspects a hang."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpicoll.train.board import Board
+from mpicoll.train.config import Config
+from mpicoll.train.metrics import Metrics
+from mpicoll.train.records import Epoch, Step
+from mpicoll.train.stacks import Stacks
+from mpicoll.train.workers import Workers
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Observers:
+    """All that is told of steps and epochs, on one rank.
+
+    Args:
+        config: The run.
+        workers: The ranks.
+        comm: The same ranks, to compare clocks; None for one process.
+        predicted: Seconds of communication a step, by the fitted model.
+        stacks: What suspects a hang.
+
+    Raises:
+        OSError: A file cannot be written.
+        ModuleNotFoundError: A package is missing.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workers: Workers,
+        comm: MPI.Intracomm | None,
+        predicted: float | None,
+        stacks: Stacks,
+    ) -> None:
+        self._comm, self._lockstep = comm, config.strategy != "parameter_server"
+        self._files: list[Metrics | Board] = []
+        self._metrics = None
+        if config.metrics is not None:
+            rank, size = workers.rank, workers.size
+            self._metrics = Metrics(Path(config.metrics), rank, size, config, predicted)
+            self._files.append(self._metrics)
+        if config.tensorboard is not None and workers.rank == 0:
+            self._files.append(Board(config.tensorboard))
+        self._steps, self._communicated = 0, 0.0
+        self._stacks = stacks
+
+    @property
+    def communicated(self) -> float:
+        """Mean seconds a step in which this rank communicated."""
+        return self._communicated / max(1, self._steps)
+
+    def add(self, record: Step | Epoch) -> None:
+        """Tell all of a step or an epoch."""
+        if isinstance(record, Step):
+            self._steps += 1
+            self._communicated += record.exposed + record.hidden
+            self._stacks.alive()
+        if isinstance(record, Epoch):
+            self._stacks.rest()
+        for file in self._files:
+            file.add(record)
+
+    def compare_clocks(self) -> None:
+        """Note how far this rank's clock is from that of rank 0, for traces; collective.
+
+        Workers of a parameter server make their steps apart: nothing is noted.
+        """
+        if self._metrics is None or not self._lockstep:
+            return
+        if self._comm is None:
+            self._metrics.add_clock(time.perf_counter(), 0.0)
+            return
+        from mpicoll.bench import clocks  # starts MPI
+
+        own = self._comm.Dup()  # the user's messages are not ours
+        try:
+            self._metrics.add_clock(*clocks.measure(own))
+        finally:
+            own.Free()
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        for file in self._files:
+            file.close()

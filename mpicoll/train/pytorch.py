@@ -1,0 +1,287 @@
+"""PyTorch modules: trained by `mpicoll.train.run`, or in a loop of your own::
+
+    run(config, comm, dataset=data, model=TorchModel(module))
+
+    optimizer = DistributedOptimizer(torch.optim.Adam(module.parameters()), module, comm)
+    for mine, total in DistributedSampler(len(labels), 64, comm).batches(epoch):
+        optimizer.weight = len(mine) / total
+        loss(module(inputs[mine]), labels[mine]).backward()    # buckets leave meanwhile
+        optimizer.step()
+
+Tensors on the CPU only; NumPy and PyTorch look at the same memory. Importing this module imports
+PyTorch, and nothing else of mpicoll does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mpicoll.train import transfers
+from mpicoll.train import wire as formats
+from mpicoll.train.batch import Batch
+from mpicoll.train.exchange import Exchange
+from mpicoll.train.flat import Flat
+from mpicoll.train.workers import AllReduceWorkers, require_equal
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = NDArray[Any]
+
+__all__ = ["DistributedOptimizer", "TorchModel", "arrays"]
+
+
+def arrays(module: torch.nn.Module) -> dict[str, Array]:
+    """The parameters of a module that are trained, by name: arrays of the same memory.
+
+    Raises:
+        ValueError: One is not on the CPU, or there are none.
+    """
+    found = {}
+    for name, parameter in _trained(module):
+        if parameter.device.type != "cpu":
+            raise ValueError(
+                f"parameter {name} is on {parameter.device}: move the module to the CPU, or train "
+                "it by torch.nn.parallel.DistributedDataParallel"
+            )
+        found[name] = parameter.detach().numpy()
+    if not found:
+        raise ValueError("no parameter of the module is trained: let one require gradients")
+    return found
+
+
+def _trained(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return (item for item in module.named_parameters() if item[1].requires_grad)
+
+
+class TorchModel:
+    """A module as a `mpicoll.train.Model`.
+
+    A run trains the module's own parameters, from the values they have on rank 0 on: they become
+    views of the run's vector, without copies. What a module keeps beside parameters, such as the
+    statistics of batch normalisation, stays each rank's own, and PyTorch draws dropout by rank.
+
+    Args:
+        module: Gives a score of each class, shape (samples, classes).
+        shape: Of a sample, for the module; None for that of the data, (features,).
+        loss: Loss of each sample from scores and labels, shape (samples,); None for cross entropy.
+
+    Raises:
+        ValueError: As `arrays`.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        shape: tuple[int, ...] | None = None,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        arrays(module)
+        self._module, self._shape = module, shape
+        self._loss = loss or partial(torch.nn.functional.cross_entropy, reduction="none")
+        self._parameters = dict(_trained(module))
+        self._dtype = next(iter(self._parameters.values())).dtype
+        self._push: Callable[[str, Array | None], None] | None = None
+        for name, parameter in self._parameters.items():
+            parameter.register_post_accumulate_grad_hook(partial(self._found, name))
+
+    def initial_parameters(self, seed: int) -> dict[str, Array]:
+        """See `mpicoll.train.Model.initial_parameters`: those that the module has."""
+        return {name: array.copy() for name, array in arrays(self._module).items()}
+
+    def push_gradients(
+        self,
+        parameters: Mapping[str, Array],
+        batch: Batch,
+        push: Callable[[str, Array | None], None],
+    ) -> float:
+        """See `mpicoll.train.Model`: gradients are pushed as autograd finds them."""
+        self._bind(parameters)
+        self._module.train()
+        self._missing = dict.fromkeys(self._parameters)
+        total = 0.0
+        if len(batch.labels):
+            losses = self._losses(batch.inputs, batch.labels)[0].sum() / batch.total
+            self._push = push
+            try:
+                losses.backward()
+            finally:
+                self._push = None
+            total = float(losses.detach())
+        for name in list(self._missing):
+            push(name, None)
+        return total
+
+    def loss_and_gradients(
+        self, parameters: Mapping[str, Array], batch: Batch
+    ) -> tuple[float, dict[str, Array | None]]:
+        """See `mpicoll.train.Model.loss_and_gradients`."""
+        found: dict[str, Array | None] = {}
+        loss = self.push_gradients(parameters, batch, found.__setitem__)
+        return loss, {name: found[name] for name in parameters}
+
+    def losses_and_scores(
+        self, parameters: Mapping[str, Array], inputs: Array, labels: Array
+    ) -> tuple[Array, Array]:
+        """See `mpicoll.train.Model.losses_and_scores`."""
+        self._bind(parameters)
+        self._module.eval()
+        with torch.no_grad():
+            losses, scores = self._losses(inputs, labels)
+        return losses.numpy(), scores.numpy()
+
+    def _losses(self, inputs: Array, labels: Array) -> tuple[torch.Tensor, torch.Tensor]:
+        values = torch.from_numpy(inputs).to(self._dtype)
+        if self._shape is not None:
+            values = values.reshape(len(inputs), *self._shape)
+        scores = self._module(values)
+        return self._loss(scores, torch.from_numpy(labels).long()), scores
+
+    def _bind(self, parameters: Mapping[str, Array]) -> None:
+        """Let the module's parameters lie where those of the run are."""
+        for name, parameter in self._parameters.items():
+            array = parameters[name]
+            if parameter.data_ptr() != array.ctypes.data:
+                parameter.data = torch.from_numpy(array)
+
+    def _found(self, name: str, parameter: torch.Tensor) -> None:
+        """Autograd has a gradient; somebody else's, if this model has asked for none."""
+        if self._push is None:
+            return
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        del self._missing[name]
+        self._push(name, gradient.numpy())
+
+
+class DistributedOptimizer:
+    """Updates a module by the sum of the ranks' gradients, summed while they are computed.
+
+    Parameters, and what else the module keeps, are those of rank 0 at first. As soon as all
+    gradients of a bucket are there, its all-reduce starts. Gradients of a step come from one
+    backward pass; those of earlier ones are added with `no_sync`.
+
+    Args:
+        optimizer: Of PyTorch, over the module's parameters.
+        module: On the CPU, all trained parameters of one floating type.
+        comm: The ranks; collective.
+        bucket: Bytes of gradients summed together, None for `exchange.default_bucket`.
+        algorithm: All-reduce algorithm, None for the communicator's choice.
+        wire: Format in which gradients travel, as in `mpicoll.train.Config`.
+
+    Attributes:
+        weight: Factor of this rank's gradients: 1 / P gives the mean of the ranks' means.
+        optimizer: PyTorch's.
+        exposed, hidden: Seconds of the last step in which buckets were under way after and during
+            the backward pass.
+
+    Raises:
+        TrainingError: Names, shapes or types differ between ranks; on all ranks.
+        TypeError: Parameters are of several types.
+        ValueError: As `arrays`.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        module: torch.nn.Module,
+        comm: MPI.Intracomm,
+        *,
+        bucket: int | None = None,
+        algorithm: str | None = None,
+        wire: str = "full",
+    ) -> None:
+        self.optimizer = optimizer
+        workers = AllReduceWorkers(comm, algorithm)
+        own = arrays(module)
+        require_equal(
+            workers,
+            {f"parameter {name}": f"{a.dtype} of shape {a.shape}" for name, a in own.items()},
+            "give all ranks the same module",
+        )
+        for tensor in module.state_dict().values():
+            packed = np.ascontiguousarray(tensor.numpy())
+            workers.broadcast(packed)
+            tensor.copy_(torch.from_numpy(packed))
+        self._flat = Flat({name: np.zeros_like(a, order="C") for name, a in own.items()})
+        self._views = {name: torch.from_numpy(view) for name, view in self._flat.views.items()}
+        self._parameters = dict(_trained(module))
+        self._exchange = Exchange(
+            workers, self._flat, bucket, 1, transfers.maker("allreduce", formats.codec(wire))
+        )
+        self.weight = 1.0 / workers.size
+        self._waits = False
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._found, name))
+            for name, parameter in self._parameters.items()
+        ]
+        self._begin()
+
+    @property
+    def exposed(self) -> float:
+        """See `DistributedOptimizer`."""
+        return self._exchange.exposed
+
+    @property
+    def hidden(self) -> float:
+        """See `DistributedOptimizer`."""
+        return self._exchange.hidden
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in the block add to the gradients of this rank, and nothing is sent."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def step(self) -> None:
+        """Wait for the sums, update the parameters, and forget the gradients; collective."""
+        for name in list(self._missing):  # unused in this pass, perhaps used in an earlier one
+            self._send(name, self._parameters[name].grad)
+        self._exchange.finish()
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._views[name]
+        self.optimizer.step()
+        self._exchange.commit()
+        for parameter in self._parameters.values():
+            parameter.grad = None  # so that autograd gives its own and copies nothing
+        self._begin()
+
+    def free(self) -> None:
+        """Leave the module alone, and free what the ranks made together; collective."""
+        for handle in self._handles:
+            handle.remove()
+        self._exchange.free()
+
+    def _begin(self) -> None:
+        self._missing = dict.fromkeys(self._parameters)
+        self._exchange.begin()
+
+    def _found(self, name: str, parameter: torch.Tensor) -> None:
+        """Autograd has added to the gradient of a parameter."""
+        if self._waits:
+            return
+        if name not in self._missing:
+            raise RuntimeError(
+                f"a second gradient of {name} before step(): let all backward passes of a step but "
+                "the last run in no_sync()"
+            )
+        self._send(name, parameter.grad)
+
+    def _send(self, name: str, gradient: torch.Tensor | None) -> None:
+        del self._missing[name]
+        view = self._flat.views[name]
+        if gradient is None:
+            view[...] = 0
+        else:
+            np.multiply(gradient.detach().numpy(), view.dtype.type(self.weight), out=view)
+        self._exchange.ready(name)

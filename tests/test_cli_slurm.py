@@ -1,0 +1,158 @@
+"""What `mpicoll slurm submit` would submit, and what it refuses; tests/slurm submits for real."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mpicoll.cli import batch, doctor
+
+SCRIPTS = Path(__file__).parent.parent / "slurm"
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Settings of a site: a file in bash, with lists and names that have blanks."""
+    file = tmp_path / "my site.env"
+    file.write_text(
+        f"SCRIPTS={SCRIPTS}\nSHARED='{tmp_path}/all runs'\n"
+        "OPTIONS=(--partition=main '--comment=two words')\nGPU_OPTIONS=(--partition=gpu)\n"
+        "prepare() { exit 7; }\necho noise\n"
+    )
+    return file
+
+
+def shown(command, site, *words):
+    """The sbatch commands of a dry run, as words, and the scripts that follow."""
+    done = command("slurm", "submit", *words[:1], "--site", site, "--dry-run", *words[1:])
+    assert done.status == 0, done.err
+    commands, _, scripts = done.out.partition("\n# ")
+    return [shlex.split(line) for line in commands.splitlines() if line], scripts
+
+
+def test_a_sweep_is_an_array_for_each_number_of_nodes(command, site, tmp_path):
+    words = ("--nodes", "1,4", "--ranks", "1,2,8", "--launches", "5", "--at-once", "2", "-t", "30")
+    jobs, scripts = shown(command, site, "sweep", *words, "--", "allreduce", "-b", "8,1M")
+    assert len(jobs) == 2
+    for nodes, job in zip((1, 4), jobs, strict=True):
+        assert job == [
+            *("sbatch", "--parsable", "--job-name=mpicoll-sweep", f"--nodes={nodes}"),
+            *("--ntasks-per-node=8", "--array=0-14%2"),
+            f"--output={tmp_path}/all runs/sweep/nodes{nodes}-%a-%A.out",
+            *("--partition=main", "--comment=two words", "--time=30"),
+            *(str(SCRIPTS / "sweep.sbatch"), str(site), "sweep", "1,2,8"),
+            *("allreduce", "-b", "8,1M"),
+        ]
+    assert scripts == f"{SCRIPTS / 'sweep.sbatch'}\n{(SCRIPTS / 'sweep.sbatch').read_text()}\n"
+    assert not (tmp_path / "all runs").exists()
+
+
+def test_a_report_waits_for_all_of_the_sweep(command, site):
+    jobs, scripts = shown(
+        command, site, "gpu-sweep", "--nodes=1,2", "--ranks=4", "--report", "--", "bcast"
+    )
+    assert len(jobs) == 3
+    assert {"--gpus-per-node=4", "--partition=gpu", "--array=0-0"} <= set(jobs[0])
+    assert "--dependency=afterok:JOB:JOB" in jobs[2]
+    assert jobs[2][-3:] == [str(SCRIPTS / "report.sbatch"), str(site), "gpu-sweep"]
+    assert scripts.count("#!/bin/bash") == 2
+
+
+def test_a_chain_of_trainings_is_never_queued_again(command, site):
+    words = ("--name", "a", "--chain", "3", "-N", "2", "--option=--qos=long", "mnist5k")
+    jobs, _ = shown(command, site, "train", *words)
+    assert len(jobs) == 3 and jobs[0] == jobs[1] == jobs[2]
+    assert {"--dependency=singleton", "--no-requeue", "--job-name=mpicoll-a"} <= set(jobs[0])
+    assert "--qos=long" in jobs[0] and jobs[0][-1] == "mnist5k"
+    (single,), _ = shown(command, site, "gpu-train", "--ranks", "8")
+    assert "--gpus-per-node=8" in single and "--no-requeue" not in single
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("foo",), "unknown kind of job 'foo'; choose one of sweep, train, gpu-sweep"),
+        (("train", "--name=a/b"), "--name 'a/b' is no name of a folder; write letters"),
+        (("train", "--nodes=1,2"), "--nodes 1,2 is for a sweep; give one number"),
+        (("train", "--launches=2"), "--launches and --at-once are for a sweep; leave them out"),
+        (("train", "--report"), "--report follows a sweep; leave it out of train"),
+        (("sweep",), "a sweep needs a collective; write it after --, as -- allreduce"),
+        (("sweep", "--chain=2", "bcast"), "--chain 2 is for a training; a sweep has --launches"),
+        (("sweep", "--ranks=x", "bcast"), "--ranks 'x': 'x' is neither a number nor a range"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(command, site, words, message):
+    done = command("slurm", "submit", "--site", site, "--dry-run", *words)
+    assert done.status == 2
+    assert message in done.err
+
+
+def test_settings_that_cannot_be_read_are_named(command, tmp_path):
+    done = command("slurm", "submit", "train", "--site", tmp_path / "none.env")
+    assert done.status == 2 and "none.env is no file; copy slurm/site.env.example" in done.err
+    file = tmp_path / "short.env"
+    file.write_text("SCRIPTS=/x\n")
+    done = command("slurm", "submit", "train", "--site", file)
+    assert done.status == 2
+    assert "short.env cannot be read: " in done.err and "SHARED: unbound variable" in done.err
+
+
+def test_without_sbatch_the_command_says_so(command, site, monkeypatch):
+    monkeypatch.setattr(batch.subprocess, "run", refuse)
+    with pytest.raises(batch.UsageError, match="there is no sbatch here; submit where SLURM is"):
+        batch.submit(["sbatch"])
+
+
+def refuse(*arguments, **options):
+    raise FileNotFoundError
+
+
+def test_the_example_has_every_setting_that_the_scripts_read():
+    example = SCRIPTS / "site.env.example"
+    settings = batch.site(example)
+    assert settings.options == ("--partition=compute", "--account=project")
+    assert settings.scripts.name == "slurm"
+    common = (SCRIPTS / "common.sh").read_text()
+    for name in ("SHARED", "LOCAL", "LAUNCHER", "SRUN_MPI", "BIND", "RESTARTS"):
+        assert f"${name}" in common or f"{name}))" in common
+        assert f"\n{name}=" in example.read_text()
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.iterdir()), ids=lambda path: path.name)
+def test_scripts_are_bash(script):
+    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert script.read_text().count("\n") < 130
+
+
+def rank(number, host, cores, threads):
+    return {"rank": number, "host": host, "cores": cores, "blas_threads": threads}
+
+
+def test_doctor_shows_ranks_that_are_alike_in_one_line():
+    ranks = [
+        rank(0, "a", [0, 1, 2, 3], 1),
+        rank(1, "a", [0, 1, 2, 3], 1),
+        rank(2, "a", [4], 1),
+        rank(3, "b", [0, 2, 3], None),
+    ]
+    assert doctor._layout(ranks) == [
+        ("ranks 0-1", "a, cores 0-3, BLAS threads 1"),
+        ("rank 2", "a, core 4, BLAS threads 1"),
+        ("rank 3", "b, cores 0,2-3, BLAS threads unknown"),
+    ]
+    assert doctor._hosts(ranks) == [
+        {"host": "a", "ranks": 3, "cores": 5},
+        {"host": "b", "ranks": 1, "cores": 3},
+    ]
+
+
+def test_doctor_warns_of_more_threads_than_cores():
+    ranks = [rank(0, "a", [0], 1), rank(1, "a", [1], 8), rank(2, "b", [0, 1], 3)]
+    (warning,) = doctor._thread_warnings(ranks)
+    assert warning == (
+        "2 ranks, the first is rank 1 on a, would use 8 BLAS threads on 1 core; set "
+        "OMP_NUM_THREADS=1"
+    )
+    assert doctor._thread_warnings(ranks[:1]) == []
