@@ -77,6 +77,7 @@ extensions = [
         ],
         extra_compile_args=[*FLAGS, "-fno-math-errno"],
     ),
+    Extension("mpicoll._cuda", ["mpicoll/_cuda.pyx"], extra_compile_args=FLAGS, libraries=["dl"]),
     *(
         Extension(
             name,

@@ -73,6 +73,7 @@ cdef class Front:
     cdef object pause, poll, under_way, failed
     cdef list hooks, forks
     cdef public bint open
+    cdef public object devices  # serves arrays in device memory, None if nothing does
     cdef dict named
 
     def __cinit__(self, MPI.Comm comm, pause, poll, under_way, list hooks, list forks, failed):
@@ -111,7 +112,9 @@ cdef class Front:
         if not self.open or self.hooks or self.forks:
             return False
         if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
-            return False
+            return self.devices is not None and self.on_device(
+                method, sendbuf, recvbuf, op, root, algorithm
+            )
         index = self.find(&key)
         if index < 0:
             return False
@@ -167,6 +170,33 @@ cdef class Front:
             raise
         tally.calls += 1
         return True
+
+    cdef bint on_device(self, int method, sendbuf, recvbuf, op, root, algorithm) except -1:
+        """Make a call of arrays in device memory; False if it has to go the long way."""
+        cdef Tally tally
+        if algorithm is not None:
+            return False
+        peers, tallies = self.devices
+        tally = tallies[method]
+        try:
+            if not peers.serve(tally.name[0], sendbuf, recvbuf, op, root):
+                return False
+        except BaseException as error:
+            self.failed(error)
+            raise
+        tally.calls += 1
+        if self.under_way:
+            self.poll()
+        return True
+
+    def serve_devices(self, peers, names):
+        """Let arrays in device memory go the short way too.
+
+        Args:
+            peers: its ``serve(collective, sendbuf, recvbuf, op, root)`` says whether it does.
+            names: (collective, algorithm) by the numbers of methods.
+        """
+        self.devices = (peers, [self.tally(name) for name in names])
 
     def learn(
         self, int method, sendbuf, recvbuf, op, root, algorithm, call, name, Program program,

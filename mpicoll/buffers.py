@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,6 +32,8 @@ from mpi4py import MPI
 from mpi4py.util.dtlib import to_numpy_dtype
 
 from mpicoll import packing
+from mpicoll.cuda.buffers import DeviceArray, recognise
+from mpicoll.cuda.memory import OnDevice
 from mpicoll.packing import Packed, Part
 
 __all__ = [
@@ -75,6 +77,8 @@ class Buffer:
         packed: what goes by value in ``memory``; of derived datatypes, as bytes.
         given: the argument as mpi4py takes it, where that is not this memory.
         array: the caller's array, if there is one.
+        device: the caller's array in device memory; then ``memory`` has its addresses, at which the
+            host must not look.
     """
 
     memory: Bytes
@@ -88,6 +92,7 @@ class Buffer:
     packed: Packed | None = None
     given: Any = None
     array: npt.NDArray[Any] | None = None
+    device: DeviceArray | None = None
 
     @property
     def name(self) -> str:
@@ -111,6 +116,23 @@ class Buffer:
             return [self.memory, self.count, MPI.UINT8_T]  # bytes are no numbers to MPI
         return [self.memory, self.count, self.datatype]
 
+    def on_host(self, loads: bool = True) -> Buffer:
+        """The same buffer where what is in device memory goes by value.
+
+        ``loads``: whether the device's bytes are wanted, not only overwritten.
+        """
+        if self.device is None:
+            return self
+        offset = self.memory.ctypes.data - self.device.ptr if self.memory.size else 0
+        packed = OnDevice(self.device, offset, self.memory.size, loads)
+        return replace(self, memory=packed.memory, packed=packed, device=None)
+
+    def on_stream(self, stream: int) -> Buffer:
+        """The same buffer, in device memory, ordered on a stream."""
+        if self.device is None:
+            raise TypeError("stream= is for arrays in device memory; leave it out")
+        return replace(self, device=replace(self.device, stream=stream))
+
 
 class Kind(NamedTuple):
     """An element: its MPI datatype, its NumPy dtype, its extent in bytes."""
@@ -129,6 +151,7 @@ class View(NamedTuple):
         order: of the axes: "C" or "F", "" where both are the same.
         array: the owner as an array, if it is one.
         packed: what goes by value in ``memory``, if anything.
+        device: the owner as an array in device memory, if it is one.
     """
 
     memory: Bytes
@@ -136,6 +159,7 @@ class View(NamedTuple):
     order: str = ""
     array: npt.NDArray[Any] | None = None
     packed: Packed | None = None
+    device: DeviceArray | None = None
 
 
 def parse(
@@ -186,6 +210,7 @@ def parse(
         seen.order,
         seen.packed,
         array=seen.array,
+        device=seen.device,
     )
 
 
@@ -199,6 +224,8 @@ def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> 
     if owner is None or owner is MPI.BOTTOM:
         return View(*_bottom(owner, counted, kind, what))
     array, memory = _array(owner, writable, what)
+    if isinstance(array, DeviceArray):
+        return _device_view(array, kind, writable, what)
     dtype = array.dtype
     if dtype.hasobject or dtype.itemsize == 0:
         raise TypeError(f"{what}: elements of dtype {dtype} have no bytes to send")
@@ -222,6 +249,18 @@ def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> 
         )
     packed = packing.strided(array, order)
     return View(packed.memory, kind, order, array, packed)
+
+
+def _device_view(array: DeviceArray, kind: Kind | None, writable: bool, what: str) -> View:
+    """All elements of an array in device memory."""
+    dtype = array.dtype
+    if kind is None:
+        kind = Kind(None, None, array.itemsize) if dtype is None else _type_of_dtype(dtype, what)
+    elif dtype is not None and not dtype.isnative and kind.datatype != MPI.BYTE:
+        raise _byte_order(dtype, what)
+    if writable and not array.writable:
+        raise BufferError(f"{what}: read-only in device memory; pass a writable array, or a copy")
+    return View(array.addresses, kind, array.order, device=array)
 
 
 def goes_by_value(owner: Any, datatype: Any) -> bool:
@@ -254,6 +293,11 @@ def by_value(
         packed = packing.absolute(parts(0), what)
     else:
         seen = view(owner, MPI.BYTE, counted, what, writable)
+        if seen.device is not None:
+            raise BufferError(
+                f"{what}: a derived datatype of elements in device memory; pass a contiguous array "
+                "of them, cupy.ascontiguousarray(view) for example"
+            )
         if seen.packed is not None:
             raise BufferError(
                 f"{what}: not contiguous, but a derived datatype says where elements are in "
@@ -335,7 +379,9 @@ def _bottom(owner: Any, counted: int, kind: Kind | None, what: str) -> tuple[Byt
     return np.empty(0, np.uint8), kind
 
 
-def _array(owner: Any, writable: bool, what: str) -> tuple[npt.NDArray[Any], Bytes | None]:
+def _array(
+    owner: Any, writable: bool, what: str
+) -> tuple[npt.NDArray[Any] | DeviceArray, Bytes | None]:
     """The owner as an array; and its memory, if that cannot be had through the array."""
     if isinstance(owner, np.ndarray):
         return owner.view(np.ndarray), None
@@ -345,16 +391,19 @@ def _array(owner: Any, writable: bool, what: str) -> tuple[npt.NDArray[Any], Byt
         pass  # has no buffer
     except (ValueError, RuntimeError) as error:
         raise TypeError(f"{what}: {error}; pass [buffer, count, datatype]") from None
+    on_device = recognise(owner, what)
+    if on_device is not None:
+        return on_device, None
     device = getattr(owner, "__dlpack_device__", None)
-    if device is None and not hasattr(owner, "__cuda_array_interface__"):
+    if device is None:
         raise TypeError(
             f"{what}: expected an array, bytes or another buffer, or [buffer, count, datatype], "
             f"not {type(owner).__name__}"
         )
-    if device is None or device()[0] not in _HOST:
+    if device()[0] not in _HOST:
         raise BufferError(
-            f"{what}: a {type(owner).__name__} in device memory, which this MPI library is not "
-            "known to reach; copy it to the host"
+            f"{what}: a {type(owner).__name__} in the memory of a device that is no CUDA one "
+            f"(DLPack's type {int(device()[0])}); copy it to the host"
         )
     try:
         array = np.from_dlpack(owner)

@@ -15,6 +15,8 @@ from mpi4py import MPI
 from mpicoll import agree, algorithms, buffers, exact, layout, operands, ops, plan, tuning, vectors
 from mpicoll.buffers import Buffer, Unsupported
 from mpicoll.collectives import COLLECTIVES, Collective, Place
+from mpicoll.cuda.group import CUDA_IPC, STAGED
+from mpicoll.cuda.memory import OnDevice
 from mpicoll.exact import EXACT, SCHEDULES
 from mpicoll.layout import Layout
 from mpicoll.packing import Packed
@@ -99,9 +101,12 @@ class Call:
     def _has_datatype(self) -> bool:
         return self.buffer is None or self.buffer.datatype is not None
 
-    def choose(self, table: tuning.Table) -> tuple[Choice, str]:
-        """The algorithm if the caller names none; why it is not the one asked for."""
-        facts = self.definition.name, self.place.size, self.nbytes, table
+    def choose(self, table: tuning.Table, nbytes: int) -> tuple[Choice, str]:
+        """The algorithm if the caller names none; why it is not the one asked for.
+
+        ``nbytes``: of the whole vector that goes at a time.
+        """
+        facts = self.definition.name, self.place.size, nbytes, table
         wanted = tuning.choose(*facts)
         obstacle = self.obstacle(wanted)
         if not obstacle:
@@ -156,11 +161,29 @@ class Call:
         packed = _by_value(buffer, native=True)
         if buffer is None or packed is None or message is MPI.IN_PLACE:
             return message
+        if isinstance(packed, OnDevice):
+            return self._blocks(buffer, side)
         more = list(message[1:]) if isinstance(message, (list, tuple)) else []
         typed = more and isinstance(more[-1], (MPI.Datatype, str))
         if not typed and self.definition.method != "Alltoallw":
             more.append(buffer.datatype)
         return [packed.memory, *more]
+
+    def _blocks(self, buffer: Buffer, side: int) -> Any:
+        """A vector of whose memory there are the bytes used alone."""
+        if (
+            self.layouts is None
+            or (self.definition.input_alone, self.definition.output_alone)[side]
+        ):
+            return buffer.message(reduced=False)
+        datatype, unit = buffer.datatype or MPI.BYTE, buffer.itemsize
+        if buffer.datatype is None or self.definition.method == "Alltoallw":
+            datatype, unit = MPI.BYTE, 1
+        blocks = self.layouts[side]
+        cut = [n // unit for n in blocks.counts], [n // unit for n in blocks.offsets]
+        if self.definition.method == "Alltoallw":
+            return [buffer.memory, cut, [datatype] * self.place.size]
+        return [buffer.memory, cut, datatype]
 
     def _message(self, buffer: Buffer | None, side: int) -> Any:
         """One buffer as mpi4py wants it."""
@@ -174,6 +197,27 @@ class Call:
         """Send and receive buffer as a runner wants them."""
         send, recv = self.send, self.recv
         return None if send is None else send.memory, None if recv is None else recv.memory
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a buffer is in device memory, at which the host must not look."""
+        return any(b is not None and b.device is not None for b in (self.send, self.recv))
+
+    def on_host(self) -> Call:
+        """The same call where what is in device memory goes by value."""
+        send = None if self.send is None else self.send.on_host()
+        if self.recv is None or self.recv is self.send:
+            return replace(self, send=send, recv=None if self.recv is None else send)
+        # Between blocks of different lengths may be what nobody sends.
+        loads = self.layouts is not None
+        return replace(self, send=send, recv=self.recv.on_host(loads=loads))
+
+    def on_stream(self, stream: int) -> Call:
+        """The same call ordered on a stream."""
+        send = None if self.send is None else self.send.on_stream(stream)
+        if self.recv is None or self.recv is self.send:
+            return replace(self, send=send, recv=None if self.recv is None else send)
+        return replace(self, send=send, recv=self.recv.on_stream(stream))
 
     @property
     def is_direct(self) -> bool:
@@ -195,6 +239,10 @@ class Call:
         packed = _by_value(self.recv, native)
         if packed is not None and self.recv is not None and self.recv.writable:
             packed.write_back()
+
+    def arrive(self, status: MPI.Status) -> None:
+        """The MPI library's own collective is done."""
+        self.write_back(native=True)
 
     def check_lasting(self) -> None:
         """Raise if something goes by value where nobody would bring it back.
@@ -273,6 +321,11 @@ class Prepared(NamedTuple):
         """Bytes of the whole vector; 0 where that is not known."""
         return self.call.nbytes if self.call is not None else 0
 
+    @property
+    def on_device(self) -> bool:
+        """See :attr:`Call.on_device`."""
+        return self.call is not None and self.call.on_device
+
     def described(self) -> str:
         """The call in words."""
         return f"{self.definition.method} by {self.choice.algorithm}"
@@ -284,7 +337,9 @@ class Prepared(NamedTuple):
         if self.definition.rooted:
             known["root"] = root
         known["algorithm"] = choice.words
-        if choice.algorithm != NATIVE:
+        if self.call is not None:
+            known["memory"] = "of devices" if self.call.on_device else "of the host"
+        if choice.algorithm not in (NATIVE, CUDA_IPC, STAGED):
             algorithm = _schedule(self.definition, choice)
             known["schedule"] = agree.schedule_hash(
                 self.definition.name, algorithm, choice.parameters, self.place.size, root
@@ -310,6 +365,7 @@ def parse(
         found = vectors.operands(definition, place, sendbuf, recvbuf, counts)
     else:
         found = operands.operands(definition, place, sendbuf, recvbuf)
+    _check_memory(definition, found.send, found.recv)
     reduction = None
     if definition.reduces and found.send is not None:
         reduction = _reduction(op, found.send)
@@ -323,6 +379,17 @@ def parse(
         found.layouts,
         (sendbuf, recvbuf),
     )
+
+
+def _check_memory(definition: Collective, send: Buffer | None, recv: Buffer | None) -> None:
+    """Both buffers must be in device memory, or both in the host's; what is empty is anywhere."""
+    kinds = [b.device is not None for b in (send, recv) if b is not None and b.memory.size]
+    if len(set(kinds)) > 1:
+        ours, theirs = ("device", "host") if kinds[0] else ("host", "device")
+        raise TypeError(
+            f"{definition.method}: send buffer in {ours} memory but receive buffer in {theirs} "
+            "memory; copy one, by cupy.asarray or cupy.asnumpy for example"
+        )
 
 
 def summed_exactly(call: Call) -> Call:

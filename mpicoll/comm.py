@@ -31,6 +31,7 @@ from mpi4py import MPI
 from mpicoll import algorithms, collectives, hints, launcher, progress, tuning
 from mpicoll.blocking import Blocking
 from mpicoll.dispatch import FallbackWarning
+from mpicoll.messages import Messages
 from mpicoll.nonblocking import Nonblocking
 from mpicoll.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.persistent import Persistent
@@ -94,7 +95,7 @@ def _exit_status(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-class Intracomm(Blocking, Nonblocking, Persistent):
+class Intracomm(Messages, Blocking, Nonblocking, Persistent):
     """An intracommunicator whose collectives run by an algorithm of one's choice.
 
     Args:
@@ -116,6 +117,9 @@ class Intracomm(Blocking, Nonblocking, Persistent):
     collectives (``Neighbor_allgather``, ``Neighbor_alltoallw``, ...) are always passed through to
     the library, and so are all collectives of intercommunicators (:class:`Intercomm`): counted as
     such by :meth:`stats`, under the same policy.
+
+    Buffers may be arrays in the memory of CUDA devices, of CuPy for example; then ``stream=`` names
+    the stream that orders the call, if not the one that is current in their library.
 
     On a communicator with a topology (``MPI.Cartcomm``, ...) it has the methods of that, too.
 
@@ -323,6 +327,16 @@ class Intracomm(Blocking, Nonblocking, Persistent):
         """
         device = self._local().device
         return None if device is None else device.memory_of_node()
+
+    def gpu_transport(self) -> str | None:
+        """How arrays in device memory travel on this communicator, and why not faster.
+
+        ``cuda_ipc``, ``aware`` or ``staged``, and in parentheses what has kept a faster one from
+        serving; None where nothing was agreed, and such arrays go through the host as a whole.  See
+        :mod:`mpicoll.cuda.group`.
+        """
+        gpus = self._local().gpus
+        return None if gpus is None else gpus.described()
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
         """Which algorithm a call without ``algorithm=`` would run, why, and how long it takes.

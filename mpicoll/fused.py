@@ -1,7 +1,8 @@
 """An all-reduce over a list of arrays: small ones travel together, in buckets.
 
 One message of many small vectors costs one latency instead of many.  Consecutive arrays of one type
-fill a bucket up to :data:`BUCKET` bytes; a larger array goes by itself, and is not copied.
+fill a bucket up to :data:`BUCKET` bytes; a larger array goes by itself, and is not copied, and so
+does one in device memory.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Bucket(NamedTuple):
 
     def reduce(self, allreduce: Callable[[Any, Any], None]) -> None:
         """Reduce by an all-reduce of one send and one receive buffer."""
+        first, last = self.pairs[0]
+        if last.device is not None:
+            allreduce(MPI.IN_PLACE if first is last else _owner(first), _owner(last))
+            return
         for given, _ in self.pairs:
             if given.packed is not None:
                 given.packed.load()
@@ -86,12 +91,19 @@ def buckets(place: Place, send: Any, recv: Sequence[Any]) -> list[Bucket]:
     held = BUCKET
     for given, wanted in pairs:
         assert wanted.dtype is not None
-        if held + given.memory.size > BUCKET or found[-1].dtype != wanted.dtype:
+        alone = wanted.device is not None
+        if alone or held + given.memory.size > BUCKET or found[-1].dtype != wanted.dtype:
             found.append(Bucket(wanted.dtype, []))
             held = 0
         found[-1].pairs.append((given, wanted))
-        held += given.memory.size
+        held += BUCKET if alone else given.memory.size
     return found
+
+
+def _owner(buffer: Buffer) -> Any:
+    """An array in device memory as the caller gave it."""
+    assert buffer.device is not None
+    return buffer.device.owner
 
 
 def _pair(place: Place, send: Any, recv: Sequence[Any], number: int) -> tuple[Buffer, Buffer]:

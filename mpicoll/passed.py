@@ -20,6 +20,7 @@ from mpicoll import progress
 from mpicoll.call import METHODS, Prepared
 from mpicoll.collectives import COLLECTIVES, Collective, Place
 from mpicoll.dispatch import Dispatch, fall_back
+from mpicoll.messages import Messages, refuse
 from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
 from mpicoll.observe import observing
 from mpicoll.settings import policy_from
@@ -100,6 +101,7 @@ def _neighbours(name: str, definition: Collective, how: Callable[..., Any]) -> C
 
     @wraps(getattr(MPI.Topocomm, name))
     def call(self: Neighbourhood, *arguments: Any, **more: Any) -> Any:
+        refuse(name, *arguments, *more.values())
         return how(self, definition, *arguments, **more)
 
     return call
@@ -111,7 +113,7 @@ for _definition in NEIGHBOURHOOD.values():
         setattr(Neighbourhood, _name, _neighbours(_name, _definition, _how))
 
 
-class Intercomm(MPI.Intercomm):
+class Intercomm(Messages, MPI.Intercomm):
     """An intercommunicator whose collectives are the MPI library's own, counted.
 
     Args:
@@ -148,6 +150,7 @@ def _between_groups(name: str, definition: Collective) -> Callable[..., Any]:
 
     @wraps(original)
     def call(self: Intercomm, *arguments: Any, **more: Any) -> Any:
+        refuse(f"{name} of an intercommunicator", *arguments, *more.values())
         rank, reason = self.Get_rank(), _REASON % "an intercommunicator's"
         fall_back(self._policy, self._fallbacks, rank, definition, reason, stacklevel=3)
         result = original(self, *arguments, **more)

@@ -178,7 +178,7 @@ class Request(Completion, Watched):
             self._report(self._error)
             raise self._error
         self._stage = INACTIVE
-        _fill(status)
+        fill(status)
         complaint, self._complaint = self._complaint, None
         if complaint is not None:
             raise complaint
@@ -224,7 +224,7 @@ class Request(Completion, Watched):
         caller.check()
         progress.poll()
         if self._over():
-            _fill(status)
+            fill(status)
         return self._over()
 
     def wait(self, status: MPI.Status | None = None) -> None:
@@ -331,7 +331,7 @@ class Prequest(Request):
         pass  # until freed
 
 
-def _fill(status: MPI.Status | None) -> None:
+def fill(status: MPI.Status | None) -> None:
     """What MPI calls an empty status."""
     if status is not None:
         status.Set_source(MPI.ANY_SOURCE)

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from mpicoll import cost_file, shared, tuning, tuning_file
 from mpicoll.cost import CostModel
+from mpicoll.cuda import group
 from mpicoll.watch import ranges
 
 __all__ = ["Settings", "policy_from", "read"]
@@ -36,6 +37,8 @@ class Settings(NamedTuple):
     progress: bool = False
     #: Fitted parameters, for predictions; None without.
     model: CostModel | None = None
+    #: One of :data:`mpicoll.cuda.group.TRANSPORTS`.
+    gpu: str = "auto"
 
 
 def read(private: MPI.Intracomm) -> Settings:
@@ -90,6 +93,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         transport=_transport_from(environment),
         progress=thread == "thread",
         model=model,
+        gpu=_gpu_from(environment),
     )
 
 
@@ -128,6 +132,13 @@ def _transport_from(environment: Mapping[str, str]) -> str:
         raise ValueError(
             f"MPICOLL_TRANSPORT={transport!r} must be one of {', '.join(shared.TRANSPORTS)}"
         )
+    return transport
+
+
+def _gpu_from(environment: Mapping[str, str]) -> str:
+    transport = environment.get("MPICOLL_GPU") or "auto"
+    if transport not in group.TRANSPORTS:
+        raise ValueError(f"MPICOLL_GPU={transport!r} must be one of {', '.join(group.TRANSPORTS)}")
     return transport
 
 

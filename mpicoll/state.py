@@ -19,8 +19,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import agree, caller, hooks, ops, plan, progress, runner, shared, trace, tuning
+from mpicoll.call import METHODS as CALLS
 from mpicoll.call import Call, Prepared
 from mpicoll.collectives import Collective
+from mpicoll.cuda import driver, group
 from mpicoll.lanes import BLOCKING, Lane, Lanes
 from mpicoll.lowering import has_one_reader
 from mpicoll.settings import Settings, read
@@ -47,6 +49,8 @@ METHODS = {
     "Scan": 9,
     "Exscan": 10,
 }
+#: The collectives of these methods.
+_COLLECTIVES = [CALLS[method].name for method in METHODS]
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,24 @@ class State:
         self.device, slot, self._reads = shared.connect(private, settings.transport)
         self._piece = min(slot or plan.PIECE, plan.PIECE)
         near = self.device is not None and shared.is_near(self.device)
-        self._near = bool(private.allreduce(near, MPI.LAND))
+        # What all ranks say: no other node; that there may be arrays in device memory.
+        said = private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
+        self._near = bool(said & 1)
+        #: How arrays in device memory travel; None where that is not agreed.
+        self.gpus = group.connect(private, settings.gpu, settings.timeout) if said & 2 else None
         if self.tracer is not None:
             self.device = None  # what Python runs can be traced; all else is as without a trace
         #: Arrays of its ranks that others read where they lie.
         self.windows = Windows(private, self.device)
+        #: Where large ones go through the host, once one has (:mod:`mpicoll.staging`).
+        self.staging: Any = None
+        #: What lets GPUs reduce there (:mod:`mpicoll.relay`), False if it cannot be had.
+        self.relay: Any = None
         #: The short way for calls that have been made before, None if there is none.
         self.front = self._front()
+        if self.front is not None and self.gpus is not None and self.gpus.peers is not None:
+            names = [(name, group.CUDA_IPC) for name in _COLLECTIVES]
+            self.front.serve_devices(self.gpus.peers, names)
         self.hint(hints or {})
         if settings.progress:
             progress.start()
@@ -394,7 +409,10 @@ class State:
         self._plans.clear()
         if self.failure is None and not self.under_way:
             self.device = None
+            self.staging = self.relay = None
             self.windows.close()
+            if self.gpus is not None:
+                self.gpus.close()
             if self.front is not None:
                 self.front.forget()
             for comm in reversed(self.lanes.comms):

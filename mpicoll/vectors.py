@@ -87,7 +87,7 @@ def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tup
 
 def _beginning(seen: View, used: int, count: int, writable: bool) -> Buffer:
     """A buffer of the first bytes that there are."""
-    memory, kind, order, array, packed = seen
+    memory, kind, order, array, packed, device = seen
     return Buffer(
         memory[:used],
         count,
@@ -99,6 +99,7 @@ def _beginning(seen: View, used: int, count: int, writable: bool) -> Buffer:
         order,
         packed,
         array=array,
+        device=device,
     )
 
 

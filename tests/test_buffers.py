@@ -127,17 +127,20 @@ def test_dlpack_is_taken_without_a_copy():
         parse(Tensor(held), writable=True)
 
 
-def test_device_memory_is_refused():
+def test_device_memory_is_refused_without_a_driver_and_of_other_devices():
     class OnDevice:
+        def __init__(self, kind):
+            self.kind = kind
+
         def __dlpack_device__(self):
-            return 2, 0
+            return self.kind, 0
 
     class Cuda:
         def __init__(self):
             self.__cuda_array_interface__ = {}
 
-    for owner in (OnDevice(), Cuda()):
-        with pytest.raises(BufferError, match=r"device memory.*copy it to the host"):
+    for owner in (OnDevice(2), Cuda(), OnDevice(10)):
+        with pytest.raises(BufferError, match=r"memory.*copy it to the host"):
             parse(owner)
 
 

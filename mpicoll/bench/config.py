@@ -40,6 +40,7 @@ class Sweep(BaseModel):
     cold: bool | None = None
     start: str | None = None
     skew: float | None = None
+    device: str | None = None
     precision: float | None = None
     point_time: float | None = None
     budget: float | None = None

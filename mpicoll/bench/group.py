@@ -37,7 +37,7 @@ from mpicoll.bench.sizes import format_size
 from mpicoll.bench.start import Barrier, Start, Window, next_window
 from mpicoll.bench.stats import summarise
 from mpicoll.bench.watchdog import Watchdog
-from mpicoll.bench.workload import Call, Workload, prepare
+from mpicoll.bench.workload import AUTO, Call, Workload, prepare
 from mpicoll.tuning import NATIVE
 
 _OVERDRAFT = 3
@@ -147,6 +147,7 @@ class Bench:
             in_place=settings.in_place,
             skew=settings.skew,
             pool=self.pool,
+            device=settings.device,
         )
         if self.pool:
             # What was filled last would still be in the caches.
@@ -178,7 +179,12 @@ class Bench:
         """Gives the call in each of the places for its buffers."""
         # The library's own collective as a user without this package would call it.
         if algorithm == NATIVE:
-            return partial(work.bind, self.plain)
+            # Without this package it would be given addresses that it may not know.
+            on_host = self.settings.device == "cpu"
+            plain = {} if on_host else {"algorithm": NATIVE}
+            return partial(work.bind, self.plain if on_host else self.comm, **plain)
+        if algorithm == AUTO:
+            return partial(work.bind, self.comm)
         return partial(work.bind, self.comm, algorithm=algorithm, **self.settings.parameters)
 
     def _first_call(self, work: Workload, trial: _Trial) -> str | None:
@@ -340,13 +346,14 @@ class Bench:
             problem=trial.problem,
             stop=trial.stop,
             oversubscribed=self.oversubscribed,
-            parameters={} if trial.algorithm == NATIVE else settings.parameters,
+            parameters={} if trial.algorithm in (NATIVE, AUTO) else settings.parameters,
             cache="cold" if settings.cold else "warm",
             launch=settings.launch,
             start=settings.start,
             late=trial.late,
             in_place=work.in_place,
             skew=settings.skew if work.collective in VARIANTS else 0.0,
+            device=settings.device,
         )
 
 

@@ -66,6 +66,8 @@ class Point:
         in_place: Whether input and output were the same memory.
         skew: How far block lengths of the v-variants lie apart: they go from 1 - skew to 1 + skew
             times their mean.
+        device: Where the buffers were: ``cpu``, or ``gpu``; then a call lasts until its stream has
+            no work left.
     """
 
     run: str
@@ -92,6 +94,7 @@ class Point:
     late: int = 0
     in_place: bool = False
     skew: float = 0.0
+    device: str = "cpu"
 
     @property
     def base(self) -> str:
@@ -144,7 +147,7 @@ class Point:
 
 
 # Fields that files of earlier versions lack.
-_ADDED = ("launch", "start", "late", "in_place", "skew")
+_ADDED = ("launch", "start", "late", "in_place", "skew", "device")
 
 
 @dataclass

@@ -85,6 +85,7 @@ def _parts(last: Run, runs: Mapping[str, Run]) -> list[Run]:
 
 def _other_settings(then: Mapping[str, Any], now: Mapping[str, Any], seed: int | None) -> list[str]:
     """In which settings two sweeps differ, in words."""
+    then = {"device": "cpu", **then}  # earlier files do not say
     names = [name for name in now if name not in _FREE]
     found = [
         f"{name} was {_words(then.get(name))}, is {_words(now[name])}"

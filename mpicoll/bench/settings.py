@@ -40,6 +40,7 @@ class Settings:
         cold: Whether each repetition finds its buffers in no cache.
         in_place: Whether input and output are the same memory, where there is such a form.
         skew: How far block lengths of the v-variants lie apart, see `workload.lengths`.
+        device: Where the buffers are, one of `mpicoll.arrays.DEVICES`.
     """
 
     algorithms: dict[str, tuple[str, ...]]
@@ -62,6 +63,7 @@ class Settings:
     cold: bool = False
     in_place: bool = False
     skew: float = 0.0
+    device: str = "cpu"
 
     def plain(self) -> dict[str, Any]:
         """The settings as they are after being written as JSON and read again."""

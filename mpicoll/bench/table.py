@@ -135,6 +135,7 @@ def manner(point: Point) -> str:
     said.append("in place" if point.in_place else "")
     said.append("" if point.start == "barrier" else "starts on synchronised clocks")
     said.append(f"block lengths of 1 -+ {point.skew:g} times their mean" if point.skew else "")
+    said.append("buffers on GPUs" if point.device == "gpu" else "")
     return "; ".join(filter(None, said))
 
 
@@ -241,4 +242,5 @@ def _csv_line(point: Point) -> dict[str, Any]:
         "late": point.late,
         "in_place": int(point.in_place),
         "skew": point.skew,
+        "device": point.device,
     }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll import algorithms
+from mpicoll import algorithms, arrays
 from mpicoll.bench.pattern import Array, Pattern, Wrong, is_float
 from mpicoll.bench.records import VARIANTS
 from mpicoll.collectives import COLLECTIVES, Collective, Content, Place
@@ -42,6 +42,9 @@ _ONE_BUFFER = ("bcast", "barrier")
 
 #: Methods in which a rank knows the lengths of its own blocks alone.
 _OWN_LENGTHS = ("Alltoallv", "Alltoallw", "Gatherv", "Scatterv")
+
+#: The name of a call that names no algorithm.
+AUTO = "auto"
 
 _LINE = 64  # bytes of a cache line
 
@@ -139,15 +142,17 @@ class Workload:
             return
         output = self.outputs[place]
         if self.before is not None:
-            output[:] = self.before
+            arrays.put(output, self.before)
         elif self.expected is not None:
-            _spoil(output, self.expected)
+            spoiled = np.empty_like(self.expected)
+            _spoil(spoiled, self.expected)
+            arrays.put(output, spoiled)
 
     def check(self, rank: int, place: int = 0) -> tuple[int, Wrong | None]:
         """Number of wrong elements in the output, and the first of them."""
         if self.outputs is None or self.expected is None:
             return 0, None
-        output = self.outputs[place][: len(self.expected)]
+        output = arrays.host(self.outputs[place][: len(self.expected)])
         (wrong,) = np.nonzero(output != self.expected)
         if not len(wrong):
             return 0, None
@@ -227,6 +232,7 @@ def prepare(
     in_place: bool = False,
     skew: float = 0.0,
     pool: int = 0,
+    device: str = "cpu",
 ) -> Workload:
     """The buffers of a collective, filled, and the call.
 
@@ -240,6 +246,7 @@ def prepare(
         in_place: Whether input and output are the same memory, where there is such a form.
         skew: How far block lengths of the variants lie apart, see `lengths`.
         pool: Bytes over which the places for the buffers are spread; 0 for a single place.
+        device: Where the buffers are, one of `mpicoll.arrays.DEVICES`.
     """
     definition = COLLECTIVES[base(collective)]
     if collective == "barrier":
@@ -262,8 +269,8 @@ def prepare(
         received = given  # rank 0 passes a buffer that is left alone
     used = sum(array.nbytes for array in (given, received) if array is not None)
     places = _places(pool, used)
-    sends = None if given is None else _rows(places, given)
-    outputs = None if received is None else _rows(places, received)
+    sends = None if given is None else arrays.on(device, _rows(places, given))
+    outputs = None if received is None else arrays.on(device, _rows(places, received))
     return Workload(
         collective,
         count * dtype.itemsize,
@@ -272,7 +279,9 @@ def prepare(
         op if definition.reduces else "none",
         root if definition.rooted else -1,
         _binder(
-            METHODS[collective], _arguments(collective, blocks, op, root, sends, outputs, joined)
+            METHODS[collective],
+            _arguments(collective, blocks, op, root, sends, outputs, joined),
+            sends if outputs is None else outputs,
         ),
         outputs,
         expected,
@@ -330,7 +339,7 @@ def _arguments(
             return None
         row = rows[place]
         if not definition.reduces and row.dtype.name in ("float16", "bfloat16"):
-            row = row.view(np.uint16)  # not every MPI has the type, and it is only moved
+            row = row.view("u2")  # not every MPI has the type, and it is only moved
         if not vary or alone:
             return row
         if collective != "alltoallw":
@@ -353,8 +362,13 @@ def _arguments(
     return arguments
 
 
-def _binder(method: str, arguments: Callable[[int], list[Any]]) -> Callable[..., Call]:
+def _binder(
+    method: str, arguments: Callable[[int], list[Any]], buffers: Array | None = None
+) -> Callable[..., Call]:
+    """Gives calls; of ``buffers`` on a GPU each lasts until they are at rest."""
+
     def bind(target: MPI.Intracomm, place: int = 0, **choice: Any) -> Call:
-        return partial(getattr(target, method), *arguments(place), **choice)
+        call = partial(getattr(target, method), *arguments(place), **choice)
+        return arrays.complete(call, buffers) if buffers is not None else call
 
     return bind

@@ -96,6 +96,9 @@ def command(
             help="How ranks begin together: barrier, or window (times on synchronised clocks)."
         ),
     ] = "barrier",
+    device: Annotated[
+        str, typer.Option(help="Where the buffers are: cpu, or gpu (with CuPy).")
+    ] = "cpu",
     skew: Annotated[
         float,
         typer.Option(help="Block lengths of the v-variants: 1 - SKEW to 1 + SKEW of their mean."),
@@ -144,6 +147,7 @@ def command(
     style = "json" if json else format_
     _one_of("--format", style, _FORMATS)
     _one_of("--start", start, ("barrier", "window"))
+    _one_of("--device", device, ("cpu", "gpu"))
     if not precision > 0:
         raise UsageError(f"--precision {precision:g} is out of range; give more than 0, as 0.025")
     if not 0 <= skew <= 1:
@@ -158,10 +162,12 @@ def command(
     # Before MPI starts: some networks do not survive a fork.
     source = commit() if launch().rank == 0 else None
     numbers = () if ranks is None else parse.ranks(ranks, "--ranks")
-    chosen = wanted.algorithms(collectives, algorithms, numbers or (launch().size,))
+    chosen = wanted.algorithms(collectives, algorithms, numbers or (launch().size,), device)
     parameters = parse.parameters(set_ or [])
     wanted.check_parameters(chosen, parameters)
     sizes = wanted.sizes(minbytes, maxbytes, stepfactor, stepbytes, message_size)
+    if device == "gpu":
+        session.use_gpu()
     comm = session.communicator()
     from mpicoll.bench import engine, environment, pattern
     from mpicoll.bench.settings import Settings
@@ -198,10 +204,14 @@ def command(
         cold=cold,
         in_place=in_place,
         skew=skew,
+        device=device,
     )
     facts = {**environment.gather(comm), "commit": source}
     facts["arguments"] = [environment.without_folders(word) for word in sys.argv[1:]]
     facts["settings"] = settings.plain()
+    if device == "gpu":
+        own: Any = comm
+        facts["gpu_transport"] = own.gpu_transport()
     begun = session.on_rank_0(
         comm, lambda: sweep.opened(facts, settings, seed, output_file, resume, html)
     )

@@ -9,8 +9,8 @@ import warnings
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mpicoll import launcher
-from mpicoll.cli import libraries, output
+from mpicoll import launcher, libraries
+from mpicoll.cli import gpus, output
 from mpicoll.cli.errors import UsageError
 from mpicoll.cli.options import Json
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: The least tag limit that a library may have, and all that is ever used here.
 _TAGS = 32767
-_PACKAGES = ("numpy", "mpi4py", "Cython", "typer", "rich", "plotly", "matplotlib", "scipy")
+_PACKAGES = ("numpy", "mpi4py", "Cython", "typer", "rich", "plotly", "matplotlib", "scipy", "cupy")
 
 
 def command(json: Json = False) -> int:
@@ -61,6 +61,7 @@ def examine() -> dict[str, Any]:
     else:
         facts["mpi"] = _mpi(comm)
         facts["engine"] = _engine(comm)
+        facts["gpus"] = gpus.examine(comm)
         facts["ranks"] = _ranks(comm)
         facts["hosts"] = _hosts(facts["ranks"])
         problems += _mpi_problems(facts["mpi"], started)
@@ -237,6 +238,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [
             ("engine", "Python" if facts["engine"]["problem"] else "compiled"),
             ("shared memory", _shared(facts["engine"]["shared"])),
+            *gpus.lines(facts["gpus"]),
         ]
     kernels = own["kernels"]
     built = f"compiled by {kernels['compiler'] or 'an unknown compiler'}" if kernels else "NumPy"

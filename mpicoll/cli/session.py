@@ -31,6 +31,31 @@ def world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
+def use_gpu() -> None:
+    """Let each rank use a GPU of its node, in turn; before the communicator is built.  Collective.
+
+    Raises:
+        UsageError: a rank has none, or no CuPy.
+    """
+    from mpi4py import MPI
+
+    from mpicoll import arrays
+
+    comm = world()
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+    number = node.Get_rank()
+    node.Free()
+    problem = ""
+    try:
+        arrays.use("gpu", number)
+    except Exception as error:  # CuPy's, of a driver that is missing, say
+        problem = f"{type(error).__name__}: {error}"
+    problems = comm.allgather(problem)
+    for rank, text in enumerate(problems):
+        if text:
+            raise UsageError(f"--device gpu: rank {rank}: {text}; give cpu")
+
+
 def communicator() -> MPI.Intracomm:
     """All ranks as one communicator of this package. Collective.
 

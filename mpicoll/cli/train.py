@@ -82,6 +82,7 @@ def command(
         float | None, typer.Option(help="First factor of the loss in front of a narrow type.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of initial weights and the order of samples.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, or gpu (with CuPy).")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float64, float32 or float16.")] = "float64",
     strategy: Annotated[
         str, typer.Option(help="allreduce, zero1, parameter_server, local_sgd or gossip.")
@@ -191,6 +192,8 @@ def command(
 
     with usage():
         chosen = Config(**_given(context, config))
+    if chosen.device == "gpu":
+        session.use_gpu()
     return main(chosen, session.communicator(), as_json=json, progress=progress, compare=compare)
 
 

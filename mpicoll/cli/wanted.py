@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def algorithms(
-    collectives: list[str], written: str, numbers: tuple[int | None, ...]
+    collectives: list[str], written: str, numbers: tuple[int | None, ...], device: str = "cpu"
 ) -> dict[str, tuple[str, ...]]:
     """The algorithms to measure for each collective: of all, those that serve some of the numbers
-    of ranks.
+    of ranks; on GPUs, of all, the call that names none, by what the ranks agree on.
 
     Raises:
         UsageError: for an unknown collective or algorithm, naming the known ones.
     """
     from mpicoll import registry
-    from mpicoll.bench.workload import METHODS, base, serving
+    from mpicoll.bench.workload import AUTO, METHODS, base, serving
     from mpicoll.tuning import NATIVE
 
     chosen = {}
@@ -29,11 +29,12 @@ def algorithms(
             raise UsageError(
                 f"unknown collective {collective!r}: bench measures {', '.join(METHODS)}"
             )
-        known = (*registry.names(base(collective)), NATIVE)
+        known = (*registry.names(base(collective)), NATIVE, AUTO)
         names = tuple(dict.fromkeys(written.split(",")))
         if written == "all":
             served = {name for number in numbers for name in serving(collective, number)}
             names = (*(name for name in known if name in served), NATIVE)
+            names = (AUTO,) if device == "gpu" else names
         for name in names:
             if name not in known:
                 raise UsageError(
@@ -50,7 +51,7 @@ def check_parameters(chosen: dict[str, tuple[str, ...]], parameters: dict[str, V
 
     for collective, names in chosen.items():
         for name in names:
-            if name != "native":
+            if name not in ("native", "auto"):
                 with usage():
                     check(base(collective), name, parameters)
 

@@ -107,8 +107,8 @@ def usable(
     """The points of some runs that can be put together.
 
     Points that would mix what is not alike are left out and counted: wrong results, more ranks than
-    cores unless ``oversubscribed``, blocks of any length, cold caches, in place, and all but the
-    most frequent element type, operator and kind of start of a collective.
+    cores unless ``oversubscribed``, blocks of any length, cold caches, in place, buffers on GPUs,
+    and all but the most frequent element type, operator and kind of start of a collective.
     """
     reasons: Counter[str] = Counter()
     kept: list[tuple[Run, Point]] = []
@@ -196,6 +196,8 @@ def _reason(point: Point, oversubscribed: bool) -> str:
         return "their caches were cold"
     if point.in_place:
         return "they were in place"
+    if point.device != "cpu":
+        return "their buffers were on GPUs"
     try:
         check(point.collective, point.algorithm, point.parameters)
     except ValueError as error:

@@ -41,6 +41,7 @@ class Kind(NamedTuple):
     cache: str
     start: str
     skew: float
+    device: str = "cpu"
 
     @property
     def words(self) -> str:
@@ -50,6 +51,7 @@ class Kind(NamedTuple):
         said += ["in place"] * self.in_place + ["cold buffers"] * (self.cache != "warm")
         said += ["starts on synchronised clocks"] * (self.start != "barrier")
         said += [f"block lengths of 1 ∓ {self.skew:g} times their mean"] * bool(self.skew)
+        said += ["buffers on GPUs"] * (self.device == "gpu")
         return ", ".join(said)
 
 
@@ -221,7 +223,8 @@ Key = tuple[str, int, Kind]
 
 def key_of(point: Point) -> Key:
     """The section of a point: its collective, ranks and kind."""
-    kind = Kind(point.type, point.redop, point.in_place, point.cache, point.start, point.skew)
+    how = point.in_place, point.cache, point.start, point.skew, point.device
+    kind = Kind(point.type, point.redop, *how)
     return point.collective, point.ranks if point.size else 0, kind
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.arrays import put
 from mpicoll.train import messages
 from mpicoll.train.messages import Message, tag, wait_until
 from mpicoll.train.placement import Place
@@ -82,7 +83,7 @@ class Client:
             message, version = self._outgoing[number], self._versions.get(number, own)
             head = (messages.PUSH, push.clock, flags, *facts, version)
             message.head[: messages.VERSION + 1] = head
-            message.values[...] = self._gradient[place.start : place.end]
+            put(message.values, self._gradient[place.start : place.end])
             message.send(self._comm, place.rank, tag(number, messages.TO_SERVER))
             self._pushed.add(number)
 
@@ -145,7 +146,7 @@ class Client:
         self._pushed.clear()
         for number, answer in self._answers.items():
             place = self._places[number]
-            target[place.start : place.end] = answer.values
+            put(target[place.start : place.end], answer.values)
             self._versions[number] = int(answer.head[messages.UPDATES])
         return self._facts(self._answers[self._answering[0]].head)
 
@@ -243,5 +244,5 @@ class Listener(Client):
     def _take_over(self) -> None:
         for number in self._fresh:
             place = self._places[number]
-            self._weights[place.start : place.end] = self._news[number]
+            put(self._weights[place.start : place.end], self._news[number])
         self._fresh.clear()

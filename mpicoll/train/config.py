@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
+from mpicoll.arrays import DEVICES
 from mpicoll.train import augment, consistency, wire
 from mpicoll.train.data import DATASETS, is_path
 from mpicoll.train.models import MODELS
@@ -67,6 +68,8 @@ class Config:
             a step overflows, doubled after 2000 that did not. None: 65536 if `dtype` is float16,
             1024 if `wire` is fp16, otherwise none.
         seed: Decides initial parameters, the order of samples, and dropout.
+        device: `cpu`, or `gpu`: data, parameters and computation are on this process' current GPU,
+            in CuPy's arrays.
         dtype: `float64`, `float32` or `float16`, of data and computation. Parameters and sums of
             gradients are kept in float32 where it is float16.
         strategy: `allreduce`, or `zero1`: each rank updates a part and keeps the optimizer's state
@@ -139,6 +142,7 @@ class Config:
     skip_limit: int = 10
     loss_scale: float | None = None
     seed: int = 0
+    device: str = "cpu"
     dtype: str = "float64"
     strategy: str = "allreduce"
     servers: str = "colocated"
@@ -208,6 +212,7 @@ class Config:
             _one_of("dataset", self.dataset, known)
         _one_of("model", self.model, MODELS)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("device", self.device, DEVICES)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("schedule", self.schedule, tuple(SCHEDULES))
         _one_of("lr_scaling", self.lr_scaling, tuple(SCALINGS))
@@ -229,6 +234,20 @@ class Config:
                 f"strategy {self.strategy} sends gradients as they are, not as {self.wire}: "
                 "give wire full, or strategy allreduce"
             )
+        if self.device == "gpu":
+            self._check_gpu()
+
+    def _check_gpu(self) -> None:
+        if self.wire != "full":
+            raise ValueError(
+                f"wire {self.wire} is encoded by the host: give wire full, or device cpu"
+            )
+        for name in ("augment", "data_servers"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} is work of the host, and with device gpu all samples are on the GPU: "
+                    "leave it out, or give device cpu"
+                )
 
     def _check_bits(self) -> None:
         """What equal bits, and shares that follow speed, go together with."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.arrays import library_of
 from mpicoll.train import augment
 
 if TYPE_CHECKING:
@@ -57,10 +58,11 @@ class Reading:
 
     def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
         """See `Feed.take`."""
-        inputs = self._dataset.train_inputs[samples]
+        rows = library_of(self._dataset.train_labels).asarray(samples)
+        inputs = self._dataset.train_inputs[rows]
         if self._augmentation is not None:
             inputs = self._augmentation.apply(inputs, self._image, self._seed, epoch, samples)
-        return inputs, self._dataset.train_labels[samples]
+        return inputs, self._dataset.train_labels[rows]
 
     def forget(self) -> None:
         """See `Feed.forget`."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from mpicoll.arrays import library_of, put
 
 Array = NDArray[Any]
 
@@ -46,8 +47,9 @@ class Flat:
                     "give all parameters the same floating type"
                 )
         length = sum(array.size for array in arrays.values())
+        library = library_of(next(iter(arrays.values())))
         self.vector: Array = (
-            np.zeros(length, first if dtype is None else dtype) if out is None else out
+            library.zeros(length, first if dtype is None else dtype) if out is None else out
         )
         self.views: dict[str, Array] = {}
         self.spans: dict[str, tuple[int, int]] = {}
@@ -66,7 +68,7 @@ class Flat:
         """
         self.require_names(arrays)
         for name, array in arrays.items():
-            self.view(name, array)[...] = array
+            put(self.view(name, array), array)
 
     def require_names(self, arrays: Mapping[str, Any]) -> None:
         """Check that there is one array for each parameter.

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from mpicoll.arrays import library_of
 from mpicoll.train import draws
 from mpicoll.train.batch import Batch
 
@@ -147,7 +148,9 @@ class Convolution:
         pieces = (rows @ parameters["weight"].T).reshape(
             samples, height, width, kernel, kernel, channels
         )
-        padded = np.zeros((samples, height + 2 * half, width + 2 * half, channels), error.dtype)
+        padded = library_of(error).zeros(
+            (samples, height + 2 * half, width + 2 * half, channels), error.dtype
+        )
         for y in range(kernel):
             for x in range(kernel):
                 padded[:, y : y + height, x : x + width] += pieces[:, :, :, y, x]
@@ -194,8 +197,8 @@ class MaxPool(_Plain):
     ) -> tuple[Array | None, dict[str, Array]]:
         """See `Layer.backward`: of equal values the first was chosen."""
         inputs, outputs = memory
-        slopes = np.zeros(inputs.shape, error.dtype)
-        left = np.ones(outputs.shape, bool)
+        slopes = library_of(error).zeros(inputs.shape, error.dtype)
+        left = library_of(error).ones(outputs.shape, bool)
         for place, target in zip(self._places(inputs), self._places(slopes), strict=True):
             chosen = place == outputs
             chosen &= left
@@ -293,7 +296,7 @@ class Dropout(_Plain):
             batch.seed, batch.epoch, batch.samples, self.stream, prod(shape[1:])
         )
         kept = (numbers.reshape(shape) >= self.rate).astype(inputs.dtype) / (1 - self.rate)
-        kept = kept.astype(inputs.dtype, copy=False)
+        kept = library_of(inputs).asarray(kept, inputs.dtype)
         return inputs * kept, kept
 
     def backward(
@@ -307,11 +310,12 @@ def _patches(padded: Array, width: int) -> Array:
     """The squares of so many pixels around each: (samples, height, width, y, x, channels)."""
     samples, height, across, channels = padded.shape
     height, across = height - width + 1, across - width + 1
-    if channels > 1:
+    library = library_of(padded)
+    if channels > 1 and library is np:
         windows = sliding_window_view(padded, (width, width), axis=(1, 2))
         return np.ascontiguousarray(windows.transpose(0, 1, 2, 4, 5, 3))
     # One value at a time is copied slowly; a place of the squares at a time, less so.
-    patches = np.empty((samples, height, across, width, width, channels), padded.dtype)
+    patches = library.empty((samples, height, across, width, width, channels), padded.dtype)
     for y in range(width):
         for x in range(width):
             patches[:, :, :, y, x] = padded[:, y : y + height, x : x + across]

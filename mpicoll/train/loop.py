@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll import arrays
 from mpicoll.layout import part
 from mpicoll.train import bits, data_servers, memory, placement, predicted, signals, tree
 from mpicoll.train.config import Config
@@ -116,7 +117,9 @@ def run(
     with together(workers, "making data and model ready"):
         dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
         model = model or make_model(config, dataset)
-        initial = model.initial_parameters(config.seed)
+        found = model.initial_parameters(config.seed)
+        initial = {name: arrays.on(config.device, array) for name, array in found.items()}
+        dataset = _on(config.device, dataset)
         weights = Flat(initial, "float32" if config.dtype == "float16" else None)
         config.worker_count(workers.size)
         if config.invariant is not None:
@@ -170,6 +173,19 @@ def run(
         stacks.close()
     trainer.free()
     return replace(result, communicated=observers.communicated, predicted=expected)
+
+
+def _on(device: str, dataset: Dataset) -> Dataset:
+    """A data set whose samples are on a device, all of them."""
+    if device == "cpu":
+        return dataset
+    return replace(
+        dataset,
+        train_inputs=arrays.on(device, dataset.train_inputs[:]),
+        train_labels=arrays.on(device, dataset.train_labels),
+        test_inputs=arrays.on(device, dataset.test_inputs[:]),
+        test_labels=arrays.on(device, dataset.test_labels),
+    )
 
 
 class _Run:
@@ -228,7 +244,7 @@ class _Run:
                 self._keeper.save(number + complete, 0 if complete else position, history)
             number, position = number + 1, 0
         raise_together(self._workers, "a callback", trainer.failure)  # that of the last epoch
-        return Result(trainer.weights.views, tuple(history), trainer.number, stopped)
+        return Result(arrays.hosted(trainer.weights.views), tuple(history), trainer.number, stopped)
 
     def _reason(self, epoch: Epoch) -> str | None:
         config = self._config

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.arrays import library_of
 from mpicoll.train.batch import Batch
 from mpicoll.train.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
 
@@ -126,7 +127,7 @@ class Sequential:
 
         error: Array | None = np.exp(log_probabilities)
         assert error is not None
-        error[np.arange(len(error)), batch.labels] -= 1
+        error[library_of(error).arange(len(error)), batch.labels] -= 1
         error /= batch.total
         error = error.astype(values.dtype, copy=False)
         for index in reversed(range(len(self.layers))):
@@ -227,7 +228,7 @@ def _log_softmax(scores: Array) -> Array:
 
 
 def _at_labels(values: Array, labels: Array) -> Array:
-    return values[np.arange(len(values)), labels]
+    return values[library_of(values).arange(len(values)), labels]
 
 
 #: Names of the models that come with mpicoll.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from mpicoll.arrays import library_of, put
 from mpicoll.train import messages
 from mpicoll.train.messages import Message, tag, wait_until
 from mpicoll.train.shard import Push, Shard
@@ -133,7 +134,9 @@ class Server:
                 processor,
                 int(version),
             )
-            self.shard.push(number, push, message.values)
+            # Where the shard is.
+            gradient = library_of(self.shard.weights).asarray(message.values)
+            self.shard.push(number, push, gradient)
         else:
             self.shard.leave(number)
         if int(flags) & messages.FAILED:
@@ -187,5 +190,5 @@ class Server:
             final,
             shard.skipped,
         )
-        answer.values[...] = shard.weights if slot is None else list(shard.state.values())[slot]
+        put(answer.values, shard.weights if slot is None else list(shard.state.values())[slot])
         answer.send(self._comm, self._ranks[number], tag(self._number, messages.TO_WORKER))

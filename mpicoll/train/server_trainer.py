@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.arrays import hosted, put
 from mpicoll.train import consistency, optimizers, placement, schedules
 from mpicoll.train.client import Client, Listener
 from mpicoll.train.config import Config
@@ -165,7 +166,7 @@ class ServerTrainer:
         for slot in self._optimizer.slots:
             arrays[f"state/{slot}"] = self._fetched(slot)
         facts = {name: getattr(self, name) for name in ("number", "updates", "skipped")}
-        return arrays, {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
+        return hosted(arrays), {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         """As `Trainer.restore`."""
@@ -177,7 +178,7 @@ class ServerTrainer:
         for slot in self._optimizer.slots:
             whole = np.empty_like(self.weights.vector)
             if first:
-                whole[...] = arrays[f"state/{slot}"]
+                put(whole, arrays[f"state/{slot}"])
             self._workers.broadcast(whole)
             self._put(slot, whole)
         for name in ("number", "updates", "skipped"):

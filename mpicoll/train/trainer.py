@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.arrays import host, hosted, put
 from mpicoll.train import mixing, optimizers, schedules, transfers, tree, wire
 from mpicoll.train.balance import Balance
 from mpicoll.train.config import Config
@@ -159,7 +160,7 @@ class Trainer:
             # What the ranks have lost, they have lost together.
             self._workers.sum(residual)
             arrays["residual"] = residual
-        return arrays, {name: getattr(self, name) for name in _COUNTERS}
+        return hosted(arrays), {name: getattr(self, name) for name in _COUNTERS}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         """Go back to a snapshot, perhaps of another number of ranks.
@@ -173,14 +174,16 @@ class Trainer:
             self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
         self._workers.broadcast(self.weights.vector)
         for slot, own in self._state.items():
-            whole = (
-                np.array(arrays[f"state/{slot}"]) if first else np.empty_like(self.weights.vector)
-            )
+            whole = np.empty_like(self.weights.vector)
+            if first:
+                put(whole, arrays[f"state/{slot}"])
             self._workers.broadcast(whole)
             own[...] = np.concatenate([whole[s:e] for s, e in self._exchange.owned] or [whole[:0]])
         residual = self._exchange.residual()
         if residual is not None:
-            residual[...] = arrays.get("residual", 0.0) if first else 0.0
+            residual[...] = 0.0
+            if first and "residual" in arrays:
+                put(residual, arrays["residual"])
             self._workers.broadcast(residual)
             self._exchange.set_residual(residual / self._workers.size)
         self._take_over()
@@ -386,7 +389,7 @@ class Trainer:
         apart = self._mixing is not None
         if not every or self.number % every or self._workers.size == 1 or apart:
             return
-        sums = {name: zlib.crc32(view.data) for name, view in self.weights.views.items()}
+        sums = {name: zlib.crc32(host(view).data) for name, view in self.weights.views.items()}
         everyone = self._workers.gather(sums)
         for rank, theirs in enumerate(everyone):
             for name, found in theirs.items():

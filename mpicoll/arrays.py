@@ -1,0 +1,88 @@
+"""Where arrays are, of training or of a sweep: NumPy's in memory, CuPy's on the current GPU.
+
+Most of NumPy's functions take CuPy's arrays and give CuPy's; what is here is the rest.  CuPy is
+imported only where that is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DEVICES", "complete", "host", "hosted", "library_of", "on", "put", "use"]
+
+Array = NDArray[Any]
+
+#: Where a run can be.
+DEVICES = ("cpu", "gpu")
+
+
+def use(device: str, number: int = 0) -> None:
+    """Let this process make arrays on a device; before its communicator is built.
+
+    Args:
+        device: One of `DEVICES`.
+        number: Of the process among those of its host, which take GPUs in turn.
+
+    Raises:
+        ModuleNotFoundError: CuPy is not installed.
+        RuntimeError: There is no GPU.
+    """
+    if device == "gpu":
+        cupy = _cupy()
+        cupy.cuda.Device(number % cupy.cuda.runtime.getDeviceCount()).use()
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "a GPU needs CuPy: pip install cupy-cuda12x or cupy-cuda13x, or give device cpu"
+        ) from None
+    return cupy
+
+
+def library_of(array: Any) -> Any:
+    """The module that an array is of: CuPy, else NumPy."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
+
+
+def on(device: str, array: Array) -> Array:
+    """An array of the host on a device."""
+    return array if device == "cpu" else _cupy().asarray(array)
+
+
+def host(array: Any) -> Array:
+    """An array of any device in memory; itself if it is there."""
+    return array if library_of(array) is np else array.get()
+
+
+def put(target: Array, values: Any) -> None:
+    """Copy values into an array of the same shape, each wherever it is."""
+    library = library_of(target)
+    target[...] = host(values) if library is np else library.asarray(values)
+
+
+def complete(call: Callable[[], Any], array: Any) -> Callable[[], Any]:
+    """A call of arrays on a GPU that lasts until what it has put on the current stream is done."""
+    library = library_of(array)
+    if library is np:
+        return call
+
+    def whole() -> Any:
+        result = call()
+        library.cuda.get_current_stream().synchronize()
+        return result
+
+    return whole
+
+
+def hosted(arrays: Mapping[str, Any]) -> dict[str, Array]:
+    """Arrays by name, in memory."""
+    return {name: host(array) for name, array in arrays.items()}

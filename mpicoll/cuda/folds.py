@@ -1,0 +1,73 @@
+"""Reductions on a GPU of what has come there through the host; the bits are those of the host's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from mpicoll import ops
+from mpicoll.cuda import kernels, shapes
+
+__all__ = ["Folds"]
+
+_THREADS, _BLOCKS = 256, 512
+#: Bytes of a cell, see fold.cuh.
+CELL = 16
+
+
+class Folds:
+    """The reductions of one GPU.
+
+    Args:
+        device: number of the GPU.
+        size: operands, one a rank.
+
+    Raises:
+        Exception: CuPy's, where the compiler rejects the source.
+    """
+
+    def __init__(self, device: int, size: int) -> None:
+        self._cupy: Any = sys.modules["cupy"]
+        self._device = device
+        here = Path(__file__).parent
+        source = kernels.enums() + "".join(
+            f'#line 1 "{name}"\n{(here / name).read_text()}' for name in ("fold.cuh", "relay.cu")
+        )
+        with self._cupy.cuda.Device(device):
+            module = self._cupy.RawModule(
+                code=source, options=("--std=c++17", "--fmad=false", f"-DP={size}")
+            )
+            self._functions = {
+                name: module.get_function(f"relay_{name}") for name in ("plain", "narrow")
+            }
+
+    @staticmethod
+    def serves(reduction: ops.Reduction) -> bool:
+        """Whether an operator is one that GPUs reduce by."""
+        return reduction.name in shapes.OPS and reduction.type in shapes.TYPES
+
+    def run(
+        self, reduction: ops.Reduction, address: int, pitch: int, nbytes: int, stream: int
+    ) -> None:
+        """Fold operands into the place of the first, in the order of a stream.
+
+        Args:
+            reduction: the operator.
+            address, pitch: of the first operand, and bytes from one to the next; multiples of 16.
+            nbytes: of an operand; up to the next multiple of 16 there is memory.
+            stream: handle of a stream.
+        """
+        cupy, cells = self._cupy, -(-nbytes // CELL)
+        narrow = shapes.kernel_of(reduction.name, reduction.type) == "narrow"
+        function = self._functions["narrow" if narrow else "plain"]
+        kind = shapes.kind_of(reduction.name, reduction.type)
+        arguments = (
+            cupy.uint64(cells),
+            cupy.uint64(pitch // CELL),
+            cupy.int32(kind),
+            cupy.uint64(address),
+        )
+        blocks = min(_BLOCKS, -(-cells // _THREADS))
+        with cupy.cuda.Device(self._device), cupy.cuda.ExternalStream(stream, self._device):
+            function((blocks,), (_THREADS,), arguments)

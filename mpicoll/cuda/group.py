@@ -1,0 +1,175 @@
+"""How the ranks of a communicator bring what is in device memory to each other.
+
+That is one transport for all of them, agreed when the communicator is built: any rank's "no" leaves
+it to the next one.
+
+``cuda_ipc``
+    each GPU reads and writes memory of the others (:mod:`mpicoll.cuda.ipc`).
+``aware``
+    the MPI library's own collectives, which say of themselves that they take such memory.
+``staged``
+    through pinned memory of the host, in segments: while one travels between the ranks the next one
+    leaves its device and the one before reaches its own.  Large all-reduces within a node by MPI's
+    operators are reduced by the GPUs, which read what others have written there
+    (:mod:`mpicoll.relay`); everything else by the host.
+
+Where a program has imported nothing that makes arrays in device memory when it builds the
+communicator, on whatever rank, nothing is agreed: then such arrays go through the host as a whole.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from mpicoll import libraries, shared
+from mpicoll.cuda import driver
+from mpicoll.cuda.driver import CudaError
+from mpicoll.watch import ranges
+
+__all__ = [
+    "AWARE",
+    "CUDA_IPC",
+    "STAGED",
+    "TRANSPORTS",
+    "Device",
+    "Group",
+    "connect",
+]
+
+CUDA_IPC, AWARE, STAGED = "cuda_ipc", "aware", "staged"
+#: What ``MPICOLL_GPU`` accepts; ``auto``: the first one that can serve.
+TRANSPORTS = ("auto", CUDA_IPC, AWARE, STAGED)
+
+
+class Device(NamedTuple):
+    """The device of a rank.
+
+    Attributes:
+        host: name of its host.
+        number: as CUDA counts in that process.
+        uuid: what names it on every host.
+        name: in words.
+        aware: whether the MPI library says that it takes its memory; None if it says nothing.
+        cupy: whether CuPy is imported, which compiles what a GPU reduces by.
+        problem: why it cannot be used, "" if it can.
+    """
+
+    host: str
+    number: int
+    uuid: str
+    name: str
+    aware: bool | None
+    cupy: bool
+    problem: str
+
+
+@dataclass
+class Group:
+    """What the ranks have agreed.
+
+    Attributes:
+        transport: ``cuda_ipc``, ``aware`` or ``staged``.
+        why: why no faster one, "" if it is the fastest.
+        devices: of all ranks.
+        peers: what runs collectives by ``cuda_ipc``, else None.
+        device: number of this rank's device.
+    """
+
+    transport: str
+    why: str
+    devices: tuple[Device, ...]
+    peers: Any
+    device: int
+
+    @property
+    def reduces(self) -> bool:
+        """Whether GPUs can reduce what comes through the host."""
+        return all(device.cupy for device in self.devices)
+
+    def close(self) -> None:
+        """The communicator has been freed."""
+        if self.peers is not None:
+            self.peers.close()
+            self.peers = None
+
+    def described(self) -> str:
+        """In words."""
+        return f"{self.transport} ({self.why})" if self.why else self.transport
+
+
+def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None:
+    """Agree on a transport; None where a rank has no device.  Collective.
+
+    Args:
+        private: the communicator that carries the collectives' messages.
+        wanted: one of :data:`TRANSPORTS`, equal on all ranks.
+        seconds: longest wait of a device for another one, 0 for the default one.
+    """
+    devices = tuple(private.allgather(_own()))
+    without = [rank for rank, device in enumerate(devices) if device.problem]
+    if without:
+        problem = devices[without[0]].problem
+        if len(without) < len(devices):  # else there is no such array
+            shared.warn(
+                f"arrays in device memory go through the host: {ranges(without)}: {problem}"
+            )
+        return None
+    number = devices[private.Get_rank()].number
+    peers, why = None, f"MPICOLL_GPU={wanted} asks for it"
+    if wanted in ("auto", CUDA_IPC):
+        peers, why = _peers(private, number, seconds)
+    if peers is not None:
+        return Group(CUDA_IPC, "", devices, peers, number)
+    unaware = [rank for rank, device in enumerate(devices) if not device.aware]
+    if wanted != STAGED and not unaware:
+        return Group(AWARE, why, devices, None, number)
+    if wanted != STAGED:
+        does_not = "says that it is not" if devices[unaware[0]].aware is False else "does not say"
+        why += f"; is the MPI library CUDA-aware? It {does_not}"
+    if wanted in (CUDA_IPC, AWARE):
+        shared.warn(f"MPICOLL_GPU={wanted} is not possible, so {STAGED} serves: {why}")
+    return Group(STAGED, why, devices, None, number)
+
+
+def _own() -> Device:
+    """The device of this rank."""
+    host, aware = MPI.Get_processor_name(), libraries.cuda_aware()
+    cupy = "cupy" in sys.modules
+    problem = driver.problem()
+    if problem:
+        return Device(host, -1, "", "", aware, cupy, f"no CUDA driver ({problem})")
+    functions = driver.driver()
+    try:
+        if not functions.count():
+            hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+            hint = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
+            return Device(host, -1, "", "", aware, cupy, f"no CUDA device{hint}")
+        number = functions.current()
+        uuid, name = functions.uuid(number), functions.name(number)
+    except CudaError as error:
+        return Device(host, -1, "", "", aware, cupy, str(error))
+    return Device(host, number, uuid, name, aware, cupy, "")
+
+
+def _peers(private: MPI.Intracomm, number: int, seconds: float) -> tuple[Any, str]:
+    """What runs collectives by ``cuda_ipc``, or None and why there is nothing."""
+    problem = ""
+    if "cupy" not in sys.modules:
+        problem = "import cupy, which compiles the kernels, before the communicator is built"
+    else:
+        try:
+            ipc = importlib.import_module("mpicoll.cuda.ipc")
+        except ImportError as error:
+            problem = str(error)
+    problems = private.allgather(problem)
+    missing = [rank for rank, text in enumerate(problems) if text]
+    if missing:
+        return None, f"{ranges(missing)}: {problems[missing[0]]}"
+    peers, why = ipc.Peers.open(private, number, seconds)
+    return peers, why

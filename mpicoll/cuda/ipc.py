@@ -1,0 +1,445 @@
+"""Collectives between the GPUs of one node, through memory that each of them maps of the others.
+
+Every rank has a *window*, memory of its own GPU that all peers map when the communicator is made.
+Collectives go through it in packets of data and flag (``exchange.cuh``), ordered on the caller's
+stream, without a word between the hosts.  Where arrays are registered (:func:`mpicoll.cuda.empty`,
+:func:`mpicoll.cuda.register`, persistent requests) long ones are read and written where they lie
+(``direct.cuh``).  Every rank counts its steps in device memory, so a captured graph can be replayed
+among other calls.
+
+A wait on the GPU that exceeds its limit, or whose peer's process has died, ends; the next call
+raises, and so does every later one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll import ops
+from mpicoll.cuda import kernels, reach, shapes
+from mpicoll.cuda.deaths import Watchdog
+from mpicoll.cuda.reach import Facts
+from mpicoll.cuda.registered import TABLE, Registered, Registry, agreed
+from mpicoll.cuda.shapes import Limits
+
+try:
+    from mpicoll import _cuda
+except ImportError:  # a source tree where nothing has been built
+    _cuda = None
+
+__all__ = ["TIMEOUT", "Peers", "Plan", "Registered"]
+
+#: Seconds that a device-side wait may take where ``MPICOLL_TIMEOUT`` does not say otherwise.
+TIMEOUT = 600.0
+#: Bytes of the alarm, see exchange.cuh.
+ALARM = 64
+#: Seconds to wait for the other ranks before memory is freed.
+PATIENCE = 5.0
+#: What a rank writes to its window for the others to read.
+PATTERN = b"mpicoll window "
+
+_ABSENT, _IN_PLACE = -1, -2
+_OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
+
+
+class Peers:
+    """The GPUs of a communicator's ranks, all of one node.
+
+    Made by :meth:`open`.
+
+    Attributes:
+        device: ordinal of this rank's GPU.
+        failed: the error that has ended all use, or None.
+    """
+
+    def __init__(
+        self,
+        private: MPI.Intracomm,
+        device: int,
+        seconds: float,
+        facts: Sequence[Facts],
+        limits: Limits,
+    ) -> None:
+        self._private, self.device = private, device
+        self._rank, self._size = private.Get_rank(), private.Get_size()
+        self._facts = facts
+        most = min(fact.multiprocessors for fact in facts)
+        self._limits = limits._replace(blocks=min(limits.blocks, most))
+        self._seconds = seconds or TIMEOUT
+        self._owned: list[int] = []
+        self._mapped: list[int] = []
+        self._alarm = 0
+        self._module: Any = None
+        self._functions: dict[str, int] = {}
+        self._launcher: Any = None
+        self._handle = b""
+        self._handles: list[bytes] = []
+        self._registry: Any = None
+        self._watchdog: Watchdog | None = None
+        self.failed: BaseException | None = None
+
+    # ---- Made and freed ----
+
+    @classmethod
+    def open(
+        cls,
+        private: MPI.Intracomm,
+        device: int,
+        seconds: float = 0.0,
+        share: bool = False,
+        limits: Limits | None = None,
+    ) -> tuple[Peers | None, str]:
+        """Map the peers' memory.  Collective.
+
+        Args:
+            private: the communicator, of mpicoll's own.
+            device: ordinal of this rank's GPU.
+            seconds: that a device-side wait may take; 0: :data:`TIMEOUT`.
+            share: whether several ranks may have one GPU, which works, but very slowly.
+            limits: of launches, equal on all ranks.
+
+        Returns:
+            None, and why, on all ranks alike, where it cannot be done.
+        """
+        facts = private.allgather(reach.facts_of(device))
+        problem = agreed(private, reach.problem(facts, share))
+        if problem:
+            return None, problem
+        peers = cls(private, device, seconds, facts, limits or Limits())
+        steps = (
+            peers._make_window, peers._map_windows, peers._write_pattern, peers._read_patterns,
+            peers._clear_pattern, peers._prepare,
+        )  # fmt: skip
+        for step in steps:
+            problem = ""
+            try:
+                with peers._on_device():
+                    step()
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+            problem = agreed(private, problem)
+            if problem:
+                peers.close()
+                return None, problem
+            peers._handles = private.allgather(peers._handle)
+        return peers, ""
+
+    def _on_device(self) -> Any:
+        import cupy
+
+        return cupy.cuda.Device(self.device)
+
+    def _make_window(self) -> None:
+        self._window = self._allocate(self._limits.window(self._size))
+        self._handle = _cuda.export(self._window)
+
+    def _map_windows(self) -> None:
+        self._windows = [
+            self._window if rank == self._rank else self._map(handle)
+            for rank, handle in enumerate(self._handles)
+        ]
+
+    def _write_pattern(self) -> None:
+        _cuda.write(self._window, self._pattern(self._rank))
+
+    def _read_patterns(self) -> None:
+        for rank, window in enumerate(self._windows):
+            if _cuda.read(window, len(self._pattern(rank))) != self._pattern(rank):
+                raise RuntimeError(f"memory of rank {rank} reads other than it was written")
+
+    def _clear_pattern(self) -> None:
+        _cuda.write(self._window, bytes(len(self._pattern(self._rank))))
+
+    def _pattern(self, rank: int) -> bytes:
+        return PATTERN + self._facts[rank].pid.to_bytes(8, "little")
+
+    def _prepare(self) -> None:
+        """Compile and load the kernels, and what they count in."""
+        import cupy
+
+        self._module, self._functions = kernels.compiled(self._size, self._limits)
+        self._alarm = _cuda.allocate_host(ALARM)
+        table = self._allocate(TABLE * self._size)
+        self._launcher = _cuda.Launcher(
+            self.device,
+            self._rank,
+            self._windows,
+            self._alarm,
+            table,
+            self._channels(),
+            int(self._seconds * 1e9),
+            cupy.ndarray,
+            MPI.IN_PLACE,
+            cupy.cuda.get_current_stream,
+        )
+        self._registry = Registry(self._private, self._launcher, table)
+        for function in self._functions.values():
+            _cuda.make_ready(function)
+        _cuda.synchronize()
+        self._watchdog = Watchdog(
+            {rank: fact.pid for rank, fact in enumerate(self._facts) if rank != self._rank},
+            self._launcher.stop,
+        )
+        #: The compiled short way; see `_cuda.Launcher.serve`.
+        self.serve = self._launcher.serve
+
+    def _channels(self) -> tuple[tuple[int, ...], ...]:
+        """Of packets and in bulk, see `_cuda.Launcher`; all slots lie in the window."""
+        limits, size = self._limits, self._size
+        packets, bulk = limits.region(size), limits.bulk_region(size)
+        steps = [self._allocate(8 * warps) for warps in (limits.warps, limits.bulk_warps)]
+        phases = 2 if size > 2 else 1
+        return (
+            (steps[0], limits.warps, limits.slot, 0, packets),
+            (steps[1], limits.bulk_warps, limits.bulk_slot, phases * packets, bulk),
+        )
+
+    def _allocate(self, nbytes: int) -> int:
+        address: int = _cuda.allocate(nbytes)
+        self._owned.append(address)
+        return address
+
+    def _map(self, handle: bytes) -> int:
+        address: int = _cuda.map(handle)
+        self._mapped.append(address)
+        return address
+
+    def close(self) -> None:
+        """Unmap the peers' memory and free this rank's.  Collective, but waits for no dead peer.
+
+        Memory is freed when no peer has it mapped any more; if that is not known soon, the process
+        keeps it.
+        """
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+        if self._launcher is not None:
+            self._launcher.close()
+        owned, self._owned = self._owned, []
+        mapped, self._mapped = self._mapped, []
+        registry, self._registry = self._registry, None
+        try:
+            with self._on_device():
+                _cuda.synchronize()
+                for address in mapped:
+                    _cuda.unmap(address)
+                if registry is not None:
+                    registry.unmap_all()
+                if _all_have_come(self._private):
+                    for address in owned:
+                        _cuda.free(address)
+                    if registry is not None:
+                        registry.let_all_go()
+        except RuntimeError as error:
+            self.failed = self.failed or error  # the process is about to end, or the GPU is lost
+
+    # ---- Calls ----
+
+    def supports(self, collective: str, op: str | None, dtype: Any, nbytes: int) -> bool:
+        """Whether a collective with equal blocks is served; the same on all ranks.
+
+        Args:
+            collective: as in ``mpicoll list``.
+            op: name of the operator, None where nothing is reduced.
+            dtype: of the elements.
+            nbytes: of the whole vector.
+        """
+        if collective not in shapes.COLLECTIVES:
+            return False
+        if collective not in shapes.REDUCING:
+            return True
+        return op in shapes.OPS and _type(op, dtype) in shapes.TYPES
+
+    def run(
+        self, collective: str, send: Any, recv: Any, op: str | None, root: int, stream: Any
+    ) -> None:
+        """Enqueue a collective on a stream.
+
+        Args:
+            collective: one that is supported.
+            send, recv: with ``ptr``, ``nbytes`` and ``dtype``; None as a send buffer: in place, or
+                none; None as a receive buffer: none, or in place at the root of a scatter.
+            op, root: as in the call.
+            stream: an object with ``ptr``, which is kept alive while it is the last one used; or
+                its handle.
+
+        Raises:
+            RuntimeError: a wait on the GPU has not ended in time, or a peer has died.
+        """
+        self.check()
+        arguments = self._remembered(collective, send, recv, op, None, root)
+        if arguments is not None:
+            addresses = [0 if buffer is None else buffer.ptr for buffer in (send, recv)]
+            self._launcher.run(*arguments, *addresses, stream)
+
+    def learn(self, collective: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> None:
+        """Let :meth:`serve` serve such a call of CuPy's arrays from now on.
+
+        Args:
+            collective, sendbuf, recvbuf, op, root: as given to :meth:`serve`, of a call that has
+                gone the long way and is supported.
+        """
+        import cupy
+
+        send, recv = (
+            buffer if type(buffer) is cupy.ndarray else None for buffer in (sendbuf, recvbuf)
+        )
+        name = _OPERATORS.get(op.handle) if isinstance(op, MPI.Op) else None
+        if op is None or name is not None:
+            self._remembered(collective, send, recv, name, op, root, sendbuf, recvbuf)
+
+    def _remembered(
+        self,
+        collective: str,
+        send: Any,
+        recv: Any,
+        op: str | None,
+        handle: Any,
+        root: int,
+        sendbuf: Any = None,
+        recvbuf: Any = None,
+    ) -> tuple[Any, ...] | None:
+        """What the launcher calls a call, of which it is told if it is new; None if it is empty."""
+        collective = sys.intern(collective)
+        lengths = [
+            _IN_PLACE if given is MPI.IN_PLACE else _ABSENT if buffer is None else buffer.nbytes
+            for buffer, given in ((send, sendbuf), (recv, recvbuf))
+        ]
+        dtype = (recv if send is None else send).dtype
+        how = op if handle is None else handle
+        arguments = (collective, how, dtype, root, *lengths)
+        if self._launcher.known_call(*arguments):
+            return arguments
+        call = self._call(collective, send, recv, op, dtype, root)
+        if call.nbytes == 0:
+            return None
+        launch = shapes.plan(call, self._limits, self._registry.any)
+        self._launcher.remember(*arguments, launch, self._functions[launch.kernel])
+        return arguments
+
+    def _call(
+        self, collective: str, send: Any, recv: Any, op: str | None, dtype: Any, root: int
+    ) -> shapes.Call:
+        rank, size = self._rank, self._size
+        given = 0 if send is None else send.nbytes
+        wanted = 0 if recv is None else recv.nbytes
+        nbytes, in_place = max(given, wanted), send is None
+        if collective == "bcast":
+            in_place = False
+        elif collective == "scatter":
+            in_place = rank == root and recv is None
+            nbytes = given if rank == root else wanted * size
+        elif collective == "gather":
+            in_place = rank == root and send is None
+            nbytes = wanted if rank == root else given * size
+        elif collective == "reduce":
+            nbytes = given or wanted
+        elif collective == "allgather":
+            nbytes = wanted
+        elif collective == "reduce_scatter":
+            nbytes = wanted if in_place else given
+        reduced = op if collective in shapes.REDUCING else None
+        type = _type(reduced, dtype) if reduced else ""
+        return shapes.Call(collective, nbytes, rank, size, root, reduced or "", type, in_place)
+
+    def check(self) -> None:
+        """Raise if a wait on the GPU has not ended in time, or a peer has died."""
+        if self.failed is None:
+            self.failed = self._failure()
+            if self.failed is None:
+                return
+            self._launcher.open = False
+        raise RuntimeError(f"this communicator cannot be used any more: {self.failed}")
+
+    def _failure(self) -> BaseException | None:
+        if self._watchdog is not None and self._watchdog.dead:
+            ranks = ", ".join(map(str, self._watchdog.dead))
+            return RuntimeError(f"the process of rank {ranks} has died")
+        alarmed = self._launcher.alarmed()
+        if alarmed is None:
+            return None
+        return RuntimeError(
+            f"rank {self._rank} has waited on its GPU for rank {alarmed[0]} (step {alarmed[1]}) "
+            f"for longer than {self._seconds:g} s; MPICOLL_TIMEOUT sets the limit"
+        )
+
+    # ---- Registered memory ----
+
+    def register(self, spans: Sequence[tuple[int, int]], kept: Any = None) -> Registered:
+        """Let peers read and write memory of this rank where it lies.  Collective.
+
+        Args:
+            spans: (address, length) of buffers, as many on every rank; length 0 for none.
+            kept: what keeps the memory alive, until no peer has it mapped any more.
+
+        What cannot be mapped by another process (stream-ordered pools, virtual memory management,
+        managed memory) stays unregistered on all ranks, and goes through the window.
+        """
+        self.check()
+        with self._on_device():
+            return self._registry.register(spans, kept)
+
+    def empty(self, nbytes: int) -> tuple[int, Any]:
+        """Memory of an allocation of its own, which is registered.  Collective.
+
+        Returns:
+            its address, and what keeps it: it is given back by the first registration after that
+            has gone on all ranks.
+
+        Raises:
+            MemoryError: on all ranks, if one does not have so much.
+        """
+        self.check()
+        with self._on_device():
+            return self._registry.empty(nbytes)
+
+    def plan(self, collective: str, send: Any, recv: Any, op: str | None, root: int) -> Plan:
+        """Bind a collective to its buffers, see :meth:`run`.  Collective."""
+        spans = [(0, 0) if b is None else (b.ptr, b.nbytes) for b in (send, recv)]
+        registered = self.register(spans, (send, recv))
+        return Plan(self, registered, (collective, send, recv, op, root))
+
+
+class Plan:
+    """A collective bound to its buffers, which it keeps."""
+
+    def __init__(self, peers: Peers, registered: Registered, call: tuple[Any, ...]) -> None:
+        self._peers, self._registered, self._call = peers, registered, call
+        self._captured = False
+
+    def start(self, stream: Any) -> None:
+        """Enqueue it; see :meth:`Peers.run`."""
+        self._captured = self._captured or _cuda.capturing(getattr(stream, "ptr", stream))
+        collective, send, recv, op, root = self._call
+        self._peers.run(collective, send, recv, op, root, stream)
+
+    def close(self) -> None:
+        """Let the buffers go, unless a graph has been made of it: that may be launched again."""
+        if not self._captured:
+            self._registered.close()
+
+
+def _all_have_come(private: MPI.Intracomm) -> bool:
+    """Whether all ranks come here, within a time."""
+    request = private.Ibarrier()
+    end = time.monotonic() + PATIENCE
+    while not request.Test():
+        if time.monotonic() > end:
+            request.Free()
+            return False
+        os.sched_yield()
+    return True
+
+
+def _type(op: str | None, dtype: Any) -> str:
+    """The kernels' name of a type; "" where the operator has no meaning for it."""
+    try:
+        return ops.reduction(op or "", dtype).type
+    except (TypeError, ValueError):
+        return ""

@@ -1,0 +1,71 @@
+"""The kernels' source, and its compilation by CuPy."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mpicoll.cuda.shapes import BULK, OPS, TYPES, Limits
+
+__all__ = ["FAMILIES", "compiled", "enums", "names", "options", "source"]
+
+FAMILIES = ("copy", "plain", "whole", "narrow")
+FILES = ("fold.cuh", "exchange.cuh", "direct.cuh", "kernels.cu")
+
+
+def names(size: int) -> list[str]:
+    """The kernels that a communicator of this many ranks has."""
+    packets = ("small", "large", *(("phases",) if size > 2 else ()))
+    found = [f"{family}_{suffix}" for family in FAMILIES for suffix in packets]
+    return found + [f"{family}_{s}" for family in FAMILIES for s in BULK if family != "whole"]
+
+
+@lru_cache(maxsize=1)
+def source() -> str:
+    """The source of all kernels, one file behind the other."""
+    here = Path(__file__).parent
+    files = "".join(f'#line 1 "{name}"\n{(here / name).read_text()}' for name in FILES)
+    return enums() + files
+
+
+def enums() -> str:
+    """The numbers of operators and types, for fold.cuh."""
+    tables = (("OP", OPS), ("TYPE", TYPES))
+    return "".join(
+        f"enum {{ {', '.join(f'{prefix}_{name}' for name in table)} }};\n"
+        for prefix, table in tables
+    )
+
+
+def options(size: int, limits: Limits) -> tuple[str, ...]:
+    """What the compiler is told.
+
+    No contraction: a fused multiply-add rounds differently from the host's kernels.  (That nothing
+    is flushed to zero, the source sees to itself.)
+    """
+    return (
+        "--std=c++17",
+        "--fmad=false",
+        f"-DP={size}",
+        f"-DSMALL={limits.small}",
+        f"-DLARGE={limits.large}",
+        f"-DBULK_THREADS={limits.bulk}",
+        f"-DLARGE_ROWS={limits.rows}",
+        f"-DBULK_ROWS={limits.bulk_rows}",
+    )
+
+
+def compiled(size: int, limits: Limits) -> tuple[Any, dict[str, int]]:
+    """The module, to be kept, and the addresses of its kernels on the current device.
+
+    CuPy keeps what has been compiled on disk.
+
+    Raises:
+        cupy.cuda.compiler.CompileException: the compiler rejects the source.
+    """
+    import cupy
+
+    module = cupy.RawModule(code=source(), options=options(size, limits))
+    functions = {name: module.get_function(name).kernel.ptr for name in names(size)}
+    return module, functions

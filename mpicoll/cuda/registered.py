@@ -1,0 +1,236 @@
+"""Memory of this rank that its peers map, so that they read and write it where it lies.
+
+Registering is collective, and gives the memory the same number on all ranks.  Letting it go is
+local; it is done with at the next registration that finds all ranks to have let it go, or when
+the communicator is freed.  Until then what keeps the memory stays alive: an allocation must not be
+freed while another process has it mapped.  An allocation is mapped once however many parts of it
+are registered.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+try:
+    from mpicoll import _cuda
+except ImportError:  # a source tree where nothing has been built
+    _cuda = None
+
+__all__ = ["MOST", "TABLE", "Registered", "Registry", "agreed"]
+
+#: Registered buffers that a communicator may have at a time.
+MOST = 256
+#: Bytes of the table of their addresses, for each rank.
+TABLE = 8 * MOST
+
+
+class Registered:
+    """Buffers that peers may read and write.
+
+    Attributes:
+        direct: whether there are any; what cannot be mapped goes through the window.
+    """
+
+    def __init__(self, registry: Registry | None, numbers: Iterable[int]) -> None:
+        self._registry, self._numbers = registry, [*numbers]
+        self.direct = bool(self._numbers)
+
+    def close(self) -> None:
+        """Let them go.  Local."""
+        if self._registry is not None:
+            self._registry.dropped.update(self._numbers)
+        self._registry = None
+
+
+class _Exported(NamedTuple):
+    """What other processes need to map an allocation: its number, its handle; where in it."""
+
+    number: int
+    handle: bytes
+    offset: int
+
+
+class _Block:
+    """Memory of an allocation of its own, freed when its user and all peers have let it go."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.address = _cuda.allocate(nbytes)
+        self.held = 2
+
+    def let_go(self) -> None:
+        self.held -= 1
+        if not self.held:
+            _cuda.free(self.address)
+
+
+class _Token:
+    """Lives as long as a user has the memory."""
+
+
+class Registry:
+    """The registered buffers of one communicator; its device is current in every call.
+
+    Args:
+        private: the communicator of mpicoll's own messages.
+        launcher: is told of this rank's buffers.
+        table: address of the device's table of all ranks' buffers.
+
+    Attributes:
+        dropped: numbers of the buffers that this rank has let go.
+    """
+
+    def __init__(self, private: MPI.Intracomm, launcher: Any, table: int) -> None:
+        self._private, self._launcher, self._table = private, launcher, table
+        self._rank, self._size = private.Get_rank(), private.Get_size()
+        self._free = [*reversed(range(MOST))]
+        #: Where an allocation is mapped and how many need it, by rank and number.
+        self._mapped: dict[tuple[int, int], list[int]] = {}
+        #: What each buffer needs: mapped allocations, and what keeps this rank's memory.
+        self._needed: dict[int, tuple[list[tuple[int, int]], Any]] = {}
+        self.dropped: set[int] = set()
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any; equal on all ranks."""
+        return bool(self._needed)
+
+    def register(self, spans: Sequence[tuple[int, int]], kept: Any) -> Registered:
+        """See :meth:`mpicoll.cuda.ipc.Peers.register`.  Collective."""
+        self._collect()
+        numbers = [self._register(address, length, kept) for address, length in spans]
+        self._launcher.forget()
+        return Registered(self, [number for number in numbers if number is not None])
+
+    def empty(self, nbytes: int) -> tuple[int, Any]:
+        """See :meth:`mpicoll.cuda.ipc.Peers.empty`.  Collective."""
+        self._collect()
+        problem, block = "", None
+        try:
+            block = _Block(max(nbytes, 1))
+        except RuntimeError as error:
+            problem = str(error)
+        problem = agreed(self._private, problem)
+        if problem or block is None:
+            if block is not None:
+                block.held = 1
+                block.let_go()
+            raise MemoryError(f"{problem}; make the array smaller, or free other memory of the GPU")
+        token = _Token()
+        number = self._register(block.address, max(nbytes, 1), block)
+        self._launcher.forget()
+        weakref.finalize(token, self._gone, number, block).atexit = False
+        if number is None:
+            block.held = 1  # no peer has it
+        return block.address, token
+
+    def _gone(self, number: int | None, block: _Block) -> None:
+        block.let_go()
+        if number is not None:
+            self.dropped.add(number)
+
+    def _collect(self) -> None:
+        """Unmap what all ranks have let go."""
+        everywhere = frozenset.intersection(*self._private.allgather(frozenset(self.dropped)))
+        if not everywhere:
+            return
+        _cuda.synchronize()
+        kept = []
+        for number in sorted(everywhere, reverse=True):
+            self._launcher.unregister(number)
+            keys, keeper = self._needed.pop(number)
+            self._unmap(keys)
+            kept.append(keeper)
+            self._free.append(number)
+        self.dropped -= everywhere
+        self._launcher.forget()
+        self._private.Barrier()  # no peer has this rank's memory mapped any more
+        for keeper in kept:
+            _let_go(keeper)
+
+    def unmap_all(self) -> None:
+        """Unmap everything, at the communicator's end."""
+        for address, _ in self._mapped.values():
+            _cuda.unmap(address)
+        self._mapped.clear()
+
+    def let_all_go(self) -> None:
+        """No peer has anything of this rank's mapped any more."""
+        needed, self._needed = self._needed, {}
+        for _, keeper in needed.values():
+            _let_go(keeper)
+
+    def _register(self, address: int, length: int, kept: Any) -> int | None:
+        record = _exported(address, length) if self._free else None
+        records = self._private.allgather((length, record))
+        if not any(held for held, _ in records):
+            return None
+        if any(held and found is None for held, found in records):
+            return None
+        keys: list[tuple[int, int]] = []
+        problem, row = "", [0] * self._size
+        try:
+            for rank, (_, found) in enumerate(records):
+                if found is not None:
+                    row[rank] = address
+                    if rank != self._rank:
+                        row[rank] = self._map(rank, found) + found.offset
+                        keys.append((rank, found.number))
+            words = b"".join(word.to_bytes(8, "little") for word in row)
+            number = self._free[-1]
+            _cuda.write(self._table + 8 * number * self._size, words)
+            _cuda.synchronize()
+        except RuntimeError as error:
+            problem = str(error)
+        if agreed(self._private, problem):
+            self._unmap(keys)
+            return None
+        number = self._free.pop()
+        if length:
+            self._launcher.register(address, length, number)
+        self._needed[number] = keys, kept
+        return number
+
+    def _map(self, rank: int, found: _Exported) -> int:
+        """Where another rank's allocation is mapped, which is done once."""
+        key = rank, found.number
+        if key not in self._mapped:
+            self._mapped[key] = [_cuda.map(found.handle), 0]
+        self._mapped[key][1] += 1
+        return self._mapped[key][0]
+
+    def _unmap(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Unmap what nothing needs any more."""
+        for key in keys:
+            entry = self._mapped[key]
+            entry[1] -= 1
+            if not entry[1]:
+                del self._mapped[key]
+                _cuda.unmap(entry[0])
+
+
+def _let_go(keeper: Any) -> None:
+    if isinstance(keeper, _Block):
+        keeper.let_go()
+
+
+def _exported(address: int, length: int) -> _Exported | None:
+    """What others need to map this memory, None where they cannot."""
+    if not length:
+        return None
+    try:
+        if not _cuda.exportable(address):
+            return None
+        base, _ = _cuda.address_range(address)
+        return _Exported(_cuda.buffer_id(base), _cuda.export(base), address - base)
+    except RuntimeError:
+        return None
+
+
+def agreed(private: MPI.Intracomm, problem: str) -> str:
+    """The problem of the first rank that has one, "" where none has.  Collective."""
+    problems = enumerate(private.allgather(problem))
+    return next((f"rank {rank}: {text}" for rank, text in problems if text), "")

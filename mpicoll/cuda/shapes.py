@@ -1,0 +1,318 @@
+"""How a collective is launched: the kernel, its size, and what it is told besides addresses.
+
+Pure functions of what MPI requires to be equal on all ranks, and of this rank's number.  What the
+numbers mean to a kernel is said in ``exchange.cuh`` and ``direct.cuh``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpicoll import ops
+
+__all__ = ["COLLECTIVES", "Call", "Launch", "Limits", "kernel_of", "kind_of", "plan"]
+
+#: Bytes of data in a row of packets, and where elements of 16 bytes stay whole; see exchange.cuh.
+ROW, ROW_WHOLE = 480, 448
+#: Bytes of a row on its way, which in bulk is all data; and of the line with the flag behind those.
+LINES, FLAG_LINE = 512, 128
+#: Kernels that send rows in bulk.
+BULK = ("bulk", "direct")
+#: Slots of a channel, of packets and in bulk.
+SLOTS, BULK_SLOTS = 4, 8
+
+OPS = tuple(op for op in ops.OPERATORS)
+#: The types that a GPU reduces, by the kernels' names of :mod:`mpicoll.ops`.
+TYPES = (
+    "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool", "f16", "bf16", "f32", "f64",
+    "c64", "c128", "i16_int", "i32_int", "i64_int", "f32_int", "f64_int",
+)  # fmt: skip
+
+COLLECTIVES = (
+    "allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "alltoall", "gather", "scatter",
+    "scan", "exscan",
+)  # fmt: skip
+REDUCING = frozenset({"allreduce", "reduce", "reduce_scatter", "scan", "exscan"})
+#: Those that can work on registered memory where it lies.
+DIRECT = frozenset({"allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "alltoall"})
+#: Those that can be cut into blocks that one rank each folds and hands out.
+PHASES = frozenset({"allreduce", "reduce", "bcast"})
+
+
+class Limits(NamedTuple):
+    """Sizes of launches, equal on all ranks of a communicator.
+
+    Attributes:
+        blocks: most blocks; all of them run at the same time.
+        small, large, bulk: most threads of a block, by kernel.
+        rows, bulk_rows: rows that a warp moves in a step of the kernels for large vectors, in bulk.
+        small_bytes: longest block of a collective that the kernels for short ones serve.
+        bulk_bytes: shortest block of a collective that is sent in bulk.
+        one_shot: longest vector, in bytes, that every rank folds whole (with more than two ranks).
+        direct: shortest vector, in bytes, for which it pays to read peers' memory where it lies.
+    """
+
+    blocks: int = 128
+    small: int = 512
+    large: int = 1024
+    bulk: int = 512
+    rows: int = 1
+    bulk_rows: int = 4
+    small_bytes: int = 2 << 20
+    bulk_bytes: int = 32 << 20
+    one_shot: int = 256 << 10
+    direct: int = 16 << 20
+
+    @property
+    def warps(self) -> int:
+        """Most warps of a launch that sends packets."""
+        return self.blocks * max(self.small, self.large) // 32
+
+    @property
+    def slot(self) -> int:
+        """Bytes of one slot of a channel of packets."""
+        return self.rows * LINES
+
+    @property
+    def bulk_slot(self) -> int:
+        """Bytes of one slot in bulk."""
+        return self.bulk_rows * LINES + FLAG_LINE
+
+    @property
+    def bulk_warps(self) -> int:
+        """Most warps of a launch in bulk."""
+        return self.blocks * self.bulk // 32
+
+    def region(self, size: int) -> int:
+        """Bytes of the slots of packets for one phase, in the window of one rank."""
+        return self.warps * SLOTS * size * self.slot
+
+    def bulk_region(self, size: int) -> int:
+        """The same in bulk."""
+        return self.bulk_warps * BULK_SLOTS * size * self.bulk_slot
+
+    def window(self, size: int) -> int:
+        """Bytes of the window of one rank."""
+        phases = 2 if size > 2 else 1
+        return phases * (self.region(size) + self.bulk_region(size))
+
+
+class Call(NamedTuple):
+    """What MPI requires to be equal on all ranks, and who this rank is.
+
+    Attributes:
+        collective, root: as in the call.
+        nbytes: of the whole vector, all blocks.
+        op, type: names of the operator and of the type as in :mod:`mpicoll.ops`; "" if none.
+        in_place: whether this rank's call is in place.
+    """
+
+    collective: str
+    nbytes: int
+    rank: int
+    size: int
+    root: int = 0
+    op: str = ""
+    type: str = ""
+    in_place: bool = False
+
+
+class Launch(NamedTuple):
+    """A launch but for the addresses."""
+
+    kernel: str
+    blocks: int
+    threads: int
+    n: int
+    send_stride: int = 0
+    recv_stride: int = 0
+    sends: int = 0
+    members: int = 0
+    targets: int = 0
+    total: int = 0
+    kind: int = 0
+    shift: int = 0  # bytes from the receive buffer's start to this rank's input in place
+    in_bulk: bool = False
+    registered: bool = False
+    needed: tuple[bool, bool] = (False, False)
+    source: int = 0
+    target: int = 0
+    length: int = 0
+    stride: int = 0
+    pulls: int = 0
+    gives: int = 0
+
+
+def kind_of(op: str, type: str) -> int:
+    """The number of an operator on a type."""
+    return OPS.index(op) * 32 + TYPES.index(type) if op else 0
+
+
+def kernel_of(op: str, type: str) -> str:
+    """The family of kernels that serves an operator on a type."""
+    if not op:
+        return "copy"
+    if type in ("f16", "bf16") and op in ("sum", "prod"):
+        return "narrow"
+    return "whole" if type in ("i64_int", "f64_int") or (type, op) == ("c128", "prod") else "plain"
+
+
+def plan(call: Call, limits: Limits, registered: bool = False) -> Launch:
+    """The launch of a call.
+
+    Args:
+        call: of at least one byte.
+        limits: equal on all ranks.
+        registered: whether the communicator has registered memory.
+    """
+    launch = _exchange(call)
+    family = kernel_of(call.op, call.type)
+    row = ROW_WHOLE if family == "whole" else ROW
+    in_phases = call.size > 2 and call.collective in PHASES and call.nbytes > limits.one_shot
+    if in_phases:
+        launch = _phases(call, launch, row)
+    suffix = "phases" if in_phases else "small" if launch.n <= limits.small_bytes else "large"
+    if launch.n >= limits.bulk_bytes:
+        suffix = "bulk"
+    direct = registered and call.nbytes >= limits.direct and _can_be_direct(call)
+    if direct:
+        launch = _direct(call, launch)
+        suffix = "direct"
+    if suffix in BULK:
+        family, row = family.replace("whole", "plain"), LINES
+    blocks, threads = _grid(launch.n, row, suffix, limits)
+    return launch._replace(
+        kernel=f"{family}_{suffix}",
+        blocks=limits.blocks if direct else blocks,
+        threads=limits.bulk if direct else threads,
+        kind=kind_of(call.op, call.type),
+        in_bulk=suffix in BULK,
+    )
+
+
+def _masks(call: Call) -> tuple[int, int, int]:
+    """All ranks, this one, the root, as bit masks."""
+    return (1 << call.size) - 1, 1 << call.rank, 1 << call.root
+
+
+def _exchange(call: Call) -> Launch:
+    """One phase: who pushes which bytes to whom, and what becomes of them."""
+    every, own, root = _masks(call)
+    others, block = every ^ own, call.nbytes // call.size
+    at_root = call.rank == call.root
+    kept = every ^ own if call.in_place else every
+    whole, cut = Launch("", 0, 0, call.nbytes), Launch("", 0, 0, block)
+    if call.collective == "allreduce":
+        return whole._replace(sends=others, members=every)
+    if call.collective == "reduce":
+        return whole._replace(sends=0 if at_root else root, members=every if at_root else 0)
+    if call.collective == "bcast":
+        return whole._replace(sends=others if at_root else 0, members=0 if at_root else root)
+    if call.collective == "scan":
+        return whole._replace(sends=every ^ (2 * own - 1), members=2 * own - 1)
+    if call.collective == "exscan":
+        return whole._replace(sends=every ^ (2 * own - 1), members=own - 1)
+    if call.collective == "reduce_scatter":
+        return cut._replace(send_stride=block, sends=others, members=every)
+    if call.collective == "alltoall":
+        return cut._replace(send_stride=block, recv_stride=block, sends=others, members=kept)
+    if call.collective == "allgather":
+        shift = call.rank * block if call.in_place else 0
+        return cut._replace(recv_stride=block, sends=others, members=kept, shift=shift)
+    if call.collective == "gather":
+        return cut._replace(
+            recv_stride=block, sends=0 if at_root else root, members=kept if at_root else 0
+        )
+    if call.collective == "scatter":
+        if not at_root:
+            return cut._replace(members=root)
+        members = 0 if call.in_place else own
+        return cut._replace(send_stride=block, sends=others, members=members)
+    raise ValueError(f"no kernel for {call.collective}")
+
+
+def _phases(call: Call, launch: Launch, row: int) -> Launch:
+    """Two phases: every rank folds one block, and pushes it to the targets."""
+    every, own, root = _masks(call)
+    rows = -(-call.nbytes // row)
+    launch = launch._replace(n=-(-rows // call.size) * row, total=call.nbytes)
+    if call.collective == "bcast":
+        sends = every ^ own if own == root else 0
+        return launch._replace(sends=sends, members=root, targets=every ^ root)
+    targets = root if call.collective == "reduce" else every
+    return launch._replace(sends=every ^ own, members=every, targets=targets)
+
+
+def _grid(n: int, row: int, suffix: str, limits: Limits) -> tuple[int, int]:
+    """Blocks and threads of a block: as few steps as can be, all of them full."""
+    rows, threads = limits.rows, limits.large
+    if suffix == "small":
+        rows, threads = 1, limits.small
+    elif suffix in BULK:
+        rows, threads = limits.bulk_rows, limits.bulk
+    portions = max(1, -(-n // (row * rows)))
+    steps = -(-portions // (limits.blocks * threads // 32))
+    warps = -(-portions // steps)
+    of_a_block = -(-warps // limits.blocks)
+    return -(-warps // of_a_block), 32 * of_a_block
+
+
+def _can_be_direct(call: Call) -> bool:
+    if call.collective not in DIRECT:
+        return False
+    if call.collective in PHASES:
+        return True
+    moved = call.collective == "allgather" or not call.in_place
+    return moved and (call.nbytes // call.size) % 16 == 0
+
+
+def _direct(call: Call, launch: Launch) -> Launch:
+    """Without a copy through the window: who reads what of whom, and writes it where.
+
+    What the kernel does where a rank's buffers are not registered is in ``launch`` already.
+    """
+    every, own, root = _masks(call)
+    block = call.nbytes // call.size
+    launch = launch._replace(registered=True)
+    if call.collective in ("allreduce", "reduce"):
+        start, length = _share(call.nbytes, call.size, call.rank)
+        to_all = call.collective == "allreduce"
+        return launch._replace(
+            needed=(True, to_all or own == root),
+            source=start,
+            target=start,
+            length=length,
+            pulls=every,
+            gives=every if to_all else root,
+        )
+    if call.collective == "bcast":
+        number = (call.rank - call.root - 1) % call.size
+        start, length = _share(call.nbytes, max(call.size - 1, 1), number)
+        if own == root:
+            start = length = 0
+        return launch._replace(
+            needed=(True, True),
+            source=start,
+            target=start,
+            length=length,
+            pulls=root,
+            gives=every ^ root,
+        )
+    mine = call.rank * block
+    if call.collective == "reduce_scatter":
+        return launch._replace(
+            needed=(True, False), source=mine, length=block, pulls=every, gives=own
+        )
+    if call.collective == "alltoall":
+        return launch._replace(
+            needed=(False, True), target=mine, length=block, stride=block, pulls=own, gives=every
+        )
+    gives = every ^ own if call.in_place else every
+    return launch._replace(needed=(False, True), target=mine, length=block, pulls=own, gives=gives)
+
+
+def _share(nbytes: int, parts: int, number: int) -> tuple[int, int]:
+    """Start and length of a part; all but the last are multiples of 16 bytes."""
+    most = -(-nbytes // (16 * parts)) * 16
+    start = min(number * most, nbytes)
+    return start, min(most, nbytes - start)

@@ -1,0 +1,246 @@
+"""Requests of what uses arrays in device memory.
+
+They are no requests of the MPI library, whose ``Waitall`` would not bring what has come to the
+device, and refuses them; :meth:`mpicoll.requests.Request.Waitall` and its like take all kinds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable
+from typing import Literal
+
+from mpi4py import MPI
+
+from mpicoll import caller, progress
+from mpicoll.completion import Completion, Watched
+from mpicoll.cuda.driver import CudaError, Functions, driver
+from mpicoll.requests import fill
+
+__all__ = ["Enqueued", "EnqueuedPlan", "Staged", "StagedPlan"]
+
+
+class _DeviceRequest(Completion, Watched):
+    """What both kinds have in common."""
+
+    _pending = True
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has been started, and not been found complete by its owner."""
+        return self._pending
+
+    def __bool__(self) -> bool:
+        return self._pending
+
+    def patience(self) -> Callable[[], object]:
+        """What to call while waiting for it."""
+        return os.sched_yield
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait until it is complete on this rank."""
+        progress.until(lambda: self.Test(status), self.patience())
+        return True
+
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """Wait until it is complete on this rank."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
+        """Whether it is complete on this rank, and None."""
+        return self.Test(status), None
+
+    def free(self) -> None:
+        """The same as ``Free``."""
+        self.Free()
+
+    def Free(self) -> None:
+        """Free an inactive request.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        if self._pending:
+            raise RuntimeError("Free of what is under way on a device; complete it by Wait first")
+
+
+class Staged(_DeviceRequest):
+    """A message or collective of the MPI library's own, of memory that stands for a device's.
+
+    Args:
+        request: the library's, started.
+        arrive: brings what has come to the device, once the library is done; gets the status.
+        kept: what must stay alive until then.
+    """
+
+    def __init__(
+        self, request: MPI.Request, arrive: Callable[[MPI.Status], object], kept: object
+    ) -> None:
+        self._request, self._arrive, self._kept = request, arrive, kept
+
+    def patience(self) -> Callable[[], object]:
+        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
+        return self._request.patience() if isinstance(self._request, Watched) else os.sched_yield
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether it is complete on this rank; then what has come is on its way to the device."""
+        caller.check()
+        if not self._pending:
+            fill(status)
+            return True
+        progress.poll()
+        status = MPI.Status() if status is None else status
+        if not self._request.Test(status):
+            return False
+        self._pending = False
+        self._arrive(status)
+        return True
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Whether ``Wait`` would return, or raise, at once."""
+        return not self._pending or self._request.Get_status(status)
+
+    def Cancel(self) -> None:
+        """Cancel a message; see mpi4py's."""
+        self._request.Cancel()
+
+
+class StagedPlan(Staged):
+    """The persistent form: brings what is sent from the device at each start.
+
+    Args:
+        request: the library's persistent one.
+        leave: brings what is sent from the device.
+        arrive, kept: see :class:`Staged`.
+    """
+
+    _pending = False
+
+    def __init__(
+        self,
+        request: MPI.Prequest,
+        leave: Callable[[], object],
+        arrive: Callable[[MPI.Status], object],
+        kept: object,
+    ) -> None:
+        super().__init__(request, arrive, kept)
+        self._plan, self._leave = request, leave
+
+    def Start(self) -> None:
+        """Start it.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        if self._pending:
+            raise RuntimeError("Start of what is under way; complete it by Wait first")
+        self._leave()
+        self._plan.Start()
+        self._pending = True
+
+    def Free(self) -> None:
+        """Free an inactive request.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        super().Free()
+        self._plan.Free()
+
+
+class Enqueued(_DeviceRequest):
+    """What runs on a device, in its order on a stream.
+
+    Args:
+        device: its number.
+        stream: handle of the stream that it has been put on.
+        check: raises what has gone wrong on a device.
+        kept: what must stay alive until it has run.
+    """
+
+    def __init__(self, device: int, stream: int, check: Callable[[], object], kept: object) -> None:
+        self._device, self._check, self._kept = device, check, kept
+        self._functions = functions = driver()
+        with functions.on(device):
+            self._event = functions.event()
+        # Also where the object is dropped.
+        self._end = weakref.finalize(self, _free_event, functions, device, self._event)
+        self._end.atexit = False
+        self._mark(stream)
+
+    def _mark(self, stream: int) -> None:
+        with self._functions.on(self._device):
+            self._functions.record(self._event, stream)
+        self._pending = True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether it is complete on this rank."""
+        caller.check()
+        if self._pending:
+            progress.poll()
+            self._check()
+            if not self.Get_status():
+                return False
+            self._pending = False
+        fill(status)
+        return True
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Whether ``Wait`` would return, or raise, at once."""
+        with self._functions.on(self._device):
+            return not self._pending or self._functions.happened(self._event)
+
+
+def _free_event(functions: Functions, device: int, event: int) -> None:
+    # When the program ends the driver may have ended before.
+    with contextlib.suppress(CudaError):
+        if not caller.is_forked():
+            with functions.on(device):
+                functions.free_event(event)
+
+
+class EnqueuedPlan(Enqueued):
+    """The persistent form.
+
+    Args:
+        start: puts it on a stream, whose handle it gets.
+        stream: gives the handle of the stream that is current.
+        close: once it is freed.
+        device, check, kept: see :class:`Enqueued`.
+    """
+
+    def __init__(
+        self,
+        device: int,
+        start: Callable[[int], object],
+        stream: Callable[[], int],
+        close: Callable[[], object],
+        check: Callable[[], object],
+        kept: object,
+    ) -> None:
+        super().__init__(device, stream(), check, kept)
+        self._pending = False
+        self._start, self._stream, self._close = start, stream, close
+
+    def Start(self) -> None:
+        """Put it on the stream that is current now.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        if self._pending:
+            raise RuntimeError("Start of what is under way; complete it by Wait first")
+        stream = self._stream()
+        self._start(stream)
+        self._mark(stream)
+
+    def Free(self) -> None:
+        """Free an inactive request.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        super().Free()
+        self._close()

@@ -1,0 +1,316 @@
+"""Collectives of arrays in device memory: by the group's transport, or through the host.
+
+See :mod:`mpicoll.cuda.group` for the transports.  What ``cuda_ipc`` does not serve, or an algorithm
+that the caller names, is run by the host, on pinned memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll import shared, staging, trace, vectors
+from mpicoll.buffers import Buffer
+from mpicoll.call import Call, Prepared
+from mpicoll.cuda.buffers import DeviceArray, current_stream
+from mpicoll.cuda.driver import driver
+from mpicoll.cuda.group import AWARE, CUDA_IPC, STAGED, Group
+from mpicoll.device_requests import Enqueued, EnqueuedPlan
+from mpicoll.relay import Relay
+from mpicoll.state import State
+from mpicoll.tuning import NATIVE, Choice
+
+__all__ = ["bind", "choose", "handle_of", "on_host", "run", "start", "wait_for_streams"]
+
+#: The streams on which what is on another device is brought to the group's, by device.
+_STREAMS: dict[int, int] = {}
+
+
+def choose(state: State, call: Call, blocking: bool) -> Choice | None:
+    """What serves a call that names no algorithm; None if it is chosen as on the host.
+
+    The same on all ranks; collective where a blocking call is the first that GPUs reduce.
+    """
+    group = state.gpus
+    if group is None or call.definition.method in vectors.METHODS:
+        return None
+    if group.transport == AWARE:
+        return Choice(NATIVE, (), "the MPI library is CUDA-aware")
+    if group.peers is not None and _peers_serve(group, call):
+        return Choice(CUDA_IPC, (), "arrays in device memory")
+    if blocking and group.reduces and staging.has_segments(call) and state.size > 1:
+        relay = _relay(state) if call.definition.name == "allreduce" else None
+        if relay is not None and relay.serves(call.reduction):
+            return Choice(STAGED, (), "large arrays in device memory, of one node")
+    return None
+
+
+def _relay(state: State) -> Relay | None:
+    """What lets GPUs reduce what comes through the host; made by the first call that asks."""
+    if state.relay is None:
+        state.relay, why = Relay.open(state)
+        if state.relay is None:
+            shared.warn(f"arrays in device memory are reduced by the host: {why}")
+            state.relay = False
+    return state.relay or None
+
+
+def _peers_serve(group: Group, call: Call) -> bool:
+    reduction = call.reduction
+    served: bool = group.peers.supports(
+        call.definition.name,
+        None if reduction is None else reduction.name,
+        None if reduction is None else reduction.dtype,
+        call.nbytes,
+    )
+    return served
+
+
+def run(
+    state: State,
+    prepared: Prepared,
+    given: tuple[Any, ...],
+    native: Callable[[Call], None],
+    step: trace.Step | None,
+) -> bool:
+    """Run a blocking call on the device, or in segments; False if it has to go as a whole.
+
+    Args:
+        state: of the communicator.
+        prepared: the call.
+        given: its buffers, operator and root as the caller gave them.
+        native: runs the MPI library's own collective.
+        step: told of every step that ends.
+    """
+    call = prepared.call
+    assert call is not None
+    if prepared.choice.algorithm == CUDA_IPC:
+        _enqueue(state, call)
+        state.count(prepared.definition.name, CUDA_IPC)
+        _learn(state, call, given)
+        return True
+    if prepared.choice.algorithm == STAGED:
+        _run_relay(state, call)
+        state.count(prepared.definition.name, STAGED)
+        return True
+    if state.gpus is None or _takes(state.gpus, prepared):
+        return False
+    return staging.run(state, prepared, native, step)
+
+
+def _run_relay(state: State, call: Call) -> None:
+    try:
+        state.relay.run(call)
+    except BaseException as error:
+        state.fail(error, call)
+        raise
+
+
+def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
+    """Let a call of CuPy's own arrays, on their library's current stream, go the short way."""
+    group, cupy = state.gpus, sys.modules.get("cupy")
+    assert group is not None
+    sendbuf, recvbuf, op, root = given
+    plain = all(
+        buffer is None or buffer is MPI.IN_PLACE or (cupy and type(buffer) is cupy.ndarray)
+        for buffer in (sendbuf, recvbuf)
+    )
+    at_home = all(
+        array.device == group.device and array.stream == current_stream(array.owner, array.device)
+        for array in _devices(call)
+    )
+    if state.front is not None and plain and at_home and type(root) is int:
+        group.peers.learn(call.definition.name, sendbuf, recvbuf, op, root)
+
+
+def on_host(group: Group | None, prepared: Prepared) -> Prepared:
+    """A call as the host can run it: by value, or as it is where the MPI library takes that."""
+    call = prepared.call
+    if call is None or not call.on_device:
+        return prepared
+    if group is not None and _takes(group, prepared):
+        wait_for_streams(call)
+        return prepared
+    return prepared._replace(call=call.on_host())
+
+
+def _takes(group: Group, prepared: Prepared) -> bool:
+    """Whether the MPI library takes the arrays as they are."""
+    return group.transport == AWARE and prepared.choice.algorithm == NATIVE
+
+
+def start(state: State, prepared: Prepared) -> Enqueued:
+    """Start a non-blocking call on the device."""
+    call, group = prepared.call, state.gpus
+    assert call is not None and group is not None
+    stream = _enqueue(state, call)
+    state.count(prepared.definition.name, CUDA_IPC)
+    return Enqueued(group.device, stream, partial(_check, state), call)
+
+
+def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
+    """Make a persistent call on the device."""
+    call, group = prepared.call, state.gpus
+    assert call is not None and group is not None
+    name, peers = prepared.definition.name, group.peers
+    plan = peers.plan(name, *_arrays(call), _operator(call), call.place.root)
+    arrays = [b.device for b in (call.send, call.recv) if b is not None and b.device is not None]
+
+    def begin(stream: int) -> None:
+        plan.start(stream)
+        state.count(name, CUDA_IPC)
+
+    def stream() -> int:
+        return current_stream(arrays[0].owner, group.device)
+
+    check = partial(_check, state)
+    return EnqueuedPlan(group.device, begin, stream, plan.close, check, call)
+
+
+def _check(state: State) -> None:
+    """Raise what has gone wrong on a device; then the communicator cannot be used any more."""
+    assert state.gpus is not None
+    try:
+        state.gpus.peers.check()
+    except Exception as error:
+        state.fail(error)
+        raise
+
+
+def wait_for_streams(call: Call) -> None:
+    """Wait until what the caller has put on the streams of its arrays is done."""
+    functions = driver()
+    for array in _devices(call):
+        with functions.on(array.device):
+            functions.synchronize(array.stream)
+
+
+def handle_of(stream: Any) -> int:
+    """The handle of a stream: of CuPy (``.ptr``), PyTorch (``.cuda_stream``), or a number.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    for name in ("ptr", "cuda_stream", "handle"):
+        found = getattr(stream, name, None)
+        if found is not None:
+            return int(found)
+    if isinstance(stream, int):
+        return stream
+    raise TypeError(
+        f"stream={stream!r} is no CUDA stream; pass one of CuPy or PyTorch, or its handle"
+    )
+
+
+def _devices(call: Call) -> list[DeviceArray]:
+    """The arrays of a call that are in device memory."""
+    both = (call.send, None if call.recv is call.send else call.recv)
+    return [b.device for b in both if b is not None and b.device is not None]
+
+
+def _operator(call: Call) -> str | None:
+    return None if call.reduction is None else call.reduction.name
+
+
+def _arrays(call: Call) -> tuple[DeviceArray | None, DeviceArray | None]:
+    """What is sent, None in place, and what is received."""
+    send, recv = _used(call.send), _used(call.recv)
+    if call.in_place and call.definition.name == "scatter" and call.place.is_root:
+        return send, None
+    return (None, recv) if call.in_place else (send, recv)
+
+
+def _used(buffer: Buffer | None) -> DeviceArray | None:
+    """The part of an array that a call uses."""
+    if buffer is None or buffer.device is None:
+        return None
+    address = buffer.memory.ctypes.data if buffer.memory.size else buffer.device.ptr
+    return replace(buffer.device, ptr=address, nbytes=buffer.memory.size, dtype=buffer.dtype)
+
+
+def _enqueue(state: State, call: Call) -> int:
+    """Put a call on its stream; returns the handle."""
+    group = state.gpus
+    assert group is not None
+    send, recv = _arrays(call)
+    name, root = call.definition.name, call.place.root
+    stream = next(array.stream for array in (recv, send) if array is not None)
+    try:
+        if all(array is None or array.device == group.device for array in (send, recv)):
+            group.peers.run(name, send, recv, _operator(call), root, stream)
+            return stream
+        with _Visit(group.device, (send, recv)) as visit:
+            group.peers.run(name, *visit.arrays, _operator(call), root, visit.stream)
+            if recv is not None:
+                visit.bring_back(1)
+    except BaseException as error:
+        state.fail(error, call)
+        raise
+    return visit.stream
+
+
+class _Visit:
+    """Arrays of another device while a collective uses copies of them on the group's.
+
+    Args:
+        device: the group's.
+        arrays: those of the caller, or None.
+
+    Attributes:
+        arrays: the copies.
+        stream: handle of the stream that orders all.
+    """
+
+    def __init__(self, device: int, arrays: Sequence[DeviceArray | None]) -> None:
+        self._device, self._away = device, arrays
+        self._functions = driver()
+        with self._functions.on(device):
+            if device not in _STREAMS:
+                _STREAMS[device] = self._functions.stream()
+        self.stream = _STREAMS[device]
+        self.arrays: list[DeviceArray | None] = []
+
+    def __enter__(self) -> _Visit:
+        functions = self._functions
+        for array in self._away:
+            copied = None
+            if array is not None:
+                self._order((array.device, array.stream), (self._device, self.stream))
+                with functions.on(self._device):
+                    address = functions.allocate(array.nbytes, self.stream)
+                    functions.copy(address, array.ptr, array.nbytes, self.stream)
+                copied = replace(array, ptr=address, device=self._device, stream=self.stream)
+            self.arrays.append(copied)
+        return self
+
+    def bring_back(self, index: int) -> None:
+        """Copy an array to where it came from."""
+        away, here = self._away[index], self.arrays[index]
+        assert away is not None and here is not None
+        with self._functions.on(self._device):
+            self._functions.copy(away.ptr, here.ptr, away.nbytes, self.stream)
+
+    def __exit__(self, *arguments: object) -> None:
+        functions = self._functions
+        with functions.on(self._device):
+            for array in self.arrays:
+                if array is not None:
+                    functions.free(array.ptr, self.stream)
+        for array in self._away:
+            if array is not None:
+                self._order((self._device, self.stream), (array.device, array.stream))
+
+    def _order(self, first: tuple[int, int], second: tuple[int, int]) -> None:
+        """Let one (device, stream) wait for what is on another one."""
+        functions = self._functions
+        with functions.on(first[0]):
+            event = functions.event()
+            functions.record(event, first[1])
+        with functions.on(second[0]):
+            functions.wait(second[1], event)
+            functions.free_event(event)

@@ -1,0 +1,444 @@
+"""Collectives through memory that GPUs map of each other, bit by bit as the host folds them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+from mpi4py import MPI  # noqa: E402
+
+from mpicoll import ops  # noqa: E402
+from mpicoll.cuda import shapes  # noqa: E402
+from mpicoll.cuda.deaths import Watchdog  # noqa: E402
+from mpicoll.cuda.ipc import Peers  # noqa: E402
+from mpicoll.cuda.shapes import Limits  # noqa: E402
+
+#: Lengths in elements: nothing to pack, one packet, ragged rows, several steps, both kernels.
+LENGTHS = (1, 3, 60, 1000, 70_001, 1_500_007)
+RNG = np.random.default_rng(7)
+POISON = 0x5A
+#: In place the receive buffer holds all of the input.
+WHOLE_IN_PLACE = ("allreduce", "scan", "exscan", "alltoall", "reduce_scatter")
+
+
+#: With these, what is short already goes the ways of what is long.
+LOW = Limits(small_bytes=1 << 10, bulk_bytes=1 << 15, one_shot=1 << 9, direct=1 << 15)
+
+
+@contextlib.contextmanager
+def opened(world, seconds=60.0, limits=None):
+    """The peers of all ranks, several of which may share a GPU."""
+    private = world.Dup()
+    shared = world.Get_size() > cupy.cuda.runtime.getDeviceCount()
+    made, why = Peers.open(private, cupy.cuda.Device().id, seconds, shared, limits)
+    if made is None:
+        pytest.skip(why)
+    yield made
+    made.close()
+    private.Free()
+
+
+@pytest.fixture(scope="module")
+def peers(world):
+    with opened(world) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def low(world):
+    with opened(world, limits=LOW) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["peers", "low"])
+def either(request):
+    return request.getfixturevalue(request.param)
+
+
+class Buffer:
+    """A view of device memory as `Peers.run` wants it."""
+
+    def __init__(self, array, dtype):
+        self.ptr, self.nbytes, self.dtype = array.data.ptr, array.nbytes, np.dtype(dtype)
+
+
+def numbers(dtype, length, rank):
+    """Random elements of this rank that every rank can draw."""
+    rng = np.random.default_rng((length, rank, 11))
+    dtype = np.dtype(dtype)
+    if dtype.names:
+        made = np.zeros(length, dtype)
+        for name in dtype.names:
+            made[name] = rng.integers(-50, 50, length).astype(dtype[name])
+        return made
+    if dtype.kind == "b":
+        return rng.integers(0, 2, length).astype(dtype)
+    if dtype.kind in "iu":
+        return rng.integers(0, 200, length).astype(dtype)
+    if dtype.kind == "c":
+        return (rng.standard_normal(length) + 1j * rng.standard_normal(length)).astype(dtype)
+    return rng.standard_normal(length).astype(dtype)
+
+
+def bytes_of(array):
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+def on_device(array, offset=0):
+    """A copy in device memory, so many bytes from where the allocation begins."""
+    raw = bytes_of(array)
+    memory = cupy.full(raw.size + offset + 16, POISON, cupy.uint8)
+    memory[offset : offset + raw.size] = cupy.asarray(raw)
+    return memory[offset : offset + raw.size]
+
+
+def poisoned(nbytes, offset=0):
+    return cupy.full(nbytes + offset + 16, POISON, cupy.uint8)[offset : offset + nbytes]
+
+
+def folded(op, dtype, arrays):
+    out = np.empty_like(arrays[0])
+    ops.reduction(op, dtype).fold(out, arrays)
+    return out
+
+
+def expected(collective, inputs, rank, root, op, dtype):
+    """What a rank must have at the end, as an array; None where it gets nothing."""
+    size = len(inputs)
+    block = len(inputs[0]) // size
+
+    def mine(array, r=rank):
+        return array[r * block : (r + 1) * block]
+
+    if collective == "allreduce":
+        return folded(op, dtype, inputs)
+    if collective == "reduce":
+        return folded(op, dtype, inputs) if rank == root else None
+    if collective == "scan":
+        return folded(op, dtype, inputs[: rank + 1])
+    if collective == "exscan":
+        return folded(op, dtype, inputs[:rank]) if rank else None
+    if collective == "reduce_scatter":
+        return mine(folded(op, dtype, inputs))
+    if collective == "bcast":
+        return inputs[root]
+    if collective == "allgather":
+        return np.concatenate(inputs)
+    if collective == "gather":
+        return np.concatenate(inputs) if rank == root else None
+    if collective == "scatter":
+        return mine(inputs[root])
+    assert collective == "alltoall"
+    return np.concatenate([mine(array) for array in inputs])
+
+
+def call(peers, world, collective, length, op, dtype, root, in_place, offsets, stream):
+    """Run a collective; returns the bytes of this rank's output and what they must be."""
+    rank, size = world.Get_rank(), world.Get_size()
+    if collective in ("reduce_scatter", "alltoall", "scatter"):
+        length *= size
+    inputs = [numbers(dtype, length, r) for r in range(size)]
+    want = expected(collective, inputs, rank, root, op, dtype)
+    mine = inputs[rank]
+    nbytes = 0 if want is None else want.nbytes
+    at_root = rank == root
+    if collective == "bcast":
+        recv = on_device(mine if at_root else np.full_like(mine, 0), offsets[1])
+        send = None
+    elif in_place and collective in WHOLE_IN_PLACE:
+        recv, send = on_device(mine, offsets[1]), None
+    elif in_place and collective == "allgather":
+        recv, send = poisoned(nbytes, offsets[1]), None
+        recv[rank * mine.nbytes : (rank + 1) * mine.nbytes] = cupy.asarray(bytes_of(mine))
+    elif in_place and at_root and collective == "reduce":
+        recv, send = on_device(mine, offsets[1]), None
+    elif in_place and at_root and collective == "gather":
+        recv, send = poisoned(nbytes, offsets[1]), None
+        recv[rank * mine.nbytes : (rank + 1) * mine.nbytes] = cupy.asarray(bytes_of(mine))
+    elif collective == "scatter":
+        send = on_device(mine, offsets[0]) if at_root else None
+        recv = None if at_root and in_place else poisoned(nbytes, offsets[1])
+    else:
+        send = on_device(mine, offsets[0])
+        whole = mine.nbytes if collective == "exscan" else nbytes
+        recv = None if want is None and collective != "exscan" else poisoned(whole, offsets[1])
+    cupy.cuda.get_current_stream().synchronize()
+    peers.run(
+        collective,
+        None if send is None else Buffer(send, dtype),
+        None if recv is None else Buffer(recv, dtype),
+        op,
+        root,
+        stream,
+    )
+    stream.synchronize()
+    peers.check()
+    if want is None or recv is None:
+        return np.empty(0, np.uint8), np.empty(0, np.uint8)
+    return cupy.asnumpy(recv[:nbytes]), bytes_of(want)
+
+
+def check(peers, world, collective, length, op=None, dtype="f4", root=0, in_place=False,
+          offsets=(0, 0), stream=None):  # fmt: skip
+    stream = stream or cupy.cuda.get_current_stream()
+    got, want = call(peers, world, collective, length, op, dtype, root, in_place, offsets, stream)
+    # Which NaN a sum has is not specified; there is none in what is drawn.
+    wrong = np.flatnonzero(got != want)
+    assert not wrong.size, f"{wrong.size} of {want.size} bytes differ, the first at {wrong[:3]}"
+
+
+REDUCING = sorted(shapes.REDUCING)
+MOVING = sorted(set(shapes.COLLECTIVES) - shapes.REDUCING)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("collective", shapes.COLLECTIVES)
+def test_lengths(either, world, collective, in_place):
+    op = "sum" if collective in shapes.REDUCING else None
+    for length in LENGTHS:
+        for root in {0, world.Get_size() - 1}:
+            check(either, world, collective, length, op, "f4", root, in_place)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8"])
+@pytest.mark.parametrize("collective", ["allreduce", "alltoall", "bcast"])
+def test_any_alignment(either, world, collective, dtype):
+    op = "sum" if collective in shapes.REDUCING else None
+    size = np.dtype(dtype).itemsize
+    for offsets in ((size, 0), (0, size), (3 * size, 5 * size)):
+        for length in (1, 5, 777, 100_003):
+            check(either, world, collective, length, op, dtype, 0, False, offsets)
+
+
+def types():
+    import ml_dtypes
+
+    pair = [
+        np.dtype([("value", kind), ("index", "i4")], align=True)
+        for kind in ("i2", "i4", "i8", "f4", "f8")
+    ]
+    return ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", ml_dtypes.bfloat16, "f4",
+            "f8", "c8", "c16", *pair]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", shapes.OPS)
+def test_operators_and_types(either, world, op):
+    served = 0
+    for dtype in map(np.dtype, types()):
+        if not either.supports("allreduce", op, dtype, 8):
+            continue
+        served += 1
+        for collective, length in (("allreduce", 100), ("allreduce", 150_001), ("scan", 77)):
+            check(either, world, collective, length, op, dtype)
+    assert served >= 5
+
+
+def test_special_values(peers, world):
+    """Signed zeros, infinities and subnormals, in sums and extremes."""
+    special = np.array([0.0, -0.0, np.inf, -np.inf, 1e-40, -1e-40, 3.4e38, 1.0], np.float32)
+    a, b = (grid.ravel() for grid in np.meshgrid(special, special))
+    for op in ("sum", "prod", "max", "min"):
+        inputs = [(a, b)[r % 2] for r in range(world.Get_size())]
+        with np.errstate(all="ignore"):
+            want = folded(op, "f4", inputs)
+        mine = cupy.asarray(inputs[world.Get_rank()])
+        stream = cupy.cuda.get_current_stream()
+        peers.run("allreduce", None, Buffer(mine, "f4"), op, 0, stream)
+        got = cupy.asnumpy(mine)
+        same = (got.view(np.uint32) == want.view(np.uint32)) | (np.isnan(got) & np.isnan(want))
+        assert same.all(), (op, a[~same], b[~same], got[~same], want[~same])
+
+
+def test_registered_memory(low, world):
+    """The same results where arrays are read and written where they lie, by some or all."""
+    length = 1_000_000
+    rank, size = world.Get_rank(), world.Get_size()
+    stream = cupy.cuda.get_current_stream()
+    for everywhere in (True, False):
+        memory = [cupy.empty(4 * length * size, cupy.uint8) for _ in range(2)]
+        given = memory if everywhere or rank == 0 else [cupy.empty(1024, cupy.uint8)] * 2
+        held = low.register([(array.data.ptr, array.nbytes) for array in given])
+        assert held.direct
+        for collective in sorted(shapes.DIRECT):
+            op = "sum" if collective in shapes.REDUCING else None
+            total = length - length % (4 * size)
+            inputs = [numbers("f4", total, r) for r in range(size)]
+            want = expected(collective, inputs, rank, 0, op, "f4")
+            send = memory[0][: 4 * total]
+            send[...] = cupy.asarray(bytes_of(inputs[rank]))
+            recv = memory[1][: want.nbytes if want is not None else 0]
+            recv[...] = POISON
+            if collective == "bcast":
+                recv, send = send, None
+                if rank:
+                    recv[...] = POISON
+            stream.synchronize()
+            low.run(
+                collective,
+                None if send is None else Buffer(send, "f4"),
+                None if want is None else Buffer(recv, "f4"),
+                op,
+                0,
+                stream,
+            )
+            stream.synchronize()
+            low.check()
+            if want is not None:
+                assert np.array_equal(cupy.asnumpy(recv), bytes_of(want)), collective
+        held.close()
+
+
+def test_an_allocation_stays_while_it_is_mapped(peers, world):
+    """A pool frees what is registered only when no peer has it mapped any more."""
+    pool = cupy.cuda.MemoryPool()
+    stream = cupy.cuda.get_current_stream()
+    with cupy.cuda.using_allocator(pool.malloc):
+        x = cupy.full(1 << 20, world.Get_rank() + 1, cupy.float32)
+        held = peers.register([(x.data.ptr, x.nbytes)], x)
+        again = peers.register([(x.data.ptr + 4096, 4096)], x)  # mapped once
+        peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+        assert bool((x == world.Get_size() * (world.Get_size() + 1) / 2).all())
+        del x
+        pool.free_all_blocks()
+        assert pool.total_bytes() > 0
+        held.close()
+        again.close()
+        peers.register([(0, 0)])
+        stream.synchronize()
+        pool.free_all_blocks()
+    assert pool.total_bytes() == 0
+
+
+def test_memory_of_its_own(low, world):
+    stream = cupy.cuda.get_current_stream()
+    before = cupy.cuda.runtime.memGetInfo()[0]
+    for _ in range(3):
+        address, token = low.empty(64 << 20)
+        memory = cupy.cuda.UnownedMemory(address, 64 << 20, token, low.device)
+        x = cupy.ndarray(16 << 20, cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
+        x[...] = 1
+        low.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+        assert bool((x == world.Get_size()).all())
+        del x, memory, token
+    low.register([(0, 0)])
+    assert before - cupy.cuda.runtime.memGetInfo()[0] < 64 << 20
+    with pytest.raises(MemoryError, match=str(1 << 50)):
+        low.empty(1 << 50)
+
+
+def test_a_plan_reads_its_buffers_where_they_lie(low, world):
+    rank, size = world.Get_rank(), world.Get_size()
+    x = cupy.empty(1_000_003, cupy.float64)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        plan = low.plan("allreduce", None, Buffer(x, "f8"), "sum", 0)
+        for number in range(3):
+            x[...] = rank + number
+            plan.start(stream)
+            assert bool((x == size * (size - 1) / 2 + size * number).all())
+        stream.begin_capture()
+        plan.start(stream)
+        graph = stream.end_capture()
+        plan.close()
+        low.register([(0, 0)])
+        x[...] = 1
+        graph.launch(stream)
+        assert bool((x == size).all())
+    stream.synchronize()
+
+
+def test_a_graph_among_other_calls(peers, world):
+    rank, size = world.Get_rank(), world.Get_size()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    x = cupy.zeros(5000, cupy.float64)
+    total = size * (size + 1) / 2
+    with stream:
+        peers.run("allreduce", None, Buffer(x, "f8"), "max", 0, stream)
+        stream.begin_capture()
+        for _ in range(3):
+            peers.run("allreduce", None, Buffer(x, "f8"), "sum", 0, stream)
+        graph = stream.end_capture()
+        for _ in range(5):
+            x[...] = rank + 1
+            graph.launch(stream)
+            peers.run("allreduce", None, Buffer(x, "f8"), "sum", 0, stream)
+            assert np.all(cupy.asnumpy(x, stream=stream) == total * size**3)
+
+
+def test_streams_are_chained(peers, world):
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    streams += [cupy.cuda.Stream.null, cupy.cuda.Stream.ptds]
+    x = cupy.ones(3_000_000, cupy.float32)
+    cupy.cuda.Device().synchronize()
+    for i in range(20):
+        peers.run("allreduce", None, Buffer(x, "f4"), "max", 0, streams[i % len(streams)])
+        peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, streams[(i + 1) % len(streams)])
+    cupy.cuda.Device().synchronize()
+    peers.check()
+    assert bool((x == float(world.Get_size()) ** 20).all())
+
+
+def test_the_short_way(peers, world):
+    x = cupy.full(1000, world.Get_rank() + 1, cupy.int64)
+    total = world.Get_size() * (world.Get_size() + 1) // 2
+    arguments = "allreduce", MPI.IN_PLACE, x, MPI.SUM, 0
+    if not peers.serve(*arguments):
+        peers.learn(*arguments)
+        assert peers.serve(*arguments)
+    assert bool((x == total).all())
+    assert not peers.serve("allreduce", MPI.IN_PLACE, x[::2], MPI.SUM, 0)
+    assert not peers.serve("allreduce", MPI.IN_PLACE, np.ones(1000), MPI.SUM, 0)
+    assert not peers.serve("allreduce", MPI.IN_PLACE, x, MPI.PROD, 0)
+
+
+def test_memory_of_a_pool_of_the_stream_goes_through_the_window(peers, world):
+    pool = cupy.cuda.MemoryAsyncPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        x = cupy.ones(1 << 20, cupy.float32)
+    held = peers.register([(x.data.ptr, x.nbytes)])
+    assert not held.direct
+    peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, cupy.cuda.get_current_stream())
+    assert bool((x == world.Get_size()).all())
+    del x
+    pool.free_all_blocks()
+
+
+def test_a_peer_that_does_not_come(world):
+    """The wait ends, the error is raised by the next call, and by all after it."""
+    x = cupy.ones(100, cupy.float32)
+    stream = cupy.cuda.get_current_stream()
+    with opened(world, seconds=1.0) as peers:
+        if world.Get_rank() == 0 and world.Get_size() > 1:
+            began = time.monotonic()
+            peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+            stream.synchronize()
+            assert time.monotonic() - began < 10
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match=r"has waited on its GPU for rank \d"):
+                    peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+        world.Barrier()
+
+
+def test_a_peer_that_dies(world):
+    """The GPU is not left spinning: who watches the processes ends the wait."""
+    x = cupy.ones(100, cupy.float32)
+    stream = cupy.cuda.get_current_stream()
+    with opened(world) as peers, subprocess.Popen(["sleep", "100"]) as child:
+        if world.Get_rank() == 0 and world.Get_size() > 1:
+            peers._watchdog.close()
+            peers._watchdog = Watchdog({1: child.pid}, peers._launcher.stop)
+            peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+            began = time.monotonic()
+            child.kill()
+            stream.synchronize()
+            assert time.monotonic() - began < 5
+            with pytest.raises(RuntimeError, match="the process of rank 1 has died"):
+                peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+        child.kill()
+        world.Barrier()

@@ -1,0 +1,247 @@
+"""Which calls go to the GPUs' own collectives, with which arguments, and what they cost others.
+
+In the place of mpicoll.cuda.ipc is what does the same by the MPI library.
+"""
+
+import gc
+import sys
+import types
+
+import numpy as np
+import pytest
+from fake_cuda import FakeArray, FakeDriver
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll.cuda import driver
+from mpicoll.state import METHODS
+
+pytestmark = pytest.mark.mpi
+
+WORLD = MPI.COMM_WORLD
+P, RANK = WORLD.size, WORLD.rank
+ROOT = P - 1
+
+
+class Peers:
+    """See mpicoll.cuda.ipc.Peers."""
+
+    def __init__(self, private, device, fake):
+        self.private, self.device, self.fake = private, device, fake
+        self.ran, self.learned, self.failure, self.closed = [], [], None, False
+
+    def supports(self, collective, op, dtype, nbytes):
+        return collective not in ("scan", "exscan") and op in (None, "sum") and nbytes > 0
+
+    def check(self):
+        if self.failure is not None:
+            raise self.failure
+
+    def run(self, collective, send, recv, op, root, stream):
+        self.check()
+        self.ran.append((collective, op, root, stream))
+        for array in (send, recv):
+            assert array is None or array.device == self.device
+        self.fake._put(stream, lambda: self._run(collective, send, recv, op, root))
+        self.fake.synchronize(stream)  # all ranks run it now, so that it cannot hang
+
+    def _run(self, collective, send, recv, op, root):
+        def memory(array):
+            if array is None or not array.nbytes:
+                return None
+            view = self.fake.find(array.ptr, array.nbytes)[0]
+            return view if op is None else view.view(array.dtype)
+
+        send, recv = memory(send), memory(recv)
+        if collective == "bcast":
+            assert send is None
+            self.private.Bcast(recv, root)
+            return
+        arguments = [] if op is None else [MPI.SUM]
+        if collective in ("reduce", "gather", "scatter"):
+            arguments.append(root)
+            if send is None and recv is not None and collective != "scatter":
+                send = MPI.IN_PLACE
+            if collective == "scatter" and recv is None:
+                recv = MPI.IN_PLACE
+        elif send is None:
+            send = MPI.IN_PLACE
+        method = {name.lower(): name for name in METHODS}
+        name = method.get(collective) or method[f"{collective}_block"]
+        getattr(self.private, name)(send, recv, *arguments)
+
+    def learn(self, *call):
+        self.learned.append(call)
+
+    def serve(self, collective, sendbuf, recvbuf, op, root):
+        self.check()
+        if not any(
+            self._same(call, (collective, sendbuf, recvbuf, op, root)) for call in self.learned
+        ):
+            return False
+        self.ran.append("short")
+        return True
+
+    def _same(self, call, other):
+        return all(a is b or a == b for a, b in zip(call, other, strict=True))
+
+    def plan(self, collective, send, recv, op, root):
+        outer = self
+
+        class Plan:
+            def start(self, stream):
+                outer.run(collective, send, recv, op, root, stream)
+
+            def close(self):
+                outer.ran.append("closed")
+
+        return Plan()
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def fake():
+    made = FakeDriver()
+    undo = driver.use(made)
+    yield made
+    gc.collect()
+    undo()
+
+
+@pytest.fixture
+def ours(fake, monkeypatch):
+    def open_(private, device, seconds):
+        return Peers(private, device, fake), ""
+
+    def current(device):
+        return types.SimpleNamespace(ptr=1)
+
+    ipc = types.SimpleNamespace(Peers=types.SimpleNamespace(open=open_))
+    cuda = types.SimpleNamespace(get_current_stream=current)
+    monkeypatch.setitem(sys.modules, "mpicoll.cuda.ipc", ipc)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=FakeArray, cuda=cuda))
+    comm = mpicoll.Intracomm(WORLD.Dup())
+    yield comm
+    peers = comm._state.gpus.peers
+    comm.Free()
+    assert peers.closed
+
+
+def test_every_collective(fake, ours):
+    peers = ours._state.gpus.peers
+    assert ours.gpu_transport() == "cuda_ipc"
+    one, all_ = np.full(3, RANK + 1, "f4"), np.arange(3 * P, dtype="f4") + RANK
+    for method, send, length in (
+        ("Allreduce", all_, 3 * P),
+        ("Reduce_scatter_block", all_, 3),
+        ("Allgather", one, 3 * P),
+        ("Alltoall", all_, 3 * P),
+    ):
+        expected, array = np.zeros(length, "f4"), fake.array(np.zeros(length, "f4"))
+        getattr(WORLD, method)(send, expected)
+        getattr(ours, method)(fake.array(send), array)
+        np.testing.assert_array_equal(array.get(), expected)
+    for method, send, length in (("Reduce", all_, 3 * P), ("Gather", one, 3 * P)):
+        expected, array = np.zeros(length, "f4"), fake.array(np.zeros(length, "f4"))
+        at_root = RANK == ROOT
+        getattr(WORLD, method)(send, expected if at_root else None, root=ROOT)
+        getattr(ours, method)(fake.array(send), array if at_root else None, root=ROOT)
+        np.testing.assert_array_equal(array.get(), expected)
+    expected, array = np.zeros(3, "f4"), fake.array(np.zeros(3, "f4"))
+    WORLD.Scatter(all_ if at_root else None, expected, ROOT)
+    ours.Scatter(fake.array(all_) if at_root else None, array, ROOT)
+    np.testing.assert_array_equal(array.get(), expected)
+    array = fake.array(one)
+    ours.Bcast(array, ROOT)
+    assert {*array.get()} == {ROOT + 1}
+    for method in ("Allreduce", "Allgather", "Alltoall", "Reduce_scatter_block"):
+        expected, array = all_.copy(), fake.array(all_)
+        getattr(WORLD, method)(MPI.IN_PLACE, expected)
+        getattr(ours, method)(MPI.IN_PLACE, array)
+        defined = slice(3 if method.startswith("Reduce_") else None)
+        np.testing.assert_array_equal(array.get()[defined], expected[defined])
+    assert len(peers.ran) == 12 and {call[3] for call in peers.ran} == {1}
+    assert {name for _, name in ours.stats().calls} == {"cuda_ipc"}
+
+
+def test_what_they_do_not_serve_goes_through_the_host(fake, ours):
+    array = fake.array(np.full(4, 2.0))
+    ours.Allreduce(MPI.IN_PLACE, array, MPI.PROD)
+    ours.Allreduce(MPI.IN_PLACE, array, algorithm="ring")
+    ours.Scan(MPI.IN_PLACE, array)
+    ours.Allgatherv(fake.array(np.zeros(1)), [fake.array(np.zeros(P)), [1] * P])
+    ours.Allreduce(MPI.IN_PLACE, fake.array(np.zeros(0)))
+    host = np.ones(2)
+    ours.Allreduce(MPI.IN_PLACE, host)
+    assert ours._state.gpus.peers.ran == []
+    assert {*array.get()} == {2.0**P * P * (RANK + 1)}
+
+
+def test_a_call_is_learned_and_goes_the_short_way(fake, ours):
+    peers = ours._state.gpus.peers
+    array = fake.array(np.ones(4, "f4"))
+    ours.Allreduce(MPI.IN_PLACE, array)
+    if ours._state.front is None:
+        pytest.skip("no compiled engine")
+    assert peers.learned == [("allreduce", MPI.IN_PLACE, array, MPI.SUM, 0)]
+    ours.Allreduce(MPI.IN_PLACE, array)
+    assert peers.ran[1:] == ["short"]
+    assert ours.stats().calls == {("allreduce", "cuda_ipc"): 2}
+    ours.Allreduce(MPI.IN_PLACE, [array, 4], stream=9)
+    ours.Allreduce(MPI.IN_PLACE, array, algorithm="ring")
+    assert len(peers.learned) == 1 and len(peers.ran) == 3
+
+
+def test_what_is_not_blocking(fake, ours):
+    array = fake.array(np.ones(4, "f4"))
+    request = ours.Iallreduce(MPI.IN_PLACE, array)
+    assert request.pending
+    mpicoll.Request.Waitall([request])
+    assert not request and {*array.get()} == {P}
+    plan = ours.Allreduce_init(MPI.IN_PLACE, array)
+    for _ in range(2):
+        plan.Start()
+        with pytest.raises(RuntimeError, match="under way"):
+            plan.Start()
+        with pytest.raises(RuntimeError, match="under way"):
+            plan.Free()
+        plan.Wait()
+    plan.Free()
+    assert {*array.get()} == {P**3}
+    assert ours._state.gpus.peers.ran[-1] == "closed"
+    assert ours.stats().calls == {("allreduce", "cuda_ipc"): 3}
+
+
+def test_an_array_of_another_device_visits(fake, ours):
+    away = fake.array(np.full(5, RANK + 1, "i4"), device=1, stream=7)
+    before = len(fake.memory)
+    ours.Allreduce(MPI.IN_PLACE, away)
+    fake.synchronize(7)
+    assert {*away.get()} == {P * (P + 1) // 2}
+    fake.synchronize(ours._state.gpus.peers.ran[-1][3])
+    assert len(fake.memory) == before  # nothing is left there
+    here = fake.array(np.zeros(5, "i4"))
+    ours.Allreduce(away, here)
+    fake.synchronize(1)
+    assert {*here.get()} == {P * P * (P + 1) // 2}
+
+
+@pytest.mark.parametrize("where", ["long", "short", "request"])
+def test_a_failure_ends_the_communicator(fake, ours, where):
+    peers, array = ours._state.gpus.peers, fake.array(np.ones(4, "f4"))
+    ours.Allreduce(MPI.IN_PLACE, array)
+    request = ours.Iallreduce(MPI.IN_PLACE, array)
+    WORLD.Barrier()
+    peers.failure = RuntimeError("rank 1 has not come")
+    call = {
+        "long": lambda: ours.Allreduce(MPI.IN_PLACE, [array, 4]),
+        "short": lambda: ours.Allreduce(MPI.IN_PLACE, array),
+        "request": request.Wait,
+    }[where]
+    with pytest.raises(RuntimeError, match="rank 1 has not come"):
+        call()
+    with pytest.raises(RuntimeError, match=r"cannot be used any more.*rank 1 has not come"):
+        ours.Barrier()
+    peers.closed = True  # after a failure nothing is given back

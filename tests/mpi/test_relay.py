@@ -1,0 +1,118 @@
+"""All-reduces through the host that GPUs fold, without a GPU; the bits are those of the host."""
+
+import gc
+import sys
+import types
+
+import numpy as np
+import pytest
+from fake_cuda import FakeArray, FakeDriver
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll import relay, staging
+from mpicoll.cuda import driver
+
+pytestmark = pytest.mark.mpi
+
+WORLD = MPI.COMM_WORLD
+P, RANK = WORLD.size, WORLD.rank
+
+
+class Folds:
+    """See mpicoll.cuda.folds.Folds."""
+
+    def __init__(self, fake):
+        self.fake = fake
+
+    def serves(self, reduction):
+        return reduction.name == "sum"
+
+    def run(self, reduction, address, pitch, nbytes, stream):
+        assert address % 16 == pitch % 16 == 0
+
+        def fold():
+            views = [self.fake.find(address + k * pitch, nbytes)[0] for k in range(P)]
+            views = [view.view(reduction.dtype) for view in views]
+            reduction.fold(views[0], [view.copy() for view in views])
+
+        self.fake._put(stream, fold)
+
+
+@pytest.fixture(params=["lazy", "random", "eager"])
+def fake(request, monkeypatch):
+    made = FakeDriver(how=request.param, seed=RANK)
+    undo = driver.use(made)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=FakeArray))
+    monkeypatch.setattr(relay, "_folds", lambda state: Folds(made))
+    for module in (relay, staging):
+        monkeypatch.setattr(module, "SEGMENT", 4096)
+    monkeypatch.setenv("MPICOLL_GPU", "staged")
+    yield made
+    gc.collect()
+    undo()
+
+
+@pytest.fixture
+def ours(fake):
+    comm = mpicoll.Intracomm(WORLD.Dup())
+    yield comm
+    comm.Free()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2", "c16", "i8"])
+def test_bits(fake, ours, dtype):
+    random = np.random.default_rng(RANK)
+    for count in (2049, 5000, 20000):
+        values = (10 * random.standard_normal(count)).astype(dtype)
+        host = values.copy()
+        # A block each, folded in rank order.
+        ours.Allreduce(MPI.IN_PLACE, host, algorithm="parameter_server")
+        framed = fake.array(np.concatenate([[1], np.zeros_like(values), [2]]).astype(dtype))
+        given = fake.array(np.zeros_like(values), stream=3)
+        given.set(values)
+        ours.Allreduce(given, [framed, (count, 1), MPI.BYTE.fromcode(np.dtype(dtype).char)])
+        found = framed.get()
+        assert found[1:-1].tobytes() == host.tobytes()
+        assert (found[0], found[-1]) == (1, 2)
+        assert given.get().tobytes() == values.tobytes()
+        given.set(values)
+        ours.Allreduce(MPI.IN_PLACE, given)
+        assert given.get().tobytes() == host.tobytes()
+    assert ours.stats().calls.get(("allreduce", "staged"), 0) == 6 * (P > 1)
+    assert (ours._state.staging is None) == (P > 1)  # what only the host reduces by
+
+
+def test_one_after_another_and_on_another_device(fake, ours):
+    arrays = [fake.array(np.zeros(9000, "f4"), device=k % 2, stream=5 + k) for k in range(3)]
+    for step in range(4):
+        for array in arrays:
+            array.set(np.full(9000, step + RANK, "f4"))
+            ours.Allreduce(MPI.IN_PLACE, array)
+        for array in arrays:
+            assert {*array.get()} == {P * step + P * (P - 1) / 2}
+
+
+def test_what_gpus_do_not_reduce_the_host_does(fake, ours):
+    array = fake.array(np.full(9000, RANK + 1.0))
+    ours.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
+    assert {*array.get()} == {float(P)}
+    ours.Allreduce(MPI.IN_PLACE, array, algorithm="ring")
+    assert "staged" not in {name for _, name in ours.stats().calls}
+
+
+def test_where_it_cannot_be_had(fake, ours, monkeypatch):
+    def missing(state):
+        raise RuntimeError("no compiler here")
+
+    if RANK == P - 1:
+        monkeypatch.setattr(relay, "_folds", missing)
+    monkeypatch.setattr(mpicoll.shared, "_WARNED", set())
+    array = fake.array(np.full(9000, 1.0))
+    if RANK == 0 and P > 1:
+        with pytest.warns(mpicoll.shared.TransportWarning, match="no compiler here"):
+            ours.Allreduce(MPI.IN_PLACE, array)
+    else:
+        ours.Allreduce(MPI.IN_PLACE, array)
+    assert {*array.get()} == {float(P)}
+    assert not ours._state.relay

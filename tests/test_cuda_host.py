@@ -1,0 +1,447 @@
+"""What is an array in device memory, and how it gets to the host and back, without a GPU."""
+
+import ctypes
+import gc
+import sys
+import types
+
+import numpy as np
+import pytest
+from fake_cuda import FakeArray, FakeDriver
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from mpicoll import buffers, staging
+from mpicoll.call import METHODS, parse, place_of
+from mpicoll.cuda import buffers as device_buffers
+from mpicoll.cuda import driver, group, memory
+from mpicoll.cuda.buffers import is_device, recognise
+from mpicoll.on_device import handle_of
+
+
+@pytest.fixture
+def fake():
+    made = FakeDriver()
+    undo = driver.use(made)
+    yield made
+    gc.collect()
+    undo()
+
+
+# --- recognising ----------------------------------------------------------------------------------
+
+
+def test_an_array_tells_all_of_itself(fake):
+    array = fake.array(np.arange(6, dtype="f4").reshape(2, 3), device=1, stream=7)
+    found = recognise(array)
+    assert (found.ptr, found.nbytes, found.dtype, found.itemsize) == (array.ptr, 24, "f4", 4)
+    assert (found.shape, found.order, found.writable) == ((2, 3), "C", True)
+    assert (found.device, found.stream, found.owner) == (1, 7, array)
+    assert found.addresses.ctypes.data == array.ptr
+    assert found.addresses.size == 24
+
+
+def test_host_memory_is_none(fake):
+    for owner in (
+        np.zeros(3),
+        np.zeros((2, 2)).T,
+        b"abc",
+        bytearray(3),
+        [1, 2],
+        None,
+        3,
+        MPI.IN_PLACE,
+    ):
+        assert not is_device(owner)
+        assert recognise(owner) is None
+
+
+def test_a_message_is_on_the_device_if_its_owner_is(fake):
+    array = fake.array(np.zeros(3))
+    assert is_device([array, 3]) and is_device((array, (1, 1), MPI.DOUBLE))
+    assert not is_device([np.zeros(3), 3]) and not is_device([])
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "order"),
+    [
+        ((4,), None, ""),
+        ((4,), (8,), ""),
+        ((2, 3), None, "C"),
+        ((2, 3), (24, 8), "C"),
+        ((2, 3), (8, 16), "F"),
+        ((1, 3), (999, 8), ""),
+        ((2, 1, 3), (24, 8, 8), "C"),
+        ((0, 3), (7, 7), ""),
+        ((), None, ""),
+        ((), (), ""),
+    ],
+)
+def test_orders(shape, strides, order):
+    assert device_buffers._order(shape, strides, 8, "buffer") == order
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((4,), (16,)), ((2, 3), (48, 8)), ((3,), (-8,))])
+def test_what_is_not_contiguous_is_refused_with_the_remedy(shape, strides):
+    with pytest.raises(BufferError, match=r"send buffer: not contiguous.*cupy.ascontiguousarray"):
+        device_buffers._order(shape, strides, 8, "send buffer")
+
+
+class Interface:
+    def __init__(self, **changes):
+        self.__cuda_array_interface__ = {
+            "shape": (4,), "typestr": "<f4", "data": (0, False), "version": 2, **changes,
+        }  # fmt: skip
+
+
+def test_odd_interfaces(fake):
+    array = fake.array(np.zeros(4, "f4"))
+    with pytest.raises(BufferError, match="masked"):
+        recognise(Interface(mask=array))
+    with pytest.raises(BufferError, match="no CUDA device; has it been freed"):
+        recognise(Interface(data=(12345, False)))
+    broken = Interface()
+    del broken.__cuda_array_interface__["typestr"]
+    with pytest.raises(BufferError, match=r"does not tell where it is \(KeyError: 'typestr'\)"):
+        recognise(broken)
+    assert recognise(Interface(data=(array.ptr, True))).writable is False
+    assert recognise(Interface(data=(array.ptr, False))).stream == 0
+    empty = recognise(Interface(shape=(0,)))
+    assert empty.nbytes == 0 and empty.addresses.size == 0
+    with pytest.raises(BufferError, match="read-only in device memory"):
+        buffers.parse(Interface(data=(array.ptr, True)), writable=True)
+
+
+def test_types_that_numpy_has_no_letter_for(fake):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = fake.array(np.zeros(4, ml_dtypes.bfloat16))
+    assert recognise(array).dtype.name == "bfloat16"
+    tensor = Interface(typestr="<V2", data=(array.ptr, False))
+    tensor.dtype = "torch.bfloat16"
+    assert recognise(tensor).dtype.name == "bfloat16"
+    with pytest.raises(TypeError, match="no MPI datatype"):
+        buffers.parse(fake.array(np.zeros(2, [("a", "f4"), ("b", "f4")])))
+
+
+def test_pytorch_says_its_stream(fake, monkeypatch):
+    class Tensor(Interface):
+        pass
+
+    def current_stream(device):
+        return types.SimpleNamespace(cuda_stream=100 + device)
+
+    torch = types.SimpleNamespace(
+        Tensor=Tensor, cuda=types.SimpleNamespace(current_stream=current_stream)
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    array = fake.array(np.zeros(4, "f4"), device=1)
+    assert recognise(Tensor(data=(array.ptr, False))).stream == 101
+
+
+class Exporter:
+    """DLPack alone."""
+
+    def __init__(self, array, kind=2, code=2, strides=None, offset=0):
+        self.array, self.kind, self.freed = array, kind, []
+        count = len(array.shape)
+        self.shape = (ctypes.c_int64 * count)(*array.shape)
+        self.strides = None if strides is None else (ctypes.c_int64 * count)(*strides)
+        self.tensor = device_buffers._Tensor(
+            array.ptr, kind, 1, count, code, 8 * array.dtype.itemsize, 1, self.shape, self.strides,
+            offset,
+        )  # fmt: skip
+
+    def __dlpack_device__(self):
+        return self.kind, 1
+
+    def __dlpack__(self, stream):
+        assert stream == -1
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+def test_an_interface_that_has_no_name_for_the_type(fake):
+    """As PyTorch's, which raises."""
+
+    class Both(Exporter):
+        @property
+        def __cuda_array_interface__(self):
+            raise self.error
+
+    tensor = Both(fake.array(np.zeros((2, 3), "f4")))
+    tensor.error = KeyError("bfloat16")
+    assert recognise(tensor).shape == (2, 3)
+    tensor.error = RuntimeError("it requires grad")
+    with pytest.raises(BufferError, match=r"does not tell where it is \(RuntimeError: it requires"):
+        recognise(tensor)
+
+
+def test_dlpack(fake):
+    array = fake.array(np.zeros((2, 3), "f4"), device=1)
+    found = recognise(Exporter(array))
+    assert (found.ptr, found.nbytes, found.dtype, found.device) == (array.ptr, 24, "f4", 1)
+    assert (found.shape, found.order) == ((2, 3), "C")
+    assert recognise(Exporter(array, strides=(1, 2))).order == "F"
+    assert recognise(Exporter(array, offset=8)).ptr == array.ptr + 8
+    assert recognise(Exporter(array, code=1)).dtype == np.uint32
+    unknown = buffers.parse(Exporter(array, code=17))
+    assert (unknown.datatype, unknown.dtype, unknown.count) == (None, None, 6)
+    with pytest.raises(BufferError, match="not contiguous"):
+        recognise(Exporter(array, strides=(6, 2)))
+    assert not is_device(Exporter(array, kind=1))
+
+
+# --- parsing --------------------------------------------------------------------------------------
+
+
+def test_a_message_names_a_part(fake):
+    array = fake.array(np.arange(12, dtype="f8"))
+    found = buffers.parse([array, (2, 3), MPI.DOUBLE], blocks=2)
+    assert (found.memory.ctypes.data, found.memory.size) == (array.ptr + 24, 32)
+    assert found.device.owner is array
+    host = found.on_host()
+    host.packed.load()
+    assert host.device is None
+    np.testing.assert_array_equal(host.memory.view("f8"), [3, 4, 5, 6])
+    host.memory.view("f8")[:] = 7
+    host.packed.write_back(16)
+    np.testing.assert_array_equal(array.get(), [0, 1, 2, 7, 7, 5, 6, 7, 8, 9, 10, 11])
+
+
+def call(method, send, recv, size=2, op=MPI.SUM):
+    definition = METHODS[method]
+    return parse(definition, place_of(definition, 0, size, 0), send, recv, op)
+
+
+def test_both_buffers_in_one_kind_of_memory(fake):
+    array, host = fake.array(np.zeros(4)), np.zeros(4)
+    with pytest.raises(TypeError, match="send buffer in device memory but receive buffer in host"):
+        call("Allreduce", array, host)
+    with pytest.raises(TypeError, match="send buffer in host memory but receive buffer in device"):
+        call("Allreduce", host, array)
+    assert call("Allreduce", fake.array(np.zeros(0)), np.zeros(0)).on_device
+    with pytest.raises(ValueError, match="the same memory"):
+        call("Allreduce", array, array)
+    with pytest.raises(ValueError, match="overlap"):
+        call("Allreduce", [array, 3], [array, (3, 1), MPI.DOUBLE])
+
+
+def test_what_is_only_overwritten_does_not_leave_the_device(fake):
+    send, recv = fake.array(np.zeros(4)), fake.array(np.zeros(4))
+    call("Allreduce", send, recv).on_host().load()
+    assert fake.copied == 32
+    fake.copied = 0
+    call("Allgatherv", [send, 2], [recv, ([2, 1], [0, 3]), MPI.DOUBLE]).on_host().load()
+    assert fake.copied == 16 + 32  # there is something between the blocks
+    fake.copied = 0
+    in_place = call("Allreduce", MPI.IN_PLACE, recv).on_host()
+    assert in_place.send is in_place.recv
+    in_place.load()
+    assert fake.copied == 32
+
+
+def test_derived_datatypes_are_refused(fake):
+    column = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+    with pytest.raises(BufferError, match="derived datatype of elements in device memory"):
+        call("Bcast", None, [fake.array(np.zeros(4)), 1, column])
+    column.Free()
+
+
+def test_streams(fake):
+    assert handle_of(7) == 7
+    assert handle_of(types.SimpleNamespace(ptr=8)) == 8
+    assert handle_of(types.SimpleNamespace(cuda_stream=9)) == 9
+    with pytest.raises(TypeError, match="no CUDA stream"):
+        handle_of("default")
+    assert (
+        call("Allreduce", MPI.IN_PLACE, fake.array(np.zeros(2))).on_stream(5).recv.device.stream
+        == 5
+    )
+    with pytest.raises(TypeError, match="stream= is for arrays in device memory"):
+        call("Allreduce", MPI.IN_PLACE, np.zeros(2)).on_stream(5)
+
+
+# --- pinned memory --------------------------------------------------------------------------------
+
+
+def test_pinned_memory_is_used_again(fake):
+    first = memory.pinned(5000, 0)
+    address = first.ctypes.data
+    part = first[100:200]
+    del first
+    assert memory.pinned(5000, 0).ctypes.data != address  # a view keeps it
+    del part
+    assert memory.pinned(8000, 0).ctypes.data == address  # of the same power of two
+    assert memory.pinned(0, 0).size == 0
+
+
+def test_no_more_than_so_much_is_kept(fake, monkeypatch):
+    monkeypatch.setattr(memory, "KEPT", 8192)
+    held = [memory.pinned(4096, 0) for _ in range(3)]
+    assert len(fake.host) == 3
+    del held
+    assert len(fake.host) == 2
+
+
+def test_no_pinned_memory(fake):
+    fake.limit = 10000
+    array = fake.array(np.zeros(4096))
+    with pytest.raises(MemoryError, match="32768 bytes of pinned host memory"):
+        buffers.parse(array).on_host()
+    assert not fake.host
+
+
+# --- segments -------------------------------------------------------------------------------------
+
+
+@given(
+    block=st.integers(0, 1 << 26),
+    blocks=st.integers(1, 70),
+    itemsize=st.sampled_from([1, 2, 4, 8, 12, 16, 32]),
+)
+def test_segments_cover_blocks_and_keep_elements_whole(block, blocks, itemsize):
+    block -= block % itemsize
+    found = staging.cut(block, blocks, itemsize)
+    assert [segment.start for segment in found] == [
+        sum(s.nbytes for s in found[:n]) for n in range(len(found))
+    ]
+    assert sum(segment.nbytes for segment in found) == block
+    assert all(segment.nbytes and segment.nbytes % itemsize == 0 for segment in found)
+    assert all(segment.nbytes * blocks <= staging.SEGMENT for segment in found)
+
+
+# --- the group ------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """A communicator of ranks that all say the same, but for what is told here."""
+
+    def __init__(self, devices=None, size=2):
+        self.devices, self.size = devices or {}, size
+
+    def Get_rank(self):
+        return 0
+
+    def allgather(self, own):
+        if isinstance(own, group.Device):
+            return [self.devices.get(rank, own) for rank in range(self.size)]
+        return [own] * self.size
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    """A module mpicoll.cuda.ipc; what it is asked, and what it answers."""
+    asked, answer = [], [object(), ""]
+
+    def open_(private, device, seconds):
+        asked.append((device, seconds))
+        return tuple(answer)
+
+    module = types.SimpleNamespace(Peers=types.SimpleNamespace(open=open_))
+    monkeypatch.setitem(sys.modules, "mpicoll.cuda.ipc", module)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=FakeArray))
+    return asked, answer
+
+
+def aware(monkeypatch, answer):
+    monkeypatch.setattr(group.libraries, "cuda_aware", lambda: answer)
+
+
+def test_the_first_transport_that_serves_all(fake, peers, monkeypatch):
+    asked, answer = peers
+    aware(monkeypatch, True)
+    assert group.connect(Ranks(), "auto", 3.0).described() == "cuda_ipc"
+    assert asked == [(0, 3.0)]
+    answer[:] = None, "the same GPU twice"
+    assert group.connect(Ranks(), "auto", 0.0).described() == "aware (the same GPU twice)"
+    aware(monkeypatch, None)
+    found = group.connect(Ranks(), "auto", 0.0)
+    assert found.transport == "staged"
+    assert found.why == "the same GPU twice; is the MPI library CUDA-aware? It does not say"
+
+
+def test_any_ranks_no_is_no_for_all(fake, peers, monkeypatch):
+    aware(monkeypatch, True)
+    here = group._own()
+    answer = peers[1]
+    answer[:] = None, "no peer access"
+    unaware = here._replace(aware=False)
+    assert group.connect(Ranks({1: unaware}), "auto", 0.0).transport == "staged"
+    none = here._replace(problem="no CUDA device")
+    with pytest.warns(group.shared.TransportWarning, match="rank 1: no CUDA device"):
+        assert group.connect(Ranks({1: none}), "auto", 0.0) is None
+
+
+def test_a_transport_that_is_asked_for(fake, peers, monkeypatch):
+    aware(monkeypatch, True)
+    assert group.connect(Ranks(), "staged", 0.0).why == "MPICOLL_GPU=staged asks for it"
+    assert group.connect(Ranks(), "aware", 0.0).transport == "aware"
+    assert peers[0] == []
+    peers[1][:] = None, "IPC is forbidden here"
+    aware(monkeypatch, False)
+    with pytest.warns(group.shared.TransportWarning, match="MPICOLL_GPU=cuda_ipc is not possible"):
+        assert group.connect(Ranks(), "cuda_ipc", 0.0).transport == "staged"
+
+
+def test_cupy_is_not_imported(fake, monkeypatch):
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    aware(monkeypatch, False)
+    assert "import cupy" in group.connect(Ranks(), "auto", 0.0).why
+    assert "cupy" not in sys.modules
+
+
+def test_no_device(monkeypatch):
+    undo = driver.use(FakeDriver(devices=0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    try:
+        assert group._own().problem == "no CUDA device (CUDA_VISIBLE_DEVICES='')"
+    finally:
+        undo()
+
+
+# --- the driver -----------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_driver_says_why():
+    if not driver.problem():
+        pytest.skip("there is a driver")
+    with pytest.raises(driver.CudaError, match="no CUDA driver: "):
+        driver.driver()
+
+
+def test_errors_of_the_driver_have_its_words():
+    class Library:
+        def cuGetErrorString(self, status, text):
+            text._obj.value = b"out of memory"
+
+        def cuMemHostAlloc(self, address, nbytes, flags):
+            return 2
+
+        def cuStreamSynchronize(self, stream):
+            return 700
+
+        def cuPointerGetAttribute(self, *arguments):
+            return 1
+
+        def cuCtxGetDevice(self, device):
+            return 201
+
+    real = object.__new__(driver.Driver)
+    real._library = Library()
+    with pytest.raises(MemoryError, match="no 77 bytes of pinned host memory"):
+        real.pinned(77)
+    with pytest.raises(driver.CudaError, match=r"cuStreamSynchronize: out of memory \(700\)"):
+        real.synchronize(0)
+    assert real.place(5) is None
+    assert real.current() == 0
+
+
+def test_what_brings_arrays_is_looked_for_and_not_imported(monkeypatch):
+    for name in driver._BRINGERS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert not driver.is_wanted()
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert driver.is_wanted()
