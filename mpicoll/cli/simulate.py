@@ -223,7 +223,7 @@ def _given(
         alpha = inter_alpha if inter_alpha is not None else times["alpha"]
         beta = inter_beta if inter_beta is not None else times["beta"]
         links[INTER] = (Piece(None, seconds("inter-alpha", alpha), seconds("inter-beta", beta)),)
-    return CostModel(Costs(links, **values))
+    return CostModel(Costs(links, values["gamma"], values["call"], values["step"]))
 
 
 def _read(path: Path, times: Mapping[str, str | None]) -> CostModel:
