@@ -26,7 +26,7 @@ def main() -> None:
     """Train with each learning rate and each way to scale it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.03, 0.1, 0.3])
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
