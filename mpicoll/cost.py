@@ -47,15 +47,18 @@ class Costs:
         gamma: seconds per byte reduced.
         call: seconds of every call, whatever it does.
         step: seconds of every round in which a rank receives.
+        factors: for numbers of ranks that were measured, how many times as long as the rest says
+            calls take: what a critical path does not know, as messages that come early.
     """
 
     links: Mapping[str, tuple[Piece, ...]]
     gamma: float = 0.0
     call: float = 0.0
     step: float = 0.0
+    factors: Mapping[int, float] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        return hash(tuple(self.numbers().items()))
+        return hash((*self.numbers().items(), *self.factors.items()))
 
     def piece(self, nbytes: int, link: str = INTRA) -> Piece:
         """The piece that holds for a message; the other kind of link if this one is not known."""
@@ -85,7 +88,7 @@ class Costs:
             link: tuple(Piece(piece.upto, next(left), next(left)) for piece in pieces)
             for link, pieces in self.links.items()
         }
-        return Costs(links, gamma, call, step)
+        return Costs(links, gamma, call, step, self.factors)
 
 
 @dataclass(frozen=True)

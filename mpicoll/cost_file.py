@@ -5,7 +5,7 @@ A file is JSON::
     {"mpicoll": "model 1", "about": {...},
      "general": {"links": {"intra": [{"upto": 4096, "alpha": 1e-6, "beta": 1e-10},
                                      {"upto": null, "alpha": 3e-6, "beta": 8e-11}]},
-                 "gamma": 5e-11, "call": 2e-6, "step": 0.0,
+                 "gamma": 5e-11, "call": 2e-6, "step": 0.0, "factors": {"3": 1.04},
                  "intervals": {...}, "evidence": {...}},
      "own": {"allreduce": {"ring": {...}, "chain segments=4": {...}}},
      "curves": {"allreduce": {"native": {"times": {"2": [[8, 1e-6, 9e-7, 1.1e-6]]}, ...}}},
@@ -114,7 +114,8 @@ def _set(costs: Costs, evidence: Evidence | None) -> dict[str, Any]:
         for link, pieces in costs.links.items()
     }
     numbers = {name: _short(getattr(costs, name)) for name in ("gamma", "call", "step")}
-    return {"links": links, **numbers, **_evidence(evidence)}
+    factors = {str(ranks): _short(factor) for ranks, factor in costs.factors.items()}
+    return {"links": links, **numbers, "factors": factors, **_evidence(evidence)}
 
 
 def _evidence(evidence: Evidence | None) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def _costs(place: str, written: Mapping[str, Any]) -> tuple[Costs, Evidence | No
     links = {
         link: tuple(Piece(**piece) for piece in pieces) for link, pieces in written["links"].items()
     }
-    costs = Costs(links, written["gamma"], written["call"], written["step"])
+    costs = Costs(links, *(written[name] for name in ("gamma", "call", "step", "factors")))
     try:
         check(costs)
         evidence = written["evidence"] and _read_evidence(written["evidence"], costs)
@@ -194,6 +195,7 @@ def _validated(content: bytes) -> dict[str, Any]:
     import pydantic
 
     NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+    Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
     Number = Annotated[int, pydantic.Field(ge=1)]
     Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 
@@ -228,6 +230,7 @@ def _validated(content: bytes) -> dict[str, Any]:
         gamma: NotNegative = 0.0
         call: NotNegative = 0.0
         step: NotNegative = 0.0
+        factors: dict[Number, Positive] = {}
 
     class CurveOf(pydantic.BaseModel, extra="forbid"):
         intervals: dict[str, tuple[float, float]] = {}

@@ -50,11 +50,13 @@ class Path:
         rounds: rounds in which a rank receives.
         messages: number of messages by link and bytes.
         reduced: bytes reduced.
+        ranks: how many there are.
     """
 
     rounds: int
     messages: Mapping[tuple[str, int], int]
     reduced: int
+    ranks: int
 
     def seconds(self, costs: Costs) -> float:
         """The time of a call."""
@@ -62,7 +64,7 @@ class Path:
         for (link, nbytes), count in self.messages.items():
             piece = costs.piece(nbytes, link)
             total += count * (piece.alpha + nbytes * piece.beta)
-        return total
+        return total * costs.factors.get(self.ranks, 1.0)
 
 
 def reference(nodes: tuple[int, ...] = ()) -> Model:
@@ -112,7 +114,7 @@ def critical_path(
     given = dict(parameters)
     model = reference(nodes) if costs is None else _under(costs, nodes)
     if size == 1:
-        return Path(0, {}, 0)
+        return Path(0, {}, 0, 1)
     many = algorithm.count("messages", size, root, given) > MOST_MESSAGES
     equal = nbytes % max(1, algorithm.blocks(size)) == 0
     if algorithm.symmetric and len(set(nodes)) in (0, 1, size) and (many or equal):
@@ -143,7 +145,7 @@ class _Walk:
         parameters: Mapping[str, Value],
         model: Model,
     ) -> None:
-        self.model = model
+        self.model, self.size = model, size
         programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]
         sent: dict[tuple[int, int, int], list[int]] = {}
         received: dict[tuple[int, int, int], list[int]] = {}
@@ -189,7 +191,7 @@ class _Walk:
         """The path, counted."""
         messages: Counter[tuple[str, int]] = Counter()
         if not self.last:
-            return Path(0, {}, 0)
+            return Path(0, {}, 0, self.size)
         place: _Round | None = max(self.last, key=self.done)
         rounds = reduced = 0
         while place is not None:
@@ -205,7 +207,7 @@ class _Walk:
                 if place is not None:
                     break
                 transfer = self._port_before(transfer)
-        return Path(rounds, dict(messages), reduced)
+        return Path(rounds, dict(messages), reduced, self.size)
 
     def _message(self, transfer: Transfer) -> tuple[str, int]:
         """The link of a message, and its bytes."""
@@ -263,4 +265,4 @@ def _of_any_rank(
                 messages[model.link(0, step.peer), nbytes] += 1
             elif isinstance(step, RecvReduce):
                 reduced += nbytes
-    return Path(rounds, dict(messages), reduced)
+    return Path(rounds, dict(messages), reduced, size)

@@ -192,11 +192,12 @@ def _parts(path: Path, costs: Costs) -> tuple[tuple[str, float], ...]:
         piece = costs.piece(nbytes, link)
         latency += count * piece.alpha
         transfer += count * nbytes * piece.beta
+    factor = costs.factors.get(path.ranks, 1.0)
     return (
-        ("overhead of the call", costs.call),
-        ("latency", latency),
-        ("transfer", transfer),
-        ("reduction", path.reduced * costs.gamma),
+        ("overhead of the call", factor * costs.call),
+        ("latency", factor * latency),
+        ("transfer", factor * transfer),
+        ("reduction", factor * path.reduced * costs.gamma),
     )
 
 

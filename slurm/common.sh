@@ -37,7 +37,7 @@ launcher() {
 # sweep RANKS,... COMMAND...: one launch of a sweep, that of this task of the array. Tasks
 # go through the numbers of ranks on a node, again and again, and each has a file of its own.
 sweep() {
-    local numbers task=$SLURM_ARRAY_TASK_ID
+    local numbers task=${SLURM_ARRAY_TASK_ID:?is missing: submit a sweep with --array}
     IFS=, read -ra numbers <<<"$1"
     shift
     local each=${numbers[task % ${#numbers[@]}]} number=$((task / ${#numbers[@]}))
@@ -50,7 +50,7 @@ sweep() {
 train() {
     launcher "$1"
     shift
-    local status ranks interrupted
+    local status ranks='' interrupted=''
     trap 'interrupted=1; ask' USR1 TERM
     "${launch[@]}" "$@" --checkpoint "$run/checkpoints" --metrics "$run/metrics" --resume auto --json \
         >"$run/result.part" &
@@ -79,7 +79,7 @@ train() {
 # the same checkpoint is enough: what ends there twice has a reason of its own.
 lost() {
     local last
-    last=$(find "$run/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' | sort | tail -n 1)
+    last=$(find "$run/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' 2>/dev/null | sort | tail -n 1)
     if [[ $last = "$(cat "$run/lost" 2>/dev/null || echo never)" ]]; then
         say "the ranks were lost twice after checkpoint ${last:-none} (exit status $1): not queued again"
         rm "$run/lost"

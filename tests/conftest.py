@@ -28,6 +28,14 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+def pytest_collection_modifyitems(items):
+    """Skip the tests that are marked as long where they are not asked for."""
+    if os.environ.get("MPICOLL_TEST_LONG", "") in ("", "0"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: MPICOLL_TEST_LONG=1 runs it"))
+
+
 class Jobs:
     """Jobs under mpirun; nothing of them may be left afterwards."""
 

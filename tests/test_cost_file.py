@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,15 +15,19 @@ from mpicoll.cost import CostModel, Costs, Curve, Errors, Evidence, Piece
 pytest.importorskip("pydantic")
 
 COSTS = Costs({"intra": (Piece(4096, 1e-6, 1e-10), Piece(None, 3e-6, 8e-11))}, 5e-11, 2e-6)
+OWN = Costs(COSTS.links, COSTS.gamma, COSTS.call, factors={2: 1.04, 4: 0.9})
 EVIDENCE = Evidence(
     (2, 4), 8, 1 << 20, 36, 3, 12.5, Errors(12, 0.02, 0.05, 0.2, -0.01), None,
     {"step": "measure linear"}, (COSTS, COSTS.with_numbers([1e-6, 0, 0, 1e-6, 2e-10, 3e-6, 1e-10])),
 )  # fmt: skip
+OF_OWN = replace(
+    EVIDENCE, replicates=(OWN, OWN.with_numbers([1e-6, 0, 0, 1e-6, 2e-10, 3e-6, 1e-10])),
+)  # fmt: skip
 MODEL = CostModel(
     COSTS,
-    {"allreduce": {"ring": COSTS, "chain segments=4": COSTS}},
+    {"allreduce": {"ring": OWN, "chain segments=4": COSTS}},
     {"allreduce": {"native": Curve({2: ((8, 1e-6, 9e-7, 1.1e-6), (64, 2e-6, 2e-6, 3e-6))})}},
-    {"allreduce": {"ring": EVIDENCE, "native": Evidence((2,), 8, 64, 2, 1)}},
+    {"allreduce": {"ring": OF_OWN, "native": Evidence((2,), 8, 64, 2, 1)}},
     EVIDENCE,
     {"allreduce": [{"ranks": 2, "nbytes": 0, "algorithms": ["ring", "native"]}]},
     {"machine": {"processor": "some"}},

@@ -94,6 +94,20 @@ def test_what_one_algorithm_tells_is_its_own():
         assert cell.path.seconds(own) == pytest.approx(cell.path.seconds(slow), rel=0.05)
 
 
+def test_what_paths_do_not_know_of_a_number_of_ranks():
+    """On four ranks all-gathers take a third longer than any path says, on others they do not."""
+    measured = {"allgather": ["ring", "linear"], "reduce_scatter": ["ring"]}
+    found = cells_of(COSTS, measured, ranks=(2, 3, 5, 8))
+    late = Costs(COSTS.links, COSTS.gamma, COSTS.call, COSTS.step, {4: 4 / 3})
+    found += cells_of(late, {"alltoall": ["pairwise"]}, ranks=(2, 4, 8))
+    model = fit(found, replicates=0)
+    own, _ = model.costs("alltoall", "pairwise")
+    assert own.factors[4] / own.factors[8] == pytest.approx(4 / 3, rel=0.1)
+    for cell in (cell for cell in found if cell.collective == "alltoall"):
+        assert cell.path.seconds(own) == pytest.approx(cell.path.seconds(late), rel=0.08)
+    assert not model.general.factors
+
+
 def test_two_links():
     costs = Costs(
         {INTRA: (Piece(None, 1e-6, 1e-10),), INTER: (Piece(None, 2e-5, 1e-9),)}, call=3e-6

@@ -68,17 +68,17 @@ def test_a_path_under_given_costs_is_as_long_as_the_simulation(step):
 def test_who_only_sends_pays_no_step():
     """The root's two messages are under way at the same time."""
     path = critical_path("bcast", "binomial", 3, 800)
-    assert path == Path(1, {(INTRA, 800): 2}, 0)
+    assert path == Path(1, {(INTRA, 800): 2}, 0, 3)
 
 
 def test_what_the_path_of_a_ring_is_made_of():
     path = critical_path("allreduce", "ring", 4, 4096)
-    assert path == Path(6, {(INTRA, 1024): 6}, 3 * 1024)
+    assert path == Path(6, {(INTRA, 1024): 6}, 3 * 1024, 4)
 
 
 def test_several_messages_of_a_round_are_one_round():
-    assert critical_path("gather", "linear", 5, 500) == Path(1, {(INTRA, 100): 4}, 0)
-    assert critical_path("allreduce", "linear", 5, 500) == Path(2, {(INTRA, 500): 8}, 2000)
+    assert critical_path("gather", "linear", 5, 500) == Path(1, {(INTRA, 100): 4}, 0, 5)
+    assert critical_path("allreduce", "linear", 5, 500) == Path(2, {(INTRA, 500): 8}, 2000, 5)
 
 
 def test_recursive_halving_has_messages_of_several_sizes():
@@ -110,7 +110,7 @@ def test_a_symmetric_algorithm_has_the_path_of_any_rank(size, block, data):
 
 def test_many_ranks():
     path = critical_path("allreduce", "ring", 4096, 1 << 30)
-    assert path == Path(8190, {(INTRA, 1 << 18): 8190}, 4095 << 18)
+    assert path == Path(8190, {(INTRA, 1 << 18): 8190}, 4095 << 18, 4096)
     alone = critical_path("allreduce", "ring", 4096, 1 << 30, nodes=tuple(range(4096)))
     assert alone.messages == {(INTER, 1 << 18): 8190}
     with pytest.raises(paths.TooManyMessages, match="has more than 30000 messages"):

@@ -187,8 +187,8 @@ def as_costs(names: Sequence[str], values: Array, links: Sequence[str], ends: En
             found.append(Piece(end, alpha, beta))
         return tuple(found)
 
-    single = {name: given.get(name, 0.0) for name in ("gamma", "call", "step")}
-    return Costs({link: pieces(link) for link in links}, **single)
+    gamma, call, step = (given.get(name, 0.0) for name in ("gamma", "call", "step"))
+    return Costs({link: pieces(link) for link in links}, gamma, call, step)
 
 
 def reasons(

@@ -32,6 +32,8 @@ REPLICATES = 80
 #: Weight of the set of all algorithms in that of one, for each parameter, beside 1 for each time.
 PULL = 0.05
 TURNS = 3
+#: Times of a number of ranks, beside those measured, that agree with the set of all algorithms.
+SHRUNK = 2
 #: Cells for each parameter, where there are pieces.
 _LEAST_EACH = 2
 _QUICK = 2  # rounds of the robust loss while ends are looked for
@@ -96,7 +98,7 @@ def fit_set(cells: Sequence[Cell], prior: Fitted | None = None) -> Fitted:
         ends, best = least, refined
     columns = system.columns(ends)
     told = equations.identified(columns, system.seconds, equations.tells_gamma(cells))
-    return Fitted(
+    fitted = Fitted(
         equations.as_costs(best.names, best.values, system.links, ends),
         ends,
         best.names,
@@ -104,6 +106,36 @@ def fit_set(cells: Sequence[Cell], prior: Fitted | None = None) -> Fitted:
         equations.reasons(cells, columns, told),
         prior,
     )
+    return fitted if prior is None else _by_ranks(cells, fitted, system.seconds)
+
+
+def _by_ranks(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Fitted:
+    """The same with factors for numbers of ranks, where there are several."""
+    if len({cell.ranks for cell in cells}) < 2:
+        return fitted
+    for _ in range(TURNS):
+        plain = replace(fitted.costs, factors={})
+        factors = _factors(cells, plain)
+        fitted = replace(fitted, costs=replace(plain, factors=factors))
+        fitted = replace(fitted, costs=refit(cells, fitted, seconds))
+    return fitted
+
+
+def _factors(cells: Sequence[Cell], costs: Costs) -> dict[int, float]:
+    """By number of ranks how many times as long calls take as costs say, so far as is sure."""
+    apart: dict[int, list[float]] = {}
+    for cell in cells:
+        off = math.log(cell.seconds / cell.path.seconds(costs))
+        apart.setdefault(cell.ranks, []).append(off)
+    return {
+        ranks: math.exp(float(np.median(values)) * len(values) / (len(values) + SHRUNK))
+        for ranks, values in apart.items()
+    }
+
+
+def _evened(cells: Sequence[Cell], seconds: Array, factors: Mapping[int, float]) -> Array:
+    """Times without what :func:`_factors` has found."""
+    return seconds / np.array([factors.get(cell.ranks, 1.0) for cell in cells])
 
 
 @dataclass(frozen=True)
@@ -221,10 +253,12 @@ def fit_all(cells: Sequence[Cell], under: Costs | None = None) -> tuple[Fitted, 
 
 def refit(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Costs:
     """The same pieces and parameters for other times."""
+    seconds = _evened(cells, seconds, fitted.costs.factors)
     system = Equations(cells, seconds)
     matrix = equations.relative(system.columns(fitted.ends), fitted.names, seconds)
     values, _ = equations.solve(matrix, pull=_pull(matrix, fitted.names, fitted.prior))
-    return equations.as_costs(fitted.names, values, system.links, fitted.ends)
+    found = equations.as_costs(fitted.names, values, system.links, fitted.ends)
+    return replace(found, factors=fitted.costs.factors)
 
 
 def fit_curve(cells: Sequence[Cell], resampled: Resampled | None = None) -> Curve:

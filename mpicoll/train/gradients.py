@@ -44,7 +44,8 @@ class Gradients:
         speeds: Shape (count,): shares of a batch that parts take; None for even ones.
         losses: Shares of the loss of this rank's parts, of the last step.
         finite: Whether all of the last ones are.
-        loading: Seconds of the last step in which samples were read or waited for.
+        loading, loading_processor: Seconds of the last step in which samples were read or waited
+            for, and processor time in them.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Gradients:
         self.speeds: Array | None = None
         self.losses: list[float] = []
         self.finite = True
-        self.loading = 0.0
+        self.loading = self.loading_processor = 0.0
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[NDArray[np.int64]]:
         """As `Sampler.batches`; the samples of this rank are asked for ahead of need."""
@@ -123,15 +124,13 @@ class Gradients:
         """
         self.finite = True
         self.losses.clear()
-        self.loading = 0.0
+        self.loading = self.loading_processor = 0.0
         batches = self._batches(samples)
         for index, leaf in zip(self._parts, self._program, strict=True):
             loss = 0.0
             for number, whole in enumerate(batches):
                 mine = self._cut(whole, index)
-                asked = time.perf_counter()
-                inputs, labels = self._feed.take(mine, epoch)
-                self.loading += time.perf_counter() - asked
+                inputs, labels = self._load(mine, epoch)
                 batch = Batch(
                     inputs,
                     labels,
@@ -148,6 +147,13 @@ class Gradients:
             self.losses.append(loss)
         self.finite = self.finite and all(map(math.isfinite, self.losses))
         return sum(self.losses)
+
+    def _load(self, mine: NDArray[np.int64], epoch: int) -> tuple[Array, Array]:
+        asked, processor = time.perf_counter(), time.process_time()
+        found = self._feed.take(mine, epoch)
+        self.loading += time.perf_counter() - asked
+        self.loading_processor += time.process_time() - processor
+        return found
 
     def failure(self, loss: float) -> FloatingPointError:
         """What to say of gradients that are not finite."""

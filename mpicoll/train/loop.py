@@ -28,6 +28,7 @@ from mpicoll.train.trainer import Trainer, parts_of
 from mpicoll.train.workers import (
     AllReduceWorkers,
     OneProcess,
+    TrainingError,
     Workers,
     raise_together,
     require_equal,
@@ -163,12 +164,15 @@ def run(
         with signals.heard(partial(setattr, trainer, "signalled", True)):
             loop = _Run(config, workers, dataset, model, trainer, keeper, observers)
             result = loop.result(epoch, position, history, on_step, on_epoch)
-        return replace(result, communicated=observers.communicated, predicted=expected)
+    except TrainingError:  # on all ranks together; after any other, messages may be under way
+        trainer.free()
+        raise
     finally:
         if observers is not None:
             observers.close()
         stacks.close()
-        trainer.free()
+    trainer.free()
+    return replace(result, communicated=observers.communicated, predicted=expected)
 
 
 class _Run:

@@ -195,9 +195,8 @@ class ServerTrainer:
         started, processor = time.perf_counter(), time.process_time()
         self._served = 0.0
         loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
-        serving = self._served + self._source.loading
-        mine = time.perf_counter() - started - serving
-        used = time.process_time() - processor - serving
+        mine = time.perf_counter() - started - self._served - self._source.loading
+        used = time.process_time() - processor - self._served - self._source.loading_processor
         share = self._source.share(samples)
         push = Push(clock, share, len(samples), self._source.finite, mine, max(0.0, used), 0)
         started = time.perf_counter()

@@ -132,7 +132,7 @@ class Cluster:
             "HYDRA_LAUNCHER": "ssh",
             "HYDRA_LAUNCHER_EXEC": agent,
             "HYDRA_IFACE": "eth0",
-            "UCX_TLS": "tcp,self,sm",
+            "UCX_TLS": "tcp,self",  # its shared memory would take all hosts for one
         }
 
     def command(self, words: Sequence[str], host: str = "h1") -> list[str]:

@@ -1,6 +1,9 @@
 """Ranks that read data for others: the same training, to the bit."""
 
 import json
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,14 +90,7 @@ def test_data_that_cannot_be_read_end_the_run_on_all_ranks(comm):
             return self
 
     whole = clouds()
-    broken = Dataset(
-        "broken",
-        4,
-        Broken([whole.train_inputs]),
-        whole.train_labels,
-        whole.test_inputs,
-        whole.test_labels,
-    )
+    broken = replace(whole, train_inputs=Broken([whole.train_inputs]))
     config = Config(epochs=1, batch=8, data_servers=1)
     with pytest.raises(TrainingError, match=rf"rank {comm.size - 1}: OSError: disk on fire"):
         run(config, comm, dataset=broken)
@@ -103,3 +99,19 @@ def test_data_that_cannot_be_read_end_the_run_on_all_ranks(comm):
 def test_no_worker_left(comm):
     with pytest.raises(TrainingError, match=r"data server\(s\) on \d rank\(s\) leave no worker"):
         run(Config(data_servers=comm.size), comm, dataset=clouds())
+
+
+def test_a_signal_to_a_data_server_stops_all(comm):
+    class Signalled(Rows):
+        def __getitem__(self, index):
+            if 13 in np.asarray(index) and comm.rank == comm.size - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().__getitem__(index)
+
+        def astype(self, dtype):
+            return self
+
+    whole = clouds()
+    data = replace(whole, train_inputs=Signalled([whole.train_inputs]))
+    stopped = run(Config(epochs=3, batch=8, data_servers=1), comm, dataset=data)
+    assert stopped.stopped == "signal" and stopped.steps < 39

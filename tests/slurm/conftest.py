@@ -7,12 +7,11 @@ import pytest
 
 from slurm import lab
 
-LONG = os.environ.get("MPICOLL_TEST_LONG", "") not in ("", "0")
 PLACE = os.path.dirname(__file__)
 
 
 def pytest_collection_modifyitems(items):
-    """Without SLURM none of these tests runs; the long ones run only where they are asked for."""
+    """Without SLURM none of these tests runs."""
     reason = lab.missing()
     for item in items:
         if not str(item.path).startswith(PLACE):
@@ -20,8 +19,6 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.timeout(300))
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-        elif item.get_closest_marker("long") and not LONG:
-            item.add_marker(pytest.mark.skip(reason="long: `make test-slurm` runs it"))
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,13 @@
 """How ranks start within a job: on which nodes, with how many threads, by which launcher, on which
 GPU; and what is said where launcher and library do not fit."""
 
+import contextlib
 import json
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import launch
 import pytest
@@ -129,3 +133,34 @@ def test_without_slurm_or_settings_the_command_says_so(slurm):
     refused = slurm.site("refused.env", OPTIONS="(--partition=none-such)")
     done = slurm.run([*words[:-1], refused], capture_output=True)
     assert done.returncode == 1 and "SLURM refuses the job: " in done.stderr
+
+
+def test_nothing_stays_of_a_slurm_whose_maker_is_killed():
+    """Whatever interrupts the tests: the kernel ends daemons and jobs."""
+    job = ["--hosts=1", "--", "sh", "-c", "sbatch --wrap='sleep 99'; sleep 99"]
+    maker = subprocess.Popen(
+        [sys.executable, str(lab.HERE / "lab.py"), *job], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert maker.stdout.readline().startswith("Submitted batch job")
+        family = inhabitants(maker.pid)
+        assert len(family) > 4  # munged, slurmctld, slurmd, the shell
+    finally:
+        maker.kill()
+        maker.communicate()
+    lab.wait(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in family), 30)
+
+
+def inhabitants(maker):
+    """The processes of the cluster that a process has made: those with its numbers of processes."""
+    children = Path(f"/proc/{maker}/task/{maker}/children").read_text().split()
+    (inside,) = (
+        os.readlink(f"/proc/{first}/ns/pid_for_children")
+        for first in children
+        if Path(f"/proc/{first}/comm").read_text() == "unshare\n"
+    )
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [entry.name] * (os.readlink(entry / "ns" / "pid") == inside)
+    return found

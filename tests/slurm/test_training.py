@@ -6,7 +6,7 @@ import json
 import launch
 import pytest
 
-from mpicoll.train import checkpoints
+from mpicoll.train import Config, checkpoints
 from slurm import lab
 
 DATA = f"{lab.SHARED}/data.npz"
@@ -27,18 +27,18 @@ def undisturbed(cluster):
     return arrays(cluster, "undisturbed")
 
 
-def arrays(slurm, name):
-    """What the last checkpoint of a finished run holds."""
+def arrays(slurm, name, ranks=4):
+    """What the last checkpoint of a finished run on so many ranks holds."""
     facts = json.loads((slurm.shared / name / "result.json").read_text())
     assert facts["steps"] == STEPS and facts["stopped"] == "epochs"
-    assert facts["ranks"] == 4
+    assert facts["ranks"] == ranks
     found, manifest = checkpoints.load(checkpoints.find(slurm.shared / name / "checkpoints"))
     assert manifest["epoch"] == 21
     return found
 
 
-def check_equal(slurm, name, expected):
-    found = arrays(slurm, name)
+def check_equal(slurm, name, expected, ranks=4):
+    found = arrays(slurm, name, ranks)
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         assert found[key].tobytes() == values.tobytes(), key
@@ -67,7 +67,7 @@ def at_once(slurm, job):
     slurm.do("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("srun", marks=pytest.mark.long)])
 def test_a_signal_makes_a_checkpoint_and_the_job_goes_on_from_it(slurm, undisturbed, launcher):
     name = f"signal-{launcher}"
     site = slurm.site(f"{launcher}.env", LAUNCHER=launcher, SRUN_MPI=SRUN_MPI)
@@ -99,6 +99,22 @@ def test_the_signal_comes_before_the_time_is_over_and_restarts_are_counted(slurm
     assert said.count("stopped by a signal after step") == 2
     assert "started again 1 times, and RESTARTS allows no more: not queued again" in said
     assert slurm.facts(job)["Restarts"] == "1" and slurm.facts(job)["ExitCode"] == "75:0"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(Config, "invariant"), reason="training has no --invariant")
+def test_another_number_of_ranks_goes_on_to_the_same_bits(slurm):
+    """Four ranks begin, and two on one node, submitted anew, end what they began."""
+    words = (*WORDS, "--invariant=4")
+    (job,) = slurm.submit("train", "invariant", *words, **PLACE)
+    assert slurm.ended(job) == ["COMPLETED"], slurm.said("invariant")
+    (job,) = slurm.submit("train", "fewer", *words, option="--no-requeue", **PLACE)
+    underway(slurm, "fewer", job)
+    slurm.do("scancel", "--batch", "--signal=USR1", job)
+    assert slurm.ended(job) == ["FAILED"]
+    (job,) = slurm.submit("train", "fewer", *words, nodes="1", ranks="2")
+    assert slurm.ended(job) == ["COMPLETED"], slurm.said("fewer")
+    check_equal(slurm, "fewer", arrays(slurm, "invariant"), ranks=2)
 
 
 @pytest.mark.long
