@@ -94,6 +94,8 @@ def wanted(collective, inputs, rank, root):
 def test_launches_of_all_ranks(size, collective, way):
     if way == "direct" and collective not in shapes.DIRECT:
         pytest.skip("its memory is never read where it lies")
+    if way == "direct" and collective in shapes.REDUCING and size <= 2:
+        pytest.skip("each folds all that comes")
     rng = np.random.default_rng(size)
     inputs = [rng.integers(0, 1000, size * BLOCK).astype(float) for _ in range(size)]
     reduces = collective in shapes.REDUCING

@@ -12,19 +12,15 @@
 
    Every warp is a channel of its own: it talks to the warp of the same number on every peer, through
    slots that nobody else uses, and counts its steps in device memory, so that a graph can replay a
-   launch. A step is: push own rows to every peer, then take the rows that the peers have pushed
-   `depth` steps before. Who has nothing for a peer pushes a bare flag. So a warp that pushes in step s
-   has heard of all peers' step s - depth - 1, before which they had taken step s - 2 depth - 2 (in
-   bulk, s - 2 depth - 1: a flag is on its way one step later than its rows). That is fewer steps than
-   there are slots: no slot is written before it has been read, also from one launch to the next,
-   whatever the launches are. What all warps write in a step lies side by side, so that it spreads
-   evenly over memory and links. */
+   launch. A step is: push own rows to every peer, then take the rows that the peers have pushed in
+   the step before. Who has nothing for a peer pushes a bare flag. So a warp that pushes in step s has
+   heard from all peers in step s - DEPTH - 1, who then had taken step s - 2 DEPTH - 2: with SLOTS >=
+   2 DEPTH + 2 no slot is written before it has been read, also from one launch to the next, whatever
+   the launches are. What all warps write in a step lies side by side, so that it spreads evenly over
+   memory and links. */
 
-enum { LINES = 512 };
+enum { LINES = 512, DEPTH = 1, SLOTS = 4 };
 enum Packing { WORDS, WHOLE, BULK };
-
-template <Packing W> DEVICE constexpr int depth() { return W == BULK ? 2 : 1; }
-template <Packing W> DEVICE constexpr int slots() { return W == BULK ? 8 : 4; }
 
 /* What the host and all launches share, in host memory that the device maps. */
 struct Alarm {
@@ -234,7 +230,7 @@ template <int U, Packing W> struct Channel {
 
     DEVICE char *slot(int at, int from, i64 step) const
     {
-        const u64 number = ((base + step) % slots<W>() * P + from) * args.channels + warp;
+        const u64 number = ((base + step) % SLOTS * P + from) * args.channels + warp;
         return args.window[at] + args.first + number * args.slot + lane.lane * 16;
     }
     /* Where the line with the flag lies in a slot. */
@@ -264,8 +260,13 @@ template <int U, Packing W> struct Channel {
         const u64 flag = base + step + 1;
 #pragma unroll
         for (int u = 0; u < U; u++)
-            if (used(step, n, u))
-                store_packet(line + u * LINES, {cells[u].a, lane.flag ? flag : cells[u].b});
+            if (used(step, n, u)) {
+                char *p = line + u * LINES;
+                if (W == BULK)
+                    *(ulonglong2 *)p = make_ulonglong2(cells[u].a, cells[u].b);
+                else
+                    store_packet(p, {cells[u].a, lane.flag ? flag : cells[u].b});
+            }
     }
     DEVICE void push_nothing(int to, i64 step, i64 region) const
     {
@@ -275,17 +276,16 @@ template <int U, Packing W> struct Channel {
     /* In bulk: the flags of what was pushed in a step, to all peers. */
     DEVICE void announce(i64 step, i64 region) const
     {
+        if (W != BULK)
+            return;
+        __syncwarp();
+        if (lane.lane != 7)
+            return;
+        asm volatile("fence.acq_rel.sys;" ::: "memory");
         for (int k = 1; k < P; k++) {
             const int to = args.rank + k < P ? args.rank + k : args.rank + k - P;
-            if (lane.lane == 7)
-                store_packet(slot(to, args.rank, step) + region + flag_line, {0, base + step + 1});
+            store_packet(slot(to, args.rank, step) + region + flag_line, {0, base + step + 1});
         }
-    }
-    DEVICE void fence() const
-    {
-        __syncwarp();
-        if (lane.lane == 7)
-            asm volatile("fence.acq_rel.sys;" ::: "memory");
     }
 
     /* What a peer has pushed; false if it has not come in time. */
@@ -346,11 +346,7 @@ DEVICE void exchange(const Args &args, u64 done = 0)
     const i64 n = args.n, steps = channel.steps(n);
     const int rank = args.rank;
     Cell cells[U];
-    for (i64 step = 0; step < steps + depth<W>(); step++) {
-        if (W == BULK && 0 < step && step <= steps) {
-            channel.fence();
-            channel.announce(step - 1, 0);
-        }
+    for (i64 step = 0; step < steps + DEPTH; step++) {
         if (step < steps) {
             const bool same = args.send_stride == 0;
             if (same && args.sends)
@@ -365,8 +361,9 @@ DEVICE void exchange(const Args &args, u64 done = 0)
                     channel.load(args.send + to * args.send_stride, step, n, cells);
                 channel.push(to, step, n, 0, cells);
             }
+            channel.announce(step, 0);
         }
-        const i64 now = step - depth<W>();
+        const i64 now = step - DEPTH;
         if (now < 0)
             continue;
         Folded folded[U];
@@ -421,16 +418,8 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
     };
     const bool mine = args.targets >> rank & 1;
     Cell cells[U];
-    enum { D = depth<W>() };
-    for (i64 step = 0; step < steps + 2 * D; step++) {
-        if (W == BULK) {
-            channel.fence();
-            if (0 < step && step <= steps)
-                channel.announce(step - 1, 0);
-            if (D < step && step <= steps + D)
-                channel.announce(step - 1 - D, args.second);
-        }
-        if (step < steps)
+    for (i64 step = 0; step < steps + 2 * DEPTH; step++) {
+        if (step < steps) {
             for (int k = 1; k < P; k++) {
                 const int to = rank + k < P ? rank + k : rank + k - P;
                 if (args.sends >> to & 1) {
@@ -440,7 +429,9 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
                     channel.push_nothing(to, step, 0);
                 }
             }
-        const i64 now = step - depth<W>();
+            channel.announce(step, 0);
+        }
+        const i64 now = step - DEPTH;
         if (0 <= now && now < steps) {
             Folded folded[U];
             bool any = false;
@@ -479,8 +470,9 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
                 else
                     channel.push_nothing(to, now, args.second);
             }
+            channel.announce(now, args.second);
         }
-        const i64 then = step - 2 * D;
+        const i64 then = step - 2 * DEPTH;
         if (then < 0)
             continue;
         for (int k = 1; k < P; k++) {

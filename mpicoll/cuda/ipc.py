@@ -111,7 +111,7 @@ class Peers:
         problem = agreed(private, reach.problem(facts, share))
         if problem:
             return None, problem
-        peers = cls(private, device, seconds, facts, limits or Limits())
+        peers = cls(private, device, seconds, facts, limits or Limits.of(private.Get_size()))
         steps = (
             peers._make_window, peers._map_windows, peers._write_pattern, peers._read_patterns,
             peers._clear_pattern, peers._prepare,

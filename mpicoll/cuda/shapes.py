@@ -18,8 +18,8 @@ ROW, ROW_WHOLE = 480, 448
 LINES, FLAG_LINE = 512, 128
 #: Kernels that send rows in bulk.
 BULK = ("bulk", "direct")
-#: Slots of a channel, of packets and in bulk.
-SLOTS, BULK_SLOTS = 4, 8
+#: Slots of a channel.
+SLOTS = 4
 
 OPS = tuple(op for op in ops.OPERATORS)
 #: The types that a GPU reduces, by the kernels' names of :mod:`mpicoll.ops`.
@@ -57,11 +57,16 @@ class Limits(NamedTuple):
     large: int = 1024
     bulk: int = 512
     rows: int = 1
-    bulk_rows: int = 4
+    bulk_rows: int = 8
     small_bytes: int = 2 << 20
     bulk_bytes: int = 32 << 20
     one_shot: int = 256 << 10
     direct: int = 16 << 20
+
+    @classmethod
+    def of(cls, size: int) -> Limits:
+        """Those for so many ranks: the more peers, the fewer rows keep a warp's link busy."""
+        return cls(bulk_rows=max(2, 16 // max(size, 2)))
 
     @property
     def warps(self) -> int:
@@ -89,7 +94,7 @@ class Limits(NamedTuple):
 
     def bulk_region(self, size: int) -> int:
         """The same in bulk."""
-        return self.bulk_warps * BULK_SLOTS * size * self.bulk_slot
+        return self.bulk_warps * SLOTS * size * self.bulk_slot
 
     def window(self, size: int) -> int:
         """Bytes of the window of one rank."""
@@ -260,6 +265,8 @@ def _grid(n: int, row: int, suffix: str, limits: Limits) -> tuple[int, int]:
 def _can_be_direct(call: Call) -> bool:
     if call.collective not in DIRECT:
         return False
+    if call.collective in REDUCING and call.size <= 2:
+        return False  # each folds all that comes, and moves no more bytes
     if call.collective in PHASES:
         return True
     moved = call.collective == "allgather" or not call.in_place

@@ -245,11 +245,15 @@ class Config:
             raise ValueError(
                 f"wire {self.wire} is encoded by the host: give wire full, or device cpu"
             )
-        for name in ("augment", "data_servers"):
+        for name, why in (
+            ("augment", "all samples are on the GPU"),
+            ("data_servers", "all samples are on the GPU"),
+            ("invariant", "its promise is of processors' arithmetic"),
+        ):
             if getattr(self, name):
                 raise ValueError(
-                    f"{name} is work of the host, and with device gpu all samples are on the GPU: "
-                    "leave it out, or give device cpu"
+                    f"device gpu does not take {name}, because {why}: leave it out, or give device "
+                    "cpu"
                 )
 
     def _check_bits(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.arrays import library_of
 from mpicoll.train import tree
 from mpicoll.train.batch import Batch
 from mpicoll.train.config import Config
@@ -64,7 +65,7 @@ class Gradients:
         self._program = tree.program(self._parts, count)
         self._sums = len(tree.subtrees(self._parts, count))
         zeros = {name: np.zeros_like(view) for name, view in weights.views.items()}
-        self.rows: Array = np.zeros(
+        self.rows: Array = library_of(weights.vector).zeros(
             (tree.slots(self._program), weights.vector.size), weights.vector.dtype
         )
         self._slots = [Flat(zeros, out=row) for row in self.rows]

@@ -327,7 +327,7 @@ class Trainer:
             part = vector[start:end]
             facts[0] += not np.isfinite(part).all()
             if self._config.clip is not None:
-                facts[1] += np.square(part, dtype=np.float64).sum()
+                facts[1] += float(np.square(part, dtype=np.float64).sum())
         if self._sharded:
             self._workers.sum(facts)
         return math.sqrt(facts[1]) / self.scale if facts[1] >= 0 else math.nan, facts[0] == 0
