@@ -2,4 +2,18 @@
 
 Nothing here imports CuPy, PyTorch or another library of arrays: where a program brings one, its
 arrays are taken.  The driver's library is opened when the first array in device memory comes.
+
+:func:`mpicoll.cuda.empty` and :func:`mpicoll.cuda.register` are imported when they are asked for.
 """
+
+from typing import Any
+
+__all__ = ["empty", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mpicoll.cuda import zero_copy  # needs the communicators, and these need this package
+
+    return getattr(zero_copy, name)

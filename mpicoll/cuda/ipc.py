@@ -31,7 +31,7 @@ from mpicoll.cuda.shapes import Limits
 try:
     from mpicoll import _cuda
 except ImportError:  # a source tree where nothing has been built
-    _cuda = None
+    _cuda = None  # type: ignore[assignment]
 
 __all__ = ["TIMEOUT", "Peers", "Plan", "Registered"]
 

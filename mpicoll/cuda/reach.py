@@ -11,7 +11,7 @@ from mpi4py import MPI
 try:
     from mpicoll import _cuda
 except ImportError:  # a source tree where nothing has been built
-    _cuda = None
+    _cuda = None  # type: ignore[assignment]
 
 __all__ = ["Facts", "facts_of", "problem"]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll import algorithms
@@ -183,6 +184,7 @@ class AllReduceWorkers:
         self._in_place = MPI.IN_PLACE
         self._operator = MPI.SUM
         self._choice: dict[str, Any] = {} if algorithm is None else {"algorithm": algorithm}
+        self._has_persistent = MPI.Get_version() >= (4, 0)
 
     def _choice_for(self, collective: str) -> dict[str, Any]:
         known = (*algorithms.names(collective), "native")
@@ -211,7 +213,10 @@ class AllReduceWorkers:
 
     def plan_sum(self, values: Array) -> Plan:
         """See `Workers.plan_sum`."""
-        return self._comm.Allreduce_init(self._in_place, values, op=self._operator, **self._choice)
+        choice = self._choice
+        if not choice and isinstance(values, np.ndarray) and not self._has_persistent:
+            choice = {"algorithm": "recursive_doubling"}
+        return self._comm.Allreduce_init(self._in_place, values, op=self._operator, **choice)
 
     def plan_reduce_scatter(self, values: Array, own: Array) -> Plan:
         """See `Workers.plan_reduce_scatter`."""
