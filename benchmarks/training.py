@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results" / "training"
 
 
 def write(name: str, facts: dict[str, Any]) -> None:
