@@ -4,7 +4,8 @@
 
 Plain SGD on Fashion-MNIST (all of it), an MLP of 256, 128 and 100 hidden values, 64 samples in each
 push, one server. `full`: each push is an update at the whole learning rate; `staleness`: divided by
-one plus the updates made since its parameters were pulled. Adds lines to results/async.jsonl.
+one plus the updates made since its parameters were pulled. Adds lines to
+results/training/async.jsonl.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Two ranks train a convolutional net on mnist5k by all-reduce, with `shift:3,flip`; the third reads
 for them, or does nothing. Medians over the steps, in milliseconds. Adds lines to
-results/data_servers.jsonl.
+results/training/data_servers.jsonl.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 An MLP 256-128-100 and a small convolutional net by `allreduce`; the MLP with gradients in bf16, and
 by `local_sgd` with an average every 8 steps. Test accuracy after the last epoch, and seconds from
 the start of the run to its end, with all that is measured after each epoch. Adds a line for each
-seed to results/fashion_mnist.jsonl.
+seed to results/training/fashion_mnist.jsonl.
 """
 
 from __future__ import annotations

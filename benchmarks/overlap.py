@@ -10,7 +10,8 @@ of 64 KiB. Of every launch, medians in seconds of the slower rank:
 * `exposed`: a step less the same step with communication off.
 
 At most min(all - last, behind) can hide; `hidden` is the share of it that does, (all - exposed)
-over it. Wanted: 0.7, the median of the launches. Adds a line a launch to results/overlap.jsonl.
+over it. Wanted: 0.7, the median of the launches. Adds a line a launch to
+results/training/overlap.jsonl.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ padded by sleeping to 20 ms for its even share of the samples, so that the cores
 not matter. `transient`: each step takes three times as long with probability 1/4; `permanent`: each
 step of one worker does. Workers that are not slow for good look at the loss over the training set
 in their padding; the time is that at which the first sees the target. Adds lines to
-results/stragglers.jsonl.
+results/training/stragglers.jsonl.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ matplotlib.rcParams["svg.hashsalt"] = "mpicoll"
 import matplotlib.pyplot as plt  # noqa: E402 - after the choice of what draws
 
 DOCS = Path(__file__).resolve().parent
-RESULTS = DOCS.parent / "benchmarks" / "results"
+RESULTS = DOCS.parent / "benchmarks" / "results" / "training"
 
 
 def lines(name: str) -> list[dict[str, Any]]:
