@@ -6,6 +6,7 @@ arrays are taken.  The driver's library is opened when the first array in device
 :func:`mpicoll.cuda.empty` and :func:`mpicoll.cuda.register` are imported when they are asked for.
 """
 
+import importlib
 from typing import Any
 
 __all__ = ["empty", "register"]
@@ -14,6 +15,5 @@ __all__ = ["empty", "register"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mpicoll.cuda import zero_copy  # needs the communicators, and these need this package
-
-    return getattr(zero_copy, name)
+    # By name: they need the communicators, which are built upon this package.
+    return getattr(importlib.import_module("mpicoll.cuda.zero_copy"), name)
