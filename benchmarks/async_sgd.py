@@ -4,7 +4,8 @@
 
 Plain SGD on Fashion-MNIST (all of it), an MLP of 256, 128 and 100 hidden values, 64 samples in each
 push, one server. `full`: each push is an update at the whole learning rate; `staleness`: divided by
-one plus the updates made since its parameters were pulled. Adds lines to results/async.jsonl.
+one plus the updates made since its parameters were pulled. Adds lines to
+results/training/async.jsonl.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main() -> None:
     """Train with each learning rate and each way to scale it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.03, 0.1, 0.3])
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)

@@ -4,7 +4,8 @@
     mpirun -n 5 python benchmarks/consistency.py ssp:3 adaptive:1,4
 
 Four workers, and a server where there is one; an MLP of 256, 128 and 100 hidden values, all 60,000
-pictures, float32, momentum with a cosine schedule. Adds lines to results/consistency.jsonl.
+pictures, float32, momentum with a cosine schedule.
+Adds lines to results/training/consistency.jsonl.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Two ranks train a convolutional net on mnist5k by all-reduce, with `shift:3,flip`; the third reads
 for them, or does nothing. Medians over the steps, in milliseconds. Adds lines to
-results/data_servers.jsonl.
+results/training/data_servers.jsonl.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def main() -> None:
         raise SystemExit("start 3 ranks")
     dataset = data.load("mnist5k").astype("float32")
     pair = comm.Split(comm.rank == 2, comm.rank)
-    for turn in range(3):
+    for turn in range(2):
         for servers in (0, 1):
             config = Config(
                 dataset="mnist5k",
                 model="conv",
                 dtype="float32",
                 batch=256,
-                epochs=2,
+                epochs=1,
                 augment="shift:3,flip",
                 data_servers=servers,
             )

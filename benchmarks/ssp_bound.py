@@ -6,7 +6,8 @@ Softmax regression on the digits of scikit-learn, one sample a step, parameters 
 update of this script's own that the shard calls. P workers with times drawn at random go as far
 ahead of each other as the shard lets them. The bound is of Ho et al. 2013, theorem 1: mean regret
 over T steps with rates sigma / sqrt(t), sigma = F / (L sqrt(2 (s+1) P)), where F^2 bounds half the
-squared distance of two points and L the gradients. Adds lines to results/ssp_bound.jsonl; no MPI.
+squared distance of two points and L the gradients. Adds lines to results/training/ssp_bound.jsonl;
+no MPI.
 """
 
 from __future__ import annotations

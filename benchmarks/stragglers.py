@@ -7,7 +7,7 @@ padded by sleeping to 20 ms for its even share of the samples, so that the cores
 not matter. `transient`: each step takes three times as long with probability 1/4; `permanent`: each
 step of one worker does. Workers that are not slow for good look at the loss over the training set
 in their padding; the time is that at which the first sees the target. Adds lines to
-results/stragglers.jsonl.
+results/training/stragglers.jsonl.
 """
 
 from __future__ import annotations
@@ -99,11 +99,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--ways", nargs="+", default=["bsp", "ssp:3", "async", "balance"])
+    parser.add_argument("--kinds", nargs="+", default=["transient", "permanent"])
     options = parser.parse_args()
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
     if comm.size != WORKERS + 1:
         raise SystemExit(f"start {WORKERS + 1} ranks: {WORKERS} workers and a server")
-    for stragglers in ("transient", "permanent"):
+    for stragglers in options.kinds:
         for way in options.ways:
             found = [seconds(comm, way, stragglers, seed) for seed in range(options.seeds)]
             if comm.rank == 0:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results" / "training"
 
 
 def write(name: str, facts: dict[str, Any]) -> None:
@@ -23,8 +23,3 @@ def write(name: str, facts: dict[str, Any]) -> None:
     with open(RESULTS / f"{name}.jsonl", "a") as file:
         file.write(json.dumps({**facts, **beside}) + "\n")
     print(json.dumps(facts), flush=True)
-
-
-def read(name: str) -> list[dict[str, Any]]:
-    """The lines of a file of results; of lines about the same run, all."""
-    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]

@@ -26,6 +26,11 @@ Points = list[dict[str, Any]]
 Launches = dict[str, Points]
 
 
+def records() -> list[Path]:
+    """The files of launches and points; experiments of other kinds lie beside them."""
+    return [path for path in sorted(RECORDS.glob("*.jsonl")) if all(load(path))]
+
+
 def load(path: Path) -> tuple[list[dict[str, Any]], Points]:
     """The launches and the points of a file."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -88,7 +93,7 @@ def _table(rows: list[list[str]]) -> list[str]:
 def pages() -> dict[str, str]:
     """What docs/measurements.rst includes."""
     lines: list[str] = []
-    for path in sorted(RECORDS.glob("*.jsonl")):
+    for path in records():
         runs, points = load(path)
         name = title(runs[0])
         near = best(points)
@@ -114,7 +119,7 @@ def draw(folder: Path) -> list[str]:
     from matplotlib.figure import Figure
 
     names = []
-    for path in sorted(RECORDS.glob("*.jsonl")):
+    for path in records():
         points = load(path)[1]
         series, near = by_series(points), best(points)
         shown = {name: launches for name, launches in series.items() if len(_sizes(launches)) > 1}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib
@@ -17,7 +18,7 @@ matplotlib.rcParams["svg.hashsalt"] = "mpicoll"
 import matplotlib.pyplot as plt  # noqa: E402 - after the choice of what draws
 
 DOCS = Path(__file__).resolve().parent
-RESULTS = DOCS.parent / "benchmarks" / "results"
+RESULTS = DOCS.parent / "benchmarks" / "results" / "training"
 
 
 def lines(name: str) -> list[dict[str, Any]]:
@@ -32,16 +33,18 @@ def save(figure: Any, name: str) -> None:
 
 
 def asynchronous() -> None:
-    """Accuracy at the end by learning rate, a panel for each way to scale it."""
+    """Accuracy at the end by learning rate, a panel for each way to scale it; seeds, medians."""
     found = lines("async")
     figure, panels = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
     for panel, push_rate in zip(panels, ("full", "staleness"), strict=True):
         for workers in sorted({line["workers"] for line in found}):
             own = [x for x in found if (x["workers"], x["push_rate"]) == (workers, push_rate)]
-            own.sort(key=lambda line: line["lr"])
             label = f"{workers} worker{'s' * (workers > 1)}"
-            ends = [line["accuracy"][-1] for line in own]
-            panel.plot([line["lr"] for line in own], ends, "o-", label=label)
+            rates = sorted({line["lr"] for line in own})
+            ends = [[x["accuracy"][-1] for x in own if x["lr"] == lr] for lr in rates]
+            (drawn,) = panel.plot(rates, [median(seeds) for seeds in ends], "-", label=label)
+            for lr, seeds in zip(rates, ends, strict=True):
+                panel.plot([lr] * len(seeds), seeds, ".", color=drawn.get_color())
         panel.set(xscale="log", xlabel="learning rate", ylim=(0, 1), title=f"push_rate={push_rate}")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy at the end")

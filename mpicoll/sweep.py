@@ -230,15 +230,16 @@ def repeat(
     fits = begin + 2 * times * costs.most(longest) < _FITS
     kind: type = np.int64 if fits else object
     ready: Array = np.array(start if start is not None else [0] * count, kind)
-    takes = costs.messages(senders, receivers, now.sent[senders], kind)
+    # Who sends or receives nothing meets itself, at once.
+    to, by = everyone.copy(), everyone.copy()
+    to[senders], by[receivers] = receivers, senders
+    takes: Array = np.zeros(count, kind)
+    takes[senders] = costs.messages(senders, receivers, now.sent[senders], kind)
     after = costs.after(everyone, now.receives, now.reduced, kind)
     left = times
     while left:
-        arrival = np.maximum(ready[senders], ready[receivers]) + takes
-        later = ready.copy()
-        later[senders] = arrival
-        later[receivers] = np.maximum(later[receivers], arrival)
-        later += after
+        arrival = np.maximum(ready, ready[to]) + takes
+        later = np.maximum(arrival, arrival[by]) + after
         left -= 1
         if left % 16 == 0 and left:
             grown = later - ready

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpicoll import algorithms
+from mpicoll.cli import session
 from mpicoll.layout import part
 from mpicoll.train import Config, TrainingError, bits, checkpoints, run, tree
 from mpicoll.train.balance import Balance
@@ -87,6 +88,19 @@ def test_deterministic_refuses_what_depends_on_the_place(monkeypatch):
 def test_what_does_not_go_together_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("option", "shards"), [("--invariant", 16), ("--invariant=8", 8)], ids=["left out", "given"]
+)
+def test_the_number_of_shards_may_be_left_out(command, monkeypatch, option, shards):
+    seen = []
+    monkeypatch.setattr(session, "communicator", lambda: None)
+    monkeypatch.setattr("mpicoll.train.report.main", lambda config, *_, **__: seen.append(config))
+    assert command("train", option, "digits").status == 0
+    assert [(config.invariant, config.dataset) for config in seen] == [(shards, "digits")]
+    done = command("train", "--invariant", "--strategy", "gossip")
+    assert "invariant does not go together with strategy gossip" in done.err
 
 
 def test_invariant_wants_one_thread(monkeypatch):

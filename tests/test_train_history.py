@@ -134,6 +134,13 @@ def test_one_process_predicts_nothing():
     assert predicted.seconds(None, "ring", [("allreduce", 8)]) is None
 
 
+def test_a_bucket_is_a_number_or_left_to_the_model():
+    assert predicted.bucket(None, "ring", 1000) is None
+    with pytest.raises(ValueError, match="bucket is 'large': give a whole number"):
+        Config(bucket="large")
+    assert run(Config(bucket="model", batch=16, epochs=1), dataset=clouds()).steps == 7
+
+
 def test_hang_after_is_above_zero():
     with pytest.raises(ValueError, match="hang_after is 0: give seconds above 0"):
         Config(hang_after=0)

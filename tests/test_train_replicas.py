@@ -208,3 +208,5 @@ def test_the_next_that_is_alive_answers(monkeypatch):
     comm.dead = [3, 4, 5]
     with pytest.raises(health.RankLost, match=r"rank\(s\) 3, 4, 5 have died, and with them part 0"):
         seen.look()
+    with pytest.raises(health.RankLost):  # a rank that was in a model's code hears of it again
+        seen.look()

@@ -123,7 +123,11 @@ def command(
         str, typer.Option(help="All-reduce algorithm of the gradients; auto: the tuned choice.")
     ] = "ring",
     bucket: Annotated[
-        int | None, typer.Option(help="Bytes of gradients that are summed together.")
+        str | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Gradients that are summed together; model: as MPICOLL_MODEL says.",
+        ),
     ] = None,
     wire: Annotated[
         str, typer.Option(help="Gradients travel in full, fp16, bf16, int8 or topk:SHARE.")
@@ -214,6 +218,8 @@ def _given(context: typer.Context, path: Path | None) -> dict[str, Any]:
     for name in ("hidden", "channels"):
         if isinstance(values.get(name), str):
             values[name] = _sizes(f"--{name}", values[name])
+    if isinstance(values.get("bucket"), str) and values["bucket"].isdecimal():
+        values["bucket"] = int(values["bucket"])
     if values.get("algorithm") == "auto":
         values["algorithm"] = None
     return values

@@ -28,6 +28,8 @@ _OPTIONAL_COUNTS = (
     "invariant",
 )
 BALANCES = ("none", "speed")
+#: The field, and the word that leaves it to the fitted model.
+FROM_MODEL = ("bucket", "model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,8 @@ class Config:
         average_every: With `local_sgd`: steps from one average of the parameters to the next.
         graph: With `gossip`: `ring` or `exponential`.
         algorithm: All-reduce algorithm for the gradients, None for the communicator's choice.
-        bucket: Bytes of gradients summed together, None for `exchange.default_bucket`.
+        bucket: Bytes of gradients summed together; `model`: by the fitted model that
+            ``MPICOLL_MODEL`` names, if there is one; None for `exchange.default_bucket`.
         wire: Format in which gradients travel: `full`, `fp16`, `bf16`, `int8`, `topk:SHARE`.
         checkpoint: Folder to keep checkpoints in, None for none.
         checkpoint_every: Steps between two; None: one at the end of each epoch.
@@ -155,7 +158,7 @@ class Config:
     average_every: int = 8
     graph: str = "exponential"
     algorithm: str | None = "ring"
-    bucket: int | None = None
+    bucket: int | str | None = None
     wire: str = "full"
     invariant: int | None = None
     deterministic: bool = False
@@ -186,7 +189,7 @@ class Config:
         ):
             _at_least(name, getattr(self, name), least)
         for name in _OPTIONAL_COUNTS:
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and (name, getattr(self, name)) != FROM_MODEL:
                 _at_least(name, getattr(self, name), 1)
         for size in self.hidden:
             _at_least("hidden layer size", size, 1)

@@ -60,14 +60,17 @@ class Health:
         self._comm = comm
         self._workers, self._holders = workers, holders
         self._next = 0.0
+        self._fatal: str | None = None
         self.dead: frozenset[int] = frozenset()
 
     def look(self) -> bool:
         """Whether ranks have died since the last look.
 
         Raises:
-            RankLost: A worker has, or all that held a shard.
+            RankLost: A worker has, or all that held a shard; from then on in every call.
         """
+        if self._fatal is not None:
+            raise RankLost(self._fatal)
         now = time.monotonic()
         if now < self._next:
             return False
@@ -76,25 +79,29 @@ class Health:
         if found == self.dead:
             return False
         self.dead = found
-        self._require()
+        self._fatal = self._missed()
+        if self._fatal is not None:
+            raise RankLost(self._fatal)
         return True
 
     def chain(self, shard: int) -> list[int]:
         """Ranks that hold a shard and are alive; the first answers for it."""
         return [rank for rank in self._holders[shard] if rank not in self.dead]
 
-    def _require(self) -> None:
+    def _missed(self) -> str | None:
+        """Why the run cannot go on, None if it can."""
         for rank in sorted(self.dead):
             if rank < self._workers:
-                raise RankLost(
+                return (
                     f"rank {rank}, a worker, has died: replicas keep what servers hold, not a "
                     "worker's share of the data; go on from the last checkpoint with resume"
                 )
         for shard, holders in enumerate(self._holders):
             if not self.chain(shard):
                 ranks = ", ".join(map(str, holders))
-                raise RankLost(
+                return (
                     f"rank(s) {ranks} have died, and with them part {shard} of the parameters: "
                     f"go on from the last checkpoint with resume, or give more than the "
                     f"{len(holders) - 1} replica(s) of this run"
                 )
+        return None

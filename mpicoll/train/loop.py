@@ -147,6 +147,9 @@ def run(
     if config.invariant is not None:
         require_equal(workers, bits.machine(), "invariant bits are those of one kind of machine")
     workers.broadcast(weights.vector)
+    if config.bucket == "model":
+        bucket = predicted.bucket(comm, config.algorithm, weights.vector.nbytes)
+        config = replace(config, bucket=bucket)
     trainer: Trainer | ServerTrainer
     if comm is not None and config.strategy == "parameter_server":
         trainer = ServerTrainer(config, workers, comm, dataset, model, weights, optimizer)

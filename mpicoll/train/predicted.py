@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from mpicoll.state import State
 
+#: Bytes of the smallest bucket that is thought of, and how much longer than the best all may take.
+_SMALLEST, _DEARER = 4096, 1.1
+
 
 def seconds(
     comm: MPI.Intracomm | None, algorithm: str | None, collectives: Sequence[tuple[str, int]]
@@ -43,6 +46,31 @@ def seconds(
             return None
         total += found.seconds
     return total
+
+
+def bucket(comm: MPI.Intracomm | None, algorithm: str | None, nbytes: int) -> int | None:
+    """Bytes in a bucket of all-reduced gradients: small, and not dear.
+
+    Args:
+        comm, algorithm: As in `seconds`.
+        nbytes: Of all gradients.
+
+    Returns:
+        The smallest power of two from 4 KiB on with which all sums one after the other take at most
+        a tenth longer than with the best one; None where no model is known.
+    """
+    times: dict[int, float] = {}
+    size = _SMALLEST
+    while True:
+        whole, rest = divmod(nbytes, size)
+        one, last = (seconds(comm, algorithm, [("allreduce", n)]) for n in (size, rest))
+        if one is None or last is None:
+            return None
+        times[size] = whole * one + (last if rest else 0.0)
+        if size >= nbytes:
+            break
+        size *= 2
+    return min(size for size, time in times.items() if time <= _DEARER * min(times.values()))
 
 
 def _choice(state: State, collective: str, nbytes: int, algorithm: str | None) -> Choice:

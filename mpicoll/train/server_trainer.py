@@ -28,7 +28,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.flat import Flat
 from mpicoll.train.gradients import Gradients
-from mpicoll.train.health import Health
+from mpicoll.train.health import Health, RankLost
 from mpicoll.train.messages import wait_until
 from mpicoll.train.models import Model
 from mpicoll.train.optimizers import Optimizer
@@ -111,6 +111,8 @@ class ServerTrainer:
             for server in self._servers.values():
                 server.free()
             self._comm.Free()
+            if isinstance(self._workers, Survivors):
+                self._workers.free()
         if self._config.metrics is None:
             return
         for number, server in self._servers.items():
@@ -148,6 +150,8 @@ class ServerTrainer:
                     break
                 try:
                     step = self._step(samples, epoch, done + clock - first + 1, clock, waited)
+                except RankLost:
+                    raise
                 except Exception as error:
                     failure = error
                     break

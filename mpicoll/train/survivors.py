@@ -48,6 +48,10 @@ class Survivors(AllReduceWorkers):
         self.meanwhile: Callable[[], bool] = health.look
         self._sending: list[tuple[MPI.Request, bytes]] = []
 
+    def free(self) -> None:
+        """Free what the ranks made together."""
+        self._own.Free()
+
     def share(self, length: int) -> tuple[int, int]:
         """See `Workers.share`: ranks that only serve take nothing."""
         if self.rank >= self._computing:

@@ -82,6 +82,7 @@ class Trainer:
         self._workers = workers
         self.weights = weights
         self._narrow = Flat(weights.views, config.dtype) if config.dtype == "float16" else None
+        assert not isinstance(config.bucket, str)  # it is resolved
         shards = config.invariant
         own = parts_of(config, workers)
         self._parts = slice(own.start, own.stop)

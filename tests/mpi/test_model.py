@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm, cost_file
 from mpicoll.cost import CostModel, Costs, Curve, Evidence, Piece
 from mpicoll.predict import predict
-from mpicoll.train import Config, run
+from mpicoll.train import Config, predicted, run
 from mpicoll.tuning import Choice, check
 
 pytest.importorskip("pydantic")
@@ -129,4 +129,23 @@ def test_training_predicts_the_collectives_of_a_step(model, changes, expected):
             wanted += predict(found, name, choice, P, nbytes).seconds
         assert result.predicted == pytest.approx(wanted)
     assert result.communicated > 0
+    comm.Free()
+
+
+def test_training_takes_buckets_that_the_model_finds_small_and_not_dear(model):
+    costs = Costs({"intra": (Piece(None, 1e-3, 1e-8),)})
+    model(CostModel(costs, {}))
+    comm = Intracomm(WORLD.Dup())
+    comm.Barrier()
+    if P == 1:
+        assert predicted.bucket(comm, "ring", 1 << 20) == 4096  # one rank sends nothing
+    else:
+        found = predicted.bucket(comm, "ring", 1 << 24)
+        times = {
+            size: (1 << 24) // size * predicted.seconds(comm, "ring", [("allreduce", size)])
+            for size in (found // 2, found, 1 << 24)
+        }
+        assert times[found] <= 1.1 * times[1 << 24] < times[found // 2]
+    result = run(Config(batch=16, epochs=1, bucket="model"), comm, dataset=clouds())
+    assert result.steps == 7
     comm.Free()
