@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll import algorithms
@@ -184,7 +184,6 @@ class AllReduceWorkers:
         self._in_place = MPI.IN_PLACE
         self._operator = MPI.SUM
         self._choice: dict[str, Any] = {} if algorithm is None else {"algorithm": algorithm}
-        self._has_persistent = MPI.Get_version() >= (4, 0)
 
     def _choice_for(self, collective: str) -> dict[str, Any]:
         known = (*algorithms.names(collective), "native")
@@ -213,10 +212,14 @@ class AllReduceWorkers:
 
     def plan_sum(self, values: Array) -> Plan:
         """See `Workers.plan_sum`."""
-        choice = self._choice
-        if not choice and isinstance(values, np.ndarray) and not self._has_persistent:
-            choice = {"algorithm": "recursive_doubling"}
-        return self._comm.Allreduce_init(self._in_place, values, op=self._operator, **choice)
+        bind = partial(self._comm.Allreduce_init, self._in_place, values, op=self._operator)
+        try:
+            return bind(**self._choice)
+        except NotImplementedError:
+            # This MPI library has no persistent collectives of its own.
+            if self._choice or not hasattr(self._comm, "explain"):
+                raise
+            return bind(algorithm="ring")
 
     def plan_reduce_scatter(self, values: Array, own: Array) -> Plan:
         """See `Workers.plan_reduce_scatter`."""
