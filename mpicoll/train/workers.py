@@ -6,7 +6,7 @@ can fail on one rank is told to all, and all raise the same `TrainingError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
@@ -212,7 +212,9 @@ class AllReduceWorkers:
 
     def plan_sum(self, values: Array) -> Plan:
         """See `Workers.plan_sum`."""
-        bind = partial(self._comm.Allreduce_init, self._in_place, values, op=self._operator)
+        bind: Callable[..., Plan] = partial(
+            self._comm.Allreduce_init, self._in_place, values, op=self._operator
+        )
         try:
             return bind(**self._choice)
         except NotImplementedError:
