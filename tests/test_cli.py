@@ -457,6 +457,22 @@ def test_ctrl_c_ends_at_once_and_quietly():
     assert (started.returncode, out, err) == (130, "", "")
 
 
+def test_ctrl_c_that_comes_with_the_end_of_an_object_is_heard(monkeypatch):
+    class Dropped:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def run(words):
+        Dropped()
+        for _ in range(1000):
+            time.sleep(0.001)
+        return 0
+
+    command = sys.modules["mpicoll.cli.main"]
+    monkeypatch.setattr(command, "_run", run)
+    assert command.main(["list"]) == 130
+
+
 # -- the launcher ----------------------------------------------------------------------------------
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from mpicoll.cli.errors import RankError, UsageError, describe
 from mpicoll.launcher import launch
@@ -39,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     try:
         # Without a subcommand there is nothing to do but to say what there is.
-        status = _run(words) if words else max(MISUSED, _run(["--help"]))
-        sys.stdout.flush()
+        with _interrupts_heard():
+            status = _run(words) if words else max(MISUSED, _run(["--help"]))
+            sys.stdout.flush()
         return status
     except UsageError as error:
         if rank == 0:
@@ -61,6 +65,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(_with_rank(traceback.format_exc()))
         _end_job(FAILED)
         return FAILED
+
+
+@contextmanager
+def _interrupts_heard() -> Iterator[None]:
+    """Hear also a Ctrl-C that comes where Python drops exceptions, with the end of an object.
+
+    A generator that is not read to its end is such an object.
+    """
+    before = sys.unraisablehook
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            again = threading.Timer(0.01, _thread.interrupt_main)  # once this has returned
+            again.daemon = True
+            again.start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _run(words: list[str]) -> int:
