@@ -12,7 +12,7 @@ think, IEEE Trans. Parallel and Distributed Systems 27, 2016.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,24 +42,31 @@ def closest(questions: Sequence[tuple[float, float, float]]) -> float:
     return answered - (asked + heard) / 2
 
 
-def measure(comm: MPI.Intracomm) -> Reading:
-    """Compare the clocks of all ranks with that of rank 0. Collective."""
+def measure(
+    comm: MPI.Intracomm, wait: Callable[[MPI.Request], object] = MPI.Request.Wait
+) -> Reading:
+    """Compare the clocks of all ranks with that of rank 0. Collective.
+
+    Args:
+        comm: Communicator of the clocks' own use.
+        wait: What waits for a message.
+    """
     rank, size = comm.Get_rank(), comm.Get_size()
     theirs, nothing = np.empty(1), bytearray(1)
     if rank:
         for _ in range(_QUESTIONS):
-            comm.Recv(nothing, source=0)
+            wait(comm.Irecv(nothing, source=0))
             theirs[0] = clock()
             comm.Send(theirs, dest=0)
         behind = np.empty(1)
-        comm.Recv(behind, source=0)
+        wait(comm.Irecv(behind, source=0))
         return Reading(clock(), -float(behind[0]))
     for peer in range(1, size):
         questions = []
         for _ in range(_QUESTIONS):
             asked = clock()
             comm.Send(nothing, dest=peer)
-            comm.Recv(theirs, source=peer)
+            wait(comm.Irecv(theirs, source=peer))
             questions.append((asked, float(theirs[0]), clock()))
         comm.Send(np.array([closest(questions)]), dest=peer)
     return Reading(clock(), 0.0)

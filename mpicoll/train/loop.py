@@ -169,12 +169,15 @@ def run(
             result = loop.result(epoch, position, history, on_step, on_epoch)
     except TrainingError:  # on all ranks together; after any other, messages may be under way
         trainer.free()
+        if observers is not None:
+            observers.free()
         raise
     finally:
         if observers is not None:
             observers.close()
         stacks.close()
     trainer.free()
+    observers.free()
     return replace(result, communicated=observers.communicated, predicted=expected)
 
 

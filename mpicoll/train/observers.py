@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class Observers:
             self._files.append(self._metrics)
         if config.tensorboard is not None and workers.rank == 0:
             self._files.append(Board(config.tensorboard))
+        self._own: MPI.Intracomm | None = None  # of comparisons of clocks
         self._steps, self._communicated = 0, 0.0
         self._stacks = stacks
 
@@ -78,13 +80,24 @@ class Observers:
         if self._comm is None:
             self._metrics.add_clock(time.perf_counter(), 0.0)
             return
+        from mpi4py import MPI
+
+        from mpicoll import state
         from mpicoll.bench import clocks  # starts MPI
 
-        own = self._comm.Dup()  # the user's messages are not ours
-        try:
-            self._metrics.add_clock(*clocks.measure(own))
-        finally:
-            own.Free()
+        if self._own is None:
+            self._own = MPI.Intracomm(self._comm).Dup()  # the user's messages are not ours
+        wait: Callable[[MPI.Request], object] = MPI.Request.Wait
+        found = state.find(self._comm)
+        if found is not None and found.watch is not None:
+            found.watch.begin("a comparison of clocks")
+            wait = found.wait
+        self._metrics.add_clock(*clocks.measure(self._own, wait))
+
+    def free(self) -> None:
+        """Free what was made on the ranks; collective, where no message is under way."""
+        if self._own is not None:
+            self._own.Free()
 
     def close(self) -> None:
         """Nothing more will come."""
