@@ -48,7 +48,7 @@ SMALLEST_EAGER = {
 #: Tests that start ranks on hosts of their own; where there can be none they are skipped.
 HOSTS = ("tests/cluster", "tests/slurm")
 #: Seconds that a launch may take, and that it may take to end after its closing line.
-LIMIT, LONG_LIMIT, LINGER = 600.0, 3600.0, 30.0
+LIMIT, LONG_LIMIT, LINGER = 1200.0, 3600.0, 30.0
 #: Order and names of pytest's closing line; only the first two are failures.
 OUTCOMES = ("failed", "error", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning")
 CLOSING = re.compile(r"^=+ (.+) in [\d.]+s(?: \([\d:]+\))? =+$")
