@@ -59,7 +59,6 @@ cdef void *_library = NULL
 cdef enum:
     BUFFER_ID = 7
     IS_MANAGED = 8
-    DEVICE_ORDINAL = 9
     IPC_CAPABLE = 13
     ATOMICS_BETWEEN = 3
     ACCESS_BETWEEN = 2

@@ -1,4 +1,4 @@
-"""Points around four centres, a data set for tests of training."""
+"""Points around four centres, data sets for tests of training."""
 
 import numpy as np
 
@@ -13,3 +13,17 @@ def clouds(samples=101):
     train, test = slice(0, samples), slice(samples, None)
     shape = (3, 4, 1)
     return Dataset("clouds", 4, inputs[train], labels[train], inputs[test], labels[test], shape)
+
+
+def write_samples(path):
+    """A file of 240 to train on, and 60 to test."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 4, 300)
+    inputs = random.standard_normal((300, 16)) + labels[:, None]
+    np.savez(
+        path,
+        train_inputs=inputs[:240],
+        train_labels=labels[:240],
+        test_inputs=inputs[240:],
+        test_labels=labels[240:],
+    )

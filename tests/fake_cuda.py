@@ -9,15 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import random
 import threading
 
 import numpy as np
 
+from mpicoll.cuda import driver
 from mpicoll.cuda.driver import CudaError, Place
 
 #: No process has memory there.
 BASE = 0x7FF0_0000_0000_0000
+
+
+@contextlib.contextmanager
+def in_its_place(**arguments):
+    """A :class:`FakeDriver` in the driver's place, until what it serves is gone."""
+    made = FakeDriver(**arguments)
+    undo = driver.use(made)
+    yield made
+    gc.collect()
+    undo()
 
 
 class FakeDriver:

@@ -1,13 +1,12 @@
 """What is an array in device memory, and how it gets to the host and back, without a GPU."""
 
 import ctypes
-import gc
 import sys
 import types
 
 import numpy as np
 import pytest
-from fake_cuda import FakeArray, FakeDriver
+from fake_cuda import FakeArray, FakeDriver, in_its_place
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
@@ -22,11 +21,8 @@ from mpicoll.on_device import handle_of
 
 @pytest.fixture
 def fake():
-    made = FakeDriver()
-    undo = driver.use(made)
-    yield made
-    gc.collect()
-    undo()
+    with in_its_place() as made:
+        yield made
 
 
 # --- recognising ----------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import time
 from contextlib import contextmanager, suppress
 
 import launch
-import numpy as np
 import pytest
+from clouds import write_samples
 from cluster import hosts
 
 from mpicoll import algorithms
@@ -30,16 +30,7 @@ LIMIT = 3.0  # seconds that a call may wait, where a link is cut
 @pytest.fixture(scope="module")
 def cluster():
     with hosts.Cluster(len(RANKS), DELAY, RATE, RANKS, apart=True) as made:
-        random = np.random.default_rng(0)
-        labels = random.integers(0, 4, 300)
-        inputs = random.standard_normal((300, 16)) + labels[:, None]
-        np.savez(
-            made.shared / "data.npz",
-            train_inputs=inputs[:240],
-            train_labels=labels[:240],
-            test_inputs=inputs[240:],
-            test_labels=labels[240:],
-        )
+        write_samples(made.shared / "data.npz")
         yield made
 
 

@@ -1,17 +1,15 @@
 """Arrays in device memory through every collective and message, without a GPU (see fake_cuda)."""
 
-import gc
 from itertools import product
 
 import numpy as np
 import pytest
-from fake_cuda import FakeDriver
+from fake_cuda import in_its_place
 from mpi4py import MPI
 
 import mpicoll
 from mpicoll import staging
 from mpicoll.collectives import COLLECTIVES
-from mpicoll.cuda import driver
 
 pytestmark = pytest.mark.mpi
 
@@ -27,11 +25,8 @@ WAYS = ("blocking", "nonblocking", "persistent")
 
 @pytest.fixture(params=["lazy", "random"])
 def fake(request):
-    made = FakeDriver(how=request.param, seed=RANK)
-    undo = driver.use(made)
-    yield made
-    gc.collect()
-    undo()
+    with in_its_place(how=request.param, seed=RANK) as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,17 +3,15 @@
 In the place of mpicoll.cuda.ipc is what does the same by the MPI library.
 """
 
-import gc
 import sys
 import types
 
 import numpy as np
 import pytest
-from fake_cuda import FakeArray, FakeDriver
+from fake_cuda import FakeArray, in_its_place
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.cuda import driver
 from mpicoll.state import METHODS
 
 pytestmark = pytest.mark.mpi
@@ -103,11 +101,8 @@ class Peers:
 
 @pytest.fixture
 def fake():
-    made = FakeDriver()
-    undo = driver.use(made)
-    yield made
-    gc.collect()
-    undo()
+    with in_its_place() as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,17 +1,15 @@
 """All-reduces through the host that GPUs fold, without a GPU; the bits are those of the host."""
 
-import gc
 import sys
 import types
 
 import numpy as np
 import pytest
-from fake_cuda import FakeArray, FakeDriver
+from fake_cuda import FakeArray, in_its_place
 from mpi4py import MPI
 
 import mpicoll
 from mpicoll import relay, staging
-from mpicoll.cuda import driver
 
 pytestmark = pytest.mark.mpi
 
@@ -41,16 +39,13 @@ class Folds:
 
 @pytest.fixture(params=["lazy", "random", "eager"])
 def fake(request, monkeypatch):
-    made = FakeDriver(how=request.param, seed=RANK)
-    undo = driver.use(made)
-    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=FakeArray))
-    monkeypatch.setattr(relay, "_folds", lambda state: Folds(made))
-    for module in (relay, staging):
-        monkeypatch.setattr(module, "SEGMENT", 4096)
-    monkeypatch.setenv("MPICOLL_GPU", "staged")
-    yield made
-    gc.collect()
-    undo()
+    with in_its_place(how=request.param, seed=RANK) as made:
+        monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=FakeArray))
+        monkeypatch.setattr(relay, "_folds", lambda state: Folds(made))
+        for module in (relay, staging):
+            monkeypatch.setattr(module, "SEGMENT", 4096)
+        monkeypatch.setenv("MPICOLL_GPU", "staged")
+        yield made
 
 
 @pytest.fixture

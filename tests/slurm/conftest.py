@@ -2,8 +2,8 @@
 
 import os
 
-import numpy as np
 import pytest
+from clouds import write_samples
 
 from slurm import lab
 
@@ -26,16 +26,7 @@ def cluster():
     """Four nodes, and data for trainings of some seconds."""
     with lab.Slurm(4) as made:
         made.site()
-        random = np.random.default_rng(0)
-        labels = random.integers(0, 4, 300)
-        inputs = random.standard_normal((300, 16)) + labels[:, None]
-        np.savez(
-            made.shared / "data.npz",
-            train_inputs=inputs[:240],
-            train_labels=labels[:240],
-            test_inputs=inputs[240:],
-            test_labels=labels[240:],
-        )
+        write_samples(made.shared / "data.npz")
         yield made
 
 
