@@ -84,6 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run what the arguments ask for; return the exit status."""
     options, pytest_options = _parse(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # In the background of a script it is ignored, and so it would be in all that is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.monotonic()
     launches = []
     try:

@@ -147,7 +147,7 @@ def test_a_link_that_is_cut_ends_a_training(cluster):
         cut(alone)
         wait_for("the end", LIMIT + 20, lambda: not trainings(alone))
         said = [(alone.shared / f"said-{rank}").read_text() for rank in range(len(NODES))]
-    words = f"has not ended within MPICOLL_TIMEOUT={LIMIT:g} s: ranks"
+    words = f"has not ended within MPICOLL_TIMEOUT={LIMIT:g} s: rank"
     for rank, text in enumerate(said):  # one that ends first may end the others on its side
         errors = [line for line in text.splitlines() if line.startswith("mpicoll: error: ")]
         assert "Traceback" not in text
