@@ -15,6 +15,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ENGINE = ("mpicoll._engine", "mpicoll._front")
+#: Modules of Python that calls go through; compiled as they are, which saves a tenth of a microsecond
+#: or two in each call, a fifth of a short one.
+AS_THEY_ARE = ("mpicoll.blocking", "mpicoll.messages", "mpicoll.requests")
 
 # No contraction: a fused multiply-add rounds differently from NumPy, and only where the compiler
 # chooses to use one.
@@ -97,4 +100,15 @@ extensions = [
     ),
 ]
 
-setup(ext_modules=cythonize(extensions, language_level=3), cmdclass={"build_ext": Build})
+as_they_are = [
+    Extension(name, [f"{name.replace('.', '/')}.py"], extra_compile_args=FLAGS, optional=True)
+    for name in AS_THEY_ARE
+]
+
+setup(
+    ext_modules=[
+        *cythonize(extensions, language_level=3),
+        *cythonize(as_they_are, language_level=3, compiler_directives={"annotation_typing": False}),
+    ],
+    cmdclass={"build_ext": Build},
+)

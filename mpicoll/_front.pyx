@@ -324,22 +324,25 @@ cdef class Starter:
     cdef Program program
     cdef Tally tally
     cdef list pollers
-    cdef object lock
+    cdef object lock, is_locked
     cdef bint started  # the last time
+    cdef bint waited  # for that start, here: the request is inactive, and knows the program
 
     def __cinit__(
         self, Front front not None, Program program not None, name, list pollers, lock
     ):
         self.front, self.program = front, program
-        self.tally, self.pollers, self.lock = front.tally(name), pollers, lock
+        self.tally, self.pollers = front.tally(name), pollers
+        self.lock, self.is_locked = lock, lock.locked
 
     def start(self, request):
         """Start an inactive request; False if it has to go the long way."""
         cdef Front front = self.front
-        self.started = False
+        cdef bint waited = self.waited
+        self.started = self.waited = False
         if not front.open or front.hooks or front.forks or self.pollers:
             return False
-        if self.program.active or request._stage == ACTIVE:
+        if not waited and (self.program.active or request._stage == ACTIVE):
             return False
         request._stage = ACTIVE
         try:
@@ -348,7 +351,7 @@ cdef class Starter:
             request._fail(error)
             return True
         self.started = True
-        if request._execution is not self.program:
+        if not waited:
             request._execution = self.program
         (<dict> front.under_way)[request] = None
         if len(<dict> front.under_way) > 1:
@@ -359,21 +362,20 @@ cdef class Starter:
         """Wait for a request that was started here; False if it has to go the long way."""
         cdef Front front = self.front
         if not self.started or not front.open or front.forks:
-            return False
-        if request._error is not None:
-            return False  # the long way raises it
+            return False  # after a failure the front is closed, and the long way raises it
         try:
             self.program.finish_with(front.pause)
         except BaseException as error:
             with self.lock:
                 request._fail(error)
             return False
-        if self.lock.locked():
+        if self.is_locked():
             return False  # another thread may have seen the end, too
         # The same as the request's own `_finish` where nobody is to be told; no other thread runs.
         if request._stage == ACTIVE:
             del (<dict> front.under_way)[request]
             self.tally.calls += 1
+            self.waited = True
         request._stage = INACTIVE
         return True
 

@@ -287,7 +287,8 @@ class Prequest(Request):
             RuntimeError: it is under way; or a collective on the communicator has failed.
             ValueError: it, or its communicator, has been freed.
         """
-        if self._short is not None and self._short.start(self):
+        short = self._short
+        if short is not None and short.start(self):
             return
         if not self._unbind.alive:
             raise ValueError(
@@ -314,7 +315,8 @@ class Prequest(Request):
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait until the collective is complete on this rank."""
-        if status is None and self._short is not None and self._short.wait(self):
+        short = self._short
+        if status is None and short is not None and short.wait(self):
             return True
         return super().Wait(status)
 

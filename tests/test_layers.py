@@ -116,6 +116,13 @@ def module_of(path):
     return layered(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
+def test_what_is_compiled_is_of_the_sources_as_they_are():
+    for built in PACKAGE.glob("*.so"):
+        source = PACKAGE / f"{built.name.split('.')[0]}.py"
+        if source.exists():
+            assert built.stat().st_mtime >= source.stat().st_mtime, f"{source} changed: make setup"
+
+
 def test_every_module_has_a_layer():
     assert {module_of(path) for path in SOURCES} <= set(LAYER)
 

