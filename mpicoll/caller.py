@@ -1,13 +1,14 @@
-"""Who may call MPI: the process that initialised it, from the threads it was initialised for."""
+"""Who may call MPI: the process that initialised it, from its threads; and who has called."""
 
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 
 from mpi4py import MPI
 
-__all__ = ["check", "is_forked", "parent"]
+__all__ = ["check", "is_forked", "parent", "stack_level"]
 
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -43,6 +44,17 @@ def check() -> None:
             f"{_LEVELS[level]} alone; set mpi4py.rc.thread_level = 'multiple' before MPI is "
             "imported, or call from that thread"
         )
+
+
+def stack_level() -> int:
+    """The ``stacklevel`` of a warning that is given here, of the code that has called mpicoll.
+
+    It is looked for, since what is compiled has no frames.
+    """
+    found, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
+        found, frame = found + 1, frame.f_back
+    return found
 
 
 @cache

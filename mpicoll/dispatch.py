@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from mpicoll import hooks, on_device, progress, staging, trace, vectors
+from mpicoll import caller, hooks, on_device, progress, staging, trace, vectors
 from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
@@ -357,10 +357,7 @@ class Dispatch(MPI.Intracomm):
 
     def _fall_back(self, state: State, definition: Collective, reason: str) -> None:
         """Count, and report as the policy says, that what was asked for cannot serve."""
-        # The frames between: this one, those that led here, the collective's own method.
-        fall_back(
-            state.settings.policy, state.fallbacks, state.rank, definition, reason, stacklevel=6
-        )
+        fall_back(state.settings.policy, state.fallbacks, state.rank, definition, reason)
 
 
 def fall_back(
@@ -369,7 +366,6 @@ def fall_back(
     rank: int,
     definition: Collective,
     reason: str,
-    stacklevel: int,
 ) -> None:
     """Count, and report as the policy says, that what was asked for cannot serve.
 
@@ -385,5 +381,5 @@ def fall_back(
         warnings.warn(
             f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
             FallbackWarning,
-            stacklevel=stacklevel,
+            stacklevel=caller.stack_level(),
         )

@@ -152,7 +152,7 @@ def _between_groups(name: str, definition: Collective) -> Callable[..., Any]:
     def call(self: Intercomm, *arguments: Any, **more: Any) -> Any:
         refuse(f"{name} of an intercommunicator", *arguments, *more.values())
         rank, reason = self.Get_rank(), _REASON % "an intercommunicator's"
-        fall_back(self._policy, self._fallbacks, rank, definition, reason, stacklevel=3)
+        fall_back(self._policy, self._fallbacks, rank, definition, reason)
         result = original(self, *arguments, **more)
         self._calls[definition.name, NATIVE] += 1
         return result
