@@ -1,6 +1,6 @@
 """How much of the communication hides behind the backward pass, on two emulated hosts.
 
-    python benchmarks/overlap.py [--launches 5] [--rate 200e6] [--delay 1e-4]
+    python benchmarks/overlap.py [--launches 5] [--rate 50e6] [--delay 1e-4]
 
 Two ranks, one on each host (tests/cluster; needs root and iproute2), a convolutional net, buckets
 of 64 KiB. Of every launch, medians in seconds of the slower rank:
@@ -35,7 +35,7 @@ import numpy as np  # noqa: E402 - threads first
 import training  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-BUCKET, BATCH, WARM, LIMIT = 64 * 1024, 128, 3, 300.0
+BUCKET, BATCH, WARM, LIMIT = 64 * 1024, 512, 3, 300.0
 
 
 def measure(steps: int) -> dict[str, float]:
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--launches", type=int, default=5)
     parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--rate", type=float, default=200e6, help="bit/s of each link")
+    parser.add_argument("--rate", type=float, default=50e6, help="bit/s of each link")
     parser.add_argument("--delay", type=float, default=1e-4, help="seconds from host to host")
     parser.add_argument("--thread", action="store_true", help="a thread moves buckets on")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)

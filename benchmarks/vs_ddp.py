@@ -7,8 +7,8 @@ Three copies of one network learn from the same samples in the same launch, one 
 `mpicoll.train.pytorch.DistributedOptimizer`, by DistributedDataParallel, and by each rank alone
 without any exchange.  They take turns step by step, from a common start, in another order in each
 round; the time of a step is that of the slowest rank, to the end of the update.  Exposed
-communication is what a step takes longer than alone.  Reported are medians, the ratio of mpicoll's
-to DDP's with the 95 % interval of the ratios of a round, and how far the weights are apart in the
+communication is what a step takes longer than alone.  Reported are medians, the median of the ratios
+of mpicoll's to DDP's in a round with its 95 % interval, and how far the weights are apart in the
 end.  Both have their own default buckets.  Needs PyTorch (pip install torch).
 """
 
@@ -122,7 +122,7 @@ def measure(name: str, options: argparse.Namespace, ours: mpicoll.Intracomm) -> 
         "mpicoll_us": mine,
         "ddp_us": ddp,
         "alone_us": alone,
-        "ratio": mine / ddp,
+        "ratio": ratios.median,
         "low": ratios.low,
         "high": ratios.high,
         "exposed_mpicoll_us": mine - alone,
