@@ -7,9 +7,9 @@ Three copies of one network learn from the same samples in the same launch, one 
 `mpicoll.train.pytorch.DistributedOptimizer`, by DistributedDataParallel, and by each rank alone
 without any exchange.  They take turns step by step, from a common start, in another order in each
 round; the time of a step is that of the slowest rank, to the end of the update.  Exposed
-communication is what a step takes longer than alone.  Reported are medians, the median of the ratios
-of mpicoll's to DDP's in a round with its 95 % interval, and how far the weights are apart in the
-end.  Both have their own default buckets.  Needs PyTorch (pip install torch).
+communication is what a step takes longer than alone.  Reported are medians, the median of the
+ratios of mpicoll's to DDP's in a round with its 95 % interval, and how far the weights are apart in
+the end.  Both have their own default buckets.  Needs PyTorch (pip install torch).
 """
 
 from __future__ import annotations

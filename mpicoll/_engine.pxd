@@ -125,6 +125,7 @@ cdef struct Unit:
     int folds
     int folds_end
     int sends  # that must be complete first: all before this number
+    bint alone  # one message, once in each fold
     int missing
     bint folded
 
@@ -183,6 +184,7 @@ cdef class Device:
     cdef int size
     cdef int *local
     cdef pid_t *processes
+    cdef char *piece  # of a message that is folded while it is read
     cdef bint reads
     cdef readonly bint helps  # to copy what this rank has sent
     cdef readonly uint64_t helped  # pieces that were copied so
@@ -209,7 +211,7 @@ cdef class Device:
     cdef bint has_entry(self, int reader) noexcept nogil
     cdef int free_slot(self) noexcept nogil
     cdef bint push(
-        self, Send *send, const Send *before, char *content, bint moves
+        self, Send *send, const Send *before, char *content, uint64_t remote
     ) noexcept nogil
     cdef int post(self, Receive *receive) noexcept nogil
     cdef int deliver(
@@ -255,7 +257,7 @@ cdef class Program:
     cdef bint touched  # by a message, since it last advanced
     cdef fold_function kernel
     cdef int64_t itemsize
-    cdef bint moves  # each block from its source to one reader
+    cdef uint64_t remote  # length from which on messages are read where they lie
     cdef mpi.MPI_Comm comm
     cdef mpi.MPI_Request *requests
     cdef int *owners
@@ -289,6 +291,9 @@ cdef class Program:
     cdef int got(self, Receive *receive) noexcept nogil
     cdef int fold_ready(self, Channel *channel) noexcept nogil
     cdef int fold_unit(self, Channel *channel, Unit *unit) noexcept nogil
+    cdef void close_unit(self, Channel *channel, Unit *unit) noexcept nogil
+    cdef bint may_fold(self, const Receive *receive) noexcept nogil
+    cdef int fold_from(self, Receive *receive, uint64_t where) noexcept nogil
     cdef int fold(self, Fold *fold) noexcept nogil
     cdef int fold_in_python(self, Fold *fold) noexcept
     cdef int fold_late(self, int index) noexcept nogil

@@ -65,8 +65,13 @@ cdef enum:
     # Looks at a message in a slot that nothing is posted for, while another one of its sender is
     # awaited, before it is moved out of the way.
     STUCK = 200
+    # Bytes of a message that are read from its sender's memory and folded at a time: they stay in
+    # the cache in between.
+    PIECE = 128 << 10
     # Tag that no message has, of the lane for messages that belong to no plan.
     NO_TAG = 32766
+
+cdef uint64_t NEVER = -1
 
 #: The MPI that this was compiled for, "" for one that is not known.
 BUILT_FOR = ENGINE_MPI.decode()
@@ -125,6 +130,7 @@ cdef class Device:
             self.processes = <pid_t *> calloc(ranks, sizeof(pid_t))
             for i in range(ranks):
                 self.processes[i] = processes[i]
+            self.piece = <char *> space_for(PIECE, 1)
 
     def __dealloc__(self):
         cdef int i
@@ -141,6 +147,7 @@ cdef class Device:
                     free(stray)
         free(self.local)
         free(self.processes)
+        free(self.piece)
         free(self.sent)
         free(self.acked)
         free(self.received)
@@ -243,7 +250,7 @@ cdef class Device:
         return -1
 
     cdef bint push(
-        self, Send *send, const Send *before, char *content, bint moves
+        self, Send *send, const Send *before, char *content, uint64_t remote
     ) noexcept nogil:
         """Publish a message, if there is room.
 
@@ -251,7 +258,7 @@ cdef class Device:
             send: the message.
             before: a message of the same content, whose slot serves again; NULL if there is none.
             content: where it lies.
-            moves: see :func:`mpicoll.lowering.has_one_reader`.
+            remote: how long it must be to be read where it lies.
         """
         cdef int reader = send.local
         cdef uint64_t length = send.source.length
@@ -269,7 +276,7 @@ cdef class Device:
                 kind = WINDOW
                 where = <uint64_t> window << OFFSET
                 where += <uint64_t> (content - self.windows[window].base)
-            elif moves and self.reads and length >= self.remote:
+            elif self.reads and length >= remote:
                 kind, where = REMOTE, <uint64_t> content
             else:
                 kind = SLOT
@@ -345,6 +352,8 @@ cdef class Device:
             return (<Program> receive.owner).fail_length(receive, length)
         if kind == WINDOW:
             data = self.windows[where >> OFFSET].base + (where & ((<uint64_t> 1 << OFFSET) - 1))
+        if kind == REMOTE and (<Program> receive.owner).may_fold(receive):
+            return (<Program> receive.owner).fold_from(receive, where)
         if kind == REMOTE and length >= self.together:
             receive.copied = 0
             if shared_fetch_pieces(
@@ -503,11 +512,14 @@ cdef class Program:
         longest = max(
             [m.span.length for c in plan.channels for p in c.phases for m in p.sends], default=0
         )
-        self.moves = lowering.has_one_reader(plan.shape)
+        shortest = lowering.shortest_read(
+            plan.shape, device.remote, min(device.together, device.shared.slot)
+        )
+        self.remote = NEVER if shortest is None else shortest
         if (
             device.shared.base != NULL
             and <uint64_t> longest > device.shared.slot
-            and not (self.moves and device.reads)
+            and (shortest is None or not device.reads)
         ):
             raise ValueError(f"a message of {longest} bytes, but slots of {device.shared.slot}")
         channels = lowering.lower(plan)
@@ -620,6 +632,10 @@ cdef class Program:
                         self.numbers[x] = first + <int> index
                         self.receives[first + <int> index].unit = u
                         x += 1
+                    self.units[u].alone = len(unit.receives) == 1 and all(
+                        sum(operand.receive >= 0 for operand in fold.operands) == 1
+                        for fold in unit.folds
+                    )
                     # Of this phase's sends alone: a round's earlier ones read none of its targets.
                     self.units[u].sends = phase.sends + <int> unit.sends if unit.sends else 0
                     self.units[u].folds = f
@@ -1017,7 +1033,7 @@ cdef class Program:
                     send,
                     &self.sends[i - 1] if send.same else NULL,
                     self.at(&send.source),
-                    self.moves,
+                    self.remote,
                 ):
                     self.blocked[send.local] = self.scan
                     continue
@@ -1095,12 +1111,18 @@ cdef class Program:
 
     cdef int fold_unit(self, Channel *channel, Unit *unit) noexcept nogil:
         cdef int i
-        cdef Receive *receive
         if channel.sends < unit.sends:
             return 0
         for i in range(unit.folds, unit.folds_end):
             if self.fold(&self.folds[i]) < 0:
                 return -1
+        self.close_unit(channel, unit)
+        return 0
+
+    cdef void close_unit(self, Channel *channel, Unit *unit) noexcept nogil:
+        """All folds of a unit are done."""
+        cdef int i
+        cdef Receive *receive
         unit.folded = True
         channel.unfolded -= 1
         channel.receives -= unit.count
@@ -1109,6 +1131,49 @@ cdef class Program:
             if receive.use:
                 shared_acknowledge(&self.device.shared, receive.local, receive.use)
                 receive.use = 0
+
+    cdef bint may_fold(self, const Receive *receive) noexcept nogil:
+        """Whether a message can be folded while it is read, and need not lie anywhere as a whole."""
+        cdef Unit *unit
+        if self.kernel == NULL or receive.unit < 0:
+            return False
+        unit = &self.units[receive.unit]
+        return unit.alone and self.channels[receive.channel].sends >= unit.sends
+
+    cdef int fold_from(self, Receive *receive, uint64_t where) noexcept nogil:
+        """Fold a message from its sender's memory, a piece at a time."""
+        cdef Channel *channel = &self.channels[receive.channel]
+        cdef Unit *unit = &self.units[receive.unit]
+        cdef int64_t step = PIECE // self.itemsize * self.itemsize
+        cdef int64_t done, length
+        cdef uint64_t source
+        cdef Fold *fold
+        cdef Operand *operand
+        cdef int f, i
+        self.touched = True
+        for f in range(unit.folds, unit.folds_end):
+            fold = &self.folds[f]
+            done = 0
+            while done < fold.target.length:
+                length = min(step, fold.target.length - done)
+                for i in range(fold.count):
+                    operand = &self.operands[fold.operands + i]
+                    if operand.receive < 0:
+                        self.pointers[i] = self.at(&operand.place) + done
+                    else:
+                        self.pointers[i] = self.device.piece
+                        source = where + operand.place.offset + done
+                if shared_fetch(
+                    self.device.processes[receive.local], self.device.piece, source, length
+                ):
+                    return self.fail_fetch(receive)
+                self.kernel(
+                    self.at(&fold.target) + done, self.pointers, fold.count, length // self.itemsize
+                )
+                done += length
+        unit.missing = 0
+        channel.unfolded += 1
+        self.close_unit(channel, unit)
         return 0
 
     cdef int fold(self, Fold *fold) noexcept nogil:

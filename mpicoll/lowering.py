@@ -17,7 +17,7 @@ from typing import NamedTuple
 from mpicoll.plan import Fold, Message, Move, Phase, Plan, Shape
 from mpicoll.spans import Span, overlap, sub
 
-__all__ = ["LoweredFold", "LoweredPhase", "Operand", "Unit", "has_one_reader", "lower"]
+__all__ = ["LoweredFold", "LoweredPhase", "Operand", "Unit", "lower", "shortest_read"]
 
 
 class Operand(NamedTuple):
@@ -67,15 +67,25 @@ class LoweredPhase(NamedTuple):
     written: frozenset[int]
 
 
-def has_one_reader(shape: Shape) -> bool:
-    """Whether each block goes from where it is to one rank.
+def shortest_read(shape: Shape, moved: int, folded: int) -> int | None:
+    """Bytes from which on a message is read from the memory of its sender; None: none is.
 
-    Long ones are then best read from the memory of their sender.  What is reduced, or read by
-    several, is better read from a slot, which may still be in a cache.
+    Long blocks that go from where they are to one rank are read where they are.  So is what two
+    ranks reduce if each folds a part of it, and the messages are longer than caches hold: it is
+    folded a piece at a time, and never lies in memory between.  Anything else is better read from a
+    slot, which may still be in a cache, and which the sender fills while the reader folds.
+
+    Args:
+        shape: of the plan.
+        moved, folded: for the one and for the other.
     """
-    return shape.collective in ("alltoall", "gather", "scatter") or (
-        shape.collective in ("allgather", "bcast", "exscan") and shape.size == 2
-    )
+    if shape.collective in ("alltoall", "gather", "scatter"):
+        return moved
+    if shape.size == 2 and shape.collective in ("allgather", "bcast", "exscan"):
+        return moved
+    if shape.size == 2 and shape.collective in ("allreduce", "reduce_scatter"):
+        return folded
+    return None
 
 
 def lower(plan: Plan) -> tuple[tuple[LoweredPhase, ...], ...]:

@@ -24,7 +24,7 @@ from mpicoll.call import Call, Prepared
 from mpicoll.collectives import Collective
 from mpicoll.cuda import driver, group
 from mpicoll.lanes import BLOCKING, Lane, Lanes
-from mpicoll.lowering import has_one_reader
+from mpicoll.lowering import shortest_read
 from mpicoll.settings import Settings, read
 from mpicoll.watch import Ticket, Watch
 from mpicoll.windows import Windows
@@ -376,7 +376,7 @@ class State:
 
     def build(self, shape: plan.Shape) -> plan.Plan:
         """A new plan, of messages that are not too long for what they go through."""
-        whole = self._reads and has_one_reader(shape)
+        whole = self._reads and shortest_read(shape, 0, 0) is not None
         return plan.build(shape, plan.PIECE if whole else self._piece)
 
     def give_back(self, planned: plan.Plan) -> None:

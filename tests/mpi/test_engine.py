@@ -605,6 +605,41 @@ def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
     ours.Free()
 
 
+@pytest.mark.skipif(P != 2, reason="what two ranks reduce is read")
+@pytest.mark.parametrize("name", [name for c, name in ENTRIES if c == "allreduce"])
+def test_what_is_folded_while_it_is_read(together, python, name):
+    """Whole pieces, and pieces with an end, of short and of long elements."""
+    random = np.random.default_rng(RANK)
+    for count, kind, op in (
+        (64 << 10, "f4", MPI.SUM),
+        (100_003, "c16", MPI.PROD),
+        (70_001, "f2", MPI.MAX),
+        (300_011, "i8", MPI.BXOR),
+    ):
+        send = (random.standard_normal(count) * 9).astype(kind)
+        want, have = np.zeros_like(send), np.zeros_like(send)
+        python.Allreduce(send, want, op, algorithm=name)
+        together.Allreduce(send, have, op, algorithm=name)
+        assert have.tobytes() == want.tobytes(), kind
+
+
+@pytest.mark.skipif(P != 2, reason="what two ranks reduce is read")
+def test_what_is_to_be_folded_and_cannot_be_read(monkeypatch):
+    device = shared._engine.Device
+
+    def of_nobody(locals, me, memory, geometry, processes, *others):
+        return device(locals, me, memory, geometry, [1 << 30] * len(processes), *others)
+
+    monkeypatch.setattr(shared._engine, "Device", of_nobody)
+    ours = Intracomm(WORLD.Dup())
+    if not (ours.shared_memory() or {"reads": False})["reads"]:
+        pytest.skip("other processes' memory cannot be read")
+    data = np.ones(1 << 20, "f4")
+    with pytest.raises(RuntimeError, match="cannot be read any more"):
+        ours.Allreduce(MPI.IN_PLACE, data)
+    ours.Free()
+
+
 @pytest.mark.skipif(P > 5, reason="3 to 5 ranks show it")
 def test_what_one_reader_has_read_is_kept_for_those_that_the_message_has_not_reached(ours):
     """More messages than a pair of ranks has entries: a block waits for some of its readers, while
