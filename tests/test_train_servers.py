@@ -9,7 +9,7 @@ import staleness
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.train import Config, consistency, optimizers
+from mpicoll.train import Config, consistency, messages, optimizers
 from mpicoll.train.consistency import Adaptive, parse
 from mpicoll.train.shard import Event, Push, Shard
 
@@ -74,6 +74,18 @@ def test_other_consistency_models_are_refused(text):
 def test_what_servers_cannot_do_is_refused_by_name(changes, message):
     with pytest.raises(ValueError, match=message):
         Config(strategy="parameter_server", **changes)
+
+
+def test_who_waits_polls_and_then_sleeps_longer_and_longer(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(messages.time, "sleep", pauses.append)
+    messages.wait_until(lambda: len(pauses) == 30, lambda: False)
+    assert pauses[:20] == [0] * 20
+    assert pauses[20:] == [min(2e-5 * 2**k, 1e-3) for k in range(10)]
+    pauses.clear()
+    moved = iter([False] * 22 + [True])
+    messages.wait_until(lambda: len(pauses) == 25, lambda: next(moved, False))
+    assert pauses[20:] == [2e-5, 4e-5, 0, 0, 0]  # what moves is awaited eagerly
 
 
 def test_bsp_makes_one_update_of_all_gradients():

@@ -133,6 +133,30 @@ def test_a_straggler_is_left_behind_as_far_as_allowed(comm, folder, model, send_
     assert furthest == allowed or (model == "async" and furthest > 3)
 
 
+@four
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_arrives_is_taken_over_while_gradients_are_computed_or_not(comm, at_once):
+    changed = []
+
+    class Watching(MLP):
+        def push_gradients(self, parameters, batch, push):
+            before = parameters["layer1.weight"].copy()
+
+            def pause(*gradient):
+                time.sleep(0.005)  # others push meanwhile
+                push(*gradient)
+
+            loss = super().push_gradients(parameters, batch, pause)
+            changed.append(not np.array_equal(parameters["layer1.weight"], before))
+            return loss
+
+    config = configured(
+        comm, "1", consistency="async", epochs=2, send_every=1, apply_at_once=at_once
+    )
+    run(config, comm, dataset=clouds(), model=Watching((12, 4)))
+    assert any(comm.allreduce(changed)) == at_once
+
+
 @few
 @pytest.mark.parametrize("placement", ["1", "colocated", "decentralized"])
 @pytest.mark.parametrize("model", ["bsp", "ssp:1"])
