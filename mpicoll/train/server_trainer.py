@@ -145,11 +145,10 @@ class ServerTrainer:
                     break
                 started = time.perf_counter()
                 stop_clock = self._client.pull(clock)
-                waited = time.perf_counter() - started
                 if 0 <= stop_clock <= clock:
                     break
                 try:
-                    step = self._step(samples, epoch, done + clock - first + 1, clock, waited)
+                    step = self._step(samples, epoch, done + clock - first + 1, clock, started)
                 except RankLost:
                     raise
                 except Exception as error:
@@ -194,18 +193,19 @@ class ServerTrainer:
     # --- a worker ---
 
     def _step(
-        self, samples: NDArray[np.int64], epoch: int, position: int, clock: int, waited: float
+        self, samples: NDArray[np.int64], epoch: int, position: int, clock: int, began: float
     ) -> Step:
         assert self._client is not None
         started, processor = time.perf_counter(), time.process_time()
         self._served = 0.0
         loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
-        mine = time.perf_counter() - started - self._served - self._source.loading
+        computed = time.perf_counter()
+        mine = computed - started - self._served - self._source.loading
         used = time.process_time() - processor - self._served - self._source.loading_processor
         share = self._source.share(samples)
         push = Push(clock, share, len(samples), self._source.finite, mine, max(0.0, used), 0)
-        started = time.perf_counter()
         self._client.push(push, self.asked or self.signalled)
+        pushed = time.perf_counter()
         self._count_skips(loss)
         return Step(
             number=clock + 1,
@@ -216,11 +216,17 @@ class ServerTrainer:
             lr=self._rate(clock + 1),
             skipped=not push.finite,
             compute=mine,
-            exposed=time.perf_counter() - started,
+            exposed=pushed - computed,
             hidden=self._served,
-            waiting=waited,
+            waiting=started - began,
             slowest=None,
             loading=self._source.loading,
+            began=began,
+            spans=(
+                ("pull", 0.0, round(started - began, 7)),
+                ("compute", round(started - began, 7), round(computed - began, 7)),
+                ("push", round(computed - began, 7), round(pushed - began, 7)),
+            ),
         )
 
     def _count_skips(self, loss: float) -> None:

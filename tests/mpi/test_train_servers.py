@@ -12,7 +12,16 @@ import staleness
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import MLP, Config, TrainingError, checkpoints, consistency, parity, run
+from mpicoll.train import (
+    MLP,
+    Config,
+    TrainingError,
+    checkpoints,
+    consistency,
+    history,
+    parity,
+    run,
+)
 
 pytestmark = [
     pytest.mark.mpi,
@@ -103,6 +112,20 @@ def test_every_cell_trains_within_its_bound(comm, folder, placement, model, unas
         # the order in which they were allowed.
         if high is not None and placement != "decentralized":
             assert list(staleness.starved(trace, int(high), read.at_least)) == []
+
+
+@few
+def test_the_trace_of_a_run_has_the_steps_of_all_workers(comm, folder):
+    run(configured(comm, "1", epochs=1, metrics=str(folder)), comm, dataset=clouds())
+    comm.Barrier()
+    found = history.read(folder)
+    assert sorted(found.clocks) == list(range(comm.size))
+    spans = [event for event in history.chrome(found)["traceEvents"] if event["ph"] == "X"]
+    workers = range(comm.size - 1)
+    for name in ("pull", "compute", "push"):
+        assert [e["pid"] for e in spans if e["name"] == name] == [
+            w for w in workers for _ in range(13)
+        ]
 
 
 @few
