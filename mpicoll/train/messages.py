@@ -124,6 +124,16 @@ def is_death(error: Exception) -> bool:
     )
 
 
+def is_complete(request: MPI.Request) -> bool:
+    """Whether a request is over; never, if the other rank has died meanwhile."""
+    try:
+        return bool(request.Test())
+    except Exception as error:
+        if not is_death(error):
+            raise
+        return False
+
+
 def wait_until(done: Callable[[], bool], meanwhile: Callable[[], bool]) -> None:
     """Poll until `done()`; `meanwhile` moves other things on and says whether it moved any."""
     pause, polls = _LEAST, 0

@@ -69,7 +69,7 @@ class ServerTrainer:
         optimizer: Optimizer | None,
     ) -> None:
         self._config, self._workers, self.weights = config, workers, weights
-        self._comm = comm.Dup()
+        self._comm = workers.comm if isinstance(workers, Survivors) else comm.Dup()
         rank, size = workers.rank, workers.size
         count = config.worker_count(size)
         self._worker_count = count
@@ -111,8 +111,6 @@ class ServerTrainer:
             for server in self._servers.values():
                 server.free()
             self._comm.Free()
-            if isinstance(self._workers, Survivors):
-                self._workers.free()
         if self._config.metrics is None:
             return
         for number, server in self._servers.items():
@@ -293,6 +291,7 @@ class ServerTrainer:
         return Server(*arguments)
 
     def _serve(self) -> bool:
+        self._source.look()
         if self._health is not None and self._health.look():
             self._regroup(self._health)
         moved = False
