@@ -5,10 +5,6 @@ import json
 import launch
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
-)
-
 PROGRAM = """
 import importlib, json, os, signal, sys
 from mpicoll.train import threads
@@ -45,6 +41,9 @@ sys.exit(main(config, comm, compare=False))
 SERVERS = {"strategy": "parameter_server", "servers": "2", "replicas": 1}
 
 
+@pytest.mark.skipif(
+    "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
+)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("changes", "victim", "where", "times", "who"),
@@ -91,3 +90,23 @@ def test_a_death_that_nobody_makes_good_ends_the_run(
     assert done.status != 0
     assert done.err.count(f"error: rank {victim}, {who}, has died, and nobody stands in") == 1
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"data_servers": 1}, "data_servers._DataServer._batch"),
+        ({"strategy": "parameter_server", "servers": "1"}, "server.Server._give"),
+    ],
+    ids=["data server", "server"],
+)
+def test_a_server_that_answers_no_more_is_awaited_for_as_long_as_was_said(
+    mpirun, tmp_path, changes, where
+):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("SIGKILL", "SIGSTOP"))
+    job = json.dumps([str(launch.ROOT / "tests"), 2, where, 20, changes])
+    environment = {"MPICOLL_TIMEOUT": "1"}
+    done = mpirun(3, "-m", "mpi4py", program, job, environment=environment, limit=20)
+    assert done.status != 0
+    assert "no message has come within MPICOLL_TIMEOUT=1 s: a rank hangs or is" in done.err

@@ -25,7 +25,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.feeds import Feed, Reading, Samples
 from mpicoll.train.health import RankLost
-from mpicoll.train.messages import is_complete, is_death, wait_until
+from mpicoll.train.messages import is_complete, is_death, time_limit, wait_until
 from mpicoll.train.records import Result
 from mpicoll.train.survivors import Survivors
 from mpicoll.train.workers import (
@@ -68,15 +68,23 @@ class Served:
         server: Rank of the data server.
         dataset: The data: type and shape of samples.
         look: Raises where a rank has died.
+        limit: Seconds to wait for samples.
     """
 
     #: One is computed with, one is there, one is made.
     ahead = 2
 
     def __init__(
-        self, comm: MPI.Intracomm, server: int, dataset: Dataset, look: Callable[[], bool]
+        self,
+        comm: MPI.Intracomm,
+        server: int,
+        dataset: Dataset,
+        look: Callable[[], bool],
+        limit: float,
     ) -> None:
-        self._comm, self._server, self._dataset, self._look = comm, server, dataset, look
+        self._comm, self._server, self._dataset = comm, server, dataset
+        self._look, self._limit = look, limit
+        self._silence: TimeoutError | None = None
         self._coming: deque[_Coming] = deque()
 
     def want(self, samples: Samples, epoch: int) -> None:
@@ -126,8 +134,15 @@ class Served:
         self._look()
 
     def close(self) -> None:
-        """Nothing more will be wanted."""
+        """Nothing more will be wanted.
+
+        Raises:
+            RankLost: A rank has died.
+            TimeoutError: The data server was awaited in vain.
+        """
         self.look()
+        if self._silence is not None:
+            raise self._silence
         self.forget()
         with _deaths_seen(self._look):
             self._comm.Send(np.zeros(0, np.int64), self._server, _WANTED)
@@ -140,7 +155,11 @@ class Served:
             # A receive from a rank that died may pass as complete, with nothing in it.
             return all(map(is_complete, coming.requests)) and _word(coming.data)[0] != _NOTHING
 
-        wait_until(arrived, self._look)
+        try:
+            wait_until(arrived, self._look, self._limit)
+        except TimeoutError as error:
+            self._silence = error
+            raise
         return coming.data
 
 
@@ -300,6 +319,7 @@ def run(
     Raises:
         TrainingError: As `train`; on all ranks.
         RankLost: A rank has died; each rank finds out by itself.
+        TimeoutError: A data server was awaited for longer than `MPICOLL_TIMEOUT` says.
     """
     workers = placement.members(config, comm)
     survivors = workers if isinstance(workers, Survivors) else None
@@ -322,14 +342,14 @@ def run(
         else:
             group = comm.Create_group(comm.Get_group().Incl(range(first)))
             server = first + workers.rank % config.data_servers
-            served = Served(links, server, dataset, look)
+            served = Served(links, server, dataset, look, time_limit(comm))
             try:
                 alone = replace(config, data_servers=0)
                 result = train(alone, group, replace(dataset, feed=served))
             finally:
                 served.close()
                 group.Free()
-    except RankLost:
+    except (RankLost, TimeoutError):  # there may be nobody to agree with
         raise
     except Exception as error:
         failure = error

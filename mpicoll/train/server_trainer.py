@@ -29,7 +29,7 @@ from mpicoll.train.data import Dataset
 from mpicoll.train.flat import Flat
 from mpicoll.train.gradients import Gradients
 from mpicoll.train.health import Health, RankLost
-from mpicoll.train.messages import wait_until
+from mpicoll.train.messages import time_limit, wait_until
 from mpicoll.train.models import Model
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Step
@@ -70,6 +70,7 @@ class ServerTrainer:
     ) -> None:
         self._config, self._workers, self.weights = config, workers, weights
         self._comm = workers.comm if isinstance(workers, Survivors) else comm.Dup()
+        self._limit = time_limit(comm)
         rank, size = workers.rank, workers.size
         count = config.worker_count(size)
         self._worker_count = count
@@ -157,7 +158,8 @@ class ServerTrainer:
                 yield step
                 failure = self.failure
             self._client.leave(failure is not None)
-        wait_until(lambda: all(s.over() for s in self._servers.values()), self._serve)
+        servers = self._servers.values()
+        wait_until(lambda: all(s.over() for s in servers), self._serve, self._limit)
         self._agree(f"epoch {epoch}", clock, mine, failure)
         self.position = done + self.number - first
 
@@ -251,6 +253,7 @@ class ServerTrainer:
             self.weights.vector,
             self._source.flat.vector,
             self._serve,
+            self._limit,
         )
         if self._every is None:
             return Client(*arguments)
@@ -360,7 +363,7 @@ class ServerTrainer:
             self._client.fetch(self._optimizer.slots.index(slot), whole)
         if self._health is None:
             over = self._comm.Ibarrier()
-            wait_until(over.Test, self._serve)
+            wait_until(over.Test, self._serve, self._limit)
         else:
             self._workers.gather(None)
         return whole

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpicoll.layout import part
 from mpicoll.train.health import Health
-from mpicoll.train.messages import is_complete, is_death, wait_until
+from mpicoll.train.messages import is_complete, is_death, time_limit, wait_until
 from mpicoll.train.workers import AllReduceWorkers
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Survivors(AllReduceWorkers):
         self.health, self.computing = Health(comm, titles), self.size
         self.meanwhile: Callable[[], bool] = self.health.look
         self._sending: list[tuple[MPI.Request, bytes]] = []
+        self._limit = time_limit(comm)
         self.comm, made = MPI.Intracomm(comm).Idup()
         wait_until(lambda: is_complete(made), self.health.look)
 
@@ -133,5 +134,5 @@ class Survivors(AllReduceWorkers):
             found.append(data)
             return True
 
-        wait_until(arrived, lambda: self.meanwhile())
+        wait_until(arrived, lambda: self.meanwhile(), self._limit)
         return pickle.loads(bytes(found[0])) if found else None
