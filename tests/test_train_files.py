@@ -4,7 +4,9 @@ import gzip
 import json
 import re
 import struct
+import sys
 
+import fake_cupy
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from mpicoll.train import MLP, Config, TrainingError, config_file, data, memory,
 from mpicoll.train.data import Dataset
 from mpicoll.train.flat import Flat
 from mpicoll.train.rows import Rows
+from mpicoll.train.workers import OneProcess
 
 
 def idx(array):
@@ -312,16 +315,24 @@ def test_an_estimate_counts_what_replicas_hold():
     assert needed(3, 1)["messages"] == (3 * 2 + 1) * 2 * part
 
 
-def test_what_cannot_fit_is_refused_with_the_numbers(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 9_000_000)
-    memory.require([{"gradients": 3_000_000}] * 3)
+def test_what_cannot_fit_is_refused_with_the_numbers():
+    memory.require([{"gradients": 3_000_000}] * 3, 9_000_000)
+    memory.require([{"gradients": 3_000_000}] * 4, None)
     needed = [*([{"gradients": 3_000_000}] * 4), {"gradients": 3_000_000, "messages": 500_000}]
     message = (
         r"the 5 rank\(s\) of this node need 15\.5 MB more \(gradients 15\.0 MB, messages 0\.5 MB, "
         r"beside data 20\.0 MB\), 9\.0 MB are available: give"
     )
     with pytest.raises(MemoryError, match=message):
-        memory.require(needed, [{"data": 4_000_000}] * 5)
+        memory.require(needed, 9_000_000, [{"data": 4_000_000}] * 5)
+
+
+def test_what_cannot_fit_on_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module())
+    memory.make_room(OneProcess(), {"gradients": 1 << 30}, device="gpu")
+    message = r"1 rank\(s\) of this GPU 0000:01:00\.0 need 1,073\.7 MB more .*1,073\.7 MB are avail"
+    with pytest.raises(TrainingError, match=message):
+        memory.make_room(OneProcess(), {"gradients": (1 << 30) + 1}, device="gpu")
 
 
 def test_data_that_cannot_fit_are_not_read(monkeypatch, tmp_path):

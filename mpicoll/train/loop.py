@@ -135,7 +135,7 @@ def run(
         needed = memory.estimate(config, workers.rank, workers.size, model, weights)
     if comm is not None and config.strategy == "parameter_server":
         placement.assign(config, workers)
-    memory.make_room(workers, needed, memory.taken(dataset, weights))
+    memory.make_room(workers, needed, memory.taken(dataset, weights), config.device)
     require_equal(
         workers,
         {

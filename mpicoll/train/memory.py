@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpicoll import arrays
 from mpicoll.train import consistency, data, optimizers, placement, tree, wire
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
@@ -117,34 +118,40 @@ def _slots(config: Config) -> int:
 
 
 def make_room(
-    workers: Workers, needed: Mapping[str, int], held: Mapping[str, int] | None = None
+    workers: Workers,
+    needed: Mapping[str, int],
+    held: Mapping[str, int] | None = None,
+    device: str = "cpu",
 ) -> None:
-    """Refuse what cannot fit on a node; collective.
+    """Refuse what cannot fit on a node, or on a GPU; collective.
 
     Args:
         workers: The ranks.
         needed: Bytes that this rank will need more, by what for.
         held: Those that it has taken, for the message.
+        device: Where, as `mpicoll.train.Config` has it.
 
     Raises:
         TrainingError: With the numbers; on all ranks.
     """
-    node = platform.node()
-    everyone = workers.gather((node, dict(needed), dict(held or {})))
+    where, room = ("node", available()) if device == "cpu" else arrays.room()
+    place = platform.node(), where
+    everyone = workers.gather((place, dict(needed), dict(held or {})))
     with together(workers, "making room"):
-        here = [(more, has) for name, more, has in everyone if name == node]
-        require([more for more, _ in here], [has for _, has in here])
+        here = [(more, has) for other, more, has in everyone if other == place]
+        what = "node" if device == "cpu" else f"GPU {where}"
+        require([more for more, _ in here], room, [has for _, has in here], what)
 
 
 def taken(dataset: Dataset, weights: Flat) -> Bytes:
     """Bytes that data and parameters take; what is mapped from files takes none."""
-    arrays = (
+    parts = (
         dataset.train_inputs,
         dataset.train_labels,
         dataset.test_inputs,
         dataset.test_labels,
     )
-    read = sum(getattr(array, "nbytes", 0) for array in arrays)
+    read = sum(getattr(part, "nbytes", 0) for part in parts)
     return {"data": read, "parameters": weights.vector.nbytes}
 
 
@@ -166,23 +173,30 @@ def available() -> int | None:
     return min(found, default=None)
 
 
-def require(needed: Sequence[Mapping[str, int]], held: Sequence[Mapping[str, int]] = ()) -> None:
+def require(
+    needed: Sequence[Mapping[str, int]],
+    room: int | None,
+    held: Sequence[Mapping[str, int]] = (),
+    place: str = "node",
+) -> None:
     """Refuse what cannot fit.
 
     Args:
-        needed: As `estimate` gives it, of each rank on this node.
+        needed: As `estimate` gives it, of each rank of a place.
+        room: Bytes that are left there, None where that is not known.
         held: What they have taken.
+        place: What it is, in words.
 
     Raises:
         MemoryError: With the numbers.
     """
-    room, more, has = available(), _added(needed), _added(held)
+    more, has = _added(needed), _added(held)
     total = sum(more.values())
     if room is None or total <= room:
         return
     beside = f", beside {_listed(has)}" if has else ""
     raise MemoryError(
-        f"the {len(needed)} rank(s) of this node need {_megabytes(total)} more ({_listed(more)}"
+        f"the {len(needed)} rank(s) of this {place} need {_megabytes(total)} more ({_listed(more)}"
         f"{beside}), {_megabytes(room)} are available: give a smaller batch or model, more nodes, "
         "float32, or strategy zero1"
     )

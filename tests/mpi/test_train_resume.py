@@ -123,9 +123,9 @@ def test_an_estimate_is_what_is_allocated(comm, monkeypatch, changes):
     """But for the parameters, a copy of them at the start, and what is small."""
     make_room, seen = memory.make_room, []
 
-    def noted(workers, needed, taken):
+    def noted(workers, needed, *more):
         seen.append(sum(needed.values()))
-        make_room(workers, needed, taken)
+        make_room(workers, needed, *more)
 
     monkeypatch.setattr(memory, "make_room", noted)
     config = Config(**{"batch": 8, "epochs": 1, "steps": 6, "optimizer": "sgd", **changes})
