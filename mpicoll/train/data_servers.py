@@ -340,7 +340,7 @@ def run(
             tally = _DataServer(links, clients, dataset, feed, look).serve()
             _note(config, workers.rank, tally)
         else:
-            group = comm.Create_group(comm.Get_group().Incl(range(first)))
+            group = _first(comm, first)
             server = first + workers.rank % config.data_servers
             served = Served(links, server, dataset, look, time_limit(comm))
             try:
@@ -358,6 +358,16 @@ def run(
     finally:
         if survivors is None or not survivors.health.dead:
             links.Free()
+
+
+def _first(comm: MPI.Intracomm, count: int) -> MPI.Intracomm:
+    """The first ranks; collective over these alone, so that no data server is awaited."""
+    everyone = comm.Get_group()
+    members = everyone.Incl(range(count))
+    made = comm.Create_group(members)
+    members.Free()
+    everyone.Free()
+    return made
 
 
 def _outcome(workers: Workers, result: Result | None, failure: Exception | None) -> Result:
