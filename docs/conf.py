@@ -1,7 +1,7 @@
 """Configuration of Sphinx: ``make docs``.
 
 Some pages are written at the start of a build, into docs/generated: the algorithms from the
-catalogue, the command from its help texts, measurements from benchmarks/results.
+catalogue, the command from its help texts, measurements and pictures from benchmarks/results.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ mpi4py.rc.finalize = False
 import catalogue  # noqa: E402
 import command  # noqa: E402
 import measured  # noqa: E402
+import training_figures  # noqa: E402
 
 import mpicoll  # noqa: E402
 from mpicoll import algorithms, draw  # noqa: E402
@@ -58,7 +59,7 @@ def generate(app: Any) -> None:
     """Write the pages that are not kept, and remove those of entries that are gone."""
     GENERATED.mkdir(exist_ok=True)
     texts = {**catalogue.pages(), **measured.pages(), "command.inc": command.reference()}
-    plots = measured.draw(GENERATED)
+    plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
     drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}
     for path in GENERATED.iterdir():
         if path.name not in texts | drawn and path.name not in plots:

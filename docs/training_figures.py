@@ -1,24 +1,16 @@
-"""The pictures of docs/training.rst, from the lines in benchmarks/results.
-
-``python docs/training_figures.py`` writes docs/training-*.svg, which are kept.
-"""
+"""The pictures of docs/training.rst, from the lines in benchmarks/results/training."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "mpicoll"
-
-import matplotlib.pyplot as plt  # noqa: E402 - after the choice of what draws
-
-DOCS = Path(__file__).resolve().parent
-RESULTS = DOCS.parent / "benchmarks" / "results" / "training"
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "training"
 
 
 def lines(name: str) -> list[dict[str, Any]]:
@@ -26,16 +18,26 @@ def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
 
 
-def save(figure: Any, name: str) -> None:
-    """Write a picture."""
-    figure.savefig(DOCS / f"training-{name}.svg", metadata={"Date": None}, bbox_inches="tight")
-    plt.close(figure)
+def draw(folder: Path) -> list[str]:
+    """Draw all of them; their names."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    drawings = {"async": asynchronous, "stragglers": stragglers, "ssp-bound": bound}
+    names = []
+    with matplotlib.rc_context({"svg.hashsalt": "mpicoll"}):
+        for name, drawing in drawings.items():
+            figure = Figure(figsize=(8, 3), layout="constrained")
+            drawing(figure)
+            names.append(f"training-{name}.svg")
+            figure.savefig(folder / names[-1], metadata={"Date": None})
+    return names
 
 
-def asynchronous() -> None:
+def asynchronous(figure: Figure) -> None:
     """Accuracy at the end by learning rate, a panel for each way to scale it; seeds, medians."""
     found = lines("async")
-    figure, panels = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    panels = figure.subplots(1, 2, sharey=True)
     for panel, push_rate in zip(panels, ("full", "staleness"), strict=True):
         for workers in sorted({line["workers"] for line in found}):
             own = [x for x in found if (x["workers"], x["push_rate"]) == (workers, push_rate)]
@@ -49,14 +51,13 @@ def asynchronous() -> None:
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy at the end")
     panels[0].legend()
-    save(figure, "async")
 
 
-def stragglers() -> None:
+def stragglers(figure: Figure) -> None:
     """Time to the target by consistency model, relative to bsp; medians and all launches."""
     found = lines("stragglers")
     kinds = ("transient", "permanent")
-    figure, panels = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    panels = figure.subplots(1, 2, sharey=True)
     for panel, kind in zip(panels, kinds, strict=True):
         own = {line["way"]: line for line in found if line["stragglers"] == kind}
         base = own["bsp"]["median"]
@@ -70,12 +71,12 @@ def stragglers() -> None:
         panel.set(title=f"{kind} stragglers")
         panel.grid(alpha=0.3, axis="y")
     panels[0].set_ylabel("time to target, bsp = 1")
-    save(figure, "stragglers")
 
 
-def bound() -> None:
+def bound(figure: Figure) -> None:
     """Mean regret of stale synchronous SGD and its bound."""
-    figure, panel = plt.subplots(figsize=(6, 3.5))
+    figure.set_size_inches(6, 3.5)
+    panel = figure.subplots()
     pairs = ((1, 0), (4, 3), (8, 7))
     colours = ("tab:blue", "tab:orange", "tab:green")
     for line in lines("ssp_bound"):
@@ -88,15 +89,3 @@ def bound() -> None:
     panel.set(xlabel="steps T", ylabel="mean regret; dashed: its bound")
     panel.grid(alpha=0.3, which="both")
     panel.legend()
-    save(figure, "ssp-bound")
-
-
-def main() -> None:
-    """Write the pictures."""
-    asynchronous()
-    stragglers()
-    bound()
-
-
-if __name__ == "__main__":
-    main()

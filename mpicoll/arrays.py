@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEVICES", "complete", "host", "hosted", "library_of", "on", "put", "use"]
+__all__ = ["DEVICES", "complete", "host", "hosted", "library_of", "on", "put", "room", "use"]
 
 Array = NDArray[Any]
 
@@ -45,6 +45,12 @@ def _cupy() -> Any:
             "a GPU needs CuPy: pip install cupy-cuda12x or cupy-cuda13x, or give device cpu"
         ) from None
     return cupy
+
+
+def room() -> tuple[str, int]:
+    """The current GPU, by a name that is its own on its host, and the bytes that it has left."""
+    cuda = _cupy().cuda
+    return cuda.Device().pci_bus_id, int(cuda.runtime.memGetInfo()[0])
 
 
 def library_of(array: Any) -> Any:

@@ -92,10 +92,10 @@ def module():
 
     used = []
 
-    def device(number):
-        return types.SimpleNamespace(use=lambda: used.append(number))
+    def device(number=0):
+        return types.SimpleNamespace(use=lambda: used.append(number), pci_bus_id="0000:01:00.0")
 
-    runtime = types.SimpleNamespace(getDeviceCount=lambda: 2)
+    runtime = types.SimpleNamespace(getDeviceCount=lambda: 2, memGetInfo=lambda: (1 << 30, 1 << 31))
     made = types.ModuleType("cupy")
     vars(made).update(
         ndarray=ndarray,

@@ -207,3 +207,15 @@ def test_a_program_that_is_wrong(name, mpirun, tmp_path):
     done = mpirun(int(ranks), "-m", "mpi4py", path, environment={variable: value})
     assert done.status != 0
     assert message in done.err
+
+
+def test_the_pictures_of_training_show_what_was_recorded(tmp_path):
+    figures = module("training_figures")
+    shown = re.findall(r"image:: generated/(\S+)", page("training"))
+    assert sorted(figures.draw(tmp_path)) == sorted(shown)
+    pictures = {path.stem: path.read_text() for path in tmp_path.iterdir()}
+    # Each point is a mark: of the experiment with asynchronous updates, one for each line.
+    assert pictures["training-async"].count("<use") >= len(figures.lines("async"))
+    for line in figures.lines("async"):
+        assert f"<!-- {line['workers']} worker" in pictures["training-async"]
+    assert "<!-- P = 4, s = 3 -->" in pictures["training-ssp-bound"]

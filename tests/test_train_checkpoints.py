@@ -155,7 +155,11 @@ def test_a_checkpoint_at_the_end_of_each_epoch(tmp_path):
         ({"optimizer": "adam"}, "optimizer is momentum there and adam in this run"),
         ({"batch": 8}, "samples in a step is 16 there and 8"),
         ({"seed": 1}, "seed is 0 there and 1"),
-        ({"model": "mlp"}, "parameters is"),
+        (
+            {"model": "mlp"},
+            r"layer1.weight is float64 of shape \[4, 3\] there and float64 of shape \[4, 64\]",
+        ),
+        ({"model": "mlp", "hidden": (3,)}, "parameter layer2.weight is missing there and float64"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, changes, message):

@@ -136,6 +136,45 @@ def test_what_is_not_finite_stays_so(name, bad):
     assert not np.isfinite(out).all()
 
 
+class ThreeRanks(OneProcess):
+    """Rank 0 of three; what the others send to it is given."""
+
+    size = 3
+
+    def __init__(self, codec, others):
+        self._codec, self._others = codec, others
+
+    def plan_exchange(self, rows, received):
+        def start():
+            received[0] = rows[0]
+            for row, values in zip(received[1:], self._others, strict=True):
+                self._codec.encode(values, row[: self._codec.length(values.size)])
+
+        return Fake(start)
+
+    def plan_collect(self, row, received):
+        return Fake(lambda: received.__setitem__(slice(None), row))
+
+
+class Fake:
+    """A plan that is complete when it has been started."""
+
+    def __init__(self, start):
+        self.Start = start
+        self.Test = self.Wait = self.Free = lambda: True
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fp16", 10), ("bf16", 7)])
+def test_narrow_floats_are_added_in_a_wider_type(name, bits):
+    """In the narrow one each of the small values would be rounded away."""
+    codec, small = wire.codec(name), np.full(2, 2.0 ** -(bits + 1), np.float32)
+    view = np.ones(6, np.float32)
+    transfer = Narrow(ThreeRanks(codec, [small, small]), view, codec)
+    transfer.start()
+    transfer.finish()
+    assert view[:2].tolist() == [1 + 2.0**-bits] * 2
+
+
 @pytest.mark.parametrize("name", ["int8", "topk:0.2"])
 def test_error_feedback_loses_nothing_for_good(name):
     """What was sent in all, and what is kept back, add up to what was given."""

@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import re
 import struct
+import sys
 
+import fake_cupy
 import numpy as np
 import pytest
 
@@ -12,6 +15,7 @@ from mpicoll.train import MLP, Config, TrainingError, config_file, data, memory,
 from mpicoll.train.data import Dataset
 from mpicoll.train.flat import Flat
 from mpicoll.train.rows import Rows
+from mpicoll.train.workers import OneProcess
 
 
 def idx(array):
@@ -112,12 +116,42 @@ def test_an_npz_file_that_does_not_fit_is_refused(tmp_path, arrays, message):
 
 def test_no_code_is_run_from_a_file(tmp_path):
     np.savez(tmp_path / "own.npz", inputs=np.array([{}], object), labels=np.zeros(1, int))
-    with pytest.raises(ValueError, match="allow_pickle=False"):
+    with pytest.raises(ValueError, match=r"own\.npz holds no arrays of numbers, or is damaged"):
+        data.load(str(tmp_path / "own.npz"))
+
+
+@pytest.mark.parametrize("damage", ["text", "cut", "changed", "npy"])
+def test_a_file_that_is_damaged_or_something_else_is_named(tmp_path, damage):
+    path = tmp_path / "own.npz"
+    np.savez_compressed(path, inputs=np.arange(900.0).reshape(90, 10), labels=np.zeros(90, int))
+    whole = path.read_bytes()
+    if damage == "npy":
+        with open(path, "wb") as file:
+            np.save(file, np.zeros(3))
+    else:
+        changed = whole[:200] + bytes(byte ^ 255 for byte in whole[200:400]) + whole[400:]
+        path.write_bytes({"text": b"x,y", "cut": whole[:300], "changed": changed}[damage])
+    with pytest.raises(
+        ValueError, match=r"own\.npz holds .* is damaged: write it again by numpy\."
+    ):
+        data.load(str(path))
+
+
+def test_a_damaged_shard_is_named(tmp_path):
+    shards(tmp_path)
+    (tmp_path / "train_labels-1.npy").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"train_labels-1\.npy holds no arrays of numbers, or is"):
+        data.load(str(tmp_path))
+
+
+def test_inputs_that_are_no_numbers_are_refused(tmp_path):
+    np.savez(tmp_path / "own.npz", inputs=np.array([["a", "b"]] * 9), labels=np.arange(9) % 3)
+    with pytest.raises(ValueError, match=r"inputs are of type <U1: give numbers"):
         data.load(str(tmp_path / "own.npz"))
 
 
 def test_a_missing_file_ends_the_run(tmp_path):
-    with pytest.raises(TrainingError, match="FileNotFoundError"):
+    with pytest.raises(TrainingError, match=r"none\.npz does not exist: give the path of an \.npz"):
         run(Config(dataset=str(tmp_path / "none.npz")))
 
 
@@ -220,6 +254,28 @@ def test_every_field_is_an_option():
     assert set(config_file.KEYS) <= known
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.npz"], "reading none.npz failed on rank 0: FileNotFoundError: none.npz does not"),
+        (["good.npz", "--model", "conv"], "samples are 4 values and no images: give a model other"),
+        (
+            ["good.npz", "--config", "run.toml"],
+            "unknown key 'epoch'; the nearest known key is epochs",
+        ),
+    ],
+    ids=["missing", "no images", "unknown key"],
+)
+def test_three_ranks_say_once_what_is_wrong(mpirun, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    np.savez("good.npz", inputs=np.eye(30, 4), labels=np.arange(30) % 3)
+    (tmp_path / "run.toml").write_text("epoch = 3")
+    done = mpirun(3, "-m", "mpicoll", "train", *words)
+    assert done.status != 0
+    assert len(re.findall(message, done.err)) == done.err.count("error: ") == 1, done.err
+    assert "Traceback" not in done.err
+
+
 # --- memory ---------------------------------------------------------------------------------------
 
 
@@ -228,22 +284,78 @@ def test_an_estimate_counts_what_is_allocated():
     weights = Flat(model.initial_parameters(0))
     size = 8 * (100 * 50 + 50 + 50 * 10 + 10)
     config = Config(optimizer="adam", batch=64)
-    needed = memory.estimate(config, 1, model, weights)
-    assert (needed["gradients"], needed["optimizer"]) == (size, 2 * size)
+    needed = memory.estimate(config, 0, 1, model, weights)
+    assert (needed["gradients"], needed["optimizer"]) == (size + 8 * 100 * 50, 2 * size)
     assert needed["activations"] == 8 * 64 * (100 + 50 + 50 + 10)
     sharded = memory.estimate(
-        Config(optimizer="adam", strategy="zero1", batch=64), 4, model, weights
+        Config(optimizer="adam", strategy="zero1", batch=64), 0, 4, model, weights
     )
     assert sharded["optimizer"] == 2 * size // 4
     assert sharded["activations"] == needed["activations"] // 4
 
 
-def test_what_cannot_fit_is_refused_with_the_numbers(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 9_000_000)
-    memory.require({"gradients": 3_000_000}, 3)
-    message = r"4 rank\(s\) of this node need 12\.0 MB more \(gradients 3\.0 MB each\), 9\.0 MB are"
+def test_an_estimate_counts_what_replicas_hold():
+    model = MLP((74, 3))
+    weights = Flat(model.initial_parameters(0))
+    part = weights.vector.nbytes // 3
+
+    def needed(rank, replicas):
+        servers = {"strategy": "parameter_server", "servers": "3", "replicas": replicas}
+        config = Config(**servers, consistency="ssp:2", optimizer="adam")
+        return memory.estimate(config, rank, 5, model, weights)
+
+    for replicas in (0, 1, 2):
+        server, held = needed(3, replicas), (1 + replicas) * part
+        assert (server["parts of the parameters"], server["optimizer"]) == (held, 2 * held)
+        assert "activations" not in server
+        assert "optimizer" not in needed(0, replicas)
+    # Of each of two workers what comes and what goes; with replicas what is kept for the next, and
+    # what comes from the one before.
+    assert needed(3, 0)["messages"] == 2 * 2 * part
+    assert needed(3, 1)["messages"] == (3 * 2 + 1) * 2 * part
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers():
+    memory.require([{"gradients": 3_000_000}] * 3, 9_000_000)
+    memory.require([{"gradients": 3_000_000}] * 4, None)
+    needed = [*([{"gradients": 3_000_000}] * 4), {"gradients": 3_000_000, "messages": 500_000}]
+    message = (
+        r"the 5 rank\(s\) of this node need 15\.5 MB more \(gradients 15\.0 MB, messages 0\.5 MB, "
+        r"beside data 20\.0 MB\), 9\.0 MB are available: give"
+    )
     with pytest.raises(MemoryError, match=message):
-        memory.require({"gradients": 3_000_000}, 4)
+        memory.require(needed, 9_000_000, [{"data": 4_000_000}] * 5)
+
+
+def test_what_cannot_fit_on_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module())
+    memory.make_room(OneProcess(), {"gradients": 1 << 30}, device="gpu")
+    message = r"1 rank\(s\) of this GPU 0000:01:00\.0 need 1,073\.7 MB more .*1,073\.7 MB are avail"
+    with pytest.raises(TrainingError, match=message):
+        memory.make_room(OneProcess(), {"gradients": (1 << 30) + 1}, device="gpu")
+
+
+def test_data_that_cannot_fit_are_not_read(monkeypatch, tmp_path):
+    np.savez(
+        tmp_path / "own.npz", inputs=np.zeros((300, 4, 5), np.uint8), labels=np.zeros(300, int)
+    )
+    config = Config(dataset=str(tmp_path / "own.npz"), dtype="float32", epochs=1)
+    assert memory.reading(config) == {"data": 6000 * (1 + 8 + 4)}
+    monkeypatch.setattr(memory, "available", lambda: 50_000)
+    monkeypatch.setattr("mpicoll.train.loop.load", None)
+    with pytest.raises(TrainingError, match=r"1 rank\(s\) of this node need 0\.1 MB more \(data 0"):
+        run(config)
+
+
+def test_what_reading_takes_is_known_from_the_heads_of_files(tmp_path):
+    assert data.read_inputs("fashion-mnist") == [(70_000 * 784, np.uint8)]
+    shards(tmp_path)
+    assert data.read_inputs(str(tmp_path)) == []  # mapped
+    np.save(tmp_path / "inputs-1.npy", np.zeros((3, 5), np.float32))
+    assert data.read_inputs(str(tmp_path)) == [(15, np.float32)]
+    (tmp_path / "damaged.npz").write_bytes(b"PK")
+    assert data.read_inputs(str(tmp_path / "damaged.npz")) == []
+    assert data.read_inputs(str(tmp_path / "none.npz")) == []
 
 
 def test_the_limit_of_a_control_group_counts(monkeypatch, tmp_path):

@@ -23,6 +23,7 @@ def step(number, began, spans=(("compute", 0.0, 0.5), ("bucket 1", 0.25, 0.75)))
         "number": number,
         "epoch": 1,
         "loss": 1.0,
+        "loading": 0.0625,
         "compute": 0.5,
         "hidden": 0.25,
         "exposed": 0.125,
@@ -61,6 +62,7 @@ def test_phases_are_means_of_steps(folder):
     found = history.read(folder)
     assert found.predicted == 0.25
     assert history.phases(found)[0] == {
+        "loading": 0.0625,
         "compute": 0.5,
         "hidden": 0.25,
         "exposed": 0.125,
@@ -92,11 +94,31 @@ def test_a_run_as_a_page_and_a_trace(command, tmp_path):
     figures = re.findall(r'<script type="application/json">(.*?)</script>', text)
     losses, accuracies, times = (go.Figure(json.loads(figure)) for figure in figures)
     assert len(losses.data[0].x) == 14 and losses.data[1].x == (7, 14) == accuracies.data[0].x
-    assert times.data[0].name == "computing alone"
+    assert [bar.name for bar in times.data[:2]] == [
+        "reading or awaiting samples",
+        "computing alone",
+    ]
+    assert "Data servers" not in text
     assert "mlp on mnist5k, 1 rank<" in text
     spans = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
     assert {"compute", "exchange", "update", "bucket 0"} == {e["name"] for e in spans}
     assert min(e["ts"] for e in spans) == 0
+
+
+def test_a_page_says_what_data_servers_did(folder):
+    pytest.importorskip("plotly")
+    from mpicoll.report import training
+
+    config = {"strategy": "allreduce", "optimizer": "sgd", "lr": 0.1, "batch": 8, "seed": 0}
+    config |= {"model": "mlp", "dataset": "digits", "dtype": "float64"}
+    with open(folder / "rank-0.jsonl", "a") as file:
+        file.write(json.dumps({"event": "run", "ranks": 3, "config": config}) + "\n")
+    line = {"event": "served", "batches": 5, "samples": 40, "preparing": 0.25, "seconds": 2.0}
+    (folder / "data-2.jsonl").write_text(2 * (json.dumps(line) + "\n"))  # a run that went on
+    found = history.read(folder)
+    assert found.served == {2: {"batches": 10, "samples": 80, "preparing": 0.5, "seconds": 4.0}}
+    text = training.render(found)
+    assert "<h2>Data servers</h2>" in text and ">0.50<" in text and ">4.00<" in text
 
 
 def test_a_run_is_shown_alone(command, folder):

@@ -200,7 +200,8 @@ class Fake:
 def test_the_next_that_is_alive_answers(monkeypatch):
     monkeypatch.setattr(health, "_PAUSE", 0)
     comm = Fake()
-    seen = health.Health(comm, 3, [[3, 4, 5], [4, 5, 3]])
+    seen = health.Health(comm, ["a worker"] * 3 + ["a server"] * 3)
+    seen.holders, seen.replaces = [[3, 4, 5], [4, 5, 3]], True
     assert not seen.look()
     comm.dead = [3]
     assert seen.look() and not seen.look()

@@ -1,5 +1,6 @@
 """Parameter servers without messages: consistency models, shards, and a checker of traces."""
 
+import json
 import math
 from dataclasses import asdict
 
@@ -9,7 +10,7 @@ import staleness
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.train import Config, consistency, optimizers
+from mpicoll.train import Config, consistency, messages, optimizers, server_trainer
 from mpicoll.train.consistency import Adaptive, parse
 from mpicoll.train.shard import Event, Push, Shard
 
@@ -74,6 +75,27 @@ def test_other_consistency_models_are_refused(text):
 def test_what_servers_cannot_do_is_refused_by_name(changes, message):
     with pytest.raises(ValueError, match=message):
         Config(strategy="parameter_server", **changes)
+
+
+def test_who_waits_polls_and_then_sleeps_longer_and_longer(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(messages.time, "sleep", pauses.append)
+    messages.wait_until(lambda: len(pauses) == 30, lambda: False)
+    assert pauses[:20] == [0] * 20
+    assert pauses[20:] == [min(2e-5 * 2**k, 1e-3) for k in range(10)]
+    pauses.clear()
+    moved = iter([False] * 22 + [True])
+    messages.wait_until(lambda: len(pauses) == 25, lambda: next(moved, False))
+    assert pauses[20:] == [2e-5, 4e-5, 0, 0, 0]  # what moves is awaited eagerly
+
+
+def test_who_waits_keeps_the_time_limit(monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(messages.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(messages.time, "sleep", lambda _: None)
+    with pytest.raises(TimeoutError, match="no message has come within MPICOLL_TIMEOUT=7 s"):
+        messages.wait_until(lambda: False, lambda: False, 7)
+    assert next(clock) == 9
 
 
 def test_bsp_makes_one_update_of_all_gradients():
@@ -268,6 +290,17 @@ def test_who_is_held_up_is_given_room():
     (change,) = adaptive.changes
     assert (change.clock, change.bound) == (10, 3)
     assert "worker 2 takes 2.90 of the fastest's time, occupancy 0.34" in change.reason
+
+
+def test_changes_of_a_bound_are_written_with_the_trace(tmp_path):
+    shard = make("adaptive:1,5", 2)
+    for clock in range(10):
+        for worker, seconds in ((0, 0.1), (1, 0.29)):
+            push(shard, worker, clock, seconds=seconds, used=0.1)
+    server_trainer._write_trace(tmp_path / "shard-2.jsonl", shard)
+    lines = [json.loads(line) for line in (tmp_path / "shard-2.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["push"] * 20 + ["change"]
+    assert lines[-1]["bound"] == 3 and "worker 1 takes 2.90" in lines[-1]["reason"]
 
 
 def test_who_is_slow_for_good_is_not():

@@ -16,6 +16,7 @@ from mpicoll.train.history import History
 #: Steps that are drawn, at most: of more, means of neighbours.
 _POINTS = 1000
 _PHASES = {
+    "loading": "reading or awaiting samples",
     "compute": "computing",
     "hidden": "communicating meanwhile",
     "exposed": "communicating afterwards",
@@ -49,6 +50,7 @@ def render(found: History) -> str:
         f'<p class="faint">{escaped(_key(found))}</p>',
         "</section><h2>Communication</h2>",
         _communication(found),
+        *_served(found),
         "<h2>Epochs</h2>",
         _epochs(found),
         "<h2>Configuration</h2>",
@@ -158,6 +160,24 @@ def _communication(found: History) -> str:
     heads += [Head("compute : communication"), Head("communication measured", "ms a step")]
     heads.append(Head("predicted by the model", "ms a step"))
     return tables.grid(heads, rows)
+
+
+def _served(found: History) -> list[str]:
+    """What data servers did: while ranks computed, but for what these waited."""
+    if not found.served:
+        return []
+    heads = [Head("rank"), Head("batches"), Head("samples"), Head("preparing", "s")]
+    rows = [
+        (
+            str(rank),
+            str(did["batches"]),
+            str(did["samples"]),
+            f"{did['preparing']:.2f}",
+            f"{did['seconds']:.2f}",
+        )
+        for rank, did in found.served.items()
+    ]
+    return ["<h2>Data servers</h2>", tables.grid([*heads, Head("of all its time", "s")], rows)]
 
 
 def _epochs(found: History) -> str:

@@ -30,6 +30,7 @@ class Client:
         weights: Parameters, overwritten by `pull`.
         gradient: Gradient, sent by `push`.
         meanwhile: Moves on what this rank serves; whether it moved anything.
+        limit: Seconds to wait while nothing moves.
 
     Attributes:
         updates, skipped: What the first shard had made and left out when it was heard last.
@@ -43,9 +44,11 @@ class Client:
         weights: Array,
         gradient: Array,
         meanwhile: Callable[[], bool],
+        limit: float,
     ) -> None:
         self._comm, self._places, self._answering = comm, places, answering
-        self._weights, self._gradient, self._meanwhile = weights, gradient, meanwhile
+        self._weights, self._gradient = weights, gradient
+        self._meanwhile, self._limit = meanwhile, limit
         dtype = weights.dtype
         self._outgoing = [Message(place.end - place.start, dtype) for place in places]
         self._questions = [Message(0, dtype) for _ in places]
@@ -156,7 +159,7 @@ class Client:
         return float(head[messages.STOP_CLOCK])
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        wait_until(done, self._meanwhile)
+        wait_until(done, self._meanwhile, self._limit)
 
 
 class Listener(Client):

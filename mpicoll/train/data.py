@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from mpicoll.train import numpy_files
 from mpicoll.train.feeds import Feed
 from mpicoll.train.rows import Rows
 
@@ -166,6 +167,18 @@ def load(name: str, path: str | None = None) -> Dataset:
     return load_file(Path(name))
 
 
+def read_inputs(name: str) -> list[tuple[int, np.dtype[Any]]]:
+    """Number of values, and their type, in each array of inputs that `load` reads into memory.
+
+    Of files that cannot be read, nothing: `load` will say why.
+    """
+    if name in _VALUES:
+        return [(_VALUES[name], np.dtype(np.uint8))]
+    # Inputs that are split into sets already, in a folder, stay on disk.
+    wanted = ("inputs",) if Path(name).is_dir() else ("inputs", "train_inputs", "test_inputs")
+    return numpy_files.heads(Path(name), wanted)
+
+
 def is_path(name: str) -> bool:
     """Whether the name of a data set is a path."""
     return "/" in name or name.endswith(".npz")
@@ -261,12 +274,10 @@ def load_file(path: Path) -> Dataset:
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: It lacks an array, or they do not fit together.
+        ValueError: It is damaged, holds something else or lacks an array, or they do not fit
+            together.
     """
-    if path.is_dir():
-        return from_arrays(path.name, _mapped(path))
-    with np.load(path, allow_pickle=False) as file:
-        return from_arrays(path.stem, {name: file[name] for name in file.files})
+    return from_arrays(path.name if path.is_dir() else path.stem, numpy_files.read(path))
 
 
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
@@ -300,26 +311,15 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     return Dataset(name, classes, train, both[0], test, both[1], shape)
 
 
-def _mapped(folder: Path) -> dict[str, Any]:
-    """Arrays of a folder by name, those of inputs as `Rows`, those of labels as arrays."""
-    files: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("*.npy")):
-        files.setdefault(path.stem.partition("-")[0], []).append(path)
-    maps = {
-        name: [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
-        for name, paths in files.items()
-    }
-    return {
-        name: Rows(parts) if name.endswith("inputs") else np.concatenate(parts)
-        for name, parts in maps.items()
-    }
-
-
 def _flattened(inputs: Any) -> tuple[Any, tuple[int, ...]]:
     """Inputs of shape (samples, features) in a floating type, and the shape of an image."""
+    if inputs.dtype.kind not in "fiub":
+        raise ValueError(
+            f"inputs are of type {inputs.dtype}: give numbers, whole or floating-point"
+        )
     shape = inputs.shape[1:]
     image: tuple[int, ...] = () if len(shape) < 2 else (*shape, 1)[:3]
-    rows = inputs if isinstance(inputs, Rows) else Rows([np.asarray(inputs)])
+    rows = inputs if isinstance(inputs, Rows) else Rows([inputs])
     rows = rows.flattened()
     return (rows if isinstance(inputs, Rows) else rows[:]), image
 
@@ -350,6 +350,9 @@ def _file_of(package: str, name: str, *path: str) -> Path:
 
 #: Where the Debian package dataset-fashion-mnist puts its files.
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+#: Values of the inputs of each data set that comes without a path, of 8 bits in its files.
+_VALUES = {"digits": 1797 * 64, "mnist5k": 5000 * 784, "fashion-mnist": 70_000 * 784}
 
 #: Name of each data set that comes without a path, and the function that reads it.
 DATASETS: dict[str, Callable[[], Dataset]] = {

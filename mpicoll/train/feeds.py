@@ -34,6 +34,9 @@ class Feed(Protocol):
     def forget(self) -> None:
         """What was wanted will not be needed."""
 
+    def look(self) -> None:
+        """Raise RankLost where a rank that gives samples, or is given some, has died."""
+
 
 class Reading:
     """Reads samples when they are needed.
@@ -66,3 +69,6 @@ class Reading:
 
     def forget(self) -> None:
         """See `Feed.forget`."""
+
+    def look(self) -> None:
+        """See `Feed.look`: there is none."""

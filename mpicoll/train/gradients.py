@@ -156,6 +156,10 @@ class Gradients:
         self.loading_processor += time.process_time() - processor
         return found
 
+    def look(self) -> None:
+        """As `Feed.look`."""
+        self._feed.look()
+
     def failure(self, loss: float) -> FloatingPointError:
         """What to say of gradients that are not finite."""
         return FloatingPointError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from mpicoll.train.workers import TrainingError
@@ -17,6 +17,8 @@ from mpicoll.train.workers import TrainingError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+#: What a rank may be, in words.
+WORKER, SERVER, DATA_SERVER = "a worker", "a server", "a data server"
 #: Seconds between two looks, and for all to have noticed before the first leaves.
 _PAUSE, _GRACE = 1e-3, 0.5
 
@@ -49,25 +51,29 @@ class Health:
 
     Args:
         comm: The ranks.
-        workers: Number of those that compute, the first; the run needs all of them.
-        holders: Ranks that hold each shard, the first to answer for it first.
+        titles: What each of them is, in words.
 
     Attributes:
         dead: Ranks that have died.
+        holders: Ranks that hold each shard, the first to answer for it first.
+        replaces: Whether the holders of a shard can stand in for each other; until then the run
+            needs all ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm, workers: int, holders: list[list[int]]) -> None:
-        self._comm = comm
-        self._workers, self._holders = workers, holders
+    def __init__(self, comm: MPI.Intracomm, titles: Sequence[str]) -> None:
+        self._comm, self._titles = comm, titles
         self._next = 0.0
         self._fatal: str | None = None
         self.dead: frozenset[int] = frozenset()
+        self.holders: list[list[int]] = []
+        self.replaces = False
 
     def look(self) -> bool:
         """Whether ranks have died since the last look.
 
         Raises:
-            RankLost: A worker has, or all that held a shard; from then on in every call.
+            RankLost: One has that the run needs, such as a worker, or all that held a shard; from
+                then on in every call.
         """
         if self._fatal is not None:
             raise RankLost(self._fatal)
@@ -86,17 +92,22 @@ class Health:
 
     def chain(self, shard: int) -> list[int]:
         """Ranks that hold a shard and are alive; the first answers for it."""
-        return [rank for rank in self._holders[shard] if rank not in self.dead]
+        return [rank for rank in self.holders[shard] if rank not in self.dead]
 
     def _missed(self) -> str | None:
         """Why the run cannot go on, None if it can."""
         for rank in sorted(self.dead):
-            if rank < self._workers:
+            if not self.replaces:
+                return (
+                    f"rank {rank}, {self._titles[rank]}, has died, and nobody stands in for it: go "
+                    "on from the last checkpoint with resume, or start again where there is none"
+                )
+            if self._titles[rank] == WORKER:
                 return (
                     f"rank {rank}, a worker, has died: replicas keep what servers hold, not a "
                     "worker's share of the data; go on from the last checkpoint with resume"
                 )
-        for shard, holders in enumerate(self._holders):
+        for shard, holders in enumerate(self.holders):
             if not self.chain(shard):
                 ranks = ", ".join(map(str, holders))
                 return (

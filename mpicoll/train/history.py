@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ class History:
         epochs: Epochs, as `Epoch` has them, in order.
         steps: For each rank its steps, as `Step` has them.
         clocks: For each rank (local, ahead) of each comparison of clocks.
+        served: For each data server what it did in all: batches, samples, seconds, and seconds of
+            them in which it prepared.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -29,6 +32,7 @@ class History:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     clocks: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    served: dict[int, Counter[str]] = field(default_factory=dict)
 
 
 def read(folder: Path) -> History:
@@ -41,8 +45,8 @@ def read(folder: Path) -> History:
         ValueError: A line is no JSON object of the kind.
     """
     found = History()
-    paths = sorted(folder.glob("rank-*.jsonl"), key=lambda path: int(path.stem[5:]))
-    for path in paths:
+    paths = [*folder.glob("rank-*.jsonl"), *folder.glob("data-*.jsonl")]
+    for path in sorted(paths, key=lambda path: int(path.stem[5:])):
         rank = int(path.stem[5:])
         for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
             if not line.endswith("\n"):
@@ -69,11 +73,13 @@ def _add(found: History, rank: int, line: dict[str, Any]) -> None:
         found.steps.setdefault(rank, []).append(line)
     elif event == "clock":
         found.clocks.setdefault(rank, []).append((line["local"], line["ahead"]))
+    elif event == "served":
+        found.served.setdefault(rank, Counter()).update(line)
 
 
 def phases(found: History) -> dict[int, dict[str, float]]:
     """Mean seconds a step of each rank, by what it did."""
-    names = ("compute", "hidden", "exposed", "waiting")
+    names = ("loading", "compute", "hidden", "exposed", "waiting")
     return {
         rank: {name: float(np.mean([step[name] for step in steps])) for name in names}
         for rank, steps in found.steps.items()

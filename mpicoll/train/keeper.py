@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from mpicoll.train.records import Epoch
 from mpicoll.train.server_trainer import ServerTrainer
 from mpicoll.train.trainer import Trainer
 from mpicoll.train.workers import Workers, together
+
+#: What must be the same for a run to go on as if it had not stopped, beside the parameters.
+_FIXED = ("dataset", "training samples", "samples in a step", "seed", "invariant", "optimizer")
 
 
 class Keeper:
@@ -83,8 +87,9 @@ class Keeper:
             if self._workers.rank == 0:
                 assert path is not None
                 arrays, facts = checkpoints.load(path)
-                for name, value in self._fixed().items():
-                    saved = facts.get(name)
+                there, here = (_one_by_one(found) for found in (facts, self._fixed()))
+                for name in here | there:
+                    saved, value = there.get(name, "missing"), here.get(name, "missing")
                     if saved != value:
                         raise ValueError(
                             f"{path}: {name} is {saved} there and {value} in this run: give the "
@@ -135,3 +140,12 @@ class Keeper:
                 for name, view in trainer.weights.views.items()
             },
         }
+
+
+def _one_by_one(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same, of all that a checkpoint knows, each parameter by itself."""
+    parameters = facts.get("parameters", {})
+    return {
+        **{name: facts.get(name, "missing") for name in _FIXED},
+        **{f"parameter {name}": found for name, found in parameters.items()},
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -25,9 +24,9 @@ from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.server_trainer import ServerTrainer
 from mpicoll.train.stacks import Stacks
+from mpicoll.train.survivors import Survivors
 from mpicoll.train.trainer import Trainer, parts_of
 from mpicoll.train.workers import (
-    AllReduceWorkers,
     OneProcess,
     TrainingError,
     Workers,
@@ -101,6 +100,7 @@ def run(
         return data_servers.run(
             config,
             comm,
+            memory.reading(config) if dataset is None else {},
             lambda: dataset or load(config.dataset, config.data),
             lambda config, comm, dataset: run(
                 config,
@@ -112,26 +112,30 @@ def run(
                 on_epoch=on_epoch,
             ),
         )
-    workers: Workers = OneProcess() if comm is None else AllReduceWorkers(comm, config.algorithm)
+    workers: Workers = OneProcess() if comm is None else placement.members(config, comm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
+    if dataset is None:
+        memory.make_room(workers, memory.reading(config))
     with together(workers, "making data and model ready"):
         dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
         model = model or make_model(config, dataset)
-        found = model.initial_parameters(config.seed)
-        initial = {name: arrays.on(config.device, array) for name, array in found.items()}
         dataset = _on(config.device, dataset)
-        weights = Flat(initial, "float32" if config.dtype == "float16" else None)
+        weights = Flat(
+            {
+                name: arrays.on(config.device, array)
+                for name, array in model.initial_parameters(config.seed).items()
+            },
+            "float32" if config.dtype == "float16" else None,
+        )
         config.worker_count(workers.size)
         if config.invariant is not None:
             bits.require_one_thread()
         if config.deterministic and config.algorithm is not None:
             bits.require_fixed_order(config.algorithm, workers.size)
-        needed = memory.estimate(config, workers.size, model, weights)
+        needed = memory.estimate(config, workers.rank, workers.size, model, weights)
     if comm is not None and config.strategy == "parameter_server":
-        workers = placement.members(config, workers, comm)
-    ranks_here = workers.gather(platform.node()).count(platform.node())
-    with together(workers, "making room"):
-        memory.require(needed, ranks_here)
+        placement.assign(config, workers)
+    memory.make_room(workers, needed, memory.taken(dataset, weights), config.device)
     require_equal(
         workers,
         {
@@ -164,6 +168,8 @@ def run(
             collectives = trainer.collectives if isinstance(trainer, Trainer) else []
             expected = predicted.seconds(comm, config.algorithm, collectives)
             observers = Observers(config, workers, comm, expected, stacks)
+        if isinstance(workers, Survivors):
+            workers.begin()
         with signals.heard(partial(setattr, trainer, "signalled", True)):
             loop = _Run(config, workers, dataset, model, trainer, keeper, observers)
             result = loop.result(epoch, position, history, on_step, on_epoch)

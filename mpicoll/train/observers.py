@@ -12,6 +12,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.metrics import Metrics
 from mpicoll.train.records import Epoch, Step
 from mpicoll.train.stacks import Stacks
+from mpicoll.train.survivors import Survivors
 from mpicoll.train.workers import Workers
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Observers:
         predicted: float | None,
         stacks: Stacks,
     ) -> None:
-        self._comm, self._lockstep = comm, config.strategy != "parameter_server"
+        self._comm, self._may_die = comm, isinstance(workers, Survivors)
         self._files: list[Metrics | Board] = []
         self._metrics = None
         if config.metrics is not None:
@@ -73,9 +74,9 @@ class Observers:
     def compare_clocks(self) -> None:
         """Note how far this rank's clock is from that of rank 0, for traces; collective.
 
-        Workers of a parameter server make their steps apart: nothing is noted.
+        Where a rank may die, nothing is noted: the others would wait for it.
         """
-        if self._metrics is None or not self._lockstep:
+        if self._metrics is None or self._may_die:
             return
         if self._comm is None:
             self._metrics.add_clock(time.perf_counter(), 0.0)

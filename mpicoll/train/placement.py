@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mpicoll.layout import part
 from mpicoll.train.config import Config
-from mpicoll.train.health import Health, survives
+from mpicoll.train.health import DATA_SERVER, SERVER, WORKER, survives
 from mpicoll.train.survivors import Survivors
-from mpicoll.train.workers import Workers, together
+from mpicoll.train.workers import AllReduceWorkers, Workers, together
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,20 +49,41 @@ def holders(config: Config, ranks: int, rank: int) -> list[int]:
     return [first + (rank - first + k) % servers for k in range(config.replicas + 1)]
 
 
-def members(config: Config, workers: Workers, comm: MPI.Intracomm) -> Workers:
-    """The ranks of a run with servers: where some may die, such as go on without them; collective.
+def titles(config: Config, ranks: int) -> list[str]:
+    """What each of so many ranks is, in words."""
+    data = ranks - config.data_servers
+    dedicated = config.strategy == "parameter_server" and config.servers.isdigit()
+    first = data - (int(config.servers) if dedicated else 0)
+    return [
+        WORKER if rank < first else SERVER if rank < data else DATA_SERVER for rank in range(ranks)
+    ]
+
+
+def members(config: Config, comm: MPI.Intracomm) -> AllReduceWorkers:
+    """The ranks of a run; where they outlive one that serves, such as notice that; collective.
 
     Raises:
-        TrainingError: Replicas are wanted where none may die.
+        RankLost: A rank died meanwhile.
     """
-    if not survives():
-        with together(workers, "keeping replicas"):
-            if config.replicas:
-                raise ValueError(
-                    f"replicas is {config.replicas}, but this launcher ends all ranks when one "
-                    "dies: start with mpirun --with-ft ulfm of Open MPI 5, or leave replicas out"
-                )
-        return workers
-    held = [holders(config, workers.size, place.rank) for place in places(config, workers.size, 0)]
-    count = config.worker_count(workers.size)
-    return Survivors(comm, Health(comm, count, held), count)
+    if survives() and (config.strategy == "parameter_server" or config.data_servers):
+        return Survivors(comm, titles(config, comm.Get_size()))
+    return AllReduceWorkers(comm, config.algorithm)
+
+
+def assign(config: Config, workers: Workers) -> None:
+    """Say who holds what in a run with servers; collective.
+
+    Raises:
+        TrainingError: Replicas are wanted where no rank may die.
+    """
+    if isinstance(workers, Survivors):
+        shards = places(config, workers.size, 0)
+        workers.health.holders = [holders(config, workers.size, shard.rank) for shard in shards]
+        workers.computing = config.worker_count(workers.size)
+        return
+    with together(workers, "keeping replicas"):
+        if config.replicas:
+            raise ValueError(
+                f"replicas is {config.replicas}, but this launcher ends all ranks when one "
+                "dies: start with mpirun --with-ft ulfm of Open MPI 5, or leave replicas out"
+            )

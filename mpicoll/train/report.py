@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.train import health, parity, signals, threads
+from mpicoll.train import health, memory, parity, placement, signals, threads
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
 from mpicoll.train.loop import OnStep, run
 from mpicoll.train.records import Epoch, Result, Step
-from mpicoll.train.workers import AllReduceWorkers, TrainingError, together
+from mpicoll.train.workers import TrainingError, together
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -52,11 +52,13 @@ def main(
         of one process by more than rounding explains; `signals.STATUS` if a signal ended the run.
     """
     first = comm.Get_rank() == 0
-    workers = AllReduceWorkers(comm, config.algorithm)
     try:
+        workers = placement.members(config, comm)
+        with together(workers, "sharing out the ranks"):
+            config.worker_count(comm.Get_size())
+        memory.make_room(workers, memory.reading(config))
         with together(workers, f"reading {config.dataset}"):
             dataset = load(config.dataset, config.data)
-            config.worker_count(comm.Get_size())
         say = print if first and not as_json else _silent
         say(_header(config, comm.Get_size(), dataset))
         say(_COLUMNS)
@@ -70,7 +72,7 @@ def main(
             )
     except health.RankLost as error:
         lost = health.dead(comm)
-        if all(rank in lost for rank in range(workers.rank)):
+        if all(rank in lost for rank in range(comm.Get_rank())):
             print(f"error: {error}", file=sys.stderr, flush=True)
         health.leave(1)
     except TrainingError as error:

@@ -29,7 +29,7 @@ from mpicoll.train.data import Dataset
 from mpicoll.train.flat import Flat
 from mpicoll.train.gradients import Gradients
 from mpicoll.train.health import Health, RankLost
-from mpicoll.train.messages import wait_until
+from mpicoll.train.messages import time_limit, wait_until
 from mpicoll.train.models import Model
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.records import Step
@@ -69,7 +69,8 @@ class ServerTrainer:
         optimizer: Optimizer | None,
     ) -> None:
         self._config, self._workers, self.weights = config, workers, weights
-        self._comm = comm.Dup()
+        self._comm = workers.comm if isinstance(workers, Survivors) else comm.Dup()
+        self._limit = time_limit(comm)
         rank, size = workers.rank, workers.size
         count = config.worker_count(size)
         self._worker_count = count
@@ -111,8 +112,6 @@ class ServerTrainer:
             for server in self._servers.values():
                 server.free()
             self._comm.Free()
-            if isinstance(self._workers, Survivors):
-                self._workers.free()
         if self._config.metrics is None:
             return
         for number, server in self._servers.items():
@@ -145,11 +144,10 @@ class ServerTrainer:
                     break
                 started = time.perf_counter()
                 stop_clock = self._client.pull(clock)
-                waited = time.perf_counter() - started
                 if 0 <= stop_clock <= clock:
                     break
                 try:
-                    step = self._step(samples, epoch, done + clock - first + 1, clock, waited)
+                    step = self._step(samples, epoch, done + clock - first + 1, clock, started)
                 except RankLost:
                     raise
                 except Exception as error:
@@ -160,7 +158,8 @@ class ServerTrainer:
                 yield step
                 failure = self.failure
             self._client.leave(failure is not None)
-        wait_until(lambda: all(s.over() for s in self._servers.values()), self._serve)
+        servers = self._servers.values()
+        wait_until(lambda: all(s.over() for s in servers), self._serve, self._limit)
         self._agree(f"epoch {epoch}", clock, mine, failure)
         self.position = done + self.number - first
 
@@ -194,18 +193,19 @@ class ServerTrainer:
     # --- a worker ---
 
     def _step(
-        self, samples: NDArray[np.int64], epoch: int, position: int, clock: int, waited: float
+        self, samples: NDArray[np.int64], epoch: int, position: int, clock: int, began: float
     ) -> Step:
         assert self._client is not None
         started, processor = time.perf_counter(), time.process_time()
         self._served = 0.0
         loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
-        mine = time.perf_counter() - started - self._served - self._source.loading
+        computed = time.perf_counter()
+        mine = computed - started - self._served - self._source.loading
         used = time.process_time() - processor - self._served - self._source.loading_processor
         share = self._source.share(samples)
         push = Push(clock, share, len(samples), self._source.finite, mine, max(0.0, used), 0)
-        started = time.perf_counter()
         self._client.push(push, self.asked or self.signalled)
+        pushed = time.perf_counter()
         self._count_skips(loss)
         return Step(
             number=clock + 1,
@@ -216,11 +216,17 @@ class ServerTrainer:
             lr=self._rate(clock + 1),
             skipped=not push.finite,
             compute=mine,
-            exposed=time.perf_counter() - started,
+            exposed=pushed - computed,
             hidden=self._served,
-            waiting=waited,
+            waiting=started - began,
             slowest=None,
             loading=self._source.loading,
+            began=began,
+            spans=(
+                ("pull", 0.0, round(started - began, 7)),
+                ("compute", round(started - began, 7), round(computed - began, 7)),
+                ("push", round(computed - began, 7), round(pushed - began, 7)),
+            ),
         )
 
     def _count_skips(self, loss: float) -> None:
@@ -247,6 +253,7 @@ class ServerTrainer:
             self.weights.vector,
             self._source.flat.vector,
             self._serve,
+            self._limit,
         )
         if self._every is None:
             return Client(*arguments)
@@ -287,6 +294,7 @@ class ServerTrainer:
         return Server(*arguments)
 
     def _serve(self) -> bool:
+        self._source.look()
         if self._health is not None and self._health.look():
             self._regroup(self._health)
         moved = False
@@ -355,7 +363,7 @@ class ServerTrainer:
             self._client.fetch(self._optimizer.slots.index(slot), whole)
         if self._health is None:
             over = self._comm.Ibarrier()
-            wait_until(over.Test, self._serve)
+            wait_until(over.Test, self._serve, self._limit)
         else:
             self._workers.gather(None)
         return whole

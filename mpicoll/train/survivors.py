@@ -1,14 +1,14 @@
 """Collectives for ranks of which some may die: everything goes through rank 0.
 
 A rank that waits polls, serves, and looks who is alive, so that nobody waits for the dead. Rank 0
-decides what each operation is made of: what it got. The last ranks, which only serve, may be
-missing; they contribute nothing that is added up.
+decides what each operation is made of: what it got. Once training has begun the last ranks, which
+only serve, may be missing; they contribute nothing that is added up.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpicoll.layout import part
 from mpicoll.train.health import Health
-from mpicoll.train.messages import is_death, wait_until
+from mpicoll.train.messages import is_complete, is_death, time_limit, wait_until
 from mpicoll.train.workers import AllReduceWorkers
 
 if TYPE_CHECKING:
@@ -25,38 +25,56 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Array = NDArray[Any]
 
-#: A tag that no shard has.
-_TAG = 0
+#: A tag that neither a shard nor a data server has; the largest that every MPI allows.
+_TAG = 32767
 
 
 class Survivors(AllReduceWorkers):
     """The ranks of a communicator; as `mpicoll.train.workers.Workers`.
 
     Args:
-        comm: The ranks.
-        health: Who is alive.
-        workers: Number of ranks, the first, that compute and measure.
+        comm: The ranks; collective.
+        titles: What each of them is, as `mpicoll.train.health.Health` has it.
 
     Attributes:
+        health: Who is alive.
+        comm: The same ranks, for messages of other tags than `Survivors` uses.
+        computing: Number of ranks, the first, that compute and measure.
         meanwhile: Looks who is alive, and moves on what this rank serves; whether anything moved.
+
+    Raises:
+        RankLost: A rank died meanwhile.
     """
 
-    def __init__(self, comm: MPI.Intracomm, health: Health, workers: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, titles: Sequence[str]) -> None:
+        from mpi4py import MPI
+
         super().__init__(comm, None)
-        self._own: MPI.Intracomm = comm.Dup()  # that no other message is on
-        self.health, self._computing = health, workers
-        self.meanwhile: Callable[[], bool] = health.look
+        self.health, self.computing = Health(comm, titles), self.size
+        self.meanwhile: Callable[[], bool] = self.health.look
         self._sending: list[tuple[MPI.Request, bytes]] = []
+        self._limit = time_limit(comm)
+        self.comm, made = MPI.Intracomm(comm).Idup()
+        wait_until(lambda: is_complete(made), self.health.look)
+
+    def begin(self) -> None:
+        """From now on some stand in for others; collective.
+
+        Raises:
+            RankLost: A rank died before.
+        """
+        self.gather(None)
+        self.health.replaces = True
 
     def free(self) -> None:
         """Free what the ranks made together."""
-        self._own.Free()
+        self.comm.Free()
 
     def share(self, length: int) -> tuple[int, int]:
         """See `Workers.share`: ranks that only serve take nothing."""
-        if self.rank >= self._computing:
+        if self.rank >= self.computing:
             return length, 0
-        return part(length, self._computing, self.rank)
+        return part(length, self.computing, self.rank)
 
     def gather(self, fact: T) -> list[T]:
         """See `Workers.gather`; None in place of what the dead would say."""
@@ -82,12 +100,13 @@ class Survivors(AllReduceWorkers):
 
     def _send(self, fact: object, rank: int) -> None:
         """Start to send; what is for the dead is lost."""
-        self._sending = [(r, data) for r, data in self._sending if not _complete(r)]
+        # What was for the dead is left alone, and kept.
+        self._sending = [(r, data) for r, data in self._sending if not is_complete(r)]
         if rank in self.health.dead:
             return
         data = pickle.dumps(fact)
         try:
-            self._sending.append((self._own.Isend(data, rank, _TAG), data))
+            self._sending.append((self.comm.Isend(data, rank, _TAG), data))
         except Exception as error:
             if not is_death(error):
                 raise
@@ -103,7 +122,7 @@ class Survivors(AllReduceWorkers):
                 return True
             status = MPI.Status()
             try:
-                message = self._own.Improbe(rank, _TAG, status)
+                message = self.comm.Improbe(rank, _TAG, status)
                 if message is None:
                     return False
                 data = bytearray(status.Get_count(MPI.BYTE))
@@ -115,15 +134,5 @@ class Survivors(AllReduceWorkers):
             found.append(data)
             return True
 
-        wait_until(arrived, lambda: self.meanwhile())
+        wait_until(arrived, lambda: self.meanwhile(), self._limit)
         return pickle.loads(bytes(found[0])) if found else None
-
-
-def _complete(request: MPI.Request) -> bool:
-    """Whether a send is over; what was for the dead is left alone, and kept."""
-    try:
-        return bool(request.Test())
-    except Exception as error:
-        if not is_death(error):
-            raise
-        return False

@@ -300,8 +300,6 @@ def require_equal(workers: Workers, facts: Mapping[str, object], remedy: str) ->
     """
     everyone = workers.gather({name: str(value) for name, value in facts.items()})
     for rank, theirs in enumerate(everyone):
-        if theirs is None:  # that rank has died
-            continue
         for name in dict.fromkeys((*everyone[0], *theirs)):
             ours, other = everyone[0].get(name, "missing"), theirs.get(name, "missing")
             if ours != other:

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from clouds import clouds
 from mpi4py import MPI
@@ -83,6 +85,58 @@ def test_every_rank_writes_its_steps_and_rank_0_the_rest(comm, folder):
     else:
         assert others[0]["ranks"] == comm.size and others[0]["config"]["batch"] == 32
         assert [line["loss"] for line in others[1:]] == [epoch.loss for epoch in result.history]
+
+
+class Wide:
+    """A model of one large array that computes next to nothing."""
+
+    def initial_parameters(self, seed):
+        return {"w": np.zeros(100_000)}
+
+    def loss_and_gradients(self, parameters, batch):
+        return 0.0, {"w": np.full(100_000, len(batch.labels) / batch.total)}
+
+    def losses_and_scores(self, parameters, inputs, labels):
+        return np.zeros(len(labels)), np.zeros((len(labels), 4))
+
+
+SERVERS = {"strategy": "parameter_server"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "adam"},
+        {"strategy": "zero1", "optimizer": "adam"},
+        {"strategy": "gossip"},
+        {"wire": "bf16"},
+        {"wire": "int8", "dtype": "float32"},
+        {"wire": "topk:0.1"},
+        {"invariant": 8},
+        {**SERVERS, "servers": "1", "optimizer": "adam"},
+        {**SERVERS, "consistency": "async", "send_every": 1},
+        {**SERVERS, "servers": "decentralized", "consistency": "ssp:2"},
+    ],
+    ids=lambda changes: ", ".join(str(value) for value in changes.values()),
+)
+def test_an_estimate_is_what_is_allocated(comm, monkeypatch, changes):
+    """But for the parameters, a copy of them at the start, and what is small."""
+    make_room, seen = memory.make_room, []
+
+    def noted(workers, needed, *more):
+        seen.append(sum(needed.values()))
+        make_room(workers, needed, *more)
+
+    monkeypatch.setattr(memory, "make_room", noted)
+    config = Config(**{"batch": 8, "epochs": 1, "steps": 6, "optimizer": "sgd", **changes})
+    tracemalloc.start()
+    try:
+        run(config, comm, dataset=clouds(), model=Wide())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    size = 100_000 * np.dtype("float64").itemsize
+    assert 0 <= peak - seen[-1] <= 3 * size
 
 
 def test_what_cannot_fit_on_one_node_is_refused_by_all(comm, monkeypatch):

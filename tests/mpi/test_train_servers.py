@@ -12,7 +12,16 @@ import staleness
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import MLP, Config, TrainingError, checkpoints, consistency, parity, run
+from mpicoll.train import (
+    MLP,
+    Config,
+    TrainingError,
+    checkpoints,
+    consistency,
+    history,
+    parity,
+    run,
+)
 
 pytestmark = [
     pytest.mark.mpi,
@@ -106,6 +115,20 @@ def test_every_cell_trains_within_its_bound(comm, folder, placement, model, unas
 
 
 @few
+def test_the_trace_of_a_run_has_the_steps_of_all_workers(comm, folder):
+    run(configured(comm, "1", epochs=1, metrics=str(folder)), comm, dataset=clouds())
+    comm.Barrier()
+    found = history.read(folder)
+    assert sorted(found.clocks) == list(range(comm.size))
+    spans = [event for event in history.chrome(found)["traceEvents"] if event["ph"] == "X"]
+    workers = range(comm.size - 1)
+    for name in ("pull", "compute", "push"):
+        assert [e["pid"] for e in spans if e["name"] == name] == [
+            w for w in workers for _ in range(13)
+        ]
+
+
+@few
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("model", ["bsp", "ssp:2", "async"])
 @pytest.mark.parametrize("send_every", [None, pytest.param(1, marks=four)], ids=["pulled", "sent"])
@@ -131,6 +154,30 @@ def test_a_straggler_is_left_behind_as_far_as_allowed(comm, folder, model, send_
     allowed = {"bsp": 1, "ssp:2": 3}.get(model, 13)
     assert furthest <= allowed
     assert furthest == allowed or (model == "async" and furthest > 3)
+
+
+@four
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_arrives_is_taken_over_while_gradients_are_computed_or_not(comm, at_once):
+    changed = []
+
+    class Watching(MLP):
+        def push_gradients(self, parameters, batch, push):
+            before = parameters["layer1.weight"].copy()
+
+            def pause(*gradient):
+                time.sleep(0.005)  # others push meanwhile
+                push(*gradient)
+
+            loss = super().push_gradients(parameters, batch, pause)
+            changed.append(not np.array_equal(parameters["layer1.weight"], before))
+            return loss
+
+    config = configured(
+        comm, "1", consistency="async", epochs=2, send_every=1, apply_at_once=at_once
+    )
+    run(config, comm, dataset=clouds(), model=Watching((12, 4)))
+    assert any(comm.allreduce(changed)) == at_once
 
 
 @few
