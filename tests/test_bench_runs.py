@@ -29,7 +29,7 @@ def test_launches_of_one_machine_come_together(tmp_path):
         ({"processor": "Y"}, "processor 'X' and 'Y'"),
         ({"cpus": 64}, "cores of a host '2' and '64'"),
         ({"hosts": {"desk": {}}}, "hosts 'node#.site' and 'desk'"),
-        ({"hosts": {"node7.site": {}, "gpu1.site": {}}}, "'node#.site' and 'gpu#.site, node#.site'"),
+        ({"hosts": {"node7.site": {}, "gpu1": {}}}, "hosts 'node#.site' and 'gpu#, node#.site'"),
     ],
 )
 def test_different_machines_must_be_wanted(tmp_path, changed, said):
