@@ -43,14 +43,14 @@ from mpicoll.model.cells import gather  # noqa: E402
 from mpicoll.model.choose import Crossover  # noqa: E402
 
 SIZES = "8K,14K,26K,52K,80K,136K,240K,400K"
-#: Messages of the ping-pong: within the pieces that the sizes above make, and a short one.
-MESSAGES = (1, 1024, 2048, 4096, 8192, 20480, 53248, 70000, 139264, 262144, 409600)
+#: Messages of the ping-pong: several within each of the pieces that the sizes above make.
+MESSAGES = (1, 512, 1024, 1536, 2048, 4096, 8192, 20480, 53248, 70000, 139264, 262144, 409600)
 SWEEP = ("--start", "window", "-n", "5", "-w", "1", "--point-time", "1")
 #: The same for ranks that share memory.
 SIZES_HERE = "8,64,512,4K,16K,64K,256K,1M,4M"
 MESSAGES_HERE = (1, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304)
 SWEEP_HERE = ("--point-time", "0.1")
-TURNS = 15
+TURNS = 45
 LIMIT = 3600.0  # seconds that a launch may take
 
 #: What is wanted: errors in the median and the 90th percentile, regret in the mean and at worst.

@@ -7,13 +7,27 @@ imported only where that is asked for.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from itertools import cycle
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEVICES", "complete", "host", "hosted", "library_of", "on", "put", "room", "use"]
+__all__ = [
+    "DEVICES",
+    "Stopwatch",
+    "complete",
+    "host",
+    "hosted",
+    "library_of",
+    "on",
+    "put",
+    "room",
+    "stopwatch",
+    "use",
+]
 
 Array = NDArray[Any]
 
@@ -75,18 +89,39 @@ def put(target: Array, values: Any) -> None:
     target[...] = host(values) if library is np else library.asarray(values)
 
 
-def complete(call: Callable[[], Any], array: Any) -> Callable[[], Any]:
-    """A call of arrays on a GPU that lasts until what it has put on the current stream is done."""
-    library = library_of(array)
-    if library is np:
-        return call
+class Stopwatch(NamedTuple):
+    """How long things take where arrays are.
 
-    def whole() -> Any:
-        result = call()
-        library.cuda.get_current_stream().synchronize()
-        return result
+    Attributes:
+        mark: Marks this moment; the mark before the last one is forgotten.
+        seconds: Between two marks; waits until the second one is reached.
+    """
 
-    return whole
+    mark: Callable[[], Any]
+    seconds: Callable[[Any, Any], float]
+
+
+def stopwatch(device: str) -> Stopwatch:
+    """The stopwatch of a device.
+
+    On a GPU marks are events on the current stream.  So nobody waits for the stream between them,
+    and what calls have put there is counted to its end.
+    """
+    if device == "cpu":
+        return Stopwatch(time.perf_counter, lambda begin, end: end - begin)
+    cuda = _cupy().cuda
+    events = cycle((cuda.Event(), cuda.Event()))  # made before, as that takes time
+
+    def mark() -> Any:
+        event = next(events)
+        event.record()
+        return event
+
+    def seconds(begin: Any, end: Any) -> float:
+        end.synchronize()
+        return 1e-3 * float(cuda.get_elapsed_time(begin, end))
+
+    return Stopwatch(mark, seconds)
 
 
 def hosted(arrays: Mapping[str, Any]) -> dict[str, Array]:

@@ -23,7 +23,7 @@ from mpicoll.machine import Model
 from mpicoll.registry import Algorithm, Value
 from mpicoll.schedule import Channel, Copy, Recv, RecvReduce, Send, Step, blocks
 
-__all__ = ["MOST_MESSAGES", "Path", "TooManyMessages", "critical_path", "reference"]
+__all__ = ["MOST_MESSAGES", "Path", "TooManyMessages", "critical_path", "evened", "reference"]
 
 # Picoseconds; most of a latency keeps no port busy.
 _STEP, _ALPHA, _BETA, _GAMMA = 900_000, 100_000, 100, 50
@@ -37,6 +37,9 @@ MOST_MESSAGES = 30_000
 class TooManyMessages(ValueError):
     """A path that would take too long to find; :mod:`mpicoll.simulate` has faster ways."""
 
+
+# Bytes of a block from which on all are counted as long as the longest, at most 1 % too much.
+_LONG = 128
 
 #: Rank, channel, and number of the round among those of the channel that have messages.
 _Round = tuple[int, int, int]
@@ -101,7 +104,7 @@ def critical_path(
     Args:
         collective, name, parameters: the algorithm.
         size: number of ranks.
-        nbytes: bytes of the whole vector.
+        nbytes: bytes of the whole vector, see :func:`evened`.
         root: of a rooted collective.
         nodes: the node of each rank; none: all ranks are on one.
         costs: under which it is found, if not :func:`reference`.
@@ -116,6 +119,7 @@ def critical_path(
     if size == 1:
         return Path(0, {}, 0, 1)
     many = algorithm.count("messages", size, root, given) > MOST_MESSAGES
+    nbytes = evened(algorithm, size, nbytes)
     equal = nbytes % max(1, algorithm.blocks(size)) == 0
     if algorithm.symmetric and len(set(nodes)) in (0, 1, size) and (many or equal):
         channels = algorithm.channels(0, size, 0, given)
@@ -124,6 +128,16 @@ def critical_path(
     if many:
         raise _too_many(algorithm, size)
     return _Walk(algorithm, size, nbytes, root, given, model).path()
+
+
+def evened(algorithm: Algorithm, size: int, nbytes: int) -> int:
+    """The bytes of which a path is found: where blocks are long, all as long as the longest.
+
+    Ranks take turns at ports.  A message that lasts a byte longer than others comes late for its
+    turn, and keeps several from theirs; no network is as strict.
+    """
+    nblocks = max(1, algorithm.blocks(size))
+    return nbytes + -nbytes % nblocks if nbytes >= _LONG * nblocks else nbytes
 
 
 def _too_many(algorithm: Algorithm, size: int) -> TooManyMessages:

@@ -7,13 +7,14 @@ from test_bench_records import POINT, write
 
 from mpicoll.bench import records, runs
 
-HERE = {"mpi": "Open MPI v5.0.8, of a day", "processor": "X", "cpus": 2, "hosts": {"a": {}}}
+HERE = {"mpi": "Open MPI v5.0.8, of a day", "processor": "X", "cpus": 2}
+HERE["hosts"] = {"node7.site": {}, "node8.site": {}}
 
 
 def test_launches_of_one_machine_come_together(tmp_path):
     write(tmp_path / "a", [POINT], facts=HERE)
     # Another node of the cluster, and a file of a version that knew less.
-    other = {**HERE, "hosts": {"b": {}}}
+    other = {**HERE, "hosts": {"node12.site": {}}}
     write(tmp_path / "b", [replace(POINT, run="s", launch=1)], name="s", facts=other)
     write(tmp_path / "c", [replace(POINT, run="t")], name="t", facts={"mpi": HERE["mpi"]})
     found = runs.load([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
@@ -27,6 +28,8 @@ def test_launches_of_one_machine_come_together(tmp_path):
         ({"mpi": "MPICH 5.0, of a day"}, "MPI library 'Open MPI v5.0.8' and 'MPICH 5.0'"),
         ({"processor": "Y"}, "processor 'X' and 'Y'"),
         ({"cpus": 64}, "cores of a host '2' and '64'"),
+        ({"hosts": {"desk": {}}}, "hosts 'node#.site' and 'desk'"),
+        ({"hosts": {"node7.site": {}, "gpu1": {}}}, "hosts 'node#.site' and 'gpu#, node#.site'"),
     ],
 )
 def test_different_machines_must_be_wanted(tmp_path, changed, said):
@@ -35,6 +38,11 @@ def test_different_machines_must_be_wanted(tmp_path, changed, said):
     with pytest.raises(ValueError, match=said):
         runs.load([tmp_path / "a", tmp_path / "b"])
     assert len(runs.load([tmp_path / "a", tmp_path / "b"], mix=True)) == 2
+
+
+def test_containers_without_names_are_of_one_machine():
+    one, other = ({"hosts": {name: {}}} for name in ("3f2a9c1b4d5e", "00bd77a31c2f"))
+    assert runs.differences(one, other) == []
 
 
 def test_a_run_is_counted_once(tmp_path):

@@ -200,7 +200,8 @@ def test_the_model_has_rules_and_says_how_good_it_is(found, runs):
     model = found.model
     assert tuning.table_from(model.rules, "model", tuning.MODEL)
     about = model.about
-    assert about["machine"] == {"MPI library": "Some MPI 1.0", "processor": "some"}
+    machine = {"MPI library": "Some MPI 1.0", "processor": "some", "hosts": "h#"}
+    assert about["machine"] == machine
     assert about["launches"] == 4 and len(about["runs"]) == 4
     assert about["sizes_left_out"]["median"] < 0.05
     assert 0 < found.noise < 0.1

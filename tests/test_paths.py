@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mpicoll import algorithms, paths
 from mpicoll.cost import INTER, INTRA, Costs, Piece
 from mpicoll.machine import Model
-from mpicoll.paths import Path, critical_path, reference
+from mpicoll.paths import Path, critical_path, evened, reference
 from mpicoll.simulate import simulate
 
 
@@ -35,6 +35,7 @@ def test_a_path_is_as_long_as_the_simulation(collective):
         root = size - 1 if entry.definition.rooted else 0
         words = tuple(parameters.items())
         path = critical_path(collective, entry.name, size, nbytes, words, root)
+        nbytes = evened(entry, size, nbytes)
         simulated = simulate(entry, size, nbytes, reference(), root, parameters)
         assert path.seconds(costs()) == simulated.makespan, (entry.name, size, parameters)
 
@@ -46,6 +47,7 @@ def test_a_path_over_nodes_is_as_long_as_the_simulation(nodes):
             path = critical_path(
                 entry.collective, entry.name, 5, nbytes, tuple(parameters.items()), 0, nodes[:5]
             )
+            nbytes = evened(entry, 5, nbytes)
             simulated = simulate(entry, 5, nbytes, reference(nodes[:5]), 0, parameters)
             assert path.seconds(costs(nodes)) == simulated.makespan, (entry.name, parameters)
 
@@ -60,6 +62,7 @@ def test_a_path_under_given_costs_is_as_long_as_the_simulation(step):
             continue
         words = tuple(parameters.items())
         path = critical_path(entry.collective, entry.name, size, nbytes, words, costs=given)
+        nbytes = evened(entry, size, nbytes)
         simulated = simulate(entry, size, nbytes, Model.of(given, 10**15), 0, parameters)
         expected = pytest.approx(simulated.makespan * 1e-15, rel=1e-9)
         assert path.seconds(given) == expected, (entry.name, size, parameters)
@@ -106,6 +109,18 @@ def test_a_symmetric_algorithm_has_the_path_of_any_rank(size, block, data):
     nbytes = block * size
     one = critical_path(entry.collective, entry.name, size, nbytes)
     assert one == paths._Walk(entry, size, nbytes, 0, {}, reference()).path()
+
+
+def test_a_block_that_is_a_byte_longer_holds_nobody_up():
+    """On six ranks messages that last unlike would miss their turns: 12 one after the other."""
+    under = Costs({INTRA: (Piece(None, 1e-5, 8e-8),)}, gamma=2e-9, step=6e-4)
+    even, uneven = (
+        critical_path("allreduce", "parameter_server", 6, nbytes, costs=under)
+        for nbytes in (6 * 34134, 6 * 34134 - 4)
+    )
+    assert uneven == even == Path(2, {(INTRA, 34134): 10}, 5 * 34134, 6)
+    short = critical_path("allreduce", "parameter_server", 6, 6 * 100 - 4, costs=under)
+    assert short.messages.keys() == {(INTRA, 99), (INTRA, 100)}  # these are counted as they are
 
 
 def test_many_ranks():

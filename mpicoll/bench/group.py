@@ -23,6 +23,7 @@ from itertools import repeat
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.arrays import stopwatch
 from mpicoll.bench.records import VARIANTS, Point
 from mpicoll.bench.repetition import (
     LEAST_SAMPLES,
@@ -117,6 +118,7 @@ class Bench:
         self.barrier = Barrier(self.control)
         self.start: Start = self.barrier if settings.start == "barrier" else Window(self.control)
         self.pool = pool(self.control) if settings.cold else 0
+        self.watch = stopwatch(settings.device)
         self.watchdog = Watchdog(self.alarm, settings.timeout)
 
     def free(self) -> None:
@@ -193,12 +195,12 @@ class Bench:
         work.poison()
         call, refusal = trial.call_at(0), None
         self.barrier()
-        begin = _clock()
+        begin = self.watch.mark()
         try:
             call()
         except _REFUSALS as error:
             refusal = str(error)
-        seconds = _clock() - begin
+        seconds = self.watch.seconds(begin, self.watch.mark())
         refusals = self.control.allgather(refusal)
         if refusal is not None and None not in refusals:
             return refusal
@@ -232,10 +234,11 @@ class Bench:
         self.watchdog.enter(f"the warm-up of {_name(work, trial)}")
         calls = [trial.call_at(next(places)) for _ in range(self.settings.warmup)]
         self.barrier()
-        begin = _clock()
+        begin = self.watch.mark()
         for call in calls:
             call()
-        seconds = self.control.reduce(_clock() - begin, op=MPI.MAX)
+        taken = self.watch.seconds(begin, self.watch.mark())
+        seconds = self.control.reduce(taken, op=MPI.MAX)
         if seconds is not None:
             estimate = seconds / self.settings.warmup if self.settings.warmup else trial.first
             # Cold calls are measured one by one: each needs buffers that no other has touched.
@@ -284,7 +287,7 @@ class Bench:
         self.start.name_moments(window)
         gc.disable()
         try:
-            own = repetitions(calls, self.start, trial.batch, count)
+            own = repetitions(calls, self.start, trial.batch, count, self.watch)
         finally:
             gc.enable()
         measured = self.control.gather(own)

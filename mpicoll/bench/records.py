@@ -66,8 +66,8 @@ class Point:
         in_place: Whether input and output were the same memory.
         skew: How far block lengths of the v-variants lie apart: they go from 1 - skew to 1 + skew
             times their mean.
-        device: Where the buffers were: ``cpu``, or ``gpu``; then a call lasts until its stream has
-            no work left.
+        device: Where the buffers were: ``cpu``, or ``gpu``; then times are between events on the
+            stream of the calls.
     """
 
     run: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count as counting
 from itertools import islice
@@ -10,6 +9,7 @@ from math import gcd
 
 from mpi4py import MPI
 
+from mpicoll.arrays import Stopwatch
 from mpicoll.bench import environment
 from mpicoll.bench.workload import Call, Workload, symmetric
 
@@ -22,11 +22,9 @@ _VISIT_SECONDS = 0.02
 #: Assumed where the system does not tell how large the last-level cache is.
 _LARGE_CACHE = 64 << 20
 
-_clock = time.perf_counter
-
 
 def repetitions(
-    calls: Iterator[Call], start: Callable[[], bool], batch: int, count: int
+    calls: Iterator[Call], start: Callable[[], bool], batch: int, count: int, watch: Stopwatch
 ) -> Sequence[tuple[float, bool]]:
     """Seconds that one call took on this rank, and whether the rank began late, ``count`` times.
 
@@ -36,10 +34,11 @@ def repetitions(
     for _ in range(count):
         these = list(islice(calls, batch))
         late = start()
-        begin = _clock()
+        begin = watch.mark()
         for call in these:
             call()
-        found.append(((_clock() - begin) / batch, late))
+        end = watch.mark()
+        found.append((watch.seconds(begin, end) / batch, late))
     return found
 
 

@@ -7,12 +7,15 @@ questions; putting them together must be wanted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mpicoll.bench import records
 from mpicoll.bench.records import Run
+
+_NUMBER, _CONTAINER = re.compile(r"\d+"), re.compile(r"[0-9a-f]{12}")
 
 
 def load(paths: Iterable[Path | str], *, mix: bool = False) -> list[Run]:
@@ -46,16 +49,25 @@ def load(paths: Iterable[Path | str], *, mix: bool = False) -> list[Run]:
 def machine(facts: Mapping[str, Any]) -> dict[str, str]:
     """What must be equal for times to be comparable, as far as the facts of a run tell.
 
-    Names of hosts are not among it, nor how many there were: a cluster gives other nodes to each
-    launch.
+    A cluster gives other nodes to each launch, and more or fewer of them; so of the names of hosts
+    it is what those of one cluster have in common, see :func:`_kind`.
     """
     mine = {
         "MPI library": str(facts.get("mpi", "")).partition(",")[0],
         "processor": str(facts.get("processor", "")),
         "cores of a host": str(facts.get("cpus", "")),
+        "hosts": ", ".join(sorted({_kind(name) for name in facts.get("hosts", {})})),
         "cluster": str(facts.get("slurm", {}).get("SLURM_CLUSTER_NAME", "")),
     }
     return {name: value for name, value in mine.items() if value}
+
+
+def _kind(host: str) -> str:
+    """The name of a host without what tells it from its neighbours: its numbers, ``node#.site``.
+
+    Containers that nobody has named are called by twelve hexadecimal digits, each by others.
+    """
+    return "#" if _CONTAINER.fullmatch(host) else _NUMBER.sub("#", host)
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

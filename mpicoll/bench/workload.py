@@ -281,7 +281,6 @@ def prepare(
         _binder(
             METHODS[collective],
             _arguments(collective, blocks, op, root, sends, outputs, joined),
-            sends if outputs is None else outputs,
         ),
         outputs,
         expected,
@@ -362,13 +361,8 @@ def _arguments(
     return arguments
 
 
-def _binder(
-    method: str, arguments: Callable[[int], list[Any]], buffers: Array | None = None
-) -> Callable[..., Call]:
-    """Gives calls; of ``buffers`` on a GPU each lasts until they are at rest."""
-
+def _binder(method: str, arguments: Callable[[int], list[Any]]) -> Callable[..., Call]:
     def bind(target: MPI.Intracomm, place: int = 0, **choice: Any) -> Call:
-        call = partial(getattr(target, method), *arguments(place), **choice)
-        return arrays.complete(call, buffers) if buffers is not None else call
+        return partial(getattr(target, method), *arguments(place), **choice)
 
     return bind

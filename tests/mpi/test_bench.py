@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from mpicoll.arrays import stopwatch
 from mpicoll.bench import engine, environment, repetition, resume, stats, workload
 from mpicoll.bench.clocks import GlobalClock, Reading, closest
 from mpicoll.bench.group import Skipped
@@ -295,7 +296,7 @@ def test_a_batch_is_divided_by_its_calls():
     def call():
         calls.append(time.sleep(0.002))
 
-    own = repetition.repetitions(repeat(call), lambda: False, batch=5, count=2)
+    own = repetition.repetitions(repeat(call), lambda: False, 5, 2, stopwatch("cpu"))
     assert len(calls) == 10
     assert all(seconds >= 0.002 and not late for seconds, late in own)
     assert sum(seconds for seconds, _ in own) * 5 >= 0.02

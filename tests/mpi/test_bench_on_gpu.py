@@ -1,32 +1,48 @@
 """Measuring buffers on GPUs: calls, contents and what is written down."""
 
 import sys
-import types
+from itertools import repeat
 
 import fake_cupy
 import numpy as np
 import pytest
 
+from mpicoll.arrays import stopwatch
 from mpicoll.bench import engine
+from mpicoll.bench.repetition import repetitions
 from mpicoll.bench.settings import Settings
 from mpicoll.bench.workload import AUTO, METHODS, prepare, serving
 
 pytestmark = pytest.mark.mpi
 
 
+class Event:
+    """An event; all of them write down what is done to them."""
+
+    def __init__(self, seen):
+        self.seen, self.moment = seen, 0
+
+    def record(self):
+        self.seen.append("record")
+        self.moment = len(self.seen)
+
+    def synchronize(self):
+        self.seen.append("wait")
+
+
 @pytest.fixture
-def waits(monkeypatch):
-    """CuPy without a GPU; how often somebody waited for a stream."""
-    made, waits = fake_cupy.module(), []
-    stream = types.SimpleNamespace(synchronize=lambda: waits.append(1))
-    made.cuda.get_current_stream = lambda: stream
+def seen(monkeypatch):
+    """CuPy without a GPU, whose time is how many calls and events there were: what these were."""
+    made, seen = fake_cupy.module(), []
+    made.cuda.Event = lambda: Event(seen)
+    made.cuda.get_elapsed_time = lambda begin, end: 1e3 * (end.moment - begin.moment)
     monkeypatch.setitem(sys.modules, "cupy", made)
-    return waits
+    return seen
 
 
 @pytest.mark.parametrize("collective", METHODS)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_buffers_are_on_the_gpu_and_checked(comm, waits, collective, in_place):
+def test_buffers_are_on_the_gpu_and_checked(comm, seen, collective, in_place):
     count = 4 * comm.size
     work = prepare(comm, collective, count, np.dtype("f4"), in_place=in_place, device="gpu")
     if work.outputs is not None:
@@ -36,10 +52,18 @@ def test_buffers_are_on_the_gpu_and_checked(comm, waits, collective, in_place):
             assert work.check(comm.rank)[0] == len(work.expected) or work.before is not None
     work.bind(comm)()
     assert work.check(comm.rank) == (0, None)
-    assert collective == "barrier" or len(waits) == 1
+    assert not seen  # whoever calls takes the time
 
 
-def test_a_sweep(comm, waits):
+def test_the_host_does_not_wait_between_the_events(seen):
+    """Calls of a repetition follow one another; only behind the second event does it wait."""
+    calls = repeat(lambda: seen.append("call"))
+    own = repetitions(calls, lambda: False, 3, 2, stopwatch("gpu"))
+    assert seen == ["record", "call", "call", "call", "record", "wait"] * 2
+    assert own == [(4 / 3, False)] * 2
+
+
+def test_a_sweep(comm, seen):
     named = {"gpu": (AUTO, "native", serving("allreduce")[0]), "cpu": (AUTO,)}
     for device, algorithms in named.items():
         points = []
@@ -50,3 +74,6 @@ def test_a_sweep(comm, waits):
         if comm.rank == 0:
             assert {point.algorithm for point in points} == {*algorithms}
             assert {(point.device, point.wrong) for point in points} == {(device, 0)}
+            # An event follows the other: the fake's time is whole.
+            whole = all(t * point.batch >= 1 for point in points for t in point.times)
+            assert whole is (device == "gpu")
