@@ -1133,7 +1133,7 @@ cdef class Program:
                 receive.use = 0
 
     cdef bint may_fold(self, const Receive *receive) noexcept nogil:
-        """Whether a message can be folded while it is read, and need not lie anywhere as a whole."""
+        """Whether a message can be folded while it is read, without lying anywhere as a whole."""
         cdef Unit *unit
         if self.kernel == NULL or receive.unit < 0:
             return False
@@ -1168,7 +1168,10 @@ cdef class Program:
                 ):
                     return self.fail_fetch(receive)
                 self.kernel(
-                    self.at(&fold.target) + done, self.pointers, fold.count, length // self.itemsize
+                    self.at(&fold.target) + done,
+                    self.pointers,
+                    fold.count,
+                    length // self.itemsize,
                 )
                 done += length
         unit.missing = 0

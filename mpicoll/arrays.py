@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 __all__ = [
     "DEVICES",
     "Stopwatch",
-    "complete",
     "host",
     "hosted",
     "library_of",
