@@ -747,15 +747,33 @@ cdef class Program:
         cdef Idle idle
         cdef int code
         idle.looks = idle.offers = 0
-        while True:
-            with nogil:
+        with nogil:
+            code = self.spin(&idle)
+        return self.go_on(code, &idle, pause)
+
+    cdef int go_through(self, pause) except -1:
+        """Begin a run with the buffers that are bound, and finish it, without the GIL in between."""
+        cdef Idle idle
+        cdef int code
+        self.error = None
+        self.active = True
+        idle.looks = idle.offers = 0
+        with nogil:
+            code = self.begin()
+            if code >= 0:
                 code = self.spin(&idle)
-            if code < 0:
-                self.throw()
-            if code:
-                return 0
+        return self.go_on(code, &idle, pause)
+
+    cdef int go_on(self, int code, Idle *idle, pause) except -1:
+        """Finish a run of which `spin` has said something."""
+        while code == 0:
             PyErr_CheckSignals()
             pause()
+            with nogil:
+                code = self.spin(idle)
+        if code < 0:
+            self.throw()
+        return 0
 
     cdef throw(self):
         if self.error is None:

@@ -160,10 +160,12 @@ cdef class Front:
         program.bases[0] = address[way.sources[0]] if way.sources[0] >= 0 else NULL
         program.bases[1] = address[way.sources[1]] if way.sources[1] >= 0 else NULL
         try:
-            program.go()
             if self.under_way:
+                program.go()
                 self.poll()
-            program.finish_with(self.pause)
+                program.finish_with(self.pause)
+            else:
+                program.go_through(self.pause)
         except BaseException as error:
             program._send, program._recv = sendbuf, recvbuf
             self.failed(error, program)
