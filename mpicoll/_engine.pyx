@@ -752,7 +752,7 @@ cdef class Program:
         return self.go_on(code, &idle, pause)
 
     cdef int go_through(self, pause) except -1:
-        """Begin a run with the buffers that are bound, and finish it, without the GIL in between."""
+        """Begin a run with the buffers that are bound, and finish it, without the GIL between."""
         cdef Idle idle
         cdef int code
         self.error = None

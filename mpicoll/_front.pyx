@@ -356,6 +356,8 @@ cdef class Starter:
         if not waited:
             request._execution = self.program
         (<dict> front.under_way)[request] = None
+        for poller in self.pollers:  # of a thread that has been started since
+            poller.wake()
         if len(<dict> front.under_way) > 1:
             front.poll()
         return True

@@ -58,7 +58,7 @@ _RANKS = 256
 _PROOF = 64
 #: Messages at least this long are read from the sender's memory, if they have one reader.  Between
 #: cores that share a cache slots would be better up to 256 KiB, between others they are far worse.
-REMOTE = 32 << 10
+REMOTE = 8 << 10
 #: Those at least this long are copied by both sides: one core alone does not use all bandwidth.
 TOGETHER = 512 << 10
 #: Steps without progress before the processor is offered to others: where every rank has one, and
