@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def test_what_is_saved_is_loaded(tmp_path):
 def test_the_last_k_and_the_best_are_kept(tmp_path):
     for step in range(1, 7):
         checkpoints.save(tmp_path, step, ARRAYS, {}, best=step == 2)
-        checkpoints.prune(tmp_path, 2)
+        checkpoints.prune(tmp_path, 2, step)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["best", "step-00000002", "step-00000005", "step-00000006"]
     assert (tmp_path / "best").read_text() == "step-00000002\n"
@@ -47,6 +48,44 @@ def test_a_step_is_saved_again_in_place_of_the_old(tmp_path):
     checkpoints.save(tmp_path, 1, ARRAYS, {"run": 2}, best=False)
     assert checkpoints.load(checkpoints.find(tmp_path))[1]["run"] == 2
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_checkpoints_of_later_steps_are_of_another_run_and_stay(tmp_path):
+    for step in (500, 600, 450, 460, 470):
+        checkpoints.save(tmp_path, step, ARRAYS, {}, best=False)
+    checkpoints.prune(tmp_path, 2, 470)
+    names = [f"step-{step:08}" for step in (460, 470, 500, 600)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert [path.name for path in checkpoints.later(tmp_path, 470)] == names[2:]
+
+
+def test_a_kill_while_a_step_is_saved_again_leaves_what_was_saved_before(tmp_path):
+    checkpoints.save(tmp_path, 1, ARRAYS, {"run": 1}, best=True)
+    (tmp_path / "step-00000001").rename(tmp_path / ".old-step-00000001")  # killed here
+    assert checkpoints.load(checkpoints.find(tmp_path))[1]["run"] == 1
+    checkpoints.prune(tmp_path, 1, 1)
+    assert checkpoints.load(checkpoints.find(tmp_path))[1]["run"] == 1
+    checkpoints.save(tmp_path, 2, ARRAYS, {"run": 2}, best=False)
+    checkpoints.prune(tmp_path, 1, 2)
+    assert checkpoints.load(checkpoints.find(tmp_path))[1]["run"] == 2
+    checkpoints.save(tmp_path, 1, ARRAYS, {"run": 3}, best=False)
+    assert not list(tmp_path.glob(".old*"))
+
+
+def test_a_step_that_cannot_be_saved_again_stays(tmp_path, monkeypatch):
+    checkpoints.save(tmp_path, 1, ARRAYS, {"run": 1}, best=False)
+    rename = Path.rename
+
+    def refuse(path, target):
+        if path.name.startswith(".step-"):
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save(tmp_path, 1, ARRAYS, {"run": 2}, best=False)
+    assert checkpoints.load(checkpoints.find(tmp_path))[1]["run"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 KILLED = """
@@ -71,7 +110,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(tmp_path, moment):
     found = checkpoints.find(tmp_path)
     assert found.name == "step-00000001"
     assert checkpoints.load(found)[0].keys() == ARRAYS.keys()
-    checkpoints.prune(tmp_path, 5)
+    checkpoints.prune(tmp_path, 5, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
@@ -100,6 +139,23 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
         (path / "manifest.json").write_text(json.dumps({**json.loads(manifest), "version": 9}))
     with pytest.raises(ValueError, match=r"is damaged|of version 9"):
         checkpoints.load(path)
+
+
+def test_an_optimizer_that_keeps_other_arrays_cannot_go_on(tmp_path):
+    """By itself, rank 0 would look for what is not there while the others wait."""
+    common = {"batch": 10, "optimizer": "momentum", "checkpoint": str(tmp_path)}
+    run(Config(momentum=0.0, epochs=1, **common), dataset=blobs())
+    with pytest.raises(
+        TrainingError, match=r"state of the optimizer is \[\] there and \['velocity"
+    ):
+        run(Config(momentum=0.9, epochs=2, resume="auto", **common), dataset=blobs())
+
+
+def test_a_used_folder_is_warned_of(tmp_path):
+    config = Config(batch=10, epochs=1, checkpoint=str(tmp_path))
+    run(config, dataset=blobs())
+    with pytest.warns(UserWarning, match="step-00000005 is of a later step than 0"):
+        run(config, dataset=blobs())
 
 
 def test_no_checkpoint_is_named(tmp_path):

@@ -187,6 +187,9 @@ class Fake:
         def Translate_ranks(self, numbers, _):
             return [self.ranks[number] for number in numbers]
 
+        def Free(self):
+            assert self.ranks
+
     def __init__(self):
         self.dead = []
 

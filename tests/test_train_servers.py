@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mpicoll.train import Config, consistency, messages, optimizers, server_trainer
 from mpicoll.train.consistency import Adaptive, parse
+from mpicoll.train.server import Server
 from mpicoll.train.shard import Event, Push, Shard
 
 
@@ -96,6 +97,39 @@ def test_who_waits_keeps_the_time_limit(monkeypatch):
     with pytest.raises(TimeoutError, match="no message has come within MPICOLL_TIMEOUT=7 s"):
         messages.wait_until(lambda: False, lambda: False, 7)
     assert next(clock) == 9
+
+
+class Nobody:
+    """A communicator on which nothing arrives and all that is sent has."""
+
+    def Irecv(self, *_):
+        return self
+
+    Isend = Irecv
+
+    def Test(self):
+        return False
+
+
+def test_workers_that_are_told_by_shards_of_their_own_stop_at_one_clock():
+    """Whatever each shard has granted, and whichever worker's wish it hears first."""
+
+    def told(granted, wishes):
+        shard = make("ssp:3", workers=2)
+        for clock in range(10):
+            push(shard, 0, clock)
+        for clock in range(12):
+            push(shard, 1, clock)
+        shard.granted = granted
+        server = Server(Nobody(), shard, 0, range(2), [0], False, None, last=3)
+        for worker, clock in wishes:
+            message = messages.Message(2, np.dtype(float))
+            message.head[:8] = (messages.PUSH, clock, messages.STOP, 1, 3, 1.0, 1.0, 0)
+            server._change(worker, message)
+        return server._stop_clock
+
+    assert told(12, [(0, 10)]) == told(13, [(0, 10)]) == 14
+    assert told(12, [(0, 10), (1, 12)]) == told(13, [(1, 12), (0, 10)]) == 14
 
 
 def test_bsp_makes_one_update_of_all_gradients():

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 _VERSION = 1
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"(?:\.old-)?step-(\d{8,})")
 _ARRAYS, _MANIFEST, _BEST = "arrays.npz", "manifest.json", "best"
 
 
@@ -76,6 +76,8 @@ def save(
             final.rename(old)
         draft.rename(final)
     except BaseException:
+        if old.exists() and not final.exists():
+            old.rename(final)
         shutil.rmtree(draft, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
@@ -89,16 +91,30 @@ def save(
     return final
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all checkpoints but the last `keep` and the best, and what killed runs left behind."""
+def prune(folder: Path, keep: int, step: int) -> None:
+    """Delete old checkpoints, and what killed runs left behind.
+
+    Args:
+        folder: Where they are.
+        keep: So many stay of those up to `step`, and the best.
+        step: Steps made. Those of later steps are of another run, and stay.
+    """
     best = ""
     with suppress(FileNotFoundError):
         best = (folder / _BEST).read_text().strip()
-    for path in _all(folder)[: -keep or None]:
-        if path.name != best:
+    own = [path for number, path in _all(folder) if number <= step]
+    for path in own[: -keep or None]:
+        if path.name.removeprefix(".old-") != best:
             shutil.rmtree(path)
-    for path in folder.glob(".step-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    kept = [path for _, path in _all(folder)]
+    for path in (*folder.glob(".step-*"), *folder.glob(".old-step-*")):
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def later(folder: Path, step: int) -> list[Path]:
+    """Checkpoints of more steps than so many, oldest first."""
+    return [path for number, path in _all(folder) if number > step]
 
 
 def find(path: Path) -> Path:
@@ -115,7 +131,7 @@ def find(path: Path) -> Path:
             f"{path} holds no checkpoint: give a folder in which a run has kept them, or one of "
             f"its folders step-..."
         )
-    return found[-1]
+    return found[-1][1]
 
 
 def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -146,14 +162,17 @@ def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         return {name: file[name] for name in file.files}, facts
 
 
-def _all(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    numbered = [
-        (int(match[1]), path)
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _NAME.fullmatch(path.name)) and (path / _MANIFEST).is_file()
-    ]
-    return [path for _, path in sorted(numbered)]
+def _all(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of complete checkpoints, oldest first.
+
+    A run that was killed while it wrote a step again has left the one before it under another name.
+    """
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir() if folder.is_dir() else ()):  # .old-step-... come first
+        match = _NAME.fullmatch(path.name)
+        if match and (path / _MANIFEST).is_file():
+            found[int(match[1])] = path
+    return sorted(found.items())
 
 
 def _digest(path: Path) -> str:

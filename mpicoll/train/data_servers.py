@@ -117,7 +117,7 @@ class Served:
         data = self._next()
         word = _word(data)[0]
         if word == _FAILED:
-            reason = bytes(data[_WORD:]).rstrip(b"\0").decode(errors="replace")
+            reason = bytes(data[_WORD:]).partition(b"\0")[0].decode(errors="replace")
             raise OSError(f"data server, rank {self._server}: {reason}")
         if word == _SIGNALLED:
             signal.raise_signal(signal.SIGTERM)
@@ -244,17 +244,18 @@ class _DataServer:
         return moved
 
     def _batch(self, samples: Samples, epoch: int) -> NDArray[np.uint8]:
-        data = np.empty(_size(self._dataset, len(samples)), np.uint8)
-        word = _word(data)
-        word[0] = _SIGNALLED if self._signalled else _HERE
+        size = _size(self._dataset, len(samples))
         try:
+            data = np.empty(size, np.uint8)
+            _word(data)[0] = _SIGNALLED if self._signalled else _HERE
             inputs, labels = _parts(self._dataset, data, len(samples))
             inputs[...], labels[...] = self._feed.take(samples, epoch)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".encode()[: len(data) - _WORD]
-            data[...] = 0
-            data[_WORD : _WORD + len(reason)] = np.frombuffer(reason, np.uint8)
-            word[0] = _FAILED
+            # As short as it can be: there may be no memory for more.
+            reason = f"{type(error).__name__}: {error}".encode()[: size - _WORD - 1] + b"\0"
+            data = np.empty(_WORD + len(reason), np.uint8)
+            data[_WORD:] = np.frombuffer(reason, np.uint8)
+            _word(data)[0] = _FAILED
         return data
 
     def _sent(self) -> bool:

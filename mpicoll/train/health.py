@@ -30,8 +30,13 @@ def survives(environ: Mapping[str, str] = os.environ) -> bool:
 
 def dead(comm: MPI.Intracomm) -> list[int]:
     """Ranks of a communicator that have died, as far as this rank knows."""
-    failed = comm.Get_failed()
-    return sorted(failed.Translate_ranks(range(failed.Get_size()), comm.Get_group()))
+    failed, group = comm.Get_failed(), comm.Get_group()
+    try:
+        return sorted(failed.Translate_ranks(range(failed.Get_size()), group))
+    finally:
+        group.Free()
+        if failed.Get_size():  # else it may be MPI's own empty group
+            failed.Free()
 
 
 def leave(status: int) -> NoReturn:

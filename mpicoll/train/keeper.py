@@ -16,7 +16,8 @@ from mpicoll.train.trainer import Trainer
 from mpicoll.train.workers import Workers, together
 
 #: What must be the same for a run to go on as if it had not stopped, beside the parameters.
-_FIXED = ("dataset", "training samples", "samples in a step", "seed", "invariant", "optimizer")
+_FIXED = ("dataset", "training samples", "samples in a step", "seed", "invariant")
+_FIXED += ("optimizer", "state of the optimizer")
 
 
 class Keeper:
@@ -67,7 +68,7 @@ class Keeper:
         with together(self._workers, "saving a checkpoint"):
             if self._workers.rank == 0:
                 checkpoints.save(self._folder, self._trainer.number, arrays, facts, is_best)
-                checkpoints.prune(self._folder, self._config.keep)
+                checkpoints.prune(self._folder, self._config.keep, self._trainer.number)
 
     def restore(self) -> tuple[int, int, list[Epoch]]:
         """Go on from the checkpoint that the run names.
@@ -80,6 +81,7 @@ class Keeper:
         """
         path = self._chosen()
         if self._workers.gather(path)[0] is None:
+            self._warn_of_later_ones()
             return 1, 0, []
         arrays: dict[str, Any] = {}
         facts: dict[str, Any] = {}
@@ -98,8 +100,21 @@ class Keeper:
                 self._warn_of_other_bits(path, facts.get("machine"))
         facts = self._workers.gather(facts)[0]
         self._trainer.restore(arrays, facts)
+        self._warn_of_later_ones()
         history = [Epoch(**{**e, "compute": tuple(e["compute"])}) for e in facts["history"]]
         return facts["epoch"], facts["position"], history
+
+    def _warn_of_later_ones(self) -> None:
+        """Checkpoints of another run in the folder stay, and `resume="auto"` takes the last."""
+        if self._folder is None or self._workers.rank:
+            return
+        found = checkpoints.later(self._folder, self._trainer.number)
+        if found:
+            warnings.warn(
+                f"{found[-1]} is of a later step than {self._trainer.number}, where this run "
+                "begins, and resume=auto would go on from it: give another folder, or remove it",
+                stacklevel=2,
+            )
 
     def _warn_of_other_bits(self, path: Path, saved: object) -> None:
         """Equal bits are promised on one kind of machine."""
@@ -135,6 +150,7 @@ class Keeper:
             "seed": config.seed,
             "invariant": config.invariant,
             "optimizer": config.optimizer,
+            "state of the optimizer": list(trainer.slots),
             "parameters": {
                 name: f"{view.dtype} of shape {list(view.shape)}"
                 for name, view in trainer.weights.views.items()

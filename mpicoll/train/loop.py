@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -173,7 +174,13 @@ def run(
         with signals.heard(partial(setattr, trainer, "signalled", True)):
             loop = _Run(config, workers, dataset, model, trainer, keeper, observers)
             result = loop.result(epoch, position, history, on_step, on_epoch)
+        if isinstance(trainer, ServerTrainer):
+            with together(workers, "writing the traces of the shards"):
+                trainer.write_traces()
     except TrainingError:  # on all ranks together; after any other, messages may be under way
+        if isinstance(trainer, ServerTrainer):
+            with suppress(OSError):  # the run's own failure is the one to tell
+                trainer.write_traces()
         trainer.free()
         if observers is not None:
             observers.free()

@@ -93,6 +93,11 @@ class Message:
         self.request = None
         return True
 
+    @property
+    def lost(self) -> bool:
+        """Whether the other rank has died meanwhile."""
+        return self._lost
+
     def cancel(self) -> None:
         """What has not arrived is awaited no more."""
         if self.request is not None and not self._lost:

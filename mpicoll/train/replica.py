@@ -70,7 +70,9 @@ class Replica(Server):
             moved = True
             self._said.head[messages.INDEX] = self._kept
             self._said.send(self._comm, self._before, tag(self._number, messages.BACK))
-        return super().poll() or moved
+        # What a worker sends to a holder behind, which it takes for the first already, waits in
+        # MPI: the change may be on its way along the row, too.
+        return (self.first and super().poll()) or moved
 
     def over(self) -> bool:
         """See `Server.over`; also whether all holders have everything."""

@@ -27,6 +27,9 @@ class Server:
             that all stop at the same; otherwise the first shard alone may stop the workers.
         every: Updates after which parameters are sent unasked (see `Shard.due`), None where workers
             pull.
+        last: Where workers are told to stop by shards of their own: steps after the one with which
+            a worker asks for it that all make yet, so many that no shard can have granted more.
+            None where the first shard alone tells them.
 
     Attributes:
         stop: Set: all workers are to stop.
@@ -41,7 +44,9 @@ class Server:
         audience: Collection[int],
         lockstep: bool,
         every: int | None,
+        last: int | None,
     ) -> None:
+        self._last_steps = last
         self._comm, self.shard, self._number, self._ranks = comm, shard, number, workers
         self._audience, self._lockstep, self._every = audience, lockstep, every
         count, dtype = shard.weights.size, shard.weights.dtype
@@ -141,6 +146,9 @@ class Server:
             self.shard.leave(number)
         if int(flags) & messages.FAILED:
             self._stop_clock = 0.0  # the run is over
+        elif int(flags) & messages.STOP and self._last_steps is not None:
+            end = clock + self._last_steps + 1
+            self._stop_clock = end if self._stop_clock < 0 else min(self._stop_clock, end)
         elif int(flags) & messages.STOP and self._stop_clock < 0:
             self._stop_clock = (clock if self._lockstep else self.shard.granted) + 1
 
@@ -182,7 +190,10 @@ class Server:
     ) -> None:
         """Send parameters, or an array of the optimizer, to a worker."""
         shard, answer = self.shard, self._answers[number]
-        wait_until(answer.done, lambda: False)  # of the answer before, which has arrived
+        # Of the answer before, which has arrived, unless the worker has died.
+        wait_until(lambda: answer.lost or answer.done(), lambda: False)
+        if answer.lost:
+            return
         answer.head[: messages.SKIPPED + 1] = (
             self._stop_clock,
             shard.updates,

@@ -95,6 +95,7 @@ class ServerTrainer:
         self.compute = np.zeros(size)
         self.asked = self.signalled = self.stop = self.interrupted = False
         self.failure: Exception | None = None
+        self._traced = False
         if isinstance(workers, Survivors):
             workers.meanwhile = self._serve
 
@@ -104,16 +105,21 @@ class ServerTrainer:
         return self.weights.views
 
     def free(self) -> None:
-        """Free what the ranks made together; write the traces of the shards this rank answers for.
-
-        After a death nothing is freed: MPI may not be able to.
-        """
+        """Free what the ranks made together; after a death nothing: MPI may not be able to."""
         if self._health is None or not self._health.dead:
             for server in self._servers.values():
                 server.free()
             self._comm.Free()
-        if self._config.metrics is None:
+
+    def write_traces(self) -> None:
+        """Write the traces of the shards that this rank answers for, where metrics are kept; once.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        if self._config.metrics is None or self._traced:
             return
+        self._traced = True
         for number, server in self._servers.items():
             if self._places[number].rank == self._workers.rank:
                 name = f"shard-{number + self._first_server}.jsonl"
@@ -162,6 +168,11 @@ class ServerTrainer:
         wait_until(lambda: all(s.over() for s in servers), self._serve, self._limit)
         self._agree(f"epoch {epoch}", clock, mine, failure)
         self.position = done + self.number - first
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the arrays that the optimizer keeps."""
+        return self._optimizer.slots
 
     def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """As `Trainer.snapshot`, so that either can go on from the other's."""
@@ -287,6 +298,7 @@ class ServerTrainer:
             [number] if self._whole_here else range(self._worker_count),
             self._model.kind == "bsp",
             self._every,
+            int(self._model.high) if self._whole_here and math.isfinite(self._model.high) else None,
         )
         if self._config.replicas:
             assert self._health is not None

@@ -151,6 +151,11 @@ class Trainer:
         for plan in self._sharing:
             plan.Free()
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the arrays that the optimizer keeps."""
+        return self._optimizer.slots
+
     def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """All that the next step depends on: arrays, whole on every rank, and numbers."""
         arrays = {f"parameter/{name}": view for name, view in self.weights.views.items()}
