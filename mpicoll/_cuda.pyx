@@ -309,6 +309,7 @@ cdef enum:
     ABSENT = -1
     IN_PLACE = -2
     NOT_REGISTERED = 0
+    NOT_NEEDED = -1
 
 
 cdef struct Alarm:
@@ -606,6 +607,7 @@ cdef class Launcher:
     ) except -1:
         """Launch."""
         cdef uint64_t addresses[2]
+        cdef uint64_t address
         cdef Args *args = &known.args
         cdef void *parameters[1]
         cdef Handle context = NULL
@@ -615,11 +617,11 @@ cdef class Launcher:
         args.recv = addresses[known.sources[1]] if known.sources[1] >= 0 else 0
         if known.registered:
             for i in range(2):
-                args.keys[i] = <uint64_t> -1
+                address = args.recv if i else args.send
                 if known.needed[i]:
-                    args.keys[i] = self.key_of(
-                        args.recv if i else args.send, known.key.lengths[known.sources[i]]
-                    )
+                    args.keys[i] = self.key_of(address, known.key.lengths[known.sources[i]])
+                else:  # this rank alone uses it, but by cells of 16 bytes too
+                    args.keys[i] = <uint64_t> (NOT_REGISTERED if address % 16 else NOT_NEEDED)
         args.send += known.shift
         if stream != self.last or not self.has_last:
             self.chain(stream)

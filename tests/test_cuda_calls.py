@@ -1,0 +1,72 @@
+"""What the compiled part of the GPU code asks the CUDA driver for, without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The driver that fake_libcuda.c makes."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    made = tmp_path_factory.mktemp("driver") / "fake.so"
+    words = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", made]
+    subprocess.run([*words, HERE / "fake_libcuda.c"], check=True)
+    return made
+
+
+@pytest.fixture
+def run(library):
+    """Runs code with `driver`, `cuda` and `plan` in a process of its own."""
+    extension = importlib.util.find_spec("mpicoll._cuda")
+    if extension is None:
+        pytest.skip("nothing is built")
+
+    def run_(code):
+        begin = f"""
+            import sys
+            sys.path.insert(0, {str(HERE)!r})
+            from fake_libcuda import AWAY, HERE, Driver, plan
+            driver = Driver({str(library)!r}, {extension.origin!r})
+            cuda = driver.cuda
+        """
+        code = textwrap.dedent(begin) + textwrap.dedent(code)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return run_
+
+
+@pytest.mark.parametrize("needed", [0, 1])
+def test_all_fall_back_where_a_buffer_is_not_aligned(run, needed):
+    """Also one that no peer needs is read, or written, by cells of 16 bytes where it lies."""
+    run(f"""
+        needed = {needed}
+        launcher, alarm = driver.launcher()
+        launcher.register(0x10000, 0x10000, 4)
+        launch = plan(registered=True, needed=(not needed, needed))
+        launcher.remember("collective", None, "f4", 0, 64, 64, launch, 1)
+
+        def keys(free, shared):
+            addresses = (free, shared) if needed else (shared, free)
+            launcher.run("collective", None, "f4", 0, 64, 64, *addresses, 5)
+            found = driver.keys()
+            return found if needed else found[::-1]
+
+        free, shared = 2**64 - 1, (5 << 48) + 0x40
+        assert keys(0x900000, 0x10040) == [free, shared]
+        assert keys(0x900004, 0x10040) == [0, shared]
+        assert keys(0x900000, 0x10044) == [free, 0]
+        assert keys(0x900000, 0x20000) == [free, 0]
+    """)
