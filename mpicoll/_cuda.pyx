@@ -611,6 +611,7 @@ cdef class Launcher:
         cdef Args *args = &known.args
         cdef void *parameters[1]
         cdef Handle context = NULL
+        cdef bint pushed
         cdef int status, i
         addresses[0], addresses[1] = send, recv
         args.send = addresses[known.sources[0]] if known.sources[0] >= 0 else 0
@@ -623,21 +624,26 @@ cdef class Launcher:
                 else:  # this rank alone uses it, but by cells of 16 bytes too
                     args.keys[i] = <uint64_t> (NOT_REGISTERED if address % 16 else NOT_NEEDED)
         args.send += known.shift
-        if stream != self.last or not self.has_last:
-            self.chain(stream)
         parameters[0] = args
         ctx_get_current(&context)
-        if context != self.context:
+        pushed = context != self.context
+        if pushed:
             check(ctx_push(self.context), "context")
-        status = launch_kernel(
-            known.function, known.blocks, 1, 1, known.threads, 1, 1, 0, stream, parameters, NULL
-        )
-        if status == 0 and isinstance(holder, int):
-            status = self.mark(stream)
-        elif stream == self.last:
-            self.held, self.marked = holder, False
-        if context != self.context:
-            ctx_pop(&context)
+        try:
+            # Streams 0, 1 and 2 are those of the current context.
+            if stream != self.last or not self.has_last:
+                self.chain(stream)
+            status = launch_kernel(
+                known.function, known.blocks, 1, 1, known.threads, 1, 1, 0, stream, parameters,
+                NULL
+            )
+            if status == 0 and isinstance(holder, int):
+                status = self.mark(stream)
+            elif stream == self.last:
+                self.held, self.marked = holder, False
+        finally:
+            if pushed:
+                ctx_pop(&context)
         self.launches += 1
         return check(status, "launch")
 

@@ -70,3 +70,22 @@ def test_all_fall_back_where_a_buffer_is_not_aligned(run, needed):
         assert keys(0x900000, 0x10044) == [free, 0]
         assert keys(0x900000, 0x20000) == [free, 0]
     """)
+
+
+def test_streams_are_those_of_the_launchers_device(run):
+    """Also where the caller has made another device the current one: its stream 0 is another."""
+    run("""
+        launcher, alarm = driver.launcher()
+        launcher.remember("collective", None, "f4", 0, 64, 64, plan(), 1)
+        driver.calls()
+        driver.be_in(AWAY)
+        for stream in (0, 5, 0):
+            launcher.run("collective", None, "f4", 0, 64, 64, 16, 16, stream)
+        calls = driver.calls()
+        assert {name for name, _ in calls} == {
+            "cuStreamIsCapturing", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"
+        }
+        assert {context for _, context in calls} == {HERE}
+        cuda.synchronize()
+        assert driver.calls() == [("cuCtxSynchronize", AWAY)]
+    """)
