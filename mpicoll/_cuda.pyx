@@ -543,6 +543,8 @@ cdef class Launcher:
     ):
         """Enqueue a remembered call on a stream, an object with `ptr` or an address."""
         cdef Key key
+        if not self.open:  # what the kernels use may not be mapped any more
+            raise RuntimeError("this communicator has been freed, or has failed")
         fill(&key, collective, op, dtype, root, send, recv)
         cdef int index = self.find(&key)
         if index < 0:

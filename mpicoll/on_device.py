@@ -150,7 +150,7 @@ def start(state: State, prepared: Prepared) -> Enqueued:
     assert call is not None and group is not None
     stream = _enqueue(state, call)
     state.count(prepared.definition.name, CUDA_IPC)
-    return Enqueued(group.device, stream, partial(_check, state), call)
+    return Enqueued(group.device, stream, partial(_check, state, group.peers), call)
 
 
 def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
@@ -162,21 +162,24 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
     arrays = [b.device for b in (call.send, call.recv) if b is not None and b.device is not None]
 
     def begin(stream: int) -> None:
+        state.check()
         plan.start(stream)
         state.count(name, CUDA_IPC)
 
     def stream() -> int:
         return current_stream(arrays[0].owner, group.device)
 
-    check = partial(_check, state)
+    check = partial(_check, state, peers)
     return EnqueuedPlan(group.device, begin, stream, plan.close, check, call)
 
 
-def _check(state: State) -> None:
-    """Raise what has gone wrong on a device; then the communicator cannot be used any more."""
-    assert state.gpus is not None
+def _check(state: State, peers: Any) -> None:
+    """Raise what has gone wrong on a device; then the communicator cannot be used any more.
+
+    Also once it has been freed, of what was under way then.
+    """
     try:
-        state.gpus.peers.check()
+        peers.check()
     except Exception as error:
         state.fail(error)
         raise

@@ -89,3 +89,19 @@ def test_streams_are_those_of_the_launchers_device(run):
         cuda.synchronize()
         assert driver.calls() == [("cuCtxSynchronize", AWAY)]
     """)
+
+
+def test_nothing_is_launched_when_the_communicator_has_gone(run):
+    run("""
+        launcher, alarm = driver.launcher()
+        launcher.remember("collective", None, "f4", 0, 64, 64, plan(), 1)
+        launcher.close()
+        driver.calls()
+        try:
+            launcher.run("collective", None, "f4", 0, 64, 64, 16, 16, 5)
+        except RuntimeError as error:
+            assert "has been freed" in str(error)
+        else:
+            raise AssertionError("it was launched")
+        assert driver.calls() == []
+    """)

@@ -209,6 +209,31 @@ def test_what_is_not_blocking(fake, ours):
     assert ours.stats().calls == {("allreduce", "cuda_ipc"): 3}
 
 
+def test_requests_outlive_their_communicator(fake, ours):
+    array = fake.array(np.ones(4, "f4"))
+    comm = mpicoll.Intracomm(WORLD.Dup())
+    request = comm.Iallreduce(MPI.IN_PLACE, array)
+    plan = comm.Allreduce_init(MPI.IN_PLACE, array)
+    plan.Start()
+    peers = comm._state.gpus.peers
+    comm.Free()
+    assert peers.closed
+    request.Wait()
+    plan.Wait()
+    ran = len(peers.ran)
+    with pytest.raises(ValueError, match="has been freed"):
+        plan.Start()
+    assert len(peers.ran) == ran and not plan.pending
+    plan.Free()
+    comm = mpicoll.Intracomm(WORLD.Dup())
+    request = comm.Iallreduce(MPI.IN_PLACE, array)
+    peers = comm._state.gpus.peers
+    comm.Free()
+    peers.failure = RuntimeError("rank 1 has not come")  # found out at the end
+    with pytest.raises(RuntimeError, match="rank 1 has not come"):
+        request.Wait()
+
+
 def test_an_array_of_another_device_visits(fake, ours):
     away = fake.array(np.full(5, RANK + 1, "i4"), device=1, stream=7)
     before = len(fake.memory)
