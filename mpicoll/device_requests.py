@@ -180,8 +180,9 @@ class Enqueued(_DeviceRequest):
         caller.check()
         if self._pending:
             progress.poll()
-            self._check()
-            if not self.Get_status():
+            done = self.Get_status()
+            self._check()  # later: what ends by a failure has told it before
+            if not done:
                 return False
             self._pending = False
         fill(status)

@@ -16,6 +16,7 @@ from mpicoll.call import METHODS, parse, place_of
 from mpicoll.cuda import buffers as device_buffers
 from mpicoll.cuda import driver, group, memory
 from mpicoll.cuda.buffers import is_device, recognise
+from mpicoll.device_requests import Enqueued
 from mpicoll.on_device import handle_of
 
 
@@ -288,6 +289,28 @@ def test_no_pinned_memory(fake):
     with pytest.raises(MemoryError, match="32768 bytes of pinned host memory"):
         buffers.parse(array).on_host()
     assert not fake.host
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def test_what_ends_by_a_failure_is_not_complete(fake, monkeypatch):
+    """Also where it does so while it is asked."""
+    failures = []
+
+    def check():
+        if failures:
+            raise RuntimeError(failures[0])
+
+    def happened(event):
+        failures.append("rank 1 has not come")
+        return True
+
+    request = Enqueued(0, 5, check, None)
+    monkeypatch.setattr(fake, "happened", happened)
+    with pytest.raises(RuntimeError, match="rank 1 has not come"):
+        request.Test()
+    assert request.pending
 
 
 # --- segments -------------------------------------------------------------------------------------
