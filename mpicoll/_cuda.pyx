@@ -446,11 +446,19 @@ cdef class Launcher:
 
     def stop(self):
         """Let every device-side wait end."""
-        self.alarm.stop = 1
+        if self.alarm != NULL:
+            self.alarm.stop = 1
 
     def alarmed(self):
         """(peer, step) of a wait that did not end in time; None if there is none."""
-        return (self.alarm.peer, self.alarm.step) if self.alarm.raised == 2 else None
+        if self.alarm == NULL or self.alarm.raised != 2:
+            return None
+        return self.alarm.peer, self.alarm.step
+
+    def drop_alarm(self):
+        """Do not look at the alarm any more, whose memory is about to be freed."""
+        self.open = False
+        self.alarm = NULL
 
     def register(self, uint64_t start, uint64_t length, int index):
         """Let buffers in this memory be read and written by peers; `index` from 0."""

@@ -105,3 +105,21 @@ def test_nothing_is_launched_when_the_communicator_has_gone(run):
             raise AssertionError("it was launched")
         assert driver.calls() == []
     """)
+
+
+def test_nobody_looks_at_an_alarm_that_is_freed(run):
+    run("""
+        import ctypes
+        launcher, alarm = driver.launcher()
+        words = (ctypes.c_uint32 * 6).from_address(alarm)
+        words[:] = [0, 2, 1, 0, 7, 0]
+        assert launcher.alarmed() == (1, 7)
+        launcher.stop()
+        assert words[0] == 1
+        words[0] = 0
+        launcher.drop_alarm()
+        launcher.stop()
+        assert words[0] == 0 and launcher.alarmed() is None
+        assert not launcher.serve("collective", None, None, None, 0)
+        cuda.free_host(alarm)
+    """)
