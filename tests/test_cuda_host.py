@@ -540,6 +540,19 @@ def test_a_gpu_that_is_lost_may_still_look_at_the_alarm(monkeypatch):
         ended.peers.check()
 
 
+def test_what_a_peer_may_have_mapped_is_kept(monkeypatch):
+    """Where it does not come in time; MPI forbids to free the barrier that waits for it."""
+    ended, left = Ended(monkeypatch), []
+    monkeypatch.setattr(ipc, "_LEFT", left)
+    monkeypatch.setattr(ipc, "PATIENCE", 0.0)
+    request = types.SimpleNamespace(Test=lambda: False)
+    ended.peers._private.Ibarrier = lambda: request
+    ended.peers._registry = registry = types.SimpleNamespace(unmap_all=lambda: None)
+    ended.peers.close()
+    assert ended.told == END[:-1]
+    assert left == [(request, registry)]
+
+
 def test_what_was_not_opened_leaves_nothing_behind(monkeypatch):
     ended = Ended(monkeypatch, launcher=False)
     ended.peers.close()

@@ -232,7 +232,7 @@ class Peers:
                 if registry is not None:
                     registry.unmap_all()
                 self._free_alarm()
-                if _all_have_come(self._private):
+                if _all_have_come(self._private, registry):
                     for address in owned:
                         _cuda.free(address)
                     if registry is not None:
@@ -451,13 +451,17 @@ class Plan:
             self._registered.close()
 
 
-def _all_have_come(private: MPI.Intracomm) -> bool:
-    """Whether all ranks come here, within a time."""
+#: Barriers that have not ended, which MPI does not let free, and what peers may have mapped still.
+_LEFT: list[tuple[MPI.Request, Any]] = []
+
+
+def _all_have_come(private: MPI.Intracomm, kept: Any) -> bool:
+    """Whether all ranks come here, within a time; else something is kept for good."""
     request = private.Ibarrier()
     end = time.monotonic() + PATIENCE
     while not request.Test():
         if time.monotonic() > end:
-            request.Free()
+            _LEFT.append((request, kept))
             return False
         os.sched_yield()
     return True
