@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpicoll import buffers, staging
+from mpicoll import buffers, messages, staging
 from mpicoll.call import METHODS, parse, place_of
 from mpicoll.cuda import buffers as device_buffers
 from mpicoll.cuda import driver, group, ipc, memory
@@ -312,6 +312,18 @@ def test_what_ends_by_a_failure_is_not_complete(fake, monkeypatch):
     with pytest.raises(RuntimeError, match="rank 1 has not come"):
         request.Test()
     assert request.pending
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [0, 12, 3 << 30])
+def test_messages_of_any_length_arrive(nbytes):
+    written, status = [], MPI.Status()
+    room = types.SimpleNamespace(size=4 << 30)
+    status.Set_elements(MPI.BYTE, nbytes)
+    messages._arrived(types.SimpleNamespace(memory=room, write_back=written.append), status)
+    assert written == [nbytes]
 
 
 # --- segments -------------------------------------------------------------------------------------
