@@ -6,8 +6,9 @@ that the caller names, is run by the host, on pinned memory.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -242,10 +243,11 @@ def _enqueue(state: State, call: Call) -> int:
     assert group is not None
     send, recv = _arrays(call)
     name, root = call.definition.name, call.place.root
-    stream = next(array.stream for array in (recv, send) if array is not None)
+    streams = [array.stream for array in (recv, send) if array is not None]
     try:
         if all(array is None or array.device == group.device for array in (send, recv)):
-            group.peers.run(name, send, recv, _operator(call), root, stream)
+            with _as_one(group.device, streams) as stream:
+                group.peers.run(name, send, recv, _operator(call), root, stream)
             return stream
         with _Visit(group.device, (send, recv)) as visit:
             group.peers.run(name, *visit.arrays, _operator(call), root, visit.stream)
@@ -255,6 +257,17 @@ def _enqueue(state: State, call: Call) -> int:
         state.fail(error, call)
         raise
     return visit.stream
+
+
+@contextlib.contextmanager
+def _as_one(device: int, streams: Sequence[int]) -> Iterator[int]:
+    """The first of a device's streams, on which what is put is in the order of the others too."""
+    first, *others = dict.fromkeys(streams)
+    for other in others:
+        _order((device, other), (device, first))
+    yield first
+    for other in others:
+        _order((device, first), (device, other))
 
 
 class _Visit:
@@ -283,7 +296,7 @@ class _Visit:
         for array in self._away:
             copied = None
             if array is not None:
-                self._order((array.device, array.stream), (self._device, self.stream))
+                _order((array.device, array.stream), (self._device, self.stream))
                 with functions.on(self._device):
                     address = functions.allocate(array.nbytes, self.stream)
                     functions.copy(address, array.ptr, array.nbytes, self.stream)
@@ -306,14 +319,15 @@ class _Visit:
                     functions.free(array.ptr, self.stream)
         for array in self._away:
             if array is not None:
-                self._order((self._device, self.stream), (array.device, array.stream))
+                _order((self._device, self.stream), (array.device, array.stream))
 
-    def _order(self, first: tuple[int, int], second: tuple[int, int]) -> None:
-        """Let one (device, stream) wait for what is on another one."""
-        functions = self._functions
-        with functions.on(first[0]):
-            event = functions.event()
-            functions.record(event, first[1])
-        with functions.on(second[0]):
-            functions.wait(second[1], event)
-            functions.free_event(event)
+
+def _order(first: tuple[int, int], second: tuple[int, int]) -> None:
+    """Let the second (device, stream) wait for what is on the first one."""
+    functions = driver()
+    with functions.on(first[0]):
+        event = functions.event()
+        functions.record(event, first[1])
+    with functions.on(second[0]):
+        functions.wait(second[1], event)
+        functions.free_event(event)

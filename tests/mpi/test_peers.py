@@ -248,6 +248,23 @@ def test_an_array_of_another_device_visits(fake, ours):
     assert {*here.get()} == {P * P * (P + 1) // 2}
 
 
+def test_arrays_on_two_streams(fake, ours):
+    """As those of two libraries: both are in the order of their own."""
+    send, recv = fake.array(np.zeros(3, "i4"), stream=5), fake.array(np.zeros(3, "i4"), stream=6)
+    for blocking in (True, False):
+        send.set(np.full(3, RANK))
+        recv.set(np.full(3, -1))
+        if blocking:
+            ours.Allreduce(send, recv)
+            assert len(fake.streams[5]) == 1  # what comes there waits for the call
+        else:
+            ours.Iallreduce(send, recv).Wait()
+        assert ours._state.gpus.peers.ran[-1][3] == 6
+        send.set(np.full(3, 100))
+        assert {*recv.get()} == {P * (P - 1) // 2}
+        assert {*send.get()} == {100}
+
+
 @pytest.mark.parametrize("where", ["long", "short", "request"])
 def test_a_failure_ends_the_communicator(fake, ours, where):
     peers, array = ours._state.gpus.peers, fake.array(np.ones(4, "f4"))
