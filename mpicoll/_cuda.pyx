@@ -181,11 +181,15 @@ def linked(int one, int other):
     return bool(answers[0]), bool(answers[1])
 
 
-def allocate(size_t nbytes):
-    """Memory of the current device, set to zero, outside every pool."""
+def allocate(size_t nbytes, bint cleared=True):
+    """Memory of the current device outside every pool.
+
+    ``cleared``: set to zero, in the order of the legacy default stream.
+    """
     cdef Address address = 0
     check(mem_alloc(&address, nbytes), f"{nbytes} bytes of device memory")
-    check(memset_d8(address, 0, nbytes), "memset")
+    if cleared:
+        check(memset_d8(address, 0, nbytes), "memset")
     return address
 
 

@@ -123,3 +123,13 @@ def test_nobody_looks_at_an_alarm_that_is_freed(run):
         assert not launcher.serve("collective", None, None, None, 0)
         cuda.free_host(alarm)
     """)
+
+
+def test_what_a_user_gets_is_not_erased_later(run):
+    """Setting memory is not done when the driver returns, nor in the order of the user's stream."""
+    run("""
+        cuda.allocate(64, cleared=False)
+        assert [name for name, _ in driver.calls()] == ["cuMemAlloc"]
+        cuda.allocate(64)
+        assert [name for name, _ in driver.calls()] == ["cuMemAlloc", "cuMemsetD8"]
+    """)

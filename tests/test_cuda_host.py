@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpicoll import buffers, messages, staging
 from mpicoll.call import METHODS, parse, place_of
 from mpicoll.cuda import buffers as device_buffers
-from mpicoll.cuda import driver, group, ipc, memory
+from mpicoll.cuda import driver, group, ipc, memory, registered
 from mpicoll.cuda.buffers import is_device, recognise
 from mpicoll.device_requests import Enqueued
 from mpicoll.on_device import handle_of
@@ -477,6 +477,30 @@ def test_what_brings_arrays_is_looked_for_and_not_imported(monkeypatch):
     assert not driver.is_wanted()
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     assert driver.is_wanted()
+
+
+# --- registered memory ----------------------------------------------------------------------------
+
+
+def test_memory_that_a_user_gets_is_not_cleared(monkeypatch):
+    """That would happen later, and erase what is there; also where nothing can be registered."""
+    told = []
+
+    def allocate(nbytes, cleared=True):
+        told.append((nbytes, cleared))
+        return 64
+
+    cuda = types.SimpleNamespace(
+        allocate=allocate, exportable=lambda address: False, free=told.append
+    )
+    monkeypatch.setattr(registered, "_cuda", cuda)
+    private = types.SimpleNamespace(
+        Get_rank=lambda: 0, Get_size=lambda: 1, allgather=lambda own: [own]
+    )
+    launcher = types.SimpleNamespace(forget=lambda: None)
+    address, token = registered.Registry(private, launcher, 0).empty(4096)
+    del token
+    assert (address, told) == (64, [(4096, False), 64])
 
 
 # --- the end of a communicator ---------------------------------------------------------------------
