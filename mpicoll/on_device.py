@@ -158,20 +158,42 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
     """Make a persistent call on the device."""
     call, group = prepared.call, state.gpus
     assert call is not None and group is not None
-    name, peers = prepared.definition.name, group.peers
-    plan = peers.plan(name, *_arrays(call), _operator(call), call.place.root)
-    arrays = [b.device for b in (call.send, call.recv) if b is not None and b.device is not None]
+    name, peers, arrays = prepared.definition.name, group.peers, _arrays(call)
+    at_home = _are_at_home(group, arrays)
+    # What is on another device is copied at each start; binding is collective all the same.
+    plan = peers.plan(
+        name, *(arrays if at_home else (None, None)), _operator(call), call.place.root
+    )
 
-    def begin(stream: int) -> None:
+    def streams() -> list[int]:
+        if call.stream is not None:
+            return [call.stream]
+        return [current_stream(a.owner, a.device) for a in arrays[::-1] if a is not None]
+
+    def begin() -> int:
         state.check()
-        plan.start(stream)
+        if at_home:
+            with _as_one(group.device, streams()) as stream:
+                plan.start(stream)
+        else:
+            stream = _enqueue(state, call if call.stream is not None else _as_now(call))
         state.count(name, CUDA_IPC)
-
-    def stream() -> int:
-        return current_stream(arrays[0].owner, group.device)
+        return stream
 
     check = partial(_check, state, peers)
-    return EnqueuedPlan(group.device, begin, stream, plan.close, check, call)
+    return EnqueuedPlan(group.device, begin, plan.close, check, call)
+
+
+def _as_now(call: Call) -> Call:
+    """The call on the streams that are current now in the libraries of its arrays."""
+
+    def now(buffer: Buffer | None) -> Buffer | None:
+        if buffer is None or buffer.device is None:
+            return buffer
+        return buffer.on_stream(current_stream(buffer.device.owner, buffer.device.device))
+
+    send = now(call.send)
+    return replace(call, send=send, recv=send if call.recv is call.send else now(call.recv))
 
 
 def _check(state: State, peers: Any) -> None:
@@ -237,6 +259,11 @@ def _used(buffer: Buffer | None) -> DeviceArray | None:
     return replace(buffer.device, ptr=address, nbytes=buffer.memory.size, dtype=buffer.dtype)
 
 
+def _are_at_home(group: Group, arrays: Sequence[DeviceArray | None]) -> bool:
+    """Whether arrays are on the group's device."""
+    return all(array is None or array.device == group.device for array in arrays)
+
+
 def _enqueue(state: State, call: Call) -> int:
     """Put a call on its stream; returns the handle."""
     group = state.gpus
@@ -245,7 +272,7 @@ def _enqueue(state: State, call: Call) -> int:
     name, root = call.definition.name, call.place.root
     streams = [array.stream for array in (recv, send) if array is not None]
     try:
-        if all(array is None or array.device == group.device for array in (send, recv)):
+        if _are_at_home(group, (send, recv)):
             with _as_one(group.device, streams) as stream:
                 group.peers.run(name, send, recv, _operator(call), root, stream)
             return stream

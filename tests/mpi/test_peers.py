@@ -248,6 +248,23 @@ def test_an_array_of_another_device_visits(fake, ours):
     assert {*here.get()} == {P * P * (P + 1) // 2}
 
 
+@pytest.mark.parametrize(("device", "stream"), [(1, None), (0, 9), (1, 9)])
+def test_persistent_calls_of_another_device_or_stream(fake, ours, device, stream):
+    peers, array = ours._state.gpus.peers, fake.array(np.zeros(5, "i4"), device, stream or 1)
+    held = len(fake.memory)
+    named = {} if stream is None else {"stream": stream}
+    plan = ours.Allreduce_init(MPI.IN_PLACE, array, **named)
+    for step in range(2):
+        array.set(np.full(5, RANK + step))
+        plan.Start()
+        assert device or peers.ran[-1][3] == stream
+        assert {*array.get()} == {P * (P - 1) // 2 + step * P}
+        plan.Wait()
+    fake.synchronize(peers.ran[-1][3])
+    assert len(fake.memory) == held  # no copy is left
+    plan.Free()
+
+
 def test_arrays_on_two_streams(fake, ours):
     """As those of two libraries: both are in the order of their own."""
     send, recv = fake.array(np.zeros(3, "i4"), stream=5), fake.array(np.zeros(3, "i4"), stream=6)
