@@ -1,6 +1,9 @@
 """The CUDA driver, opened at run time, and the short way from a call to a launch.
 
 Nothing of CUDA is needed to build this, and nothing is opened before :func:`load`.
+
+What may wait for a GPU lets other threads run: the one that watches the peers' processes ends the
+wait where one has died.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -187,7 +190,10 @@ def allocate(size_t nbytes, bint cleared=True):
     ``cleared``: set to zero, in the order of the legacy default stream.
     """
     cdef Address address = 0
-    check(mem_alloc(&address, nbytes), f"{nbytes} bytes of device memory")
+    cdef int status
+    with nogil:
+        status = mem_alloc(&address, nbytes)
+    check(status, f"{nbytes} bytes of device memory")
     if cleared:
         check(memset_d8(address, 0, nbytes), "memset")
     return address
@@ -195,7 +201,10 @@ def allocate(size_t nbytes, bint cleared=True):
 
 def free(Address address):
     """Free memory of :func:`allocate`."""
-    check(mem_free(address), "free")
+    cdef int status
+    with nogil:
+        status = mem_free(address)
+    check(status, "free")
 
 
 def allocate_host(size_t nbytes):
@@ -210,7 +219,10 @@ def allocate_host(size_t nbytes):
 
 def free_host(uintptr_t address):
     """Free memory of :func:`allocate_host`."""
-    check(mem_free_host(<void *> address), "free of pinned memory")
+    cdef int status
+    with nogil:
+        status = mem_free_host(<void *> address)
+    check(status, "free of pinned memory")
 
 
 def address_range(Address address):
@@ -251,25 +263,34 @@ def map(bytes handle not None):
     """Where an allocation of another process lies in this one."""
     cdef IpcHandle given
     cdef Address address = 0
+    cdef int status
     if len(handle) != sizeof(IpcHandle):
         raise ValueError(f"a handle has {sizeof(IpcHandle)} bytes, not {len(handle)}")
     memcpy(&given, <const char *> handle, sizeof(IpcHandle))
-    check(ipc_open(&address, given, LAZY_PEER_ACCESS), "mapping of another process's memory")
+    with nogil:
+        status = ipc_open(&address, given, LAZY_PEER_ACCESS)
+    check(status, "mapping of another process's memory")
     return address
 
 
 def unmap(Address address):
     """Undo :func:`map`."""
-    check(ipc_close(address), "unmapping")
+    cdef int status
+    with nogil:
+        status = ipc_close(address)
+    check(status, "unmapping")
 
 
 def read(Address address, size_t nbytes):
     """Bytes of device memory, once everything before has run."""
+    cdef int status
     cdef char *memory = <char *> PyMem_Malloc(nbytes or 1)
     if memory == NULL:
         raise MemoryError
     try:
-        check(copy_to_host(memory, address, nbytes), "copy to the host")
+        with nogil:
+            status = copy_to_host(memory, address, nbytes)
+        check(status, "copy to the host")
         return memory[:nbytes]
     finally:
         PyMem_Free(memory)
@@ -277,8 +298,14 @@ def read(Address address, size_t nbytes):
 
 def write(Address address, bytes data not None):
     """Set device memory."""
-    check(copy_to_device(address, <const char *> data, len(data)), "copy to the device")
-    check(ctx_synchronize(), "copy to the device")  # it may still be on its way
+    cdef const char *bytes_of = data
+    cdef size_t nbytes = len(data)
+    cdef int status
+    with nogil:
+        status = copy_to_device(address, bytes_of, nbytes)
+        if not status:
+            status = ctx_synchronize()  # it may still be on its way
+    check(status, "copy to the device")
 
 
 def capturing(uintptr_t stream):

@@ -116,7 +116,7 @@ int cuMemHostAlloc(void **address, size_t nbytes, unsigned flags)
 int cuMemFreeHost(void *address)
 {
     free(address);
-    return called("cuMemFreeHost");
+    return waiting("cuMemFreeHost");
 }
 
 int cuMemGetAddressRange_v2(Address *base, size_t *length, Address address)

@@ -133,3 +133,18 @@ def test_what_a_user_gets_is_not_erased_later(run):
         cuda.allocate(64)
         assert [name for name, _ in driver.calls()] == ["cuMemAlloc", "cuMemsetD8"]
     """)
+
+
+def test_who_waits_for_a_gpu_lets_others_run(run):
+    """Such as the thread that ends the wait."""
+    run("""
+        address = driver.while_held(lambda: cuda.allocate(64))
+        driver.while_held(lambda: cuda.write(address, b"abc"))
+        assert driver.while_held(lambda: cuda.read(address, 3)) == b"abc"
+        mapped = driver.while_held(lambda: cuda.map(cuda.export(address)))
+        assert mapped == address
+        driver.while_held(lambda: cuda.unmap(mapped))
+        driver.while_held(lambda: cuda.free(address))
+        driver.while_held(cuda.synchronize)
+        driver.while_held(lambda: cuda.free_host(cuda.allocate_host(64)))
+    """)
