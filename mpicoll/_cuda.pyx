@@ -649,7 +649,9 @@ cdef class Launcher:
         """Launch."""
         cdef uint64_t addresses[2]
         cdef uint64_t address
-        cdef Args *args = &known.args
+        cdef Args args = known.args  # others may change that while the launch waits
+        cdef Handle function = known.function
+        cdef unsigned blocks = known.blocks, threads = known.threads
         cdef void *parameters[1]
         cdef Handle context = NULL
         cdef bint pushed
@@ -665,7 +667,7 @@ cdef class Launcher:
                 else:  # this rank alone uses it, but by cells of 16 bytes too
                     args.keys[i] = <uint64_t> (NOT_REGISTERED if address % 16 else NOT_NEEDED)
         args.send += known.shift
-        parameters[0] = args
+        parameters[0] = &args
         ctx_get_current(&context)
         pushed = context != self.context
         if pushed:
@@ -674,10 +676,10 @@ cdef class Launcher:
             # Streams 0, 1 and 2 are those of the current context.
             if stream != self.last or not self.has_last:
                 self.chain(stream)
-            status = launch_kernel(
-                known.function, known.blocks, 1, 1, known.threads, 1, 1, 0, stream, parameters,
-                NULL
-            )
+            with nogil:  # it waits where too much has been enqueued
+                status = launch_kernel(
+                    function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL
+                )
             if status == 0 and isinstance(holder, int):
                 status = self.mark(stream)
             elif stream == self.last:

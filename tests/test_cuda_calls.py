@@ -147,4 +147,9 @@ def test_who_waits_for_a_gpu_lets_others_run(run):
         driver.while_held(lambda: cuda.free(address))
         driver.while_held(cuda.synchronize)
         driver.while_held(lambda: cuda.free_host(cuda.allocate_host(64)))
+        launcher, alarm = driver.launcher()
+        launcher.remember("collective", None, "f4", 0, 64, 64, plan(n=3), 1)
+        call = "collective", None, "f4", 0, 64, 64, 16, 16, 5
+        driver.while_held(lambda: launcher.run(*call))
+        assert driver.arguments()[:3] == [16, 16, 3]
     """)
