@@ -503,7 +503,7 @@ def test_memory_that_a_user_gets_is_not_cleared(monkeypatch):
     assert (address, told) == (64, [(4096, False), 64])
 
 
-# --- the end of a communicator ---------------------------------------------------------------------
+# --- the end of a communicator --------------------------------------------------------------------
 
 
 class Ended:
