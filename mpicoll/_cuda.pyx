@@ -1,6 +1,9 @@
 """The CUDA driver, opened at run time, and the short way from a call to a launch.
 
 Nothing of CUDA is needed to build this, and nothing is opened before :func:`load`.
+
+What may wait for a GPU lets other threads run: the one that watches the peers' processes ends the
+wait where one has died.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -181,17 +184,27 @@ def linked(int one, int other):
     return bool(answers[0]), bool(answers[1])
 
 
-def allocate(size_t nbytes):
-    """Memory of the current device, set to zero, outside every pool."""
+def allocate(size_t nbytes, bint cleared=True):
+    """Memory of the current device outside every pool.
+
+    ``cleared``: set to zero, in the order of the legacy default stream.
+    """
     cdef Address address = 0
-    check(mem_alloc(&address, nbytes), f"{nbytes} bytes of device memory")
-    check(memset_d8(address, 0, nbytes), "memset")
+    cdef int status
+    with nogil:
+        status = mem_alloc(&address, nbytes)
+    check(status, f"{nbytes} bytes of device memory")
+    if cleared:
+        check(memset_d8(address, 0, nbytes), "memset")
     return address
 
 
 def free(Address address):
     """Free memory of :func:`allocate`."""
-    check(mem_free(address), "free")
+    cdef int status
+    with nogil:
+        status = mem_free(address)
+    check(status, "free")
 
 
 def allocate_host(size_t nbytes):
@@ -206,7 +219,10 @@ def allocate_host(size_t nbytes):
 
 def free_host(uintptr_t address):
     """Free memory of :func:`allocate_host`."""
-    check(mem_free_host(<void *> address), "free of pinned memory")
+    cdef int status
+    with nogil:
+        status = mem_free_host(<void *> address)
+    check(status, "free of pinned memory")
 
 
 def address_range(Address address):
@@ -247,25 +263,34 @@ def map(bytes handle not None):
     """Where an allocation of another process lies in this one."""
     cdef IpcHandle given
     cdef Address address = 0
+    cdef int status
     if len(handle) != sizeof(IpcHandle):
         raise ValueError(f"a handle has {sizeof(IpcHandle)} bytes, not {len(handle)}")
     memcpy(&given, <const char *> handle, sizeof(IpcHandle))
-    check(ipc_open(&address, given, LAZY_PEER_ACCESS), "mapping of another process's memory")
+    with nogil:
+        status = ipc_open(&address, given, LAZY_PEER_ACCESS)
+    check(status, "mapping of another process's memory")
     return address
 
 
 def unmap(Address address):
     """Undo :func:`map`."""
-    check(ipc_close(address), "unmapping")
+    cdef int status
+    with nogil:
+        status = ipc_close(address)
+    check(status, "unmapping")
 
 
 def read(Address address, size_t nbytes):
     """Bytes of device memory, once everything before has run."""
+    cdef int status
     cdef char *memory = <char *> PyMem_Malloc(nbytes or 1)
     if memory == NULL:
         raise MemoryError
     try:
-        check(copy_to_host(memory, address, nbytes), "copy to the host")
+        with nogil:
+            status = copy_to_host(memory, address, nbytes)
+        check(status, "copy to the host")
         return memory[:nbytes]
     finally:
         PyMem_Free(memory)
@@ -273,8 +298,14 @@ def read(Address address, size_t nbytes):
 
 def write(Address address, bytes data not None):
     """Set device memory."""
-    check(copy_to_device(address, <const char *> data, len(data)), "copy to the device")
-    check(ctx_synchronize(), "copy to the device")  # it may still be on its way
+    cdef const char *bytes_of = data
+    cdef size_t nbytes = len(data)
+    cdef int status
+    with nogil:
+        status = copy_to_device(address, bytes_of, nbytes)
+        if not status:
+            status = ctx_synchronize()  # it may still be on its way
+    check(status, "copy to the device")
 
 
 def capturing(uintptr_t stream):
@@ -309,6 +340,7 @@ cdef enum:
     ABSENT = -1
     IN_PLACE = -2
     NOT_REGISTERED = 0
+    NOT_NEEDED = -1
 
 
 cdef struct Alarm:
@@ -445,11 +477,19 @@ cdef class Launcher:
 
     def stop(self):
         """Let every device-side wait end."""
-        self.alarm.stop = 1
+        if self.alarm != NULL:
+            self.alarm.stop = 1
 
     def alarmed(self):
         """(peer, step) of a wait that did not end in time; None if there is none."""
-        return (self.alarm.peer, self.alarm.step) if self.alarm.raised == 2 else None
+        if self.alarm == NULL or self.alarm.raised != 2:
+            return None
+        return self.alarm.peer, self.alarm.step
+
+    def drop_alarm(self):
+        """Do not look at the alarm any more, whose memory is about to be freed."""
+        self.open = False
+        self.alarm = NULL
 
     def register(self, uint64_t start, uint64_t length, int index):
         """Let buffers in this memory be read and written by peers; `index` from 0."""
@@ -542,6 +582,8 @@ cdef class Launcher:
     ):
         """Enqueue a remembered call on a stream, an object with `ptr` or an address."""
         cdef Key key
+        if not self.open:  # what the kernels use may not be mapped any more
+            raise RuntimeError("this communicator has been freed, or has failed")
         fill(&key, collective, op, dtype, root, send, recv)
         cdef int index = self.find(&key)
         if index < 0:
@@ -606,36 +648,45 @@ cdef class Launcher:
     ) except -1:
         """Launch."""
         cdef uint64_t addresses[2]
-        cdef Args *args = &known.args
+        cdef uint64_t address
+        cdef Args args = known.args  # others may change that while the launch waits
+        cdef Handle function = known.function
+        cdef unsigned blocks = known.blocks, threads = known.threads
         cdef void *parameters[1]
         cdef Handle context = NULL
+        cdef bint pushed
         cdef int status, i
         addresses[0], addresses[1] = send, recv
         args.send = addresses[known.sources[0]] if known.sources[0] >= 0 else 0
         args.recv = addresses[known.sources[1]] if known.sources[1] >= 0 else 0
         if known.registered:
             for i in range(2):
-                args.keys[i] = <uint64_t> -1
+                address = args.recv if i else args.send
                 if known.needed[i]:
-                    args.keys[i] = self.key_of(
-                        args.recv if i else args.send, known.key.lengths[known.sources[i]]
-                    )
+                    args.keys[i] = self.key_of(address, known.key.lengths[known.sources[i]])
+                else:  # this rank alone uses it, but by cells of 16 bytes too
+                    args.keys[i] = <uint64_t> (NOT_REGISTERED if address % 16 else NOT_NEEDED)
         args.send += known.shift
-        if stream != self.last or not self.has_last:
-            self.chain(stream)
-        parameters[0] = args
+        parameters[0] = &args
         ctx_get_current(&context)
-        if context != self.context:
+        pushed = context != self.context
+        if pushed:
             check(ctx_push(self.context), "context")
-        status = launch_kernel(
-            known.function, known.blocks, 1, 1, known.threads, 1, 1, 0, stream, parameters, NULL
-        )
-        if status == 0 and isinstance(holder, int):
-            status = self.mark(stream)
-        elif stream == self.last:
-            self.held, self.marked = holder, False
-        if context != self.context:
-            ctx_pop(&context)
+        try:
+            # Streams 0, 1 and 2 are those of the current context.
+            if stream != self.last or not self.has_last:
+                self.chain(stream)
+            with nogil:  # it waits where too much has been enqueued
+                status = launch_kernel(
+                    function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL
+                )
+            if status == 0 and isinstance(holder, int):
+                status = self.mark(stream)
+            elif stream == self.last:
+                self.held, self.marked = holder, False
+        finally:
+            if pushed:
+                ctx_pop(&context)
         self.launches += 1
         return check(status, "launch")
 

@@ -53,6 +53,7 @@ class Call:
         send, recv, in_place, layouts: see :class:`mpicoll.operands.Operands`.
         reduction: what the operator is on these elements; None where nothing is reduced.
         given: the two buffers as the caller passed them.
+        stream: handle of the stream that the caller has named, None if none.
     """
 
     definition: Collective
@@ -63,6 +64,7 @@ class Call:
     reduction: ops.Reduction | None
     layouts: tuple[Layout, Layout] | None = None
     given: tuple[Any, Any] = (None, None)
+    stream: int | None = None
 
     @property
     def buffer(self) -> Buffer | None:
@@ -215,9 +217,10 @@ class Call:
     def on_stream(self, stream: int) -> Call:
         """The same call ordered on a stream."""
         send = None if self.send is None else self.send.on_stream(stream)
-        if self.recv is None or self.recv is self.send:
-            return replace(self, send=send, recv=None if self.recv is None else send)
-        return replace(self, send=send, recv=self.recv.on_stream(stream))
+        recv = send
+        if self.recv is not self.send:
+            recv = None if self.recv is None else self.recv.on_stream(stream)
+        return replace(self, send=send, recv=recv, stream=stream)
 
     @property
     def is_direct(self) -> bool:

@@ -155,12 +155,14 @@ class Enqueued(_DeviceRequest):
 
     Args:
         device: its number.
-        stream: handle of the stream that it has been put on.
+        stream: handle of the stream that it has been put on; None: it has not been yet.
         check: raises what has gone wrong on a device.
         kept: what must stay alive until it has run.
     """
 
-    def __init__(self, device: int, stream: int, check: Callable[[], object], kept: object) -> None:
+    def __init__(
+        self, device: int, stream: int | None, check: Callable[[], object], kept: object
+    ) -> None:
         self._device, self._check, self._kept = device, check, kept
         self._functions = functions = driver()
         with functions.on(device):
@@ -168,7 +170,8 @@ class Enqueued(_DeviceRequest):
         # Also where the object is dropped.
         self._end = weakref.finalize(self, _free_event, functions, device, self._event)
         self._end.atexit = False
-        self._mark(stream)
+        if stream is not None:
+            self._mark(stream)
 
     def _mark(self, stream: int) -> None:
         with self._functions.on(self._device):
@@ -180,8 +183,9 @@ class Enqueued(_DeviceRequest):
         caller.check()
         if self._pending:
             progress.poll()
-            self._check()
-            if not self.Get_status():
+            done = self.Get_status()
+            self._check()  # later: what ends by a failure has told it before
+            if not done:
                 return False
             self._pending = False
         fill(status)
@@ -205,36 +209,33 @@ class EnqueuedPlan(Enqueued):
     """The persistent form.
 
     Args:
-        start: puts it on a stream, whose handle it gets.
-        stream: gives the handle of the stream that is current.
+        start: puts it on a stream; returns its handle.
         close: once it is freed.
         device, check, kept: see :class:`Enqueued`.
     """
 
+    _pending = False
+
     def __init__(
         self,
         device: int,
-        start: Callable[[int], object],
-        stream: Callable[[], int],
+        start: Callable[[], int],
         close: Callable[[], object],
         check: Callable[[], object],
         kept: object,
     ) -> None:
-        super().__init__(device, stream(), check, kept)
-        self._pending = False
-        self._start, self._stream, self._close = start, stream, close
+        super().__init__(device, None, check, kept)
+        self._start, self._close = start, close
 
     def Start(self) -> None:
-        """Put it on the stream that is current now.
+        """Put it on the stream that is current now, or that was named when it was made.
 
         Raises:
             RuntimeError: it is under way.
         """
         if self._pending:
             raise RuntimeError("Start of what is under way; complete it by Wait first")
-        stream = self._stream()
-        self._start(stream)
-        self._mark(stream)
+        self._mark(self._start())
 
     def Free(self) -> None:
         """Free an inactive request.

@@ -78,7 +78,8 @@ def _arriving(buf: Any, what: str = "receive buffer") -> tuple[Buffer, OnDevice]
 
 def _arrived(packed: OnDevice, status: MPI.Status) -> None:
     """Bring what a message has brought to the device; it may be shorter than the buffer."""
-    packed.write_back(min(status.Get_count(MPI.BYTE), packed.memory.size))
+    # Get_count does not know more than 2 GiB before MPI-4.
+    packed.write_back(min(status.Get_elements(MPI.BYTE), packed.memory.size))
 
 
 class Messages:

@@ -6,8 +6,9 @@ that the caller names, is run by the host, on pinned memory.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -150,33 +151,58 @@ def start(state: State, prepared: Prepared) -> Enqueued:
     assert call is not None and group is not None
     stream = _enqueue(state, call)
     state.count(prepared.definition.name, CUDA_IPC)
-    return Enqueued(group.device, stream, partial(_check, state), call)
+    return Enqueued(group.device, stream, partial(_check, state, group.peers), call)
 
 
 def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
     """Make a persistent call on the device."""
     call, group = prepared.call, state.gpus
     assert call is not None and group is not None
-    name, peers = prepared.definition.name, group.peers
-    plan = peers.plan(name, *_arrays(call), _operator(call), call.place.root)
-    arrays = [b.device for b in (call.send, call.recv) if b is not None and b.device is not None]
+    name, peers, arrays = prepared.definition.name, group.peers, _arrays(call)
+    at_home = _are_at_home(group, arrays)
+    # What is on another device is copied at each start; binding is collective all the same.
+    plan = peers.plan(
+        name, *(arrays if at_home else (None, None)), _operator(call), call.place.root
+    )
 
-    def begin(stream: int) -> None:
-        plan.start(stream)
+    def streams() -> list[int]:
+        if call.stream is not None:
+            return [call.stream]
+        return [current_stream(a.owner, a.device) for a in arrays[::-1] if a is not None]
+
+    def begin() -> int:
+        state.check()
+        if at_home:
+            with _as_one(group.device, streams()) as stream:
+                plan.start(stream)
+        else:
+            stream = _enqueue(state, call if call.stream is not None else _as_now(call))
         state.count(name, CUDA_IPC)
+        return stream
 
-    def stream() -> int:
-        return current_stream(arrays[0].owner, group.device)
-
-    check = partial(_check, state)
-    return EnqueuedPlan(group.device, begin, stream, plan.close, check, call)
+    check = partial(_check, state, peers)
+    return EnqueuedPlan(group.device, begin, plan.close, check, call)
 
 
-def _check(state: State) -> None:
-    """Raise what has gone wrong on a device; then the communicator cannot be used any more."""
-    assert state.gpus is not None
+def _as_now(call: Call) -> Call:
+    """The call on the streams that are current now in the libraries of its arrays."""
+
+    def now(buffer: Buffer | None) -> Buffer | None:
+        if buffer is None or buffer.device is None:
+            return buffer
+        return buffer.on_stream(current_stream(buffer.device.owner, buffer.device.device))
+
+    send = now(call.send)
+    return replace(call, send=send, recv=send if call.recv is call.send else now(call.recv))
+
+
+def _check(state: State, peers: Any) -> None:
+    """Raise what has gone wrong on a device; then the communicator cannot be used any more.
+
+    Also once it has been freed, of what was under way then.
+    """
     try:
-        state.gpus.peers.check()
+        peers.check()
     except Exception as error:
         state.fail(error)
         raise
@@ -233,16 +259,22 @@ def _used(buffer: Buffer | None) -> DeviceArray | None:
     return replace(buffer.device, ptr=address, nbytes=buffer.memory.size, dtype=buffer.dtype)
 
 
+def _are_at_home(group: Group, arrays: Sequence[DeviceArray | None]) -> bool:
+    """Whether arrays are on the group's device."""
+    return all(array is None or array.device == group.device for array in arrays)
+
+
 def _enqueue(state: State, call: Call) -> int:
     """Put a call on its stream; returns the handle."""
     group = state.gpus
     assert group is not None
     send, recv = _arrays(call)
     name, root = call.definition.name, call.place.root
-    stream = next(array.stream for array in (recv, send) if array is not None)
+    streams = [array.stream for array in (recv, send) if array is not None]
     try:
-        if all(array is None or array.device == group.device for array in (send, recv)):
-            group.peers.run(name, send, recv, _operator(call), root, stream)
+        if _are_at_home(group, (send, recv)):
+            with _as_one(group.device, streams) as stream:
+                group.peers.run(name, send, recv, _operator(call), root, stream)
             return stream
         with _Visit(group.device, (send, recv)) as visit:
             group.peers.run(name, *visit.arrays, _operator(call), root, visit.stream)
@@ -252,6 +284,17 @@ def _enqueue(state: State, call: Call) -> int:
         state.fail(error, call)
         raise
     return visit.stream
+
+
+@contextlib.contextmanager
+def _as_one(device: int, streams: Sequence[int]) -> Iterator[int]:
+    """The first of a device's streams, on which what is put is in the order of the others too."""
+    first, *others = dict.fromkeys(streams)
+    for other in others:
+        _order((device, other), (device, first))
+    yield first
+    for other in others:
+        _order((device, first), (device, other))
 
 
 class _Visit:
@@ -280,7 +323,7 @@ class _Visit:
         for array in self._away:
             copied = None
             if array is not None:
-                self._order((array.device, array.stream), (self._device, self.stream))
+                _order((array.device, array.stream), (self._device, self.stream))
                 with functions.on(self._device):
                     address = functions.allocate(array.nbytes, self.stream)
                     functions.copy(address, array.ptr, array.nbytes, self.stream)
@@ -303,14 +346,15 @@ class _Visit:
                     functions.free(array.ptr, self.stream)
         for array in self._away:
             if array is not None:
-                self._order((self._device, self.stream), (array.device, array.stream))
+                _order((self._device, self.stream), (array.device, array.stream))
 
-    def _order(self, first: tuple[int, int], second: tuple[int, int]) -> None:
-        """Let one (device, stream) wait for what is on another one."""
-        functions = self._functions
-        with functions.on(first[0]):
-            event = functions.event()
-            functions.record(event, first[1])
-        with functions.on(second[0]):
-            functions.wait(second[1], event)
-            functions.free_event(event)
+
+def _order(first: tuple[int, int], second: tuple[int, int]) -> None:
+    """Let the second (device, stream) wait for what is on the first one."""
+    functions = driver()
+    with functions.on(first[0]):
+        event = functions.event()
+        functions.record(event, first[1])
+    with functions.on(second[0]):
+        functions.wait(second[1], event)
+        functions.free_event(event)

@@ -188,6 +188,10 @@ class Area:
             self._lanes[device, inward] = _Lane(device, inward)
         return self._lanes[device, inward]
 
+    def inward(self) -> list[_Lane]:
+        """The lanes from the slots to devices."""
+        return [lane for lane in self._lanes.values() if lane.inward]
+
     def slot(self, number: int, received: bool) -> Bytes:
         """The memory for what is sent or received of a segment."""
         first = (2 * (number % SLOTS) + received) * SEGMENT
@@ -271,6 +275,17 @@ class _Way:
         for side in (self._leaving, self._arriving):
             if side is not None:
                 side.lane.follow(side.array)
+        self._follow_arrivals()
+
+    def _follow_arrivals(self) -> None:
+        """Fill no slot again that a call before, of arrays on other streams, is read from."""
+        arriving = None if self._arriving is None else self._arriving.lane
+        for lane in self._area.inward():
+            for slot in range(SLOTS):
+                if self._leaving is not None:
+                    self._leaving.lane.wait_for(lane, slot)
+                if arriving is not None and lane is not arriving:  # that is awaited in on_host
+                    lane.await_slot(slot)
 
     def leave(self, number: int, segment: Segment) -> None:
         """Let a segment leave the device, once its slot is free."""

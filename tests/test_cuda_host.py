@@ -1,5 +1,6 @@
 """What is an array in device memory, and how it gets to the host and back, without a GPU."""
 
+import contextlib
 import ctypes
 import sys
 import types
@@ -11,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpicoll import buffers, staging
+from mpicoll import buffers, messages, staging
 from mpicoll.call import METHODS, parse, place_of
 from mpicoll.cuda import buffers as device_buffers
-from mpicoll.cuda import driver, group, memory
+from mpicoll.cuda import driver, group, ipc, memory, registered
 from mpicoll.cuda.buffers import is_device, recognise
+from mpicoll.device_requests import Enqueued
 from mpicoll.on_device import handle_of
 
 
@@ -290,6 +292,40 @@ def test_no_pinned_memory(fake):
     assert not fake.host
 
 
+# --- requests -------------------------------------------------------------------------------------
+
+
+def test_what_ends_by_a_failure_is_not_complete(fake, monkeypatch):
+    """Also where it does so while it is asked."""
+    failures = []
+
+    def check():
+        if failures:
+            raise RuntimeError(failures[0])
+
+    def happened(event):
+        failures.append("rank 1 has not come")
+        return True
+
+    request = Enqueued(0, 5, check, None)
+    monkeypatch.setattr(fake, "happened", happened)
+    with pytest.raises(RuntimeError, match="rank 1 has not come"):
+        request.Test()
+    assert request.pending
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [0, 12, 3 << 30])
+def test_messages_of_any_length_arrive(nbytes):
+    written, status = [], MPI.Status()
+    room = types.SimpleNamespace(size=4 << 30)
+    status.Set_elements(MPI.BYTE, nbytes)
+    messages._arrived(types.SimpleNamespace(memory=room, write_back=written.append), status)
+    assert written == [nbytes]
+
+
 # --- segments -------------------------------------------------------------------------------------
 
 
@@ -441,3 +477,119 @@ def test_what_brings_arrays_is_looked_for_and_not_imported(monkeypatch):
     assert not driver.is_wanted()
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     assert driver.is_wanted()
+
+
+# --- registered memory ----------------------------------------------------------------------------
+
+
+def test_memory_that_a_user_gets_is_not_cleared(monkeypatch):
+    """That would happen later, and erase what is there; also where nothing can be registered."""
+    told = []
+
+    def allocate(nbytes, cleared=True):
+        told.append((nbytes, cleared))
+        return 64
+
+    cuda = types.SimpleNamespace(
+        allocate=allocate, exportable=lambda address: False, free=told.append
+    )
+    monkeypatch.setattr(registered, "_cuda", cuda)
+    private = types.SimpleNamespace(
+        Get_rank=lambda: 0, Get_size=lambda: 1, allgather=lambda own: [own]
+    )
+    launcher = types.SimpleNamespace(forget=lambda: None)
+    address, token = registered.Registry(private, launcher, 0).empty(4096)
+    del token
+    assert (address, told) == (64, [(4096, False), 64])
+
+
+# --- the end of a communicator --------------------------------------------------------------------
+
+
+class Ended:
+    """What the end of a `Peers` asks for, in order, in the place of what it has."""
+
+    def __init__(self, monkeypatch, alarm=None, error=None, launcher=True):
+        self.told, self._alarm, self._error = [], None, error
+        self._late = alarm
+        cuda = types.SimpleNamespace(
+            synchronize=self.synchronize,
+            **{name: self._teller(name) for name in ("unmap", "free", "free_host")},
+        )
+        monkeypatch.setattr(ipc, "_cuda", cuda)
+        monkeypatch.setattr(ipc.Peers, "_on_device", lambda peers: contextlib.nullcontext())
+        came = types.SimpleNamespace(Test=lambda: True)
+        private = types.SimpleNamespace(
+            Get_rank=lambda: 0, Get_size=lambda: 2, Ibarrier=lambda: came
+        )
+        facts = [types.SimpleNamespace(multiprocessors=8)] * 2
+        self.peers = ipc.Peers(private, 0, 3.0, facts, ipc.Limits())
+        self.peers._mapped, self.peers._owned, self.peers._alarm = [3], [5], 64
+        if launcher:
+            self.peers._launcher = types.SimpleNamespace(
+                close=self._teller("closed"),
+                drop_alarm=self._teller("dropped"),
+                alarmed=lambda: self._alarm,
+            )
+            self.peers._watchdog = types.SimpleNamespace(dead=[], close=self._teller("unwatched"))
+
+    def _teller(self, name):
+        return lambda *numbers: self.told.append((name, *numbers))
+
+    def synchronize(self):
+        self.told.append(("synchronize",))
+        self._alarm = self._late
+        if self._error:
+            raise self._error
+
+
+END = [
+    ("closed",), ("synchronize",), ("unwatched",), ("unmap", 3), ("dropped",), ("free_host", 64),
+    ("free", 5),
+]  # fmt: skip
+
+
+def test_the_end_waits_for_the_gpu_before_it_stops_watching(monkeypatch):
+    ended = Ended(monkeypatch)
+    ended.peers.close()
+    assert ended.told == END
+    ended.peers.check()
+    ended.told.clear()
+    ended.peers.close()
+    assert ended.told == [("closed",), ("synchronize",)]  # nothing is freed twice
+
+
+def test_what_fails_last_is_told(monkeypatch):
+    ended = Ended(monkeypatch, alarm=(1, 7))
+    with pytest.warns(RuntimeWarning, match="has waited on its GPU for rank 1"):
+        ended.peers.close()
+    assert ended.told == END
+    with pytest.raises(RuntimeError, match="has waited on its GPU for rank 1"):
+        ended.peers.check()
+
+
+def test_a_gpu_that_is_lost_may_still_look_at_the_alarm(monkeypatch):
+    ended = Ended(monkeypatch, error=RuntimeError("the GPU is lost"))
+    ended.peers.close()
+    assert ended.told == [("closed",), ("synchronize",), ("unwatched",)]
+    with pytest.raises(RuntimeError, match="the GPU is lost"):
+        ended.peers.check()
+
+
+def test_what_a_peer_may_have_mapped_is_kept(monkeypatch):
+    """Where it does not come in time; MPI forbids to free the barrier that waits for it."""
+    ended, left = Ended(monkeypatch), []
+    monkeypatch.setattr(ipc, "_LEFT", left)
+    monkeypatch.setattr(ipc, "PATIENCE", 0.0)
+    request = types.SimpleNamespace(Test=lambda: False)
+    ended.peers._private.Ibarrier = lambda: request
+    ended.peers._registry = registry = types.SimpleNamespace(unmap_all=lambda: None)
+    ended.peers.close()
+    assert ended.told == END[:-1]
+    assert left == [(request, registry)]
+
+
+def test_what_was_not_opened_leaves_nothing_behind(monkeypatch):
+    ended = Ended(monkeypatch, launcher=False)
+    ended.peers.close()
+    assert ended.told == [("synchronize",), ("unmap", 3), ("free_host", 64), ("free", 5)]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -216,9 +217,6 @@ class Peers:
         Memory is freed when no peer has it mapped any more; if that is not known soon, the process
         keeps it.
         """
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
         if self._launcher is not None:
             self._launcher.close()
         owned, self._owned = self._owned, []
@@ -226,18 +224,46 @@ class Peers:
         registry, self._registry = self._registry, None
         try:
             with self._on_device():
-                _cuda.synchronize()
+                _cuda.synchronize()  # the watchdog ends waits for a process that has died
+                self._look_last()
+                self._end_watchdog()
                 for address in mapped:
                     _cuda.unmap(address)
                 if registry is not None:
                     registry.unmap_all()
-                if _all_have_come(self._private):
+                self._free_alarm()
+                if _all_have_come(self._private, registry):
                     for address in owned:
                         _cuda.free(address)
                     if registry is not None:
                         registry.let_all_go()
         except RuntimeError as error:
             self.failed = self.failed or error  # the process is about to end, or the GPU is lost
+        finally:
+            self._end_watchdog()
+
+    def _look_last(self) -> None:
+        """Tell of a wait that was given up, which no later call will tell."""
+        if self.failed is None and self._launcher is not None and self._launcher.alarmed():
+            self.failed = self._failure()
+            warnings.warn(
+                f"what was enqueued last on a communicator is not done: {self.failed}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _end_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+
+    def _free_alarm(self) -> None:
+        """Free what no kernel and no thread looks at any more."""
+        if self._alarm:
+            if self._launcher is not None:
+                self._launcher.drop_alarm()
+            _cuda.free_host(self._alarm)
+            self._alarm = 0
 
     # ---- Calls ----
 
@@ -425,13 +451,17 @@ class Plan:
             self._registered.close()
 
 
-def _all_have_come(private: MPI.Intracomm) -> bool:
-    """Whether all ranks come here, within a time."""
+#: Barriers that have not ended, which MPI does not let free, and what peers may have mapped still.
+_LEFT: list[tuple[MPI.Request, Any]] = []
+
+
+def _all_have_come(private: MPI.Intracomm, kept: Any) -> bool:
+    """Whether all ranks come here, within a time; else something is kept for good."""
     request = private.Ibarrier()
     end = time.monotonic() + PATIENCE
     while not request.Test():
         if time.monotonic() > end:
-            request.Free()
+            _LEFT.append((request, kept))
             return False
         os.sched_yield()
     return True

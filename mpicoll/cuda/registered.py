@@ -58,7 +58,8 @@ class _Block:
     """Memory of an allocation of its own, freed when its user and all peers have let it go."""
 
     def __init__(self, nbytes: int) -> None:
-        self.address = _cuda.allocate(nbytes)
+        # Not cleared: that happens later, and may erase what the user has put there.
+        self.address = _cuda.allocate(nbytes, cleared=False)
         self.held = 2
 
     def let_go(self) -> None:

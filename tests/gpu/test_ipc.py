@@ -259,8 +259,10 @@ def test_registered_memory(low, world):
     length = 1_000_000
     rank, size = world.Get_rank(), world.Get_size()
     stream = cupy.cuda.get_current_stream()
-    for everywhere in (True, False):
-        memory = [cupy.empty(4 * length * size, cupy.uint8) for _ in range(2)]
+    # Not aligned, also what no peer needs: then all go through the window.
+    cases = [(True, (0, 0)), (False, (0, 0)), (True, (4, 0)), (True, (0, 4))]
+    for everywhere, offsets in cases:
+        memory = [cupy.empty(4 * length * size + 16, cupy.uint8) for _ in range(2)]
         given = memory if everywhere or rank == 0 else [cupy.empty(1024, cupy.uint8)] * 2
         held = low.register([(array.data.ptr, array.nbytes) for array in given])
         assert held.direct
@@ -269,9 +271,9 @@ def test_registered_memory(low, world):
             total = length - length % (4 * size)
             inputs = [numbers("f4", total, r) for r in range(size)]
             want = expected(collective, inputs, rank, 0, op, "f4")
-            send = memory[0][: 4 * total]
+            send = memory[0][offsets[0] :][: 4 * total]
             send[...] = cupy.asarray(bytes_of(inputs[rank]))
-            recv = memory[1][: want.nbytes if want is not None else 0]
+            recv = memory[1][offsets[1] :][: want.nbytes if want is not None else 0]
             recv[...] = POISON
             if collective == "bcast":
                 recv, send = send, None

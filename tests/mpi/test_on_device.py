@@ -266,6 +266,20 @@ def test_order_on_the_callers_stream(fake, ours, count):
     assert {*array.get()} == {P}
 
 
+def test_slots_are_not_filled_again_too_early(fake, ours):
+    """What a call has left in them may still be on its way to another stream's array."""
+    for device, in_place, method in product((0, 1), (True, False), ("Allreduce", "Reduce")):
+        first = fake.array(np.full(3000, RANK, "i4"), device=device, stream=5)
+        given = fake.array(np.full(3000, RANK, "i4"), device=device, stream=5)
+        send = fake.array(np.full(3000, 1000, "i4"), stream=6)
+        recv = fake.array(np.zeros(3000, "i4"), stream=6)
+        gets = method == "Allreduce" or RANK == 0
+        ours.Allreduce(MPI.IN_PLACE if in_place else given, first)
+        getattr(ours, method)(send, recv if gets else None)
+        assert {*first.get()} == {P * (P - 1) // 2}
+        assert {*recv.get()} == {1000 * P if gets else 0}
+
+
 def test_two_devices_in_one_call(fake, ours):
     for count in (10, 3000):
         send, recv = fake.array(np.full(count, RANK), device=1), fake.array(np.zeros(count, "i8"))

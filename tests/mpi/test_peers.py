@@ -209,6 +209,31 @@ def test_what_is_not_blocking(fake, ours):
     assert ours.stats().calls == {("allreduce", "cuda_ipc"): 3}
 
 
+def test_requests_outlive_their_communicator(fake, ours):
+    array = fake.array(np.ones(4, "f4"))
+    comm = mpicoll.Intracomm(WORLD.Dup())
+    request = comm.Iallreduce(MPI.IN_PLACE, array)
+    plan = comm.Allreduce_init(MPI.IN_PLACE, array)
+    plan.Start()
+    peers = comm._state.gpus.peers
+    comm.Free()
+    assert peers.closed
+    request.Wait()
+    plan.Wait()
+    ran = len(peers.ran)
+    with pytest.raises(ValueError, match="has been freed"):
+        plan.Start()
+    assert len(peers.ran) == ran and not plan.pending
+    plan.Free()
+    comm = mpicoll.Intracomm(WORLD.Dup())
+    request = comm.Iallreduce(MPI.IN_PLACE, array)
+    peers = comm._state.gpus.peers
+    comm.Free()
+    peers.failure = RuntimeError("rank 1 has not come")  # found out at the end
+    with pytest.raises(RuntimeError, match="rank 1 has not come"):
+        request.Wait()
+
+
 def test_an_array_of_another_device_visits(fake, ours):
     away = fake.array(np.full(5, RANK + 1, "i4"), device=1, stream=7)
     before = len(fake.memory)
@@ -221,6 +246,40 @@ def test_an_array_of_another_device_visits(fake, ours):
     ours.Allreduce(away, here)
     fake.synchronize(1)
     assert {*here.get()} == {P * P * (P + 1) // 2}
+
+
+@pytest.mark.parametrize(("device", "stream"), [(1, None), (0, 9), (1, 9)])
+def test_persistent_calls_of_another_device_or_stream(fake, ours, device, stream):
+    peers, array = ours._state.gpus.peers, fake.array(np.zeros(5, "i4"), device, stream or 1)
+    held = len(fake.memory)
+    named = {} if stream is None else {"stream": stream}
+    plan = ours.Allreduce_init(MPI.IN_PLACE, array, **named)
+    for step in range(2):
+        array.set(np.full(5, RANK + step))
+        plan.Start()
+        assert device or peers.ran[-1][3] == stream
+        assert {*array.get()} == {P * (P - 1) // 2 + step * P}
+        plan.Wait()
+    fake.synchronize(peers.ran[-1][3])
+    assert len(fake.memory) == held  # no copy is left
+    plan.Free()
+
+
+def test_arrays_on_two_streams(fake, ours):
+    """As those of two libraries: both are in the order of their own."""
+    send, recv = fake.array(np.zeros(3, "i4"), stream=5), fake.array(np.zeros(3, "i4"), stream=6)
+    for blocking in (True, False):
+        send.set(np.full(3, RANK))
+        recv.set(np.full(3, -1))
+        if blocking:
+            ours.Allreduce(send, recv)
+            assert len(fake.streams[5]) == 1  # what comes there waits for the call
+        else:
+            ours.Iallreduce(send, recv).Wait()
+        assert ours._state.gpus.peers.ran[-1][3] == 6
+        send.set(np.full(3, 100))
+        assert {*recv.get()} == {P * (P - 1) // 2}
+        assert {*send.get()} == {100}
 
 
 @pytest.mark.parametrize("where", ["long", "short", "request"])

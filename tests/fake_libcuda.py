@@ -1,0 +1,87 @@
+"""The compiled part of the GPU code on a CUDA driver without a GPU (fake_libcuda.c).
+
+The driver's library stays in the process that has opened it, so this is for processes of their own:
+see test_cuda_calls.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import threading
+from types import SimpleNamespace
+
+#: Contexts of two devices.
+HERE, AWAY = 1, 2
+#: The numbers of a launch.
+NUMBERS = (
+    "n", "send_stride", "recv_stride", "sends", "members", "targets", "total", "kind", "shift",
+    "in_bulk", "registered", "source", "target", "length", "stride", "pulls", "gives",
+)  # fmt: skip
+
+
+class Driver:
+    """What the driver was asked.
+
+    Args:
+        library: path of the library.
+        extension: path of the compiled part.
+    """
+
+    def __init__(self, library, extension):
+        # The name in the library is the driver's: who opens that by its name finds this one.
+        self._library = ctypes.CDLL(library)
+        self._log = (ctypes.c_char * (1 << 16)).in_dll(self._library, "fake_log")
+        self._hold = ctypes.c_int.in_dll(self._library, "fake_hold")
+        loader = importlib.machinery.ExtensionFileLoader("mpicoll._cuda", extension)
+        spec = importlib.util.spec_from_loader("mpicoll._cuda", loader)
+        self.cuda = importlib.util.module_from_spec(spec)
+        loader.exec_module(self.cuda)
+        self.cuda.load()
+        self.be_in(HERE)
+
+    def be_in(self, context):
+        """Make a context the current one."""
+        self._library.fake_set_context(ctypes.c_void_p(context))
+
+    def calls(self):
+        """(name, context) of the calls since the last time."""
+        found = [entry.split("@") for entry in self._log.value.decode().split()]
+        self._log.value = b""
+        return [(name, int(context)) for name, context in found]
+
+    def arguments(self):
+        """The arguments of the last launch, as numbers of 8 bytes."""
+        return [*(ctypes.c_uint64 * 32).in_dll(self._library, "fake_args")]
+
+    def keys(self):
+        """What the last launch tells its peers of the send and the receive buffer."""
+        return self.arguments()[17:19]
+
+    def while_held(self, call):
+        """Make a call that waits until another thread of this process has run."""
+        self._hold.value = 1
+        release = threading.Timer(0.02, lambda: setattr(self._hold, "value", 0))
+        release.start()
+        result = call()
+        release.join()
+        vain = ctypes.c_int.in_dll(self._library, "fake_waited_in_vain")
+        vain.value, count = 0, vain.value
+        assert not count, "no other thread could run"
+        return result
+
+    def launcher(self):
+        """A launcher of rank 0 of 2, and the address of its alarm."""
+        alarm = self.cuda.allocate_host(64)
+        channels = ((0, 1, 512, 0, 0),) * 2
+        made = self.cuda.Launcher(
+            0, 0, [0, 0], alarm, 0, channels, 10**9, type(None), None, lambda: None
+        )
+        return made, alarm
+
+
+def plan(**changes):
+    """A `mpicoll.cuda.shapes.Launch`."""
+    plain = dict.fromkeys(NUMBERS, 0)
+    return SimpleNamespace(**{**plain, "blocks": 1, "threads": 32, "needed": (0, 0), **changes})

@@ -1,0 +1,155 @@
+"""What the compiled part of the GPU code asks the CUDA driver for, without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The driver that fake_libcuda.c makes."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    made = tmp_path_factory.mktemp("driver") / "fake.so"
+    words = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", made]
+    subprocess.run([*words, HERE / "fake_libcuda.c"], check=True)
+    return made
+
+
+@pytest.fixture
+def run(library):
+    """Runs code with `driver`, `cuda` and `plan` in a process of its own."""
+    extension = importlib.util.find_spec("mpicoll._cuda")
+    if extension is None:
+        pytest.skip("nothing is built")
+
+    def run_(code):
+        begin = f"""
+            import sys
+            sys.path.insert(0, {str(HERE)!r})
+            from fake_libcuda import AWAY, HERE, Driver, plan
+            driver = Driver({str(library)!r}, {extension.origin!r})
+            cuda = driver.cuda
+        """
+        code = textwrap.dedent(begin) + textwrap.dedent(code)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return run_
+
+
+@pytest.mark.parametrize("needed", [0, 1])
+def test_all_fall_back_where_a_buffer_is_not_aligned(run, needed):
+    """Also one that no peer needs is read, or written, by cells of 16 bytes where it lies."""
+    run(f"""
+        needed = {needed}
+        launcher, alarm = driver.launcher()
+        launcher.register(0x10000, 0x10000, 4)
+        launch = plan(registered=True, needed=(not needed, needed))
+        launcher.remember("collective", None, "f4", 0, 64, 64, launch, 1)
+
+        def keys(free, shared):
+            addresses = (free, shared) if needed else (shared, free)
+            launcher.run("collective", None, "f4", 0, 64, 64, *addresses, 5)
+            found = driver.keys()
+            return found if needed else found[::-1]
+
+        free, shared = 2**64 - 1, (5 << 48) + 0x40
+        assert keys(0x900000, 0x10040) == [free, shared]
+        assert keys(0x900004, 0x10040) == [0, shared]
+        assert keys(0x900000, 0x10044) == [free, 0]
+        assert keys(0x900000, 0x20000) == [free, 0]
+    """)
+
+
+def test_streams_are_those_of_the_launchers_device(run):
+    """Also where the caller has made another device the current one: its stream 0 is another."""
+    run("""
+        launcher, alarm = driver.launcher()
+        launcher.remember("collective", None, "f4", 0, 64, 64, plan(), 1)
+        driver.calls()
+        driver.be_in(AWAY)
+        for stream in (0, 5, 0):
+            launcher.run("collective", None, "f4", 0, 64, 64, 16, 16, stream)
+        calls = driver.calls()
+        assert {name for name, _ in calls} == {
+            "cuStreamIsCapturing", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"
+        }
+        assert {context for _, context in calls} == {HERE}
+        cuda.synchronize()
+        assert driver.calls() == [("cuCtxSynchronize", AWAY)]
+    """)
+
+
+def test_nothing_is_launched_when_the_communicator_has_gone(run):
+    run("""
+        launcher, alarm = driver.launcher()
+        launcher.remember("collective", None, "f4", 0, 64, 64, plan(), 1)
+        launcher.close()
+        driver.calls()
+        try:
+            launcher.run("collective", None, "f4", 0, 64, 64, 16, 16, 5)
+        except RuntimeError as error:
+            assert "has been freed" in str(error)
+        else:
+            raise AssertionError("it was launched")
+        assert driver.calls() == []
+    """)
+
+
+def test_nobody_looks_at_an_alarm_that_is_freed(run):
+    run("""
+        import ctypes
+        launcher, alarm = driver.launcher()
+        words = (ctypes.c_uint32 * 6).from_address(alarm)
+        words[:] = [0, 2, 1, 0, 7, 0]
+        assert launcher.alarmed() == (1, 7)
+        launcher.stop()
+        assert words[0] == 1
+        words[0] = 0
+        launcher.drop_alarm()
+        launcher.stop()
+        assert words[0] == 0 and launcher.alarmed() is None
+        assert not launcher.serve("collective", None, None, None, 0)
+        cuda.free_host(alarm)
+    """)
+
+
+def test_what_a_user_gets_is_not_erased_later(run):
+    """Setting memory is not done when the driver returns, nor in the order of the user's stream."""
+    run("""
+        cuda.allocate(64, cleared=False)
+        assert [name for name, _ in driver.calls()] == ["cuMemAlloc"]
+        cuda.allocate(64)
+        assert [name for name, _ in driver.calls()] == ["cuMemAlloc", "cuMemsetD8"]
+    """)
+
+
+def test_who_waits_for_a_gpu_lets_others_run(run):
+    """Such as the thread that ends the wait."""
+    run("""
+        address = driver.while_held(lambda: cuda.allocate(64))
+        driver.while_held(lambda: cuda.write(address, b"abc"))
+        assert driver.while_held(lambda: cuda.read(address, 3)) == b"abc"
+        mapped = driver.while_held(lambda: cuda.map(cuda.export(address)))
+        assert mapped == address
+        driver.while_held(lambda: cuda.unmap(mapped))
+        driver.while_held(lambda: cuda.free(address))
+        driver.while_held(cuda.synchronize)
+        driver.while_held(lambda: cuda.free_host(cuda.allocate_host(64)))
+        launcher, alarm = driver.launcher()
+        launcher.remember("collective", None, "f4", 0, 64, 64, plan(n=3), 1)
+        call = "collective", None, "f4", 0, 64, 64, 16, 16, 5
+        driver.while_held(lambda: launcher.run(*call))
+        assert driver.arguments()[:3] == [16, 16, 3]
+    """)
