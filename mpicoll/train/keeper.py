@@ -16,8 +16,10 @@ from mpicoll.train.trainer import Trainer
 from mpicoll.train.workers import Workers, together
 
 #: What must be the same for a run to go on as if it had not stopped, beside the parameters.
-_FIXED = ("dataset", "training samples", "samples in a step", "seed", "invariant")
-_FIXED += ("optimizer", "state of the optimizer")
+_FIXED = (
+    *("dataset", "training samples", "samples in a step", "seed", "invariant"),
+    *("optimizer", "state of the optimizer"),
+)
 
 
 class Keeper:
