@@ -24,7 +24,7 @@ from mpicoll.train import Config, Dataset, Epoch, run
 
 WORLD = MPI.COMM_WORLD
 #: Steps of an epoch.
-STEPS = 4
+STEPS = 20
 
 
 def main() -> None:
@@ -129,11 +129,9 @@ def trained(comm: mpicoll.Intracomm, steps: int, batch: int) -> tuple[Epoch, ...
     inputs = generator.standard_normal((samples, 784), "f4")
     labels = generator.integers(0, 10, samples)
     data = Dataset("noise", 10, inputs, labels, inputs[:100], labels[:100])
-    # Not every MPI library has persistent collectives.
-    algorithm = "ring" if str(comm.gpu_transport()).startswith("staged") else None
     config = Config(
-        model="mlp", hidden=(2048, 2048), dtype="float32", device="gpu", algorithm=algorithm,
-        batch_per_rank=batch, epochs=steps // STEPS + 1, check_every=0, lr=1e-3,
+        model="mlp", hidden=(2048, 2048), dtype="float32", device="gpu", batch_per_rank=batch,
+        epochs=steps // STEPS + 1, check_every=0, lr=1e-3,
     )  # fmt: skip
     return run(config, comm, dataset=data).history
 

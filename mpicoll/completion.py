@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpicoll import progress
 
-__all__ = ["Anyone", "Completion", "Watched"]
+__all__ = ["Anyone", "Completion", "Standalone", "Watched"]
 
 
 class Watched(ABC):
@@ -144,6 +144,50 @@ class Completion:
     def testsome(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> _Some:
         """Indices of the complete requests, and what each ``wait`` returns."""
         return _test_some(requests, statuses, _test_message)
+
+
+class Standalone(Completion, Watched):
+    """A request that is none of the MPI library's."""
+
+    _pending = True
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has been started, and not been found complete by its owner."""
+        return self._pending
+
+    def __bool__(self) -> bool:
+        return self._pending
+
+    def patience(self) -> Callable[[], object]:
+        """What to call while waiting for it."""
+        return os.sched_yield
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait until it is complete on this rank."""
+        progress.until(lambda: self.Test(status), self.patience())
+        return True
+
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """Wait until it is complete on this rank."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
+        """Whether it is complete on this rank, and None."""
+        return self.Test(status), None
+
+    def free(self) -> None:
+        """The same as ``Free``."""
+        self.Free()
+
+    def Free(self) -> None:
+        """Free an inactive request.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        if self._pending:
+            raise RuntimeError("Free of what is under way; complete it by Wait first")
 
 
 def _wait(

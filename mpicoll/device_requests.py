@@ -10,63 +10,18 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable
-from typing import Literal
 
 from mpi4py import MPI
 
 from mpicoll import caller, progress
-from mpicoll.completion import Completion, Watched
+from mpicoll.completion import Standalone, Watched
 from mpicoll.cuda.driver import CudaError, Functions, driver
 from mpicoll.requests import fill
 
 __all__ = ["Enqueued", "EnqueuedPlan", "Staged", "StagedPlan"]
 
 
-class _DeviceRequest(Completion, Watched):
-    """What both kinds have in common."""
-
-    _pending = True
-
-    @property
-    def pending(self) -> bool:
-        """Whether it has been started, and not been found complete by its owner."""
-        return self._pending
-
-    def __bool__(self) -> bool:
-        return self._pending
-
-    def patience(self) -> Callable[[], object]:
-        """What to call while waiting for it."""
-        return os.sched_yield
-
-    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Wait until it is complete on this rank."""
-        progress.until(lambda: self.Test(status), self.patience())
-        return True
-
-    def wait(self, status: MPI.Status | None = None) -> None:
-        """Wait until it is complete on this rank."""
-        self.Wait(status)
-
-    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
-        """Whether it is complete on this rank, and None."""
-        return self.Test(status), None
-
-    def free(self) -> None:
-        """The same as ``Free``."""
-        self.Free()
-
-    def Free(self) -> None:
-        """Free an inactive request.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
-        if self._pending:
-            raise RuntimeError("Free of what is under way on a device; complete it by Wait first")
-
-
-class Staged(_DeviceRequest):
+class Staged(Standalone):
     """A message or collective of the MPI library's own, of memory that stands for a device's.
 
     Args:
@@ -150,7 +105,7 @@ class StagedPlan(Staged):
         self._plan.Free()
 
 
-class Enqueued(_DeviceRequest):
+class Enqueued(Standalone):
     """What runs on a device, in its order on a stream.
 
     Args:

@@ -24,7 +24,7 @@ from mpicoll.collectives import Collective
 from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.device_requests import Staged, StagedPlan
 from mpicoll.exact import EXACT
-from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
+from mpicoll.native_requests import KeptPrequest, LibraryPrequest, Restarted, started
 from mpicoll.observe import observe, observing
 from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
@@ -187,6 +187,10 @@ class Dispatch(MPI.Intracomm):
         except Exception as error:
             state.refuse_start(asked.definition, error)
             raise
+        return self._begin(state, method, asked, prepared)
+
+    def _begin(self, state: State, method: str, asked: _Asked, prepared: Prepared) -> Any:
+        """Start a collective that is decided; returns a request."""
         if prepared.choice.algorithm == CUDA_IPC:
             return on_device.start(state, prepared)
         by_value = prepared.on_device
@@ -234,6 +238,7 @@ class Dispatch(MPI.Intracomm):
         state.enter(prepared)
         if prepared.choice.algorithm == CUDA_IPC:
             return on_device.bind(state, prepared)
+        begin = partial(self._begin, state, method, asked, prepared)
         by_value = prepared.on_device
         prepared = on_device.on_host(state.gpus, prepared)
         by_value &= not prepared.on_device
@@ -241,8 +246,11 @@ class Dispatch(MPI.Intracomm):
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Prequest(state, prepared, self._report)
         asked = asked.passed_on(call)
-        with progress.meanwhile():
-            request = self._native(asked, f"{method}_init", info)
+        try:
+            with progress.meanwhile():
+                request = self._native(asked, f"{method}_init", info)
+        except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
+            return Restarted(state, begin)
         state.count(asked.definition.name, NATIVE)
         kept: KeptPrequest = KeptPrequest(request)
         if state.watch is not None or state.tracer is not None or hooks.installed:

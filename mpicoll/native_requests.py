@@ -17,12 +17,20 @@ from mpi4py import MPI
 
 from mpicoll import agree, caller, progress
 from mpicoll.call import Prepared
-from mpicoll.completion import Watched
+from mpicoll.completion import Anyone, Standalone, Watched
 from mpicoll.observe import observe
+from mpicoll.requests import fill
 from mpicoll.state import State
 from mpicoll.watch import Patience, Ticket
 
-__all__ = ["KeptPrequest", "KeptRequest", "LibraryPrequest", "LibraryRequest", "started"]
+__all__ = [
+    "KeptPrequest",
+    "KeptRequest",
+    "LibraryPrequest",
+    "LibraryRequest",
+    "Restarted",
+    "started",
+]
 
 
 class KeptRequest(MPI.Request):
@@ -172,3 +180,68 @@ class LibraryPrequest(LibraryRequest, KeptPrequest):
         done = super().Test(status)
         self._started = self._started and not done
         return done
+
+
+class Restarted(Standalone):
+    """A persistent collective where the MPI library, before MPI 4.0, has none of its own.
+
+    Args:
+        state: of the communicator.
+        begin: starts the library's non-blocking collective.
+    """
+
+    _pending = False
+    _request: Anyone
+
+    def __init__(self, state: State, begin: Callable[[], Anyone]) -> None:
+        self._state, self._begin = state, begin
+        self._freed = False
+
+    def __bool__(self) -> bool:
+        return not self._freed
+
+    def patience(self) -> Callable[[], object]:
+        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
+        if self._pending and isinstance(self._request, Watched):
+            return self._request.patience()
+        return os.sched_yield
+
+    def Start(self) -> None:
+        """Start the collective.
+
+        Raises:
+            RuntimeError: it is under way; or a collective on the communicator has failed.
+            ValueError: it, or its communicator, has been freed.
+        """
+        if self._freed:
+            raise ValueError("Start of a request that has been freed; make a new one")
+        self._state.check()
+        if self._pending:
+            raise RuntimeError("Start of what is under way; complete it by Wait first")
+        self._request = self._begin()
+        self._pending = True
+
+    def Free(self) -> None:
+        """Free an inactive request.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        super().Free()
+        self._freed = True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether the collective is complete on this rank."""
+        caller.check()
+        if not self._pending:
+            fill(status)
+            return True
+        progress.poll()
+        done = self._request.Test(status)
+        self._pending = not done
+        return done
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Whether ``Wait`` would return, or raise, at once."""
+        progress.poll()
+        return not self._pending or self._request.Get_status(status)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from typing import Any, NamedTuple, Protocol
@@ -119,6 +119,11 @@ class Functions(Protocol):
 
     def await_event(self, event: int) -> None:
         """Wait until it has."""
+
+    def launch(
+        self, function: int, blocks: int, threads: int, arguments: Sequence[Any], stream: int
+    ) -> None:
+        """Put a kernel on a stream, given the handle of its function and ctypes' values."""
 
 
 class Driver:
@@ -277,6 +282,19 @@ class Driver:
 
     def await_event(self, event: int) -> None:
         self._call("cuEventSynchronize", c_void_p(event))
+
+    def launch(
+        self, function: int, blocks: int, threads: int, arguments: Sequence[Any], stream: int
+    ) -> None:
+        addresses = (c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        grid, block = (
+            (c_uint(blocks), c_uint(1), c_uint(1)),
+            (c_uint(threads), c_uint(1), c_uint(1)),
+        )
+        self._call(
+            "cuLaunchKernel", c_void_p(function), *grid, *block, c_uint(0), c_void_p(stream),
+            addresses, None,
+        )  # fmt: skip
 
 
 _used: Functions | None = None

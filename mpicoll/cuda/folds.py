@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from ctypes import c_int32, c_uint64
 from pathlib import Path
 from typing import Any
 
 from mpicoll import ops
 from mpicoll.cuda import kernels, shapes
+from mpicoll.cuda.driver import driver
 
 __all__ = ["Folds"]
 
@@ -28,18 +30,18 @@ class Folds:
     """
 
     def __init__(self, device: int, size: int) -> None:
-        self._cupy: Any = sys.modules["cupy"]
+        cupy: Any = sys.modules["cupy"]
         self._device = device
         here = Path(__file__).parent
         source = kernels.enums() + "".join(
             f'#line 1 "{name}"\n{(here / name).read_text()}' for name in ("fold.cuh", "relay.cu")
         )
-        with self._cupy.cuda.Device(device):
-            module = self._cupy.RawModule(
-                code=source, options=("--std=c++17", "--fmad=false", f"-DP={size}")
-            )
+        options = ("--std=c++17", "--fmad=false", f"-DP={size}")
+        with cupy.cuda.Device(device):
+            self._module = cupy.RawModule(code=source, options=options)
             self._functions = {
-                name: module.get_function(f"relay_{name}") for name in ("plain", "narrow")
+                name: self._module.get_function(f"relay_{name}").kernel.ptr
+                for name in ("plain", "narrow")
             }
 
     @staticmethod
@@ -58,16 +60,15 @@ class Folds:
             nbytes: of an operand; up to the next multiple of 16 there is memory.
             stream: handle of a stream.
         """
-        cupy, cells = self._cupy, -(-nbytes // CELL)
+        cells = -(-nbytes // CELL)
         narrow = shapes.kernel_of(reduction.name, reduction.type) == "narrow"
-        function = self._functions["narrow" if narrow else "plain"]
-        kind = shapes.kind_of(reduction.name, reduction.type)
         arguments = (
-            cupy.uint64(cells),
-            cupy.uint64(pitch // CELL),
-            cupy.int32(kind),
-            cupy.uint64(address),
+            c_uint64(cells),
+            c_uint64(pitch // CELL),
+            c_int32(shapes.kind_of(reduction.name, reduction.type)),
+            c_uint64(address),
         )
         blocks = min(_BLOCKS, -(-cells // _THREADS))
-        with cupy.cuda.Device(self._device), cupy.cuda.ExternalStream(stream, self._device):
-            function((blocks,), (_THREADS,), arguments)
+        with driver().on(self._device):
+            function = self._functions["narrow" if narrow else "plain"]
+            driver().launch(function, blocks, _THREADS, arguments, stream)

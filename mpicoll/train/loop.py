@@ -350,7 +350,7 @@ class _Run:
 
         Samples are cut as batches are.
         """
-        losses, correct = {}, 0
+        losses, correct, step = {}, 0, self._rows()
         for index in parts_of(self._config, self._workers):
             shards, loss = self._config.invariant, 0.0
             first, count = (
@@ -358,8 +358,8 @@ class _Run:
                 if shards is None
                 else part(len(labels), shards, index)
             )
-            for start in range(first, first + count, _ROWS):
-                rows = slice(start, min(start + _ROWS, first + count))
+            for start in range(first, first + count, step):
+                rows = slice(start, min(start + step, first + count))
                 found, scores = self._model.losses_and_scores(
                     self._trainer.views, inputs[rows], labels[rows]
                 )
@@ -367,3 +367,9 @@ class _Run:
                 correct += int(np.count_nonzero(scores.argmax(axis=1) == labels[rows]))
             losses[index] = loss
         return losses, correct
+
+    def _rows(self) -> int:
+        """Samples to evaluate at once; on a GPU as many as a step has room for keep it busy."""
+        if self._config.device == "cpu":
+            return _ROWS
+        return max(_ROWS, self._config.global_batch(self._workers.size) // self._workers.size)

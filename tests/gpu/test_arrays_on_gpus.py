@@ -55,18 +55,14 @@ def shapes(method, count):
     return sent, received
 
 
-def own(ours, method):
-    """An algorithm of mpicoll's where GPUs do not serve: not every MPI library is persistent."""
+def named(method):
+    """An algorithm of mpicoll's, of which the host keeps the steps."""
     name = {definition.method: name for name, definition in COLLECTIVES.items()}[method]
-    peers = ours._state.gpus.peers
-    op = "sum" if method in REDUCING else None
-    if peers is not None and peers.supports(name, op, np.dtype("i4"), 4 * P):
-        return {}
     return {"algorithm": mpicoll.algorithms.names(name)[0]}
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("way", ["blocking", "nonblocking", "persistent"])
+@pytest.mark.parametrize("way", ["blocking", "nonblocking", "persistent", "named"])
 def test_every_collective(ours, cupy, method, way):
     # Of one segment, of several, and of a last one that is not full.
     for count in (1, 1000, staging.SEGMENT // 4 // P + 3, staging.SEGMENT // P + 77):
@@ -89,7 +85,8 @@ def test_every_collective(ours, cupy, method, way):
         elif way == "nonblocking":
             getattr(ours, f"I{method.lower()}")(*given, *arguments).Wait()
         else:
-            plan = getattr(ours, f"{method}_init")(*given, *arguments, **own(ours, method))
+            more = named(method) if way == "named" else {}
+            plan = getattr(ours, f"{method}_init")(*given, *arguments, **more)
             plan.Start()
             plan.Wait()
             plan.Free()
@@ -256,8 +253,6 @@ def test_training(ours, cupy, more):
     inputs = random.standard_normal((600, 64)) + labels[:, None]
     data = Dataset("clouds", 4, inputs[:500], labels[:500], inputs[500:], labels[500:], (8, 8, 1))
     config = {"steps": 50, "batch": 40, "epochs": 5, "check_every": 10, **more}
-    if ours._state.gpus.peers is None:
-        config["algorithm"] = "ring"
     if more["strategy"] in ("local_sgd", "gossip"):
         run(Config(**config, device="gpu"), ours, dataset=data)
         return

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpicoll import hooks, progress, state, trace
 from mpicoll.comm import Intracomm
 from mpicoll.native_requests import LibraryPrequest, LibraryRequest
-from mpicoll.requests import Request
+from mpicoll.requests import Prequest, Request
 
 pytestmark = pytest.mark.mpi
 
@@ -168,6 +168,49 @@ def test_inactive_plans_are_not_waited_for(comm):
     assert result[0] == P
     for plan in plans:
         plan.Free()
+
+
+def test_a_library_without_persistent_collectives(comm, monkeypatch):
+    """Each start is its non-blocking one."""
+    native = Intracomm._native
+
+    def lacks(self, asked, method, *more):
+        if method.endswith("_init"):
+            raise NotImplementedError  # as mpi4py does
+        return native(self, asked, method, *more)
+
+    monkeypatch.setattr(Intracomm, "_native", lacks)
+    mine, total, everyone = np.ones(P), np.zeros(P), np.zeros(P)
+    plans = [
+        comm.Allreduce_init(mine, total),
+        comm.Allgather_init(mine[:1], everyone),
+        comm.Reduce_scatter_init(mine, np.zeros(1), [1] * P),
+        comm.Barrier_init(),
+    ]
+    kept = weakref.ref(plans[0])
+    assert Request.Waitany(plans) == MPI.UNDEFINED
+    for number in range(1, 4):
+        mine[:] = number
+        Prequest.Startall(plans)
+        with pytest.raises(RuntimeError, match="under way"):
+            plans[0].Start()
+        with pytest.raises(RuntimeError, match="under way"):
+            plans[1].Free()
+        if number == 1:
+            Request.Waitall(plans)
+        else:
+            for plan in plans:
+                plan.Wait()
+        assert (total == P * number).all()
+        assert (everyone == number).all()
+        assert plans[0].test() == (True, None)
+    for plan in plans:
+        plan.Free()
+    with pytest.raises(ValueError, match="freed"):
+        plans[0].Start()
+    del plans, plan
+    gc.collect()
+    assert kept() is None
 
 
 def test_complete_is_pending_until_the_owner_knows(alone):
