@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -469,15 +470,17 @@ def _type_of_dtype(dtype: np.dtype[Any], what: str) -> Kind:
 
 @cache
 def _native(dtype: np.dtype[Any]) -> Kind | None:
-    if dtype.name == "bfloat16":
-        datatype = getattr(MPI, "BFLOAT16_T", MPI.DATATYPE_NULL)
-        return Kind(None if datatype == MPI.DATATYPE_NULL else datatype, dtype, 2)
-    if dtype.char not in _CODES or dtype.names or (dtype.kind == "S" and dtype.itemsize > 1):
+    bfloat16 = dtype.name == "bfloat16"
+    other = dtype.char not in _CODES or dtype.names or (dtype.kind == "S" and dtype.itemsize > 1)
+    if other and not bfloat16:
         return None
-    try:
-        return Kind(MPI.Datatype.fromcode(dtype.char), dtype, dtype.itemsize)
-    except ValueError:
-        return Kind(None, dtype, dtype.itemsize)
+    datatype = None
+    # mpi4py may name what its MPI library does not have.
+    with suppress(AttributeError, ValueError, MPI.Exception):
+        found = MPI.BFLOAT16_T if bfloat16 else MPI.Datatype.fromcode(dtype.char)
+        if found.Get_size() == dtype.itemsize:
+            datatype = found
+    return Kind(datatype, dtype, dtype.itemsize)
 
 
 def _byte_order(dtype: np.dtype[Any], what: str) -> BufferError:

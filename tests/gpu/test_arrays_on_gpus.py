@@ -256,9 +256,13 @@ def test_training(ours, cupy, more):
     if more["strategy"] in ("local_sgd", "gossip"):
         run(Config(**config, device="gpu"), ours, dataset=data)
         return
-    alone = run(Config(**config).alone(P), dataset=data)
+    half = more.get("dtype") == "float16"  # where a step is skipped depends on the ranks' shares
+    if half:
+        config["algorithm"] = "ring"  # not every MPI library has the type
+        host, limit = run(Config(**config), ours, dataset=data), 0.01
+    else:
+        host, limit = run(Config(**config).alone(P), dataset=data), 1e-10
     device = run(Config(**config, device="gpu"), ours, dataset=data)
-    limit = 0.05 if more.get("dtype") == "float16" else 1e-10
-    for name, expected in alone.parameters.items():
+    for name, expected in host.parameters.items():
         found = device.parameters[name].astype("f8")
         assert np.abs(found - expected).max() <= limit * max(1.0, np.abs(expected).max())
