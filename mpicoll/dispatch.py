@@ -128,7 +128,8 @@ class Dispatch(MPI.Intracomm):
             native = partial(self._native_part, state, asked)
             if on_device.run(state, prepared, asked[1:5], native, step):
                 return
-            prepared = on_device.on_host(state.gpus, prepared)
+            # With a time limit it is a request that is waited for.
+            prepared = on_device.on_host(state.gpus, prepared, blocking=state.watch is None)
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
             given = asked[1:]
@@ -194,7 +195,7 @@ class Dispatch(MPI.Intracomm):
         if prepared.choice.algorithm == CUDA_IPC:
             return on_device.start(state, prepared)
         by_value = prepared.on_device
-        prepared = on_device.on_host(state.gpus, prepared)
+        prepared = on_device.on_host(state.gpus, prepared, blocking=False)
         by_value &= not prepared.on_device
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
@@ -240,7 +241,7 @@ class Dispatch(MPI.Intracomm):
             return on_device.bind(state, prepared)
         begin = partial(self._begin, state, method, asked, prepared)
         by_value = prepared.on_device
-        prepared = on_device.on_host(state.gpus, prepared)
+        prepared = on_device.on_host(state.gpus, prepared, blocking=False)
         by_value &= not prepared.on_device
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:

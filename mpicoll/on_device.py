@@ -40,8 +40,9 @@ def choose(state: State, call: Call, blocking: bool) -> Choice | None:
     group = state.gpus
     if group is None or call.definition.method in vectors.METHODS:
         return None
-    if group.transport == AWARE:
-        return Choice(NATIVE, (), "the MPI library is CUDA-aware")
+    library = Choice(NATIVE, (), "the MPI library is CUDA-aware")
+    if group.transport == AWARE and not call.obstacle(library):
+        return library
     if group.peers is not None and _peers_serve(group, call):
         return Choice(CUDA_IPC, (), "arrays in device memory")
     if blocking and group.reduces and staging.has_segments(call) and state.size > 1:
@@ -99,7 +100,7 @@ def run(
         _run_relay(state, call)
         state.count(prepared.definition.name, STAGED)
         return True
-    if state.gpus is None or _takes(state.gpus, prepared):
+    if state.gpus is None or _takes(state.gpus, prepared, blocking=state.watch is None):
         return False
     return staging.run(state, prepared, native, step)
 
@@ -129,20 +130,28 @@ def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
         group.peers.learn(call.definition.name, sendbuf, recvbuf, op, root)
 
 
-def on_host(group: Group | None, prepared: Prepared) -> Prepared:
-    """A call as the host can run it: by value, or as it is where the MPI library takes that."""
+def on_host(group: Group | None, prepared: Prepared, blocking: bool) -> Prepared:
+    """A call as the host can run it: by value, or as it is where the MPI library takes that.
+
+    ``blocking``: whether it is the library's blocking collective that would run.
+    """
     call = prepared.call
     if call is None or not call.on_device:
         return prepared
-    if group is not None and _takes(group, prepared):
+    if group is not None and _takes(group, prepared, blocking):
         wait_for_streams(call)
         return prepared
     return prepared._replace(call=call.on_host())
 
 
-def _takes(group: Group, prepared: Prepared) -> bool:
-    """Whether the MPI library takes the arrays as they are."""
-    return group.transport == AWARE and prepared.choice.algorithm == NATIVE
+def _takes(group: Group, prepared: Prepared, blocking: bool) -> bool:
+    """Whether the MPI library takes the arrays as they are.
+
+    Open MPI reduces without blocking by the host's loads, also of memory of a GPU: 4.1.4 crashes.
+    """
+    if group.transport != AWARE or prepared.choice.algorithm != NATIVE:
+        return False
+    return blocking or not prepared.definition.reduces
 
 
 def start(state: State, prepared: Prepared) -> Enqueued:

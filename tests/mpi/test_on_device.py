@@ -10,6 +10,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import staging
 from mpicoll.collectives import COLLECTIVES
+from mpicoll.cuda import group
 
 pytestmark = pytest.mark.mpi
 
@@ -373,3 +374,26 @@ def test_other_calls_refuse_device_memory_by_name(fake, ours):
     with pytest.raises(BufferError, match="Neighbor_allgather: a buffer in device memory"):
         ring.Neighbor_allgather(array, fake.array(np.zeros(4)))
     ring.Free()
+
+
+@pytest.mark.parametrize("method", REDUCING)
+@pytest.mark.parametrize("way", [*WAYS[1:], "limited"])
+def test_a_cuda_aware_library_reduces_on_the_device_only_where_it_blocks(
+    fake, monkeypatch, way, method
+):
+    """Open MPI's requests would look at the device's memory from the host, and the process die."""
+    monkeypatch.setattr(group.libraries, "cuda_aware", lambda: True)
+    monkeypatch.setenv("MPICOLL_GPU", "aware")
+    if way == "limited":
+        monkeypatch.setenv("MPICOLL_TIMEOUT", "60")
+    comm = mpicoll.Intracomm(WORLD.Dup())
+    assert comm.gpu_transport() == "aware (MPICOLL_GPU=aware asks for it)"
+    sent, received = shapes(method, 5)
+    send = None if sent is None else np.arange(sent, dtype="i4") + RANK
+    recv = None if received is None else np.full(received, 7, "i4")
+    given, wanted = (None if a is None else fake.array(a) for a in (send, recv))
+    arguments = on_host(method, send, recv, method in ROOTED)
+    run(comm, "blocking" if way == "limited" else way, method, given, wanted, *arguments)
+    if recv is not None and not (method == "Exscan" and RANK == 0):
+        np.testing.assert_array_equal(wanted.get(), recv)
+    comm.Free()
