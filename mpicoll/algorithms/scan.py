@@ -1,11 +1,10 @@
-"""Prefix reductions along the line of ranks.  (Recursive doubling: see :mod:`.recursive`.)"""
+"""Prefix reductions along the line of ranks, and by recursive doubling."""
 
 from __future__ import annotations
 
-from mpicoll.algorithms.recursive import scan_recursive_doubling
 from mpicoll.registry import RANK_ORDER, register
 from mpicoll.schedule import Recv, RecvReduce, Rounds, Send, given, within
-from mpicoll.topology import ceil_log2, doubling
+from mpicoll.topology import ceil_log2, doubling, floor_log2
 
 _REFERENCE = (
     "P. Sanders, J. L. Traff, Parallel prefix (scan) algorithms for MPI, EuroPVM/MPI 2006, "
@@ -26,6 +25,23 @@ def scan_linear(rank: int, size: int) -> Rounds:
         yield RecvReduce(rank - 1, 0)
     if rank + 1 < size:
         yield Send(rank + 1, 0)
+
+
+def scan_recursive_doubling(rank: int, size: int) -> Rounds:
+    """In round k every rank passes what it has to the rank 2^k further on, which adds it.
+
+    ::
+
+        round 1   0 -> 1   1 -> 2   2 -> 3   3 -> 4   4 -> 5   ...
+        round 2   0 -> 2   1 -> 3   2 -> 4   3 -> 5   ...
+        round 3   0 -> 4   1 -> 5   ...
+
+    log2(P)(alpha + n beta + n gamma), for every P.
+    """
+    for distance in doubling(size):
+        sends = (Send(rank + distance, 0),) if rank + distance < size else ()
+        receives = (RecvReduce(rank - distance, 0),) if rank >= distance else ()
+        yield sends + receives
 
 
 def _shifted(rank: int, size: int) -> Rounds:
@@ -80,6 +96,22 @@ register(
     lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
     order=(RANK_ORDER,),
     reference=_REFERENCE,
+)
+register(
+    "scan",
+    "recursive_doubling",
+    scan_recursive_doubling,
+    rounds=ceil_log2,
+    depth=ceil_log2,
+    messages=_doubling_messages,
+    blocks_sent=_doubling_messages,
+    blocks_sent_max=ceil_log2,
+    fan_in=lambda P: int(P > 1),
+    lecture=lambda P, n, a, b, g: floor_log2(P) * (a + n * b + n * g),
+    order=(RANK_ORDER,),
+    reference=(
+        "W. D. Hillis, G. L. Steele, Data parallel algorithms, Communications of the ACM 29 (1986)"
+    ),
 )
 register(
     "exscan",

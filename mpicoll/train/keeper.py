@@ -17,8 +17,13 @@ from mpicoll.train.workers import Workers, together
 
 #: What must be the same for a run to go on as if it had not stopped, beside the parameters.
 _FIXED = (
-    *("dataset", "training samples", "samples in a step", "seed", "invariant"),
-    *("optimizer", "state of the optimizer"),
+    "dataset",
+    "training samples",
+    "samples in a step",
+    "seed",
+    "invariant",
+    "optimizer",
+    "state of the optimizer",
 )
 
 

@@ -125,7 +125,7 @@ class Survivors(AllReduceWorkers):
                 message = self.comm.Improbe(rank, _TAG, status)
                 if message is None:
                     return False
-                data = bytearray(status.Get_count(MPI.BYTE))
+                data = bytearray(status.Get_elements(MPI.BYTE))
                 message.Recv(data)
             except Exception as error:
                 if not is_death(error):
