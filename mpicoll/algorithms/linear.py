@@ -146,6 +146,27 @@ def allgather_linear(rank: int, size: int) -> Rounds:
         yield Recv(0, range(size))
 
 
+def barrier_linear(rank: int, size: int) -> Rounds:
+    """Every rank tells rank 0 that it has arrived, which then tells every rank that all have.
+
+    ::
+
+        1 ---> 0 <--- 3      1 <--- 0 ---> 3
+               ^                    |
+               |                    v
+               2                    2
+
+    2 (P - 1) alpha through the port of rank 0; but two rounds for every P, which is what counts
+    where ranks take turns on a processor.
+    """
+    if rank == 0:
+        yield tuple(Recv(peer, ()) for peer in _others(rank, size))
+        yield tuple(Send(peer, ()) for peer in _others(rank, size))
+    else:
+        yield Send(0, ())
+        yield Recv(0, ())
+
+
 register(
     "reduce",
     "linear",
@@ -243,5 +264,19 @@ register(
     fan_in=lambda P: P - 1,
     lecture=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b),
     blocks=per_rank,
+    reference=_REFERENCE,
+)
+register(
+    "barrier",
+    "linear",
+    barrier_linear,
+    rounds=lambda P: 2 * (P > 1),
+    depth=lambda P: 2 * (P - 1),
+    messages=lambda P: 2 * (P - 1),
+    blocks_sent=lambda P: 0,
+    blocks_sent_max=lambda P: 0,
+    fan_in=lambda P: P - 1,
+    lecture=lambda P, n, a, b, g: 2 * (P - 1) * a,
+    blocks=lambda P: 0,
     reference=_REFERENCE,
 )
