@@ -37,7 +37,10 @@ from mpicoll.bench.workload import Workload, elements, prepare, symmetric
 SECONDS = 1e-3  # of a sample, about
 CALLS = 1000  # of a sample, at most
 #: What is recorded of a launch.
-KEPT = ("started", "mpicoll", "python", "numpy", "mpi4py", "mpi", "ranks", "processor", "system")
+KEPT = (
+    *("started", "mpicoll", "python", "numpy", "mpi4py", "mpi"),
+    *("ranks", "processor", "cpus", "system"),
+)
 
 
 def sizes(collective: str, largest: int) -> list[int]:

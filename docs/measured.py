@@ -101,10 +101,10 @@ def pages() -> dict[str, str]:
             name,
             "-" * len(name),
             "",
-            f"{runs[0]['processor']}, {len(runs)} launches.  Copying 256 KiB that the other core "
-            f"has just written took {near:.1f} us where that was fastest; points are disturbed "
-            f"where it took more than {FAR:g} times as long, or where others had more than "
-            f"{100 * OTHERS:g} % of the two cores.",
+            f"{runs[0]['processor']}, {runs[0]['cpus']} cores, {len(runs)} launches.  Copying "
+            f"256 KiB that another core has just written took {near:.1f} us where that was "
+            f"fastest; points are disturbed where it took more than {FAR:g} times as long, or "
+            f"where others had more than {100 * OTHERS:g} % of the cores.",
             "",
             *_table([_row(name, launches, near) for name, launches in by_series(points).items()]),
             f".. figure:: generated/{path.stem}.svg",
