@@ -8,7 +8,7 @@ from mpicoll.bench import start
 
 
 class Distant:
-    """Two ranks whose messages take two milliseconds, of which this one comes last every other time."""
+    """Two ranks, messages of 2 ms; this one comes last to every other barrier."""
 
     def __init__(self, everyone):
         self.now = 0.0
