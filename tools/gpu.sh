@@ -41,7 +41,7 @@ test) tests "${@:2}" ;;
 bench) bench "${@:2}" ;;
 *)
     results=${1:-results/gpu}
-    gpus=$(nvidia-smi -L | wc -l)
+    gpus=$(python3 -c 'import cupy; print(cupy.cuda.runtime.getDeviceCount())')
     mkdir -p "$results"
     build
     tests "$gpus"
