@@ -15,7 +15,7 @@ from typing import Any
 
 RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 
-#: Points are disturbed where the copy from the other core took this many times as long as at best:
+#: Points are disturbed where the copy from another core took this many times as long as at best:
 #: what was measured lies below that, or far above.
 FAR = 3.0
 #: Or where others had more than this share of the processors.

@@ -478,7 +478,7 @@ def _native(dtype: np.dtype[Any]) -> Kind | None:
     # mpi4py may name what its MPI library does not have.
     with suppress(AttributeError, ValueError, MPI.Exception):
         found = MPI.BFLOAT16_T if bfloat16 else MPI.Datatype.fromcode(dtype.char)
-        if found.Get_size() == dtype.itemsize:
+        if found != MPI.DATATYPE_NULL and found.Get_size() == dtype.itemsize:
             datatype = found
     return Kind(datatype, dtype, dtype.itemsize)
 

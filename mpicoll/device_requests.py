@@ -10,12 +10,14 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from mpi4py import MPI
 
 from mpicoll import caller, progress
 from mpicoll.completion import Standalone, Watched
 from mpicoll.cuda.driver import CudaError, Functions, driver
+from mpicoll.native_requests import Restarted
 from mpicoll.requests import fill
 
 __all__ = ["Enqueued", "EnqueuedPlan", "Staged", "StagedPlan"]
@@ -30,8 +32,13 @@ class Staged(Standalone):
         kept: what must stay alive until then.
     """
 
+    _request: Any
+
     def __init__(
-        self, request: MPI.Request, arrive: Callable[[MPI.Status], object], kept: object
+        self,
+        request: MPI.Request | Restarted,
+        arrive: Callable[[MPI.Status], object],
+        kept: object,
     ) -> None:
         self._request, self._arrive, self._kept = request, arrive, kept
 
@@ -75,7 +82,7 @@ class StagedPlan(Staged):
 
     def __init__(
         self,
-        request: MPI.Prequest,
+        request: MPI.Prequest | Restarted,
         leave: Callable[[], object],
         arrive: Callable[[MPI.Status], object],
         kept: object,

@@ -21,6 +21,7 @@ from mpicoll import caller, hooks, on_device, progress, staging, trace, vectors
 from mpicoll.buffers import Unsupported
 from mpicoll.call import METHODS, Call, Prepared, asked_for, parse, place_of, summed_exactly
 from mpicoll.collectives import Collective
+from mpicoll.cuda.buffers import is_device
 from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.device_requests import Staged, StagedPlan
 from mpicoll.exact import EXACT
@@ -57,6 +58,10 @@ class _Asked(NamedTuple):
             return self
         sendbuf, recvbuf = call.messages()
         return self._replace(sendbuf=sendbuf, recvbuf=recvbuf)
+
+    def taken(self) -> list[Any]:
+        """The arguments of mpi4py's method."""
+        return [self[1 + number] for number in _taken(self.definition)]
 
 
 def _taken(definition: Collective) -> tuple[int, ...]:
@@ -188,10 +193,6 @@ class Dispatch(MPI.Intracomm):
         except Exception as error:
             state.refuse_start(asked.definition, error)
             raise
-        return self._begin(state, method, asked, prepared)
-
-    def _begin(self, state: State, method: str, asked: _Asked, prepared: Prepared) -> Any:
-        """Start a collective that is decided; returns a request."""
         if prepared.choice.algorithm == CUDA_IPC:
             return on_device.start(state, prepared)
         by_value = prepared.on_device
@@ -239,7 +240,6 @@ class Dispatch(MPI.Intracomm):
         state.enter(prepared)
         if prepared.choice.algorithm == CUDA_IPC:
             return on_device.bind(state, prepared)
-        begin = partial(self._begin, state, method, asked, prepared)
         by_value = prepared.on_device
         prepared = on_device.on_host(state.gpus, prepared, blocking=False)
         by_value &= not prepared.on_device
@@ -247,21 +247,31 @@ class Dispatch(MPI.Intracomm):
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Prequest(state, prepared, self._report)
         asked = asked.passed_on(call)
-        try:
-            with progress.meanwhile():
-                request = self._native(asked, f"{method}_init", info)
-        except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
-            return Restarted(state, begin)
+        kept = self._bound(state, method, asked, prepared, info)
         state.count(asked.definition.name, NATIVE)
-        kept: KeptPrequest = KeptPrequest(request)
-        if state.watch is not None or state.tracer is not None or hooks.installed:
-            kept = LibraryPrequest.bound(request, state, prepared)
-        kept.kept = asked
         if by_value and call is not None:
             return StagedPlan(kept, partial(call.load, native=True), call.arrive, call)
         if prepared.on_device and call is not None:
             leave = partial(on_device.wait_for_streams, call)
             return StagedPlan(kept, leave, lambda status: None, call)
+        return kept
+
+    def _bound(
+        self, state: State, method: str, asked: _Asked, prepared: Prepared, info: MPI.Info
+    ) -> KeptPrequest | Restarted:
+        """A persistent request of the MPI library's own collective, or what stands for one."""
+        try:
+            with progress.meanwhile():
+                request = self._native(asked, f"{method}_init", info)
+        except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
+            with progress.meanwhile():
+                own = MPI.Intracomm(MPI.Intracomm.Dup(self))
+            function = getattr(MPI.Intracomm, "I" + method.lower())
+            return Restarted(state, prepared, own, partial(function, own, *asked.taken()))
+        kept: KeptPrequest = KeptPrequest(request)
+        if state.watch is not None or state.tracer is not None or hooks.installed:
+            kept = LibraryPrequest.bound(request, state, prepared)
+        kept.kept = asked
         return kept
 
     def _asked(
@@ -308,6 +318,11 @@ class Dispatch(MPI.Intracomm):
         try:
             call = parse(definition, place, *asked[1:4], asked.counts)
         except Unsupported as reason:
+            if is_device(asked.sendbuf) or is_device(asked.recvbuf):
+                raise BufferError(
+                    f"{definition.method} of an array in device memory: {reason}; pass a "
+                    "contiguous array of a predefined datatype, or copy it to the host"
+                ) from None
             if named is None:
                 self._fall_back(state, definition, f"{reason}, so {NATIVE} serves")
             elif named.algorithm != NATIVE:
@@ -355,9 +370,7 @@ class Dispatch(MPI.Intracomm):
 
     def _native(self, asked: _Asked, method: str, *more: Any) -> Any:
         """The MPI library's own collective, by the method of mpi4py that is named."""
-        definition = asked.definition
-        arguments = [asked[1 + number] for number in _taken(definition)]
-        return getattr(MPI.Intracomm, method)(self, *arguments, *more)
+        return getattr(MPI.Intracomm, method)(self, *asked.taken(), *more)
 
     def _report(self, error: BaseException) -> None:
         """Tell the communicator's error handler what MPI has reported."""

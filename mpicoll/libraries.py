@@ -44,6 +44,11 @@ def _function(path: Path, name: str) -> ctypes._NamedFuncPointer | None:
         return None
 
 
+#: Methods by which a CUDA-aware library reduces arrays in device memory.  Open MPI 4.1 makes other
+#: reductions, those that do not block among them, by the host's loads, and crashes.
+REDUCING_ON_DEVICE = frozenset({"Allreduce", "Reduce", "Reduce_scatter_block", "Scan", "Exscan"})
+
+
 def cuda_aware() -> bool | None:
     """Whether the loaded MPI library takes pointers to CUDA memory; None if it does not say.
 

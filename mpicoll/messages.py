@@ -43,7 +43,7 @@ def _library_takes() -> bool:
     return libraries.cuda_aware() is True
 
 
-def _refused(method: str) -> NoReturn:
+def refused(method: str) -> NoReturn:
     raise BufferError(
         f"{method}: a buffer in device memory, which this MPI library is not known to take; use "
         "Send, Recv, Sendrecv, Isend, Irecv, Send_init, Recv_init or a collective of "
@@ -58,7 +58,7 @@ def refuse(method: str, *arguments: object) -> None:
         BufferError: one is, and the library does not say that it takes that.
     """
     if any(is_device(argument) for argument in arguments) and not _library_takes():
-        _refused(method)
+        refused(method)
 
 
 def _leaving(buf: Any, what: str = "send buffer") -> Buffer:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from mpi4py import MPI
 
 from mpicoll import agree, caller, progress
 from mpicoll.call import Prepared
-from mpicoll.completion import Anyone, Standalone, Watched
+from mpicoll.completion import Standalone, Watched
 from mpicoll.observe import observe
 from mpicoll.requests import fill
 from mpicoll.state import State
@@ -45,11 +45,34 @@ class KeptPrequest(MPI.Prequest):
     kept: object = None
 
 
-class LibraryRequest(Watched, KeptRequest):
-    """A request that is looked after; see the module."""
+class _Limited(Watched):
+    """A request with a time limit, if there is one."""
 
     _state: State
     _ticket: Ticket | None = None
+
+    def patience(self) -> Callable[[], object]:
+        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
+        if self._ticket is None or self._state.watch is None:
+            return os.sched_yield
+        patience = Patience(self._state.watch, self._ticket)
+
+        def pause() -> None:
+            if not self.pending or self.Get_status():
+                return
+            try:
+                patience.pause()
+            except TimeoutError as error:
+                self._state.fail(error)
+                self._state.abandon(self)
+                raise
+
+        return pause
+
+
+class LibraryRequest(_Limited, KeptRequest):
+    """A request that is looked after; see the module."""
+
     _comparison: agree.Comparison | None = None
 
     @classmethod
@@ -69,24 +92,6 @@ class LibraryRequest(Watched, KeptRequest):
     def pending(self) -> bool:
         """Whether it has been started, and not been found complete by its owner."""
         return self != MPI.REQUEST_NULL
-
-    def patience(self) -> Callable[[], object]:
-        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
-        if self._ticket is None or self._state.watch is None:
-            return os.sched_yield
-        patience = Patience(self._state.watch, self._ticket)
-
-        def pause() -> None:
-            if not self.pending or self.Get_status():
-                return
-            try:
-                patience.pause()
-            except TimeoutError as error:
-                self._state.fail(error)
-                self._state.abandon(self)
-                raise
-
-        return pause
 
     def _agreed(self) -> bool:
         """Whether the ranks agree, as far as they are to say; raises if they do not."""
@@ -182,29 +187,32 @@ class LibraryPrequest(LibraryRequest, KeptPrequest):
         return done
 
 
-class Restarted(Standalone):
+class Restarted(_Limited, Standalone):
     """A persistent collective where the MPI library, before MPI 4.0, has none of its own.
 
     Args:
         state: of the communicator.
-        begin: starts the library's non-blocking collective.
+        prepared: the call.
+        comm: of its own, as starts may come in another order on each rank.
+        begin: starts the library's non-blocking collective on it.
     """
 
     _pending = False
-    _request: Anyone
+    _request: MPI.Request = MPI.REQUEST_NULL
 
-    def __init__(self, state: State, begin: Callable[[], Anyone]) -> None:
-        self._state, self._begin = state, begin
-        self._freed = False
+    def __init__(
+        self,
+        state: State,
+        prepared: Prepared,
+        comm: MPI.Intracomm,
+        begin: Callable[[], MPI.Request],
+    ) -> None:
+        self._state, self._prepared = state, prepared
+        self._comm, self._begin = comm, begin
+        self._number = 0 if state.watch is None else state.watch.plan()
 
     def __bool__(self) -> bool:
-        return not self._freed
-
-    def patience(self) -> Callable[[], object]:
-        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
-        if self._pending and isinstance(self._request, Watched):
-            return self._request.patience()
-        return os.sched_yield
+        return self._comm != MPI.COMM_NULL
 
     def Start(self) -> None:
         """Start the collective.
@@ -213,22 +221,18 @@ class Restarted(Standalone):
             RuntimeError: it is under way; or a collective on the communicator has failed.
             ValueError: it, or its communicator, has been freed.
         """
-        if self._freed:
+        if not self:
             raise ValueError("Start of a request that has been freed; make a new one")
         self._state.check()
         if self._pending:
             raise RuntimeError("Start of what is under way; complete it by Wait first")
+        observation = observe(self._state, self._prepared)
         self._request = self._begin()
         self._pending = True
-
-    def Free(self) -> None:
-        """Free an inactive request.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
-        super().Free()
-        self._freed = True
+        if self._state.watch is not None:
+            self._ticket = self._state.watch.enter(self._prepared.described(), self._number)
+        if observation is not None:
+            observation.end(complete=False)
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Whether the collective is complete on this rank."""
@@ -237,11 +241,33 @@ class Restarted(Standalone):
             fill(status)
             return True
         progress.poll()
-        done = self._request.Test(status)
-        self._pending = not done
-        return done
+        self._pending = not self._request.Test(status)
+        return not self._pending
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
         """Whether ``Wait`` would return, or raise, at once."""
+        caller.check()
         progress.poll()
-        return not self._pending or self._request.Get_status(status)
+        if not self._pending:
+            fill(status)
+            return True
+        return self._request.Get_status(status)
+
+    def Free(self) -> None:
+        """Free an inactive request, and its hold on the buffers.  Collective.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        super().Free()
+        if self:
+            self._comm.Free()
+            del self._begin, self._prepared
+
+    def Cancel(self) -> NoReturn:
+        """Collectives cannot be cancelled.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("a collective cannot be cancelled, which MPI forbids; Wait for it")

@@ -15,7 +15,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll import shared, staging, trace, vectors
+from mpicoll import libraries, shared, staging, trace, vectors
 from mpicoll.buffers import Buffer
 from mpicoll.call import Call, Prepared
 from mpicoll.cuda.buffers import DeviceArray, current_stream
@@ -145,13 +145,12 @@ def on_host(group: Group | None, prepared: Prepared, blocking: bool) -> Prepared
 
 
 def _takes(group: Group, prepared: Prepared, blocking: bool) -> bool:
-    """Whether the MPI library takes the arrays as they are.
-
-    Open MPI reduces without blocking by the host's loads, also of memory of a GPU: 4.1.4 crashes.
-    """
+    """Whether the MPI library takes the arrays as they are."""
     if group.transport != AWARE or prepared.choice.algorithm != NATIVE:
         return False
-    return blocking or not prepared.definition.reduces
+    definition = prepared.definition
+    reduced = blocking and definition.method in libraries.REDUCING_ON_DEVICE
+    return reduced or not definition.reduces
 
 
 def start(state: State, prepared: Prepared) -> Enqueued:

@@ -19,8 +19,10 @@ from mpi4py import MPI
 from mpicoll import progress
 from mpicoll.call import METHODS, Prepared
 from mpicoll.collectives import COLLECTIVES, Collective, Place
+from mpicoll.cuda.buffers import is_device
 from mpicoll.dispatch import Dispatch, fall_back
-from mpicoll.messages import Messages, refuse
+from mpicoll.libraries import REDUCING_ON_DEVICE
+from mpicoll.messages import Messages, refuse, refused
 from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
 from mpicoll.observe import observing
 from mpicoll.settings import policy_from
@@ -150,7 +152,10 @@ def _between_groups(name: str, definition: Collective) -> Callable[..., Any]:
 
     @wraps(original)
     def call(self: Intercomm, *arguments: Any, **more: Any) -> Any:
-        refuse(f"{name} of an intercommunicator", *arguments, *more.values())
+        words, given = f"{name} of an intercommunicator", (*arguments, *more.values())
+        refuse(words, *given)
+        if definition.reduces and name not in REDUCING_ON_DEVICE and any(map(is_device, given)):
+            refused(words)
         rank, reason = self.Get_rank(), _REASON % "an intercommunicator's"
         fall_back(self._policy, self._fallbacks, rank, definition, reason)
         result = original(self, *arguments, **more)

@@ -1,7 +1,8 @@
 """The persistent collectives of mpi4py, with ``algorithm=`` and its parameters by keyword.
 
-They return a persistent request of the MPI library; with ``algorithm=``, or where a thread makes
-progress, a :class:`mpicoll.requests.Prequest`.
+They return a persistent request of the MPI library (where that has none, before MPI 4.0, one that
+starts its non-blocking collective); with ``algorithm=``, or where a thread makes progress, a
+:class:`mpicoll.requests.Prequest`.
 """
 
 from __future__ import annotations

@@ -23,13 +23,14 @@ import os
 from mpi4py import MPI
 
 from mpicoll.bench.clocks import GlobalClock, clock
+from mpicoll.bench.stats import median
 
 #: Seconds after which clocks are compared again.
 _OLD = 1.0
 #: Seconds between the naming of the moments and the first of them, for each doubling of ranks, on
 #: top of the time that messages take.
 _LEAD = 1e-4
-#: Barriers of which the mean says how long messages take.
+#: Barriers, the median of which says how long messages take.
 _PROBES = 5
 #: Seconds before a moment from which on a rank looks at nothing but its clock.
 _CLOSE = 1e-4
@@ -85,12 +86,13 @@ class Window:
         self._comm = comm.Dup()
         self._clock = GlobalClock(self._comm)
         self._moment = self._length = 0.0
-        self._comm.Barrier()  # connects
-        begin = clock()
+        times = []
         for _ in range(_PROBES):
+            begin = clock()
             self._comm.Barrier()
-        # Not the quickest: who comes last to a barrier finds all messages there.
-        reach = self._comm.allreduce((clock() - begin) / _PROBES, MPI.MAX)
+            # Of the slowest rank: who comes last to a barrier finds all messages there.
+            times.append(self._comm.allreduce(clock() - begin, MPI.MAX))
+        reach = median(sorted(times))
         self._lead = 2 * reach + _LEAD * (1 + self._comm.Get_size().bit_length())
 
     def name_moments(self, length: float) -> None:

@@ -38,10 +38,10 @@ class Folds:
         )
         options = ("--std=c++17", "--fmad=false", f"-DP={size}")
         with cupy.cuda.Device(device):
-            self._module = cupy.RawModule(code=source, options=options)
+            module = cupy.RawModule(code=source, options=options)
+            # These keep what is loaded; the module does not.
             self._functions = {
-                name: self._module.get_function(f"relay_{name}").kernel.ptr
-                for name in ("plain", "narrow")
+                name: module.get_function(f"relay_{name}").kernel for name in ("plain", "narrow")
             }
 
     @staticmethod
@@ -71,4 +71,4 @@ class Folds:
         blocks = min(_BLOCKS, -(-cells // _THREADS))
         with driver().on(self._device):
             function = self._functions["narrow" if narrow else "plain"]
-            driver().launch(function, blocks, _THREADS, arguments, stream)
+            driver().launch(function.ptr, blocks, _THREADS, arguments, stream)

@@ -76,8 +76,7 @@ class Peers:
         self._owned: list[int] = []
         self._mapped: list[int] = []
         self._alarm = 0
-        self._module: Any = None
-        self._functions: dict[str, int] = {}
+        self._functions: dict[str, Any] = {}
         self._launcher: Any = None
         self._handle = b""
         self._handles: list[bytes] = []
@@ -164,7 +163,7 @@ class Peers:
         """Compile and load the kernels, and what they count in."""
         import cupy
 
-        self._module, self._functions = kernels.compiled(self._size, self._limits)
+        self._functions = kernels.compiled(self._size, self._limits)
         self._alarm = _cuda.allocate_host(ALARM)
         table = self._allocate(TABLE * self._size)
         self._launcher = _cuda.Launcher(
@@ -181,7 +180,7 @@ class Peers:
         )
         self._registry = Registry(self._private, self._launcher, table)
         for function in self._functions.values():
-            _cuda.make_ready(function)
+            _cuda.make_ready(function.ptr)
         _cuda.synchronize()
         self._watchdog = Watchdog(
             {rank: fact.pid for rank, fact in enumerate(self._facts) if rank != self._rank},
@@ -346,7 +345,7 @@ class Peers:
         if call.nbytes == 0:
             return None
         launch = shapes.plan(call, self._limits, self._registry.any)
-        self._launcher.remember(*arguments, launch, self._functions[launch.kernel])
+        self._launcher.remember(*arguments, launch, self._functions[launch.kernel].ptr)
         return arguments
 
     def _call(

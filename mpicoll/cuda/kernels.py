@@ -56,8 +56,8 @@ def options(size: int, limits: Limits) -> tuple[str, ...]:
     )
 
 
-def compiled(size: int, limits: Limits) -> tuple[Any, dict[str, int]]:
-    """The module, to be kept, and the addresses of its kernels on the current device.
+def compiled(size: int, limits: Limits) -> dict[str, Any]:
+    """The kernels, loaded on the current device as long as these are kept; ``ptr``: their handles.
 
     CuPy keeps what has been compiled on disk.
 
@@ -67,5 +67,4 @@ def compiled(size: int, limits: Limits) -> tuple[Any, dict[str, int]]:
     import cupy
 
     module = cupy.RawModule(code=source(), options=options(size, limits))
-    functions = {name: module.get_function(name).kernel.ptr for name in names(size)}
-    return module, functions
+    return {name: module.get_function(name).kernel for name in names(size)}

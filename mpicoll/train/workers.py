@@ -6,9 +6,8 @@ can fail on one rank is told to all, and all raise the same `TrainingError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from numpy.typing import NDArray
@@ -212,16 +211,7 @@ class AllReduceWorkers:
 
     def plan_sum(self, values: Array) -> Plan:
         """See `Workers.plan_sum`."""
-        bind: Callable[..., Plan] = partial(
-            self._comm.Allreduce_init, self._in_place, values, op=self._operator
-        )
-        try:
-            return bind(**self._choice)
-        except NotImplementedError:
-            # This MPI library has no persistent collectives of its own.
-            if self._choice or not hasattr(self._comm, "explain"):
-                raise
-            return bind(algorithm="ring")
+        return self._comm.Allreduce_init(self._in_place, values, op=self._operator, **self._choice)
 
     def plan_reduce_scatter(self, values: Array, own: Array) -> Plan:
         """See `Workers.plan_reduce_scatter`."""

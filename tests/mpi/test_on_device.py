@@ -8,7 +8,7 @@ from fake_cuda import in_its_place
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import staging
+from mpicoll import messages, staging
 from mpicoll.collectives import COLLECTIVES
 from mpicoll.cuda import group
 
@@ -396,4 +396,36 @@ def test_a_cuda_aware_library_reduces_on_the_device_only_where_it_blocks(
     run(comm, "blocking" if way == "limited" else way, method, given, wanted, *arguments)
     if recv is not None and not (method == "Exscan" and RANK == 0):
         np.testing.assert_array_equal(wanted.get(), recv)
+    total = fake.array(np.zeros(2, "i4"))
+    run(
+        comm, WAYS[0], "Reduce_scatter", fake.array(np.ones(2 * P, "i4")), total, algorithm="native"
+    )
+    np.testing.assert_array_equal(total.get(), [P, P])
     comm.Free()
+
+
+def test_between_groups_a_cuda_aware_library_reduces_on_the_device_only_where_it_blocks(
+    fake, monkeypatch
+):
+    if P == 1:
+        pytest.skip("one group")
+    monkeypatch.setattr(messages, "_library_takes", lambda: True)
+    half = WORLD.Split(RANK % 2)
+    between = mpicoll.Intercomm(half.Create_intercomm(0, WORLD, 1 - RANK % 2), "silent")
+    array = fake.array(np.zeros(2))
+    for name in ("Iallreduce", "Ireduce_scatter_block"):
+        with pytest.raises(BufferError, match=f"{name} of an intercommunicator: a buffer in dev"):
+            getattr(between, name)(array, array)
+    between.Free()
+    half.Free()
+
+
+def test_what_nothing_serves_does_not_reach_the_library(fake, ours):
+    """A user's operator on a derived datatype."""
+    pair = MPI.DOUBLE.Create_contiguous(2).Commit()
+    op = MPI.Op.Create(lambda invec, inoutvec, datatype: None)
+    for name in ("Allreduce", "Iallreduce", "Allreduce_init"):
+        with pytest.raises(BufferError, match="Allreduce of an array in device memory: "):
+            getattr(ours, name)(MPI.IN_PLACE, [fake.array(np.zeros(4)), 2, pair], op)
+    op.Free()
+    pair.Free()

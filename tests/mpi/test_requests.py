@@ -170,8 +170,9 @@ def test_inactive_plans_are_not_waited_for(comm):
         plan.Free()
 
 
-def test_a_library_without_persistent_collectives(comm, monkeypatch):
-    """Each start is its non-blocking one."""
+@pytest.fixture
+def old(monkeypatch):
+    """The MPI library has no persistent collectives."""
     native = Intracomm._native
 
     def lacks(self, asked, method, *more):
@@ -180,6 +181,10 @@ def test_a_library_without_persistent_collectives(comm, monkeypatch):
         return native(self, asked, method, *more)
 
     monkeypatch.setattr(Intracomm, "_native", lacks)
+
+
+def test_a_library_without_persistent_collectives(old, comm):
+    """Each start is its non-blocking one."""
     mine, total, everyone = np.ones(P), np.zeros(P), np.zeros(P)
     plans = [
         comm.Allreduce_init(mine, total),
@@ -191,7 +196,8 @@ def test_a_library_without_persistent_collectives(comm, monkeypatch):
     assert Request.Waitany(plans) == MPI.UNDEFINED
     for number in range(1, 4):
         mine[:] = number
-        Prequest.Startall(plans)
+        # In another order on each rank.
+        Prequest.Startall(plans[RANK % 4 :] + plans[: RANK % 4])
         with pytest.raises(RuntimeError, match="under way"):
             plans[0].Start()
         with pytest.raises(RuntimeError, match="under way"):
@@ -204,13 +210,27 @@ def test_a_library_without_persistent_collectives(comm, monkeypatch):
         assert (total == P * number).all()
         assert (everyone == number).all()
         assert plans[0].test() == (True, None)
+    with pytest.raises(RuntimeError, match="cannot be cancelled"):
+        plans[0].Cancel()
     for plan in plans:
+        assert plan
         plan.Free()
+        assert not plan
     with pytest.raises(ValueError, match="freed"):
         plans[0].Start()
     del plans, plan
     gc.collect()
     assert kept() is None
+
+
+def test_hooks_hear_of_starts_that_a_library_without_persistent_ones_makes(old, alone, events):
+    plan = alone.Allreduce_init(np.ones(100), np.zeros(100))
+    for number in range(2):
+        assert facts(events) == [("allreduce", "native", 800, False, None)] * number
+        plan.Start()
+        plan.Wait()
+    plan.Free()
+    assert alone.stats().calls["allreduce", "native"] == 1
 
 
 def test_complete_is_pending_until_the_owner_knows(alone):
