@@ -363,6 +363,17 @@ def test_no_kernel_for_a_senseless_pair():
         kernels.fold("band", "f32", three.dtype, three, [three])
 
 
+def test_kernels_fold_contiguous_arrays_only():
+    kernels = pytest.importorskip("mpicoll._kernels")
+    three, spread = np.ones(3), np.ones(6)[::2]
+    for dst, operand in ((three, spread), (spread, three)):
+        with pytest.raises(ValueError, match="contiguous arrays only: pass a copy"):
+            kernels.fold("sum", "f64", three.dtype, dst, [three, operand])
+    for dst, operand in ((None, three), (three, None), (three, [1.0, 1.0, 1.0])):
+        with pytest.raises(TypeError, match=r"numpy\.ndarray"):
+            kernels.fold("sum", "f64", three.dtype, dst, [three, operand])
+
+
 @pytest.mark.parametrize(
     ("op", "dtype", "message"),
     [
