@@ -116,7 +116,7 @@ typedef struct __attribute__((packed, may_alias)) { long double real, imaginary;
 
 /* Vector stores that cross cache lines are slow: a long pass starts with the few elements before the
    next multiple of this many bytes in dst, where that is a whole number of elements. */
-enum { ALIGNMENT = 64, LONG_PASS = 8192 };
+enum { ALIGNMENT = 64, LONG_PASS = 8192, LONG_FOLD = 1 << 17 };
 
 static void kernels_pass(kernels_loop loop, size_t size, char *dst, char *const *x, int arity,
                          ptrdiff_t n)
@@ -256,47 +256,52 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
     typedef double level##_doubles __attribute__((vector_size(bytes)));
 
 /* All operands in one pass; the running value, a vector of type WIDE, stays in registers. STORED
-   is a vector of as many elements in memory. UNROLL vectors at a time hide the latency; then one
-   at a time, the last from and to a padded vector, so that every element meets the same code. */
+   is a vector of as many elements in memory. UNROLL vectors at a time hide the latency; one at a
+   time go the rest and, in a long fold, the elements before the first aligned one of dst, the last
+   from and to a padded vector, so that every element meets the same code. */
 #define VECTOR_KERNEL(TARGET, name, itemsize, level, STORED, WIDE, LOAD, STORE, OP) \
     static TARGET void name(char *dst, char **x, int count, ptrdiff_t n) \
     { \
         enum { UNROLL = 4, BYTES = sizeof(STORED) }; \
         const ptrdiff_t length = (itemsize) * n; \
-        ptrdiff_t at = 0; \
+        const ptrdiff_t before = (ptrdiff_t)(-(uintptr_t)dst % BYTES); \
+        ptrdiff_t at = 0, end = before % (itemsize) || length < LONG_FOLD ? 0 : before; \
         if (count == 1) { \
             if (dst != x[0]) \
                 memcpy(dst, x[0], (size_t)length); \
             return; \
         } \
-        for (; at + UNROLL * BYTES <= length; at += UNROLL * BYTES) { \
-            WIDE running[UNROLL]; \
-            STORED part; \
-            for (int u = 0; u < UNROLL; u++) { \
-                memcpy(&part, x[0] + at + u * BYTES, BYTES); \
-                running[u] = LOAD(level, part); \
-            } \
-            for (int k = 1; k < count; k++) \
-                for (int u = 0; u < UNROLL; u++) { \
-                    memcpy(&part, x[k] + at + u * BYTES, BYTES); \
-                    running[u] = OP(level, running[u], LOAD(level, part)); \
+        while (at < length) { \
+            for (; at < end; at += BYTES) { \
+                const size_t bytes = (size_t)(end - at < BYTES ? end - at : BYTES); \
+                STORED part = {0}; \
+                memcpy(&part, x[0] + at, bytes); \
+                WIDE running = LOAD(level, part); \
+                for (int k = 1; k < count; k++) { \
+                    memcpy(&part, x[k] + at, bytes); \
+                    running = OP(level, running, LOAD(level, part)); \
                 } \
-            for (int u = 0; u < UNROLL; u++) { \
-                part = STORE(level, running[u]); \
-                memcpy(dst + at + u * BYTES, &part, BYTES); \
+                part = STORE(level, running); \
+                memcpy(dst + at, &part, bytes); \
             } \
-        } \
-        for (; at < length; at += BYTES) { \
-            const size_t bytes = (size_t)(length - at < BYTES ? length - at : BYTES); \
-            STORED part = {0}; \
-            memcpy(&part, x[0] + at, bytes); \
-            WIDE running = LOAD(level, part); \
-            for (int k = 1; k < count; k++) { \
-                memcpy(&part, x[k] + at, bytes); \
-                running = OP(level, running, LOAD(level, part)); \
+            for (at = end; at + UNROLL * BYTES <= length; at += UNROLL * BYTES) { \
+                WIDE running[UNROLL]; \
+                STORED part; \
+                for (int u = 0; u < UNROLL; u++) { \
+                    memcpy(&part, x[0] + at + u * BYTES, BYTES); \
+                    running[u] = LOAD(level, part); \
+                } \
+                for (int k = 1; k < count; k++) \
+                    for (int u = 0; u < UNROLL; u++) { \
+                        memcpy(&part, x[k] + at + u * BYTES, BYTES); \
+                        running[u] = OP(level, running[u], LOAD(level, part)); \
+                    } \
+                for (int u = 0; u < UNROLL; u++) { \
+                    part = STORE(level, running[u]); \
+                    memcpy(dst + at + u * BYTES, &part, BYTES); \
+                } \
             } \
-            part = STORE(level, running); \
-            memcpy(dst + at, &part, bytes); \
+            end = length; \
         } \
     }
 

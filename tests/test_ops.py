@@ -233,6 +233,21 @@ def test_levels_agree(op, name):
             assert_same(op, folded(reduction, operands, [0] * (k + 1), -1), expected)
 
 
+@pytest.mark.parametrize(("op", "name"), [("sum", "f16"), ("prod", "c64"), ("prod", "c128")])
+def test_levels_agree_on_long_folds(op, name):
+    """They begin with the elements before the first aligned one of the result, if there is one."""
+    dtype = DTYPES[name]
+    reduction = ops.reduction(op, dtype)
+    rng = np.random.default_rng(3)
+    operands = [values(dtype, 150_000 // dtype.itemsize, rng) for _ in range(3)]
+    for offset in (0, 1, dtype.itemsize, 64 - dtype.itemsize):
+        ops.use_simd_level("numpy")
+        expected = folded(reduction, operands, [0, 3, 16, offset], -1)
+        for level in ops.simd_levels()[1:]:
+            ops.use_simd_level(level)
+            assert_same(op, folded(reduction, operands, [0, 3, 16, offset], -1), expected)
+
+
 @each_level
 def test_float16_every_value_survives(level):
     ops.use_simd_level(level)
