@@ -23,6 +23,8 @@ AS_THEY_ARE = ("mpicoll.blocking", "mpicoll.messages", "mpicoll.requests")
 # chooses to use one.
 FLAGS = ["-O3", "-ffp-contract=off"]
 
+NUMPY_API = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
+
 
 def mpi_compiler() -> str | None:
     """The MPI compiler wrapper: that of `MPICC`, of this environment, or on PATH."""
@@ -78,6 +80,8 @@ extensions = [
             "mpicoll/_exact.h",
             "mpicoll/_updates.h",
         ],
+        include_dirs=[numpy.get_include()],
+        define_macros=NUMPY_API,
         extra_compile_args=[*FLAGS, "-fno-math-errno"],
     ),
     Extension("mpicoll._cuda", ["mpicoll/_cuda.pyx"], extra_compile_args=FLAGS, libraries=["dl"]),
@@ -92,7 +96,7 @@ extensions = [
                 "mpicoll/_shared.h",
             ],
             include_dirs=["mpicoll", mpi4py.get_include(), numpy.get_include()],
-            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+            define_macros=NUMPY_API,
             extra_compile_args=FLAGS,
             optional=True,  # where the wrapper does not work, Python runs the plans
         )

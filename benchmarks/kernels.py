@@ -7,6 +7,7 @@ The two ways alternate, sample by sample, in random order; CPU time of the threa
 that other work on the machine disturbs less. GB/s counts what is read and written (three arrays),
 by the median over the samples. The ratio is that of our speed to NumPy's, the median over pairs of
 neighbouring samples with its 95 % interval (order statistics); above 1 the kernels are faster.
+The documentation shows the runs that benchmarks/results/kernels.jsonl holds.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+import mpicoll
 from mpicoll import ops
+from mpicoll.bench.environment import processor
 
 UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -106,10 +109,19 @@ def measure(
         "ratio": median(ratios),
         "ratio_low": low,
         "ratio_high": high,
+    }
+
+
+def facts(samples: int) -> dict[str, Any]:
+    """When, where and of what a run is."""
+    return {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "mpicoll": mpicoll.__version__,
+        "numpy": np.__version__,
+        "processor": processor(),
+        "system": f"{platform.system()} {platform.release()}",
         "level": ops.simd_level(),
         "samples": samples,
-        "numpy": np.__version__,
-        "machine": platform.machine(),
     }
 
 
@@ -135,27 +147,24 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=21)
     parser.add_argument("--target", type=float, default=2e-3, help="seconds of one sample")
     parser.add_argument("--level", choices=ops.simd_levels(), default=ops.simd_level())
-    parser.add_argument("--json", help="file for the results as JSON lines, - for standard output")
+    parser.add_argument("--json", help="append a line for the run, and one a case, to this file")
     options = parser.parse_args()
     ops.use_simd_level(options.level)
-    lines = []
+    run = facts(options.samples)
+    lines = [run]
     for op, dtype in cases(options.ops, options.types):
         for nbytes in options.bytes:
             line = measure(op, dtype, nbytes, options.samples, options.target)
-            lines.append(line)
-            if options.json != "-":
-                print(
-                    f"{op:5} {line['dtype']:11} {nbytes:>8} B {line['gbps']:7.1f} GB/s, NumPy "
-                    f"{line['numpy_gbps']:7.1f}, ratio {line['ratio']:6.2f} "
-                    f"[{line['ratio_low']:.2f}, {line['ratio_high']:.2f}]",
-                    flush=True,
-                )
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    if options.json == "-":
-        sys.stdout.write(text)
-    elif options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            file.write(text)
+            lines.append({"run": run["started"], **line})
+            print(
+                f"{op:5} {line['dtype']:11} {nbytes:>8} B {line['gbps']:7.1f} GB/s, NumPy "
+                f"{line['numpy_gbps']:7.1f}, ratio {line['ratio']:6.2f} "
+                f"[{line['ratio_low']:.2f}, {line['ratio_high']:.2f}]",
+                flush=True,
+            )
+    if options.json:
+        with open(options.json, "a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ mpi4py.rc.finalize = False
 
 import catalogue  # noqa: E402
 import command  # noqa: E402
+import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
 import training_figures  # noqa: E402
 
@@ -58,7 +59,8 @@ GENERATED = HERE / "generated"
 def generate(app: Any) -> None:
     """Write the pages that are not kept, and remove those of entries that are gone."""
     GENERATED.mkdir(exist_ok=True)
-    texts = {**catalogue.pages(), **measured.pages(), "command.inc": command.reference()}
+    tables = {**catalogue.pages(), **measured.pages(), **kernel_speeds.pages()}
+    texts = {**tables, "command.inc": command.reference()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
     drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}
     for path in GENERATED.iterdir():

@@ -24,6 +24,8 @@
 #error "mpicoll's kernels must not be compiled with -ffast-math: NaN would not propagate"
 #endif
 
+#undef I /* a macro of complex.h, which NumPy's headers include */
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -65,13 +67,15 @@ typedef int64_t ANYWHERE any_i64;
 typedef float ANYWHERE any_f32;
 typedef double ANYWHERE any_f64;
 typedef long double ANYWHERE any_ld;
+typedef struct __attribute__((packed, may_alias)) { long double real, imaginary; } any_cld;
 
-/* dst is an operand or apart from it, never shifted against it: iterations are independent. */
+/* dst is an operand or apart from it, never shifted against it: iterations are independent. Four
+   vectors an iteration: counting costs as much as one vector does. clang does so unasked. */
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Wpass-failed" /* long double has no vectors */
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
-#define INDEPENDENT _Pragma("GCC ivdep")
+#define INDEPENDENT _Pragma("GCC ivdep") _Pragma("GCC unroll 4")
 #endif
 
 /* ---- Expressions: a is what has been folded so far, b the next operand, T the element type
@@ -85,8 +89,10 @@ typedef long double ANYWHERE any_ld;
 #define MAX_INT(T, a, b) ((a) < (b) ? (b) : (a))
 #define MIN_INT(T, a, b) ((b) < (a) ? (b) : (a))
 /* The first NaN stays, and so does the first of equal values (+0 and -0 are equal). */
-#define MAX_FLOAT(T, a, b) ((((a) >= (b)) | ((a) != (a))) ? (a) : (b))
-#define MIN_FLOAT(T, a, b) ((((a) <= (b)) | ((a) != (a))) ? (a) : (b))
+#define MAX_STAYS(a, b) (((a) >= (b)) | ((a) != (a)))
+#define MIN_STAYS(a, b) (((a) <= (b)) | ((a) != (a)))
+#define MAX_FLOAT(_, a, b) (MAX_STAYS(a, b) ? (a) : (b))
+#define MIN_FLOAT(_, a, b) (MIN_STAYS(a, b) ? (a) : (b))
 #define LAND(T, a, b) ((T)(((a) != 0) & ((b) != 0)))
 #define LOR(T, a, b) ((T)(((a) != 0) | ((b) != 0)))
 #define LXOR(T, a, b) ((T)(((a) != 0) ^ ((b) != 0)))
@@ -110,7 +116,7 @@ typedef long double ANYWHERE any_ld;
 
 /* Vector stores that cross cache lines are slow: a long pass starts with the few elements before the
    next multiple of this many bytes in dst, where that is a whole number of elements. */
-enum { ALIGNMENT = 64, LONG_PASS = 8192 };
+enum { ALIGNMENT = 64, LONG_PASS = 8192, LONG_FOLD = 1 << 17 };
 
 static void kernels_pass(kernels_loop loop, size_t size, char *dst, char *const *x, int arity,
                          ptrdiff_t n)
@@ -195,25 +201,24 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 #define COMPLEX_SUM(name, real) \
     static void name(char *dst, char **x, int count, ptrdiff_t n) { real(dst, x, count, 2 * n); }
 
-/* Complex numbers one at a time; REAL and IMAGINARY are expressions in a[2] and b[2]. */
-#define COMPLEX(name, tag, T, REAL, IMAGINARY) \
+/* The extreme of long doubles, taken as bytes by its address: the x87's own store has seven steps,
+   and a branch would often be foreseen wrongly. */
+#define EXTREME_LD(name, STAYS) \
     static void name##_loop(char *dst, char *const *x, int arity, ptrdiff_t n) \
     { \
-        any_##tag *d = (any_##tag *)dst; \
-        for (ptrdiff_t i = 0; i < 2 * n; i += 2) { \
-            const any_##tag *first = (const any_##tag *)x[0] + i; \
-            T a[2] = {first[0], first[1]}; \
+        for (ptrdiff_t i = 0; i < n; i++) { \
+            const any_ld *best = (const any_ld *)x[0] + i; \
             for (int k = 1; k < arity; k++) { \
-                const any_##tag *b = (const any_##tag *)x[k] + i; \
-                const T real = REAL, imaginary = IMAGINARY; \
-                a[0] = real; \
-                a[1] = imaginary; \
+                const any_ld *const both[2] = {(const any_ld *)x[k] + i, best}; \
+                const long double a = *both[1], b = *both[0]; \
+                best = both[STAYS(a, b)]; \
             } \
-            d[i] = a[0]; \
-            d[i + 1] = a[1]; \
+            char value[sizeof(long double)]; \
+            memcpy(value, best, sizeof value); \
+            memcpy(dst + i * (ptrdiff_t)sizeof value, value, sizeof value); \
         } \
     } \
-    KERNEL(name, 2 * sizeof(T))
+    KERNEL(name, sizeof(long double))
 
 /* MINLOC and MAXLOC on MPI's pair types, laid out as C structs. NaN beats every number; of equal
    values (all NaNs are equal here) the lower index wins, and takes its own value along. */
@@ -251,47 +256,52 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
     typedef double level##_doubles __attribute__((vector_size(bytes)));
 
 /* All operands in one pass; the running value, a vector of type WIDE, stays in registers. STORED
-   is a vector of as many elements in memory. UNROLL vectors at a time hide the latency; then one
-   at a time, the last from and to a padded vector, so that every element meets the same code. */
+   is a vector of as many elements in memory. UNROLL vectors at a time hide the latency; one at a
+   time go the rest and, in a long fold, the elements before the first aligned one of dst, the last
+   from and to a padded vector, so that every element meets the same code. */
 #define VECTOR_KERNEL(TARGET, name, itemsize, level, STORED, WIDE, LOAD, STORE, OP) \
     static TARGET void name(char *dst, char **x, int count, ptrdiff_t n) \
     { \
         enum { UNROLL = 4, BYTES = sizeof(STORED) }; \
         const ptrdiff_t length = (itemsize) * n; \
-        ptrdiff_t at = 0; \
+        const ptrdiff_t before = (ptrdiff_t)(-(uintptr_t)dst % BYTES); \
+        ptrdiff_t at = 0, end = before % (itemsize) || length < LONG_FOLD ? 0 : before; \
         if (count == 1) { \
             if (dst != x[0]) \
                 memcpy(dst, x[0], (size_t)length); \
             return; \
         } \
-        for (; at + UNROLL * BYTES <= length; at += UNROLL * BYTES) { \
-            WIDE running[UNROLL]; \
-            STORED part; \
-            for (int u = 0; u < UNROLL; u++) { \
-                memcpy(&part, x[0] + at + u * BYTES, BYTES); \
-                running[u] = LOAD(level, part); \
-            } \
-            for (int k = 1; k < count; k++) \
-                for (int u = 0; u < UNROLL; u++) { \
-                    memcpy(&part, x[k] + at + u * BYTES, BYTES); \
-                    running[u] = OP(level, running[u], LOAD(level, part)); \
+        while (at < length) { \
+            for (; at < end; at += BYTES) { \
+                const size_t bytes = (size_t)(end - at < BYTES ? end - at : BYTES); \
+                STORED part = {0}; \
+                memcpy(&part, x[0] + at, bytes); \
+                WIDE running = LOAD(level, part); \
+                for (int k = 1; k < count; k++) { \
+                    memcpy(&part, x[k] + at, bytes); \
+                    running = OP(level, running, LOAD(level, part)); \
                 } \
-            for (int u = 0; u < UNROLL; u++) { \
-                part = STORE(level, running[u]); \
-                memcpy(dst + at + u * BYTES, &part, BYTES); \
+                part = STORE(level, running); \
+                memcpy(dst + at, &part, bytes); \
             } \
-        } \
-        for (; at < length; at += BYTES) { \
-            const size_t bytes = (size_t)(length - at < BYTES ? length - at : BYTES); \
-            STORED part = {0}; \
-            memcpy(&part, x[0] + at, bytes); \
-            WIDE running = LOAD(level, part); \
-            for (int k = 1; k < count; k++) { \
-                memcpy(&part, x[k] + at, bytes); \
-                running = OP(level, running, LOAD(level, part)); \
+            for (at = end; at + UNROLL * BYTES <= length; at += UNROLL * BYTES) { \
+                WIDE running[UNROLL]; \
+                STORED part; \
+                for (int u = 0; u < UNROLL; u++) { \
+                    memcpy(&part, x[0] + at + u * BYTES, BYTES); \
+                    running[u] = LOAD(level, part); \
+                } \
+                for (int k = 1; k < count; k++) \
+                    for (int u = 0; u < UNROLL; u++) { \
+                        memcpy(&part, x[k] + at + u * BYTES, BYTES); \
+                        running[u] = OP(level, running[u], LOAD(level, part)); \
+                    } \
+                for (int u = 0; u < UNROLL; u++) { \
+                    part = STORE(level, running[u]); \
+                    memcpy(dst + at + u * BYTES, &part, BYTES); \
+                } \
             } \
-            part = STORE(level, running); \
-            memcpy(dst + at, &part, bytes); \
+            end = length; \
         } \
     }
 
@@ -321,8 +331,9 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 #define SIGNS_16(sign) SIGNS_8(sign), SIGNS_8(sign)
 
 /* The product by the textbook formula, each operation rounded once: no rescue of infinities as in
-   annex G of the C standard (NumPy has none either). The difference is the sum with a flipped sign: GCC 12 contracts scalar code that adds and
-   subtracts in turn to vfmaddsub in spite of -ffp-contract=off. */
+   annex G of the C standard (NumPy has none either). The difference is the sum with a flipped sign:
+   GCC 12 contracts scalar code that adds and subtracts in turn to vfmaddsub in spite of
+   -ffp-contract=off. */
 #define COMPLEX_TIMES_(V, W, lanes, sign, a, b) \
     __extension__ ({ \
         const V left = (a), right = (b); \
@@ -400,10 +411,19 @@ static void kernels_drive(kernels_loop loop, size_t size, char *dst, char **x, i
 
 ELEMENTWISE(, sum_ld, ld, long double, SUM)
 ELEMENTWISE(, prod_ld, ld, long double, PROD)
-ELEMENTWISE(, max_ld, ld, long double, MAX_FLOAT)
-ELEMENTWISE(, min_ld, ld, long double, MIN_FLOAT)
-COMPLEX(sum_cld, ld, long double, a[0] + b[0], a[1] + b[1])
-COMPLEX(prod_cld, ld, long double, a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0])
+EXTREME_LD(max_ld, MAX_STAYS)
+EXTREME_LD(min_ld, MIN_STAYS)
+COMPLEX_SUM(sum_cld, sum_ld)
+
+static inline any_cld times_cld(any_cld a, any_cld b)
+{
+    const any_cld product = {
+        a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real
+    };
+    return product;
+}
+#define COMPLEX_TIMES_LD(_, a, b) times_cld(a, b)
+ELEMENTWISE(, prod_cld, cld, any_cld, COMPLEX_TIMES_LD)
 
 #define LOCATE_BOTH(tag, T) \
     PAIR(tag, T) LOCATE(maxloc_##tag, tag, BETTER_MAX) LOCATE(minloc_##tag, tag, BETTER_MIN)
@@ -459,19 +479,47 @@ VECTORS(avx2, 32)
 /* Vectors of 64 bytes gain nothing where one instruction meets two loads and a store, and lose where
    loads cross cache lines (measured on Zen 4): only what computes more is here. */
 VECTORS(avx512, 64)
+#define LANES32_avx512 16
+#define LANES64_avx512 8
 #define TARGET_AVX512 __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define EACH_AVX512(op, tag, T, OP) ELEMENTWISE(TARGET_AVX512, op##_##tag##_avx512, tag, T, OP)
+#define EXTREMES_AVX512(tag, T, kind) \
+    EACH_AVX512(max, tag, T, MAX_##kind) EACH_AVX512(min, tag, T, MIN_##kind)
+#define LOGICAL_AVX512(tag, T) \
+    EACH_AVX512(land, tag, T, LAND) EACH_AVX512(lor, tag, T, LOR) EACH_AVX512(lxor, tag, T, LXOR)
 #define NARROW_AVX512(name, LOAD, STORE, OP) \
     VECTOR_KERNEL(TARGET_AVX512, name, 2, avx512, avx512_halves, avx512_floats, LOAD, STORE, OP)
+EXTREMES_AVX512(i64, int64_t, INT)
+EXTREMES_AVX512(u64, uint64_t, INT)
+EXTREMES_AVX512(f32, float, FLOAT)
+EXTREMES_AVX512(f64, double, FLOAT)
+EACH_AVX512(prod, u64, uint64_t, PROD_WRAP)
+LOGICAL_AVX512(u8, uint8_t)
+LOGICAL_AVX512(u16, uint16_t)
+LOGICAL_AVX512(u32, uint32_t)
+LOGICAL_AVX512(u64, uint64_t)
+VECTOR_KERNEL(TARGET_AVX512, prod_c64_avx512, 8, avx512, avx512_floats, avx512_floats, AS_IT_IS,
+              AS_IT_IS, COMPLEX_TIMES_32)
+VECTOR_KERNEL(TARGET_AVX512, prod_c128_avx512, 16, avx512, avx512_doubles, avx512_doubles, AS_IT_IS,
+              AS_IT_IS, COMPLEX_TIMES_64)
 NARROW_AVX512(sum_f16_avx512, AVX512_WIDEN, AVX512_NARROW, SUM)
 NARROW_AVX512(prod_f16_avx512, AVX512_WIDEN, AVX512_NARROW, PROD)
 NARROW_AVX512(sum_bf16_avx512, SOFTWARE_WIDEN_BF16, SOFTWARE_NARROW_BF16, SUM)
 NARROW_AVX512(prod_bf16_avx512, SOFTWARE_WIDEN_BF16, SOFTWARE_NARROW_BF16, PROD)
 EXACT_F32(TARGET_AVX512, exactsum_f32_avx512, avx512)
 EXACT_F64(TARGET_AVX512, exactsum_f64_avx512, avx512)
+#define AT_AVX512(op, tag) AT(op, tag, op##_##tag##_avx512)
+#define AT_EXTREMES(tag) AT_AVX512(max, tag), AT_AVX512(min, tag)
+#define AT_LOGICAL(op) \
+    AT_AVX512(op, u8), AT_AVX512(op, u16), AT_AVX512(op, u32), AT_AVX512(op, u64), \
+    AT(op, i8, op##_u8_avx512), AT(op, i16, op##_u16_avx512), AT(op, i32, op##_u32_avx512), \
+    AT(op, i64, op##_u64_avx512), AT(op, bool, op##_u8_avx512)
 static kernels_table table_avx512 = {
-    AT(exactsum, f32, exactsum_f32_avx512), AT(exactsum, f64, exactsum_f64_avx512),
-    AT(sum, f16, sum_f16_avx512), AT(prod, f16, prod_f16_avx512),
-    AT(sum, bf16, sum_bf16_avx512), AT(prod, bf16, prod_bf16_avx512),
+    AT_EXTREMES(i64), AT_EXTREMES(u64), AT_EXTREMES(f32), AT_EXTREMES(f64),
+    AT_AVX512(prod, u64), AT(prod, i64, prod_u64_avx512), AT_AVX512(prod, c64),
+    AT_AVX512(prod, c128), AT_LOGICAL(land), AT_LOGICAL(lor), AT_LOGICAL(lxor),
+    AT_AVX512(sum, f16), AT_AVX512(prod, f16), AT_AVX512(sum, bf16), AT_AVX512(prod, bf16),
+    AT_AVX512(exactsum, f32), AT_AVX512(exactsum, f64),
 };
 
 static int has_avx2(void)

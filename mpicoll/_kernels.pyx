@@ -4,8 +4,10 @@ What the kernels promise is said in `_kernels.h` and `_updates.h`; `ops` is the 
 for Python callers, `train.optimizers` that to updates.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+cimport numpy as cnp
 from libc.stdlib cimport free, malloc
+
+cnp.import_array()
 
 
 cdef extern from "_kernels.h" nogil:
@@ -84,52 +86,51 @@ def fold(str op not None, str type not None, dtype, dst, operands):
         operands: At least one contiguous array, each as long as `dst`.
 
     Raises:
-        TypeError: There is no such kernel, or an array has another dtype.
-        ValueError: No operand, or one of another length than `dst`.
+        TypeError: There is no such kernel, or what should be an array is none or has another dtype.
+        ValueError: No operand, or one of another length than `dst`; an array is not contiguous, or
+            `dst` not writable.
     """
     cdef fold_function kernel = NULL
     if op in OPS and type in TYPES:
         kernel = lookup(OPS[op], TYPES[type])
     if kernel == NULL:
         raise TypeError(f"no kernel for {op} of {type}")
-    cdef int count = len(operands), taken = 0, i
+    cdef tuple held = tuple(operands)  # so that no other thread takes them away meanwhile
+    cdef int count = len(held), i
     if count == 0:
         raise ValueError("nothing to fold: pass at least one operand")
-    cdef Py_ssize_t itemsize = dtype.itemsize
-    cdef Py_buffer target
-    cdef Py_buffer *views = <Py_buffer *> malloc(count * (sizeof(Py_buffer) + sizeof(char *)))
-    if views == NULL:
+    cdef cnp.ndarray target = _checked(dst, op, dtype), operand
+    if not cnp.PyArray_ISWRITEABLE(target):
+        raise ValueError(f"the result of {op} is read-only: pass a writable array")
+    cdef char **addresses = <char **> malloc(count * sizeof(char *))
+    if addresses == NULL:
         raise MemoryError
-    cdef char **addresses = <char **> (views + count)
+    cdef char *to = cnp.PyArray_BYTES(target)
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(target)
     try:
-        _take(dst, op, dtype, &target, PyBUF_WRITABLE)
-        try:
-            for operand in operands:
-                if taken == count:
-                    raise ValueError("the sequence of operands grew while it was read")
-                _take(operand, op, dtype, &views[taken], PyBUF_SIMPLE)
-                addresses[taken] = <char *> views[taken].buf
-                taken += 1
-                if views[taken - 1].len != target.len:
-                    raise ValueError(
-                        f"operand {taken - 1} has {views[taken - 1].len // itemsize} elements, "
-                        f"the result {target.len // itemsize}: they must be equally long"
-                    )
-            with nogil:
-                kernel(<char *> target.buf, addresses, count, target.len // itemsize)
-        finally:
-            for i in range(taken):
-                PyBuffer_Release(&views[i])
-            PyBuffer_Release(&target)
+        for i in range(count):
+            operand = _checked(held[i], op, dtype)
+            if cnp.PyArray_SIZE(operand) != n:
+                raise ValueError(
+                    f"operand {i} has {operand.size} elements, the result {n}: "
+                    "they must be equally long"
+                )
+            addresses[i] = cnp.PyArray_BYTES(operand)
+        with nogil:
+            kernel(to, addresses, count, n)
     finally:
-        free(views)
+        free(addresses)
 
 
-cdef int _take(array, str op, dtype, Py_buffer *view, int flags) except -1:
-    cdef object own = array.dtype
+cdef cnp.ndarray _checked(given, str op, dtype):
+    """What was given, if it is a contiguous array of this dtype."""
+    cdef cnp.ndarray array = <cnp.ndarray?> given
+    cdef object own = array.descr
     if own is not dtype and own != dtype:
         raise TypeError(f"{op} of {dtype} cannot fold an array of {own}")
-    return PyObject_GetBuffer(array, view, flags)
+    if not cnp.PyArray_IS_C_CONTIGUOUS(array):
+        raise ValueError(f"{op} folds contiguous arrays only: pass a copy (array.copy())")
+    return array
 
 
 ctypedef fused real:

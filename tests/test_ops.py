@@ -233,6 +233,21 @@ def test_levels_agree(op, name):
             assert_same(op, folded(reduction, operands, [0] * (k + 1), -1), expected)
 
 
+@pytest.mark.parametrize(("op", "name"), [("sum", "f16"), ("prod", "c64"), ("prod", "c128")])
+def test_levels_agree_on_long_folds(op, name):
+    """They begin with the elements before the first aligned one of the result, if there is one."""
+    dtype = DTYPES[name]
+    reduction = ops.reduction(op, dtype)
+    rng = np.random.default_rng(3)
+    operands = [values(dtype, 150_000 // dtype.itemsize, rng) for _ in range(3)]
+    for offset in (0, 1, dtype.itemsize, 64 - dtype.itemsize):
+        ops.use_simd_level("numpy")
+        expected = folded(reduction, operands, [0, 3, 16, offset], -1)
+        for level in ops.simd_levels()[1:]:
+            ops.use_simd_level(level)
+            assert_same(op, folded(reduction, operands, [0, 3, 16, offset], -1), expected)
+
+
 @each_level
 def test_float16_every_value_survives(level):
     ops.use_simd_level(level)
@@ -361,6 +376,17 @@ def test_no_kernel_for_a_senseless_pair():
     three = np.ones(3, "f4")
     with pytest.raises(TypeError, match="no kernel for band of f32"):
         kernels.fold("band", "f32", three.dtype, three, [three])
+
+
+def test_kernels_fold_contiguous_arrays_only():
+    kernels = pytest.importorskip("mpicoll._kernels")
+    three, spread = np.ones(3), np.ones(6)[::2]
+    for dst, operand in ((three, spread), (spread, three)):
+        with pytest.raises(ValueError, match="contiguous arrays only: pass a copy"):
+            kernels.fold("sum", "f64", three.dtype, dst, [three, operand])
+    for dst, operand in ((None, three), (three, None), (three, [1.0, 1.0, 1.0])):
+        with pytest.raises(TypeError, match=r"numpy\.ndarray"):
+            kernels.fold("sum", "f64", three.dtype, dst, [three, operand])
 
 
 @pytest.mark.parametrize(
