@@ -25,6 +25,9 @@ LEAST_GAIN = 0.02
 MOST_CANDIDATES = 4
 #: Share of resampled measurements that tell who is faster.
 _MOST = 0.975
+#: How far beyond the measured sizes a predicted crossover is looked for: what crosses just within
+#: them may be predicted to do so just beyond.
+_BEYOND = 1.5
 
 
 class Place(NamedTuple):
@@ -48,6 +51,19 @@ class Table:
     place: Place
     sizes: tuple[int, ...]
     cells: Mapping[str, tuple[Cell | None, ...]]
+
+    def widened(self, factor: float) -> Table:
+        """The table with a size less and one more, so far apart; nothing is measured of these."""
+
+        def moved(cell: Cell | None, nbytes: int) -> Cell | None:
+            return None if cell is None else replace(cell, nbytes=nbytes, launches={})
+
+        low, high = round(self.sizes[0] / factor), round(self.sizes[-1] * factor)
+        rows = {
+            choice: (moved(row[0], low), *row, moved(row[-1], high))
+            for choice, row in self.cells.items()
+        }
+        return Table(self.place, (low, *self.sizes, high), rows)
 
     def times(self, seconds: Callable[[Cell], float]) -> dict[str, Array]:
         """Seconds of each choice at each size; infinite where it was not measured."""
@@ -201,8 +217,9 @@ def crossovers(
     """Where the fastest choice changes, by measurement, and where by the model."""
     made = []
     for table in found:
+        wide = table.widened(_BEYOND)
         measured = table.times(lambda cell: cell.seconds)
-        predicted = table.times(modelled(model))
+        predicted = wide.times(modelled(model))
         best = winners(measured, gain)
         for index in range(1, len(best)):
             one, other = best[index - 1], best[index]
@@ -210,21 +227,24 @@ def crossovers(
                 continue
             near = crossing(table.sizes, np.log(measured[one] / measured[other]), index - 1)
 
-            def at(times: Mapping[str, Array], a: str = one, b: str = other, n: float = near):
-                return _nearest(table.sizes, np.log(times[a] / times[b]), n)  # noqa: B023
+            def at(
+                where: Table, times: Mapping[str, Array], a: str = one, b: str = other,
+                n: float = near,
+            ) -> float | None:  # fmt: skip
+                return _nearest(where.sizes, np.log(times[a] / times[b]), n)
 
-            spread = _spread(table, model, resampled, (one, other))
+            spread = _spread(table, wide, model, resampled, (one, other))
             alike, predicted_alike = (
-                _alike(table.sizes, np.log(times[one] / times[other]), near, gain)
-                for times in (measured, predicted)
+                _alike(where.sizes, np.log(times[one] / times[other]), near, gain)
+                for where, times in ((table, measured), (wide, predicted))
             )
             made.append(
                 Crossover(
                     table.place,
                     one,
                     other,
-                    _with_interval(at(measured), [at(times) for times, _ in spread]),
-                    _with_interval(at(predicted), [at(times) for _, times in spread]),
+                    _with_interval(at(table, measured), [at(table, times) for times, _ in spread]),
+                    _with_interval(at(wide, predicted), [at(wide, times) for _, times in spread]),
                     alike,
                     predicted_alike,
                     _told([np.log(times[one] / times[other]) for times, _ in spread], index),
@@ -289,9 +309,13 @@ def _with_interval(
 
 
 def _spread(
-    table: Table, model: CostModel, resampled: Resampled | None, pair: tuple[str, str]
+    table: Table,
+    wide: Table,
+    model: CostModel,
+    resampled: Resampled | None,
+    pair: tuple[str, str],
 ) -> list[tuple[dict[str, Array], dict[str, Array]]]:
-    """Measured and predicted times of two choices in each replicate."""
+    """Measured times of two choices in each replicate, and predicted ones of a wider table."""
     if resampled is None:
         return []
     made = []
@@ -303,7 +327,7 @@ def _spread(
             measured[choice] = np.array(
                 [math.inf if cell is None else resampled.seconds(cell)[number] for cell in row]
             )
-            predicted[choice] = measured[choice]
+            predicted[choice] = np.array([math.inf, *measured[choice], math.inf])
             if evidence is not None and evidence.replicates:
                 costs = evidence.replicates[number]
                 predicted[choice] = np.array(
@@ -311,7 +335,7 @@ def _spread(
                         math.inf
                         if cell is None
                         else replace(cell, under=model.general).path.seconds(costs)
-                        for cell in row
+                        for cell in wide.cells[choice]
                     ]
                 )
         made.append((measured, predicted))
