@@ -49,6 +49,8 @@ class Costs:
         step: seconds of every round in which a rank receives.
         factors: for numbers of ranks that were measured, how many times as long as the rest says
             calls take: what a critical path does not know, as messages that come early.
+        plain: numbers of ranks at which the set of all algorithms says better than this one of a
+            single one how long calls take, as where an algorithm has extra messages on others.
     """
 
     links: Mapping[str, tuple[Piece, ...]]
@@ -56,9 +58,10 @@ class Costs:
     call: float = 0.0
     step: float = 0.0
     factors: Mapping[int, float] = field(default_factory=dict)
+    plain: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
-        return hash((*self.numbers().items(), *self.factors.items()))
+        return hash((*self.numbers().items(), *self.factors.items(), self.plain))
 
     def piece(self, nbytes: int, link: str = INTRA) -> Piece:
         """The piece that holds for a message; the other kind of link if this one is not known."""
@@ -88,7 +91,7 @@ class Costs:
             link: tuple(Piece(piece.upto, next(left), next(left)) for piece in pieces)
             for link, pieces in self.links.items()
         }
-        return Costs(links, gamma, call, step, self.factors)
+        return Costs(links, gamma, call, step, self.factors, self.plain)
 
 
 @dataclass(frozen=True)
@@ -228,10 +231,16 @@ class CostModel:
     rules: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    def costs(self, collective: str, choice: str) -> tuple[Costs, bool]:
-        """The parameters for a choice, and whether they are its own."""
+    def costs(self, collective: str, choice: str, ranks: int) -> tuple[Costs, bool]:
+        """The parameters for a choice on so many ranks, and whether they are its own."""
         own = self.own.get(collective, {}).get(choice)
-        return (self.general, False) if own is None else (own, True)
+        return (self.general, False) if own is None or ranks in own.plain else (own, True)
+
+    def replicates(self, collective: str, choice: str, ranks: int) -> tuple[Costs, ...]:
+        """The same of fits to resampled measurements."""
+        _, own = self.costs(collective, choice, ranks)
+        found = self.evidence_of(collective, choice) if own else self.general_evidence
+        return found.replicates if found else ()
 
     def evidence_of(self, collective: str, choice: str) -> Evidence | None:
         """What the parameters for a choice rest on."""

@@ -5,7 +5,7 @@ A file is JSON::
     {"mpicoll": "model 1", "about": {...},
      "general": {"links": {"intra": [{"upto": 4096, "alpha": 1e-6, "beta": 1e-10},
                                      {"upto": null, "alpha": 3e-6, "beta": 8e-11}]},
-                 "gamma": 5e-11, "call": 2e-6, "step": 0.0, "factors": {"3": 1.04},
+                 "gamma": 5e-11, "call": 2e-6, "step": 0.0, "factors": {"3": 1.04}, "plain": [2, 4],
                  "intervals": {...}, "evidence": {...}},
      "own": {"allreduce": {"ring": {...}, "chain segments=4": {...}}},
      "curves": {"allreduce": {"native": {"times": {"2": [[8, 1e-6, 9e-7, 1.1e-6]]}, ...}}},
@@ -115,7 +115,8 @@ def _set(costs: Costs, evidence: Evidence | None) -> dict[str, Any]:
     }
     numbers = {name: _short(getattr(costs, name)) for name in ("gamma", "call", "step")}
     factors = {str(ranks): _short(factor) for ranks, factor in costs.factors.items()}
-    return {"links": links, **numbers, "factors": factors, **_evidence(evidence)}
+    more = {"factors": factors, "plain": costs.plain}
+    return {"links": links, **numbers, **more, **_evidence(evidence)}
 
 
 def _evidence(evidence: Evidence | None) -> dict[str, Any]:
@@ -170,7 +171,8 @@ def _costs(place: str, written: Mapping[str, Any]) -> tuple[Costs, Evidence | No
     links = {
         link: tuple(Piece(**piece) for piece in pieces) for link, pieces in written["links"].items()
     }
-    costs = Costs(links, *(written[name] for name in ("gamma", "call", "step", "factors")))
+    names = ("gamma", "call", "step", "factors", "plain")
+    costs = Costs(links, *(written[name] for name in names))
     try:
         check(costs)
         evidence = written["evidence"] and _read_evidence(written["evidence"], costs)
@@ -231,6 +233,7 @@ def _validated(content: bytes) -> dict[str, Any]:
         call: NotNegative = 0.0
         step: NotNegative = 0.0
         factors: dict[Number, Positive] = {}
+        plain: tuple[Number, ...] = ()
 
     class CurveOf(pydantic.BaseModel, extra="forbid"):
         intervals: dict[str, tuple[float, float]] = {}

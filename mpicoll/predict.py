@@ -110,7 +110,7 @@ def predict(
         return Prediction(
             collective, choice.words, ranks, nbytes, seconds, low, high, CURVE, (), None, warnings
         )
-    costs, own = model.costs(collective, choice.words)
+    costs, own = model.costs(collective, choice.words, ranks)
     apart = nodes if len(set(nodes)) > 1 else ()
     placed = tuning.placed(collective, choice, nodes)
     source = OWN if own else GENERAL
@@ -131,7 +131,7 @@ def predict(
         return Prediction(
             collective, choice.words, ranks, nbytes, seconds, low, high, source, (), None, warnings
         )
-    replicates = evidence.replicates if evidence else ()
+    replicates = model.replicates(collective, choice.words, ranks)
     seconds = path.seconds(costs)
     low, high = interval([path.seconds(r) for r in replicates] or [seconds])
     return Prediction(

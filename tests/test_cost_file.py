@@ -46,7 +46,7 @@ def test_links_are_all_that_a_set_needs(tmp_path):
     (tmp_path / "m.json").write_text(text)
     model = cost_file.read(tmp_path / "m.json")
     assert model == CostModel(Costs({"inter": (Piece(None, 1e-3, 0.0),)}))
-    assert model.costs("bcast", "ring") == (model.general, False)
+    assert model.costs("bcast", "ring", 4) == (model.general, False)
     assert model.general.piece(10, "intra").alpha == 1e-3
 
 

@@ -75,7 +75,7 @@ def test_intervals_hold_what_they_are_for(model):
 
 
 def test_what_one_algorithm_does_not_tell_is_as_all_together_tell_it(model):
-    own, _ = model.costs("allreduce", "ring")
+    own, _ = model.costs("allreduce", "ring", 5)
     assert (own.gamma, own.step) == pytest.approx((5e-11, 5e-7), rel=0.05)
     assert own.links[INTRA][-1].alpha == pytest.approx(4e-6, rel=0.05)
     assert own.links[INTRA][-1].beta == pytest.approx(1e-10, rel=0.05)
@@ -89,7 +89,7 @@ def test_what_one_algorithm_tells_is_its_own():
     slow = Costs({INTRA: (Piece(None, 4e-6, 5e-10),)}, gamma=5e-11, call=2e-6, step=5e-7)
     found = cells_of(COSTS, {"allgather": ["ring", "linear"], "reduce_scatter": ["ring"]})
     found += cells_of(slow, {"alltoall": ["pairwise"]})
-    own, _ = fit(found, replicates=0).costs("alltoall", "pairwise")
+    own, _ = fit(found, replicates=0).costs("alltoall", "pairwise", 100)
     for cell in (cell for cell in found if cell.collective == "alltoall"):
         assert cell.path.seconds(own) == pytest.approx(cell.path.seconds(slow), rel=0.05)
 
@@ -101,7 +101,7 @@ def test_what_paths_do_not_know_of_a_number_of_ranks():
     late = Costs(COSTS.links, COSTS.gamma, COSTS.call, COSTS.step, {4: 4 / 3})
     found += cells_of(late, {"alltoall": ["pairwise"]}, ranks=(2, 4, 8))
     model = fit(found, replicates=0)
-    own, _ = model.costs("alltoall", "pairwise")
+    own, _ = model.costs("alltoall", "pairwise", 100)
     assert own.factors[4] / own.factors[8] == pytest.approx(4 / 3, rel=0.1)
     for cell in (cell for cell in found if cell.collective == "alltoall"):
         assert cell.path.seconds(own) == pytest.approx(cell.path.seconds(late), rel=0.08)
@@ -192,7 +192,7 @@ def test_the_library_alone_tells_nothing():
 def test_a_barrier_has_no_beta_of_its_own(cells):
     more = cells_of(COSTS, {"barrier": ["dissemination"]}, sizes=(0,))
     fitted = fit([*cells, *more], replicates=0)
-    own, mine = fitted.costs("barrier", "dissemination")
+    own, mine = fitted.costs("barrier", "dissemination", 100)
     assert mine and own.step + own.links[INTRA][0].alpha == pytest.approx(1.5e-6, rel=0.05)
 
 

@@ -176,12 +176,14 @@ class _Machine:
             "per_node": self.per_node or None,
         }
 
-    def costs(self, entry: Algorithm, parameters: Mapping[str, Value]) -> tuple[Costs, bool]:
-        """The costs of an algorithm, and whether they are its own."""
+    def costs(
+        self, entry: Algorithm, parameters: Mapping[str, Value], size: int
+    ) -> tuple[Costs, bool]:
+        """The costs of an algorithm on so many ranks, and whether they are its own."""
         from mpicoll.registry import in_words
 
         words = " ".join(filter(None, (entry.name, in_words(parameters))))
-        return self.source.costs(entry.collective, words)
+        return self.source.costs(entry.collective, words, size)
 
     def nodes(self, size: int) -> tuple[int, ...]:
         """The node of each rank."""
@@ -276,7 +278,7 @@ def _case(
     from mpicoll.simulate import TooLargeError, simulate
 
     nodes, parameters = machine.nodes(size), dict(given)
-    costs, own = machine.costs(entry, given)
+    costs, own = machine.costs(entry, given, size)
     if "nodes" in entry.parameters:
         named = parameters.setdefault("nodes", nodes)
         nodes = nodes or (named if isinstance(named, tuple) else ())

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpicoll import tuning
 from mpicoll.cost import CostModel, interval
-from mpicoll.model.cells import Array, Cell, Resampled, launches
+from mpicoll.model.cells import Array, Cell, Resampled, is_native, launches
 from mpicoll.predict import predict
 from mpicoll.tuning import NATIVE, Choice
 
@@ -323,13 +323,13 @@ def _spread(
         measured, predicted = {}, {}
         for choice in pair:
             row = table.cells[choice]
-            evidence = model.evidence.get(table.place.collective, {}).get(choice)
+            sets = model.replicates(table.place.collective, choice, table.place.ranks)
             measured[choice] = np.array(
                 [math.inf if cell is None else resampled.seconds(cell)[number] for cell in row]
             )
             predicted[choice] = np.array([math.inf, *measured[choice], math.inf])
-            if evidence is not None and evidence.replicates:
-                costs = evidence.replicates[number]
+            if sets and not is_native(next(filter(None, row))):
+                costs = sets[number]
                 predicted[choice] = np.array(
                     [
                         math.inf

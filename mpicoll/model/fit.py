@@ -118,7 +118,19 @@ def _by_ranks(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Fitted:
         factors = _factors(cells, plain)
         fitted = replace(fitted, costs=replace(plain, factors=factors))
         fitted = replace(fitted, costs=refit(cells, fitted, seconds))
-    return fitted
+    assert fitted.prior is not None
+    better = _plain(cells, fitted.costs, fitted.prior.costs)
+    return replace(fitted, costs=replace(fitted.costs, plain=better))
+
+
+def _plain(cells: Sequence[Cell], own: Costs, general: Costs) -> tuple[int, ...]:
+    """Numbers of ranks at which the set of all algorithms has the smaller errors."""
+    apart: dict[int, list[tuple[float, float]]] = {}
+    for cell in cells:
+        mine, all_ = (abs(math.log(cell.seconds / cell.path.seconds(c))) for c in (own, general))
+        apart.setdefault(cell.ranks, []).append((mine, all_))
+    medians = {ranks: np.median(errors, axis=0) for ranks, errors in sorted(apart.items())}
+    return tuple(ranks for ranks, (mine, all_) in medians.items() if all_ < mine)
 
 
 def _factors(cells: Sequence[Cell], costs: Costs) -> dict[int, float]:
@@ -258,7 +270,7 @@ def refit(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Costs:
     matrix = equations.relative(system.columns(fitted.ends), fitted.names, seconds)
     values, _ = equations.solve(matrix, pull=_pull(matrix, fitted.names, fitted.prior))
     found = equations.as_costs(fitted.names, values, system.links, fitted.ends)
-    return replace(found, factors=fitted.costs.factors)
+    return replace(found, factors=fitted.costs.factors, plain=fitted.costs.plain)
 
 
 def fit_curve(cells: Sequence[Cell], resampled: Resampled | None = None) -> Curve:

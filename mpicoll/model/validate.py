@@ -121,7 +121,12 @@ def _fitted(cells: Sequence[Cell], prior: Fitted | None) -> Predict:
         general, _ = fit_all(cells, cells[0].under)
         return lambda cell: replace(cell, under=general.costs).path.seconds(general.costs)
     costs = fit_set([replace(cell, under=prior.costs) for cell in cells], prior).costs
-    return lambda cell: replace(cell, under=prior.costs).path.seconds(costs)
+
+    def seconds(cell: Cell) -> float:
+        path = replace(cell, under=prior.costs).path
+        return path.seconds(prior.costs if cell.ranks in costs.plain else costs)
+
+    return seconds
 
 
 def validated(
