@@ -513,7 +513,10 @@ cdef class Program:
             [m.span.length for c in plan.channels for p in c.phases for m in p.sends], default=0
         )
         shortest = lowering.shortest_read(
-            plan.shape, device.remote, min(device.together, device.shared.slot)
+            plan.shape,
+            device.remote,
+            min(device.together, device.shared.slot),
+            device.shared.slot,
         )
         self.remote = NEVER if shortest is None else shortest
         if (

@@ -364,6 +364,8 @@ def natural(value: Any, name: str, what: str) -> int:
         number = operator.index(value)
     except TypeError:
         hint = "; lists of arrays are for the blocking Allreduce alone" if np.ndim(value) else ""
+        if isinstance(value, (float, complex)):
+            hint = "; pass numbers as an array, by numpy.array"
         raise TypeError(f"{what}: {name} {value!r} must be an integer{hint}") from None
     if number < 0:
         raise ValueError(f"{what}: {name} {number} must not be negative")

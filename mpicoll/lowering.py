@@ -67,23 +67,28 @@ class LoweredPhase(NamedTuple):
     written: frozenset[int]
 
 
-def shortest_read(shape: Shape, moved: int, folded: int) -> int | None:
+def shortest_read(shape: Shape, moved: int, folded: int, slot: int) -> int | None:
     """Bytes from which on a message is read from the memory of its sender; None: none is.
 
     Long blocks that go from where they are to one rank are read where they are.  So is what two
     ranks reduce if each folds a part of it, and the messages are longer than caches hold: it is
-    folded a piece at a time, and never lies in memory between.  Anything else is better read from a
-    slot, which may still be in a cache, and which the sender fills while the reader folds.
+    folded a piece at a time, and never lies in memory between.  (Where the result is handed out at
+    once, as in an all-reduce, slots are better as long as they hold a message.)  Anything else is
+    better read from a slot, which may still be in a cache, and which the sender fills while the
+    reader folds.
 
     Args:
         shape: of the plan.
         moved, folded: for the one and for the other.
+        slot: the longest message that a slot holds.
     """
     if shape.collective in ("alltoall", "gather", "scatter"):
         return moved
     if shape.size == 2 and shape.collective in ("allgather", "bcast", "exscan"):
         return moved
-    if shape.size == 2 and shape.collective in ("allreduce", "reduce_scatter"):
+    if shape.size == 2 and shape.collective == "allreduce":
+        return slot
+    if shape.size == 2 and shape.collective == "reduce_scatter":
         return folded
     return None
 

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from mpi4py import MPI
 
 from mpicoll import cost_file, shared, tuning, tuning_file
+from mpicoll.collectives import COLLECTIVES
 from mpicoll.cost import CostModel
 from mpicoll.cuda import group
 from mpicoll.watch import ranges
 
 __all__ = ["Settings", "policy_from", "read"]
 
+#: The variables of mpicoll's, those that other places read among them.
+VARIABLES = frozenset(
+    {f"MPICOLL_{name.upper()}" for name in COLLECTIVES}
+    | {"MPICOLL_FALLBACK", "MPICOLL_PROGRESS", "MPICOLL_TRANSPORT", "MPICOLL_GPU"}
+    | {"MPICOLL_TIMEOUT", "MPICOLL_CHECK", "MPICOLL_MODEL", "MPICOLL_TUNING", "MPICOLL_TRACE"}
+    | {"MPICOLL_SIMD", "MPICOLL_SHARE_CORES"}
+)
 #: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
 POLICIES = ("error", "warn", "silent")
 
@@ -76,7 +86,15 @@ def policy_from(environment: Mapping[str, str]) -> str:
     return policy
 
 
+def _warn_of_misspelt(environment: Mapping[str, str]) -> None:
+    """Tell of variables whose names are nearly those of mpicoll's."""
+    for name in sorted(environment.keys() - VARIABLES):
+        if name.startswith("MPICOLL_") and (near := get_close_matches(name, VARIABLES, 1, 0.9)):
+            warnings.warn(f"{name} is no variable of mpicoll's; is {near[0]} meant?", stacklevel=2)
+
+
 def _settings_from(environment: Mapping[str, str]) -> Settings:
+    _warn_of_misspelt(environment)
     check = environment.get("MPICOLL_CHECK") or "0"
     if check not in ("0", "1"):
         raise ValueError(f"MPICOLL_CHECK={check!r} must be 1 or 0")

@@ -376,7 +376,7 @@ class State:
 
     def build(self, shape: plan.Shape) -> plan.Plan:
         """A new plan, of messages that are not too long for what they go through."""
-        whole = self._reads and shortest_read(shape, 0, 0) is not None
+        whole = self._reads and shortest_read(shape, 0, 0, 0) is not None
         return plan.build(shape, plan.PIECE if whole else self._piece)
 
     def give_back(self, planned: plan.Plan) -> None:

@@ -93,3 +93,20 @@ def test_partial_values_in_a_wider_type_wait_for_the_whole_phase():
     assert partial
     channels = lowering.lower(planned)
     assert set(partial) <= {f for c in channels for p in c for f in p.folds}
+
+
+@pytest.mark.parametrize(
+    ("collective", "size", "shortest"),
+    [
+        ("allreduce", 2, 4),
+        ("reduce_scatter", 2, 3),
+        ("bcast", 2, 2),
+        ("alltoall", 5, 2),
+        ("allreduce", 3, None),
+        ("bcast", 3, None),
+    ],
+)
+def test_from_which_length_on_messages_are_read(collective, size, shortest):
+    cut = layout.even(8 * size, size)
+    shape = plan.Shape(collective, "any", (), 0, size, 0, False, 4, 4, cut, cut)
+    assert lowering.shortest_read(shape, moved=2, folded=3, slot=4) == shortest

@@ -27,8 +27,9 @@ def load(paths: Iterable[Path | str], *, mix: bool = False) -> list[Run]:
 
     Raises:
         OSError: if a file cannot be read.
-        ValueError: if a file holds no point, if two hold the same run, or if runs are of different
-            machines; the message says in what they differ.
+        ValueError: if a file holds no point, or some of a machine that it does not tell, if two
+            hold the same run, or if runs are of different machines; the message says in what they
+            differ.
     """
     found: dict[str, tuple[Path | str, Run]] = {}
     for path in paths:
@@ -36,6 +37,11 @@ def load(paths: Iterable[Path | str], *, mix: bool = False) -> list[Run]:
             if run.name in found:
                 raise ValueError(
                     f"run {run.name} is in {found[run.name][0]} and in {path}; name each once"
+                )
+            if run.points and not (run.facts or mix):
+                raise ValueError(
+                    f"{path} has points of run {run.name}, and not the line before them that says "
+                    "where they were measured; give the whole file, or --mix to use them"
                 )
             if run.points:
                 found[run.name] = path, run

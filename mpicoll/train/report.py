@@ -162,14 +162,14 @@ def _facts(
 
 
 _COLUMNS = (
-    f"{'epoch':>5}  {'loss':>8}  {'train acc.':>10}  {'test acc.':>9}  {'seconds':>7}  all-reduce"
+    f"{'epoch':>5}  {'loss':>8}  {'train acc.':>10}  {'test acc.':>9}  {'seconds':>7}  in messages"
 )
 
 
 def _line(epoch: Epoch) -> str:
     return (
         f"{epoch.number:>5}  {epoch.loss:>8.4f}  {epoch.train_accuracy:>10.4f}  "
-        f"{epoch.test_accuracy:>9.4f}  {epoch.seconds:>7.2f}  {epoch.communication:>9.0%}"
+        f"{epoch.test_accuracy:>9.4f}  {epoch.seconds:>7.2f}  {epoch.communication:>11.0%}"
     )
 
 
