@@ -45,6 +45,7 @@ cdef extern from "_shared.h" nogil:
     int shared_is_fetched(pid_t, entry_t *, char *, uint64_t)
     int shared_help(const shared_t *, pid_t, int, uint64_t)
     void shared_relax()
+    int shared_offer()
     bint shared_try(int *)
     void shared_unlock(int *)
 
@@ -154,6 +155,7 @@ cdef struct Idle:
     # What a wait has done since something moved.
     int looks
     int offers
+    int taken  # of these, those that let somebody else run
 
 
 cdef struct Stray:

@@ -177,7 +177,7 @@ cdef class Device:
 
     cdef void learn(self, const Idle *idle) noexcept nogil:
         """A wait is over: how many looks are worth their time the next time."""
-        if idle.offers:
+        if idle.taken:
             self.looks = max(self.looks // 2, min(LEAST, self.patience))
         elif idle.looks:
             self.looks = min(self.looks + self.looks // 8 + 1, self.patience)
@@ -752,7 +752,7 @@ cdef class Program:
     cdef int finish_with(self, pause) except -1:
         cdef Idle idle
         cdef int code
-        idle.looks = idle.offers = 0
+        idle.looks = idle.offers = idle.taken = 0
         with nogil:
             code = self.spin(&idle)
         return self.go_on(code, &idle, pause)
@@ -762,7 +762,7 @@ cdef class Program:
         cdef Idle idle
         cdef int code
         self.activate()
-        idle.looks = idle.offers = 0
+        idle.looks = idle.offers = idle.taken = 0
         with nogil:
             code = self.begin()
             if code >= 0:
@@ -791,8 +791,8 @@ cdef class Program:
         """Progress until the run is over (1), it is time to pause (0), or it has failed (-1).
 
         Looking again and again is the fastest way to wait, unless the rank that is waited for has
-        to share this one's processor.  So looks that were in vain are fewer the next time, down to
-        a few, and those that were not are more.
+        to share this one's processor.  So looks are fewer the next time, down to a few, where
+        somebody has taken the processor when it was offered, and more where nobody has.
         """
         cdef int moved, offers = 0
         while self.active:
@@ -801,7 +801,7 @@ cdef class Program:
                 return -1
             if moved:
                 self.device.learn(idle)
-                idle.looks = idle.offers = 0
+                idle.looks = idle.offers = idle.taken = 0
             elif idle.looks < self.device.looks:
                 idle.looks += 1
                 shared_relax()
@@ -811,7 +811,7 @@ cdef class Program:
                 offers += 1
                 idle.offers += 1
                 if idle.offers < SLEEPLESS:
-                    sched_yield()
+                    idle.taken += shared_offer()
                 else:
                     usleep(NAP)
                 self.ease(idle.offers)

@@ -231,7 +231,8 @@ def crossovers(
                 where: Table, times: Mapping[str, Array], a: str = one, b: str = other,
                 n: float = near,
             ) -> float | None:  # fmt: skip
-                return _nearest(where.sizes, np.log(times[a] / times[b]), n)
+                with np.errstate(divide="ignore", invalid="ignore"):  # what cannot be predicted
+                    return _nearest(where.sizes, np.log(times[a] / times[b]), n)
 
             spread = _spread(table, wide, model, resampled, (one, other))
             alike, predicted_alike = (

@@ -124,13 +124,13 @@ def _by_ranks(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Fitted:
 
 
 def _plain(cells: Sequence[Cell], own: Costs, general: Costs) -> tuple[int, ...]:
-    """Numbers of ranks at which the set of all algorithms has the smaller errors."""
+    """Numbers of ranks at which the squared errors of the set of all algorithms are smaller."""
     apart: dict[int, list[tuple[float, float]]] = {}
     for cell in cells:
-        mine, all_ = (abs(math.log(cell.seconds / cell.path.seconds(c))) for c in (own, general))
+        mine, all_ = (math.log(cell.seconds / cell.path.seconds(c)) ** 2 for c in (own, general))
         apart.setdefault(cell.ranks, []).append((mine, all_))
-    medians = {ranks: np.median(errors, axis=0) for ranks, errors in sorted(apart.items())}
-    return tuple(ranks for ranks, (mine, all_) in medians.items() if all_ < mine)
+    means = {ranks: np.mean(errors, axis=0) for ranks, errors in sorted(apart.items())}
+    return tuple(ranks for ranks, (mine, all_) in means.items() if all_ < mine)
 
 
 def _factors(cells: Sequence[Cell], costs: Costs) -> dict[int, float]:
