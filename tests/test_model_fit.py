@@ -94,6 +94,19 @@ def test_what_one_algorithm_tells_is_its_own():
         assert cell.path.seconds(own) == pytest.approx(cell.path.seconds(slow), rel=0.05)
 
 
+def test_where_all_algorithms_together_tell_better_they_hold():
+    """On odd numbers of ranks an algorithm is late, the more the shorter its messages are."""
+    late = Costs({INTRA: (Piece(None, 4e-5, 1e-10),)}, gamma=5e-11, call=2e-6, step=5e-7)
+    found = cells_of(COSTS, {"allgather": ["ring", "linear"], "reduce_scatter": ["ring"]})
+    found += cells_of(COSTS, {"alltoall": ["pairwise"]}, ranks=(2, 4))
+    found += cells_of(late, {"alltoall": ["pairwise"]}, ranks=(3, 5))
+    model = fit(found, replicates=0)
+    for ranks in (2, 4):
+        assert model.costs("alltoall", "pairwise", ranks) == (model.general, False)
+    for ranks in (3, 5, 7):
+        assert model.costs("alltoall", "pairwise", ranks)[1]
+
+
 def test_what_paths_do_not_know_of_a_number_of_ranks():
     """On four ranks all-gathers take a third longer than any path says, on others they do not."""
     measured = {"allgather": ["ring", "linear"], "reduce_scatter": ["ring"]}

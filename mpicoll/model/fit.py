@@ -34,6 +34,9 @@ PULL = 0.05
 TURNS = 3
 #: Times of a number of ranks, beside those measured, that agree with the set of all algorithms.
 SHRUNK = 2
+#: Where an algorithm's own set does not hold: its error is larger than this, and so many times as
+#: large as that of the set of all.
+_OWN, _WORSE = 0.02, 1.5
 #: Cells for each parameter, where there are pieces.
 _LEAST_EACH = 2
 _QUICK = 2  # rounds of the robust loss while ends are looked for
@@ -124,13 +127,15 @@ def _by_ranks(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Fitted:
 
 
 def _plain(cells: Sequence[Cell], own: Costs, general: Costs) -> tuple[int, ...]:
-    """Numbers of ranks at which the squared errors of the set of all algorithms are smaller."""
+    """Numbers of ranks at which the set of all algorithms has clearly smaller squared errors."""
     apart: dict[int, list[tuple[float, float]]] = {}
     for cell in cells:
         mine, all_ = (math.log(cell.seconds / cell.path.seconds(c)) ** 2 for c in (own, general))
         apart.setdefault(cell.ranks, []).append((mine, all_))
     means = {ranks: np.mean(errors, axis=0) for ranks, errors in sorted(apart.items())}
-    return tuple(ranks for ranks, (mine, all_) in means.items() if all_ < mine)
+    return tuple(
+        ranks for ranks, (mine, all_) in means.items() if mine > max(_OWN**2, _WORSE**2 * all_)
+    )
 
 
 def _factors(cells: Sequence[Cell], costs: Costs) -> dict[int, float]:
