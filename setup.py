@@ -84,7 +84,16 @@ extensions = [
         define_macros=NUMPY_API,
         extra_compile_args=[*FLAGS, "-fno-math-errno"],
     ),
-    Extension("mpicoll._cuda", ["mpicoll/_cuda.pyx"], extra_compile_args=FLAGS, libraries=["dl"]),
+    *(
+        Extension(
+            f"mpicoll.{name}",
+            [f"mpicoll/{name}.pyx"],
+            depends=["mpicoll/_cuda.pxd"],
+            extra_compile_args=FLAGS,
+            libraries=["dl"],
+        )
+        for name in ("_cuda", "_cuda_launch")
+    ),
     *(
         Extension(
             name,

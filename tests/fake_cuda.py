@@ -16,7 +16,7 @@ import threading
 import numpy as np
 
 from mpicoll.cuda import driver
-from mpicoll.cuda.driver import CudaError, Place
+from mpicoll.cuda.driver import CudaError
 
 #: No process has memory there.
 BASE = 0x7FF0_0000_0000_0000
@@ -73,8 +73,8 @@ class FakeDriver:
     def name(self, device):
         return f"Fake {device}"
 
-    def reaches(self, device, other):
-        return "peer access" if self.uuids[device] != self.uuids[other] else ""
+    def linked(self, device, other):
+        return self.uuids[device] != self.uuids[other], False
 
     @contextlib.contextmanager
     def on(self, device):
@@ -102,7 +102,7 @@ class FakeDriver:
 
     def place(self, address):
         found = self.find(address, 0)
-        return None if found is None else Place(found[1], False)
+        return None if found is None else found[1]
 
     def find(self, address, nbytes):
         """Bytes of device memory, and the device; None where there is none."""

@@ -13,6 +13,17 @@ typedef struct {
     char bytes[64];
 } IpcHandle;
 
+/* Values of the driver's enumerations. */
+enum { OUT_OF_MEMORY = 2, NO_DEVICE = 101, NO_CONTEXT = 201, NOT_READY = 600,
+       ILLEGAL_ADDRESS = 700 };
+enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9 };
+/* More than so many bytes there are not. */
+enum { FAKE_MEMORY = 1 << 20 };
+/* The handle of a kernel with four numbers as its parameters; others have one, a structure. */
+#define KERNEL_OF_NUMBERS ((Handle)(uintptr_t)4)
+/* That of a stream on which something has failed. */
+#define BROKEN_STREAM ((Handle)(uintptr_t)5)
+
 /* Names of the calls that matter, each with "@" and the number of its context. */
 char fake_log[1 << 16];
 /* The arguments of the last launch, as far as they matter: see Args in _cuda.pyx. */
@@ -49,10 +60,16 @@ int cuGetErrorString(int status, const char **text)
     return 0;
 }
 
+int cuInit(unsigned flags)
+{
+    (void)flags;
+    return 0;
+}
+
 int cuDeviceGet(int *device, int ordinal)
 {
     *device = ordinal;
-    return 0;
+    return ordinal < 2 ? 0 : NO_DEVICE;
 }
 
 int cuDeviceGetCount(int *count)
@@ -65,6 +82,24 @@ int cuDeviceGetUuid_v2(char *name, int device)
 {
     memset(name, device, 16);
     return 0;
+}
+
+int cuDeviceGetName(char *name, int length, int device)
+{
+    snprintf(name, length, "Fake %d", device);
+    return 0;
+}
+
+int cuDevicePrimaryCtxRetain(Handle *context, int device)
+{
+    *context = (Handle)(uintptr_t)(device + 1);
+    return waiting("cuDevicePrimaryCtxRetain");
+}
+
+int cuCtxGetDevice(int *device)
+{
+    *device = (int)(uintptr_t)contexts[depth] - 1;
+    return *device < 0 ? NO_CONTEXT : 0;
 }
 
 int cuDeviceGetP2PAttribute(int *answer, int attribute, int one, int other)
@@ -106,11 +141,41 @@ int cuMemFree_v2(Address address)
     return waiting("cuMemFree");
 }
 
+int cuMemAllocAsync(Address *address, size_t nbytes, Handle stream)
+{
+    (void)stream;
+    if (nbytes > FAKE_MEMORY)
+        return OUT_OF_MEMORY;
+    *address = (uintptr_t)malloc(nbytes);
+    return waiting("cuMemAllocAsync");
+}
+
+int cuMemFreeAsync(Address address, Handle stream)
+{
+    (void)stream;
+    free((void *)(uintptr_t)address);
+    return waiting("cuMemFreeAsync");
+}
+
 int cuMemHostAlloc(void **address, size_t nbytes, unsigned flags)
 {
     (void)flags;
+    if (nbytes > FAKE_MEMORY)
+        return OUT_OF_MEMORY;
     *address = malloc(nbytes);
-    return called("cuMemHostAlloc");
+    return waiting("cuMemHostAlloc");
+}
+
+int cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags)
+{
+    (void)address, (void)nbytes, (void)flags;
+    return waiting("cuMemHostRegister");
+}
+
+int cuMemHostUnregister(void *address)
+{
+    (void)address;
+    return waiting("cuMemHostUnregister");
 }
 
 int cuMemFreeHost(void *address)
@@ -145,11 +210,16 @@ int cuIpcCloseMemHandle(Address address)
     return waiting("cuIpcCloseMemHandle");
 }
 
+/* Addresses below 2^32 are memory of device 1, but for those below 4096, of which nothing is known. */
 int cuPointerGetAttribute(void *answer, int attribute, Address address)
 {
-    (void)attribute, (void)address;
+    const int of_device = address < 1ull << 32;
     *(uint32_t *)answer = 0;
-    return 0;
+    if (attribute == MEMORY_TYPE)
+        *(uint32_t *)answer = of_device ? 2 : 1;
+    if (attribute == DEVICE_ORDINAL)
+        *(uint32_t *)answer = of_device;
+    return address < 4096;
 }
 
 int cuMemsetD8_v2(Address address, unsigned char value, size_t nbytes)
@@ -170,12 +240,23 @@ int cuMemcpyHtoD_v2(Address target, const void *source, size_t nbytes)
     return waiting("cuMemcpyHtoD");
 }
 
+int cuMemcpyAsync(Address target, Address source, size_t nbytes, Handle stream)
+{
+    (void)stream;
+    memcpy((void *)(uintptr_t)target, (void *)(uintptr_t)source, nbytes);
+    return waiting("cuMemcpyAsync");
+}
+
 int cuLaunchKernel(Handle function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared, Handle stream, void **parameters, void **extra)
 {
-    (void)function, (void)x, (void)y, (void)z, (void)bx, (void)by, (void)bz;
+    (void)x, (void)y, (void)z, (void)bx, (void)by, (void)bz;
     (void)shared, (void)stream, (void)extra;
-    memcpy(fake_args, parameters[0], sizeof fake_args);
+    if (function != KERNEL_OF_NUMBERS)
+        memcpy(fake_args, parameters[0], sizeof fake_args);
+    else
+        for (int i = 0; i < 4; i++)
+            fake_args[i] = *(uint64_t *)parameters[i];
     return waiting("cuLaunchKernel");
 }
 
@@ -195,13 +276,37 @@ int cuEventDestroy_v2(Handle event)
 int cuEventRecord(Handle event, Handle stream)
 {
     (void)event, (void)stream;
-    return called("cuEventRecord");
+    return waiting("cuEventRecord");
+}
+
+int cuEventQuery(Handle event)
+{
+    (void)event;
+    return fake_hold ? NOT_READY : 0;
+}
+
+int cuEventSynchronize(Handle event)
+{
+    (void)event;
+    return waiting("cuEventSynchronize");
+}
+
+int cuStreamCreate(Handle *stream, unsigned flags)
+{
+    (void)flags;
+    *stream = (Handle)(uintptr_t)88;
+    return called("cuStreamCreate");
+}
+
+int cuStreamSynchronize(Handle stream)
+{
+    return stream == BROKEN_STREAM ? ILLEGAL_ADDRESS : waiting("cuStreamSynchronize");
 }
 
 int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags)
 {
     (void)stream, (void)event, (void)flags;
-    return called("cuStreamWaitEvent");
+    return waiting("cuStreamWaitEvent");
 }
 
 int cuStreamIsCapturing(Handle stream, int *answer)

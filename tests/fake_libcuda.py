@@ -7,10 +7,10 @@ see test_cuda_calls.py.
 from __future__ import annotations
 
 import ctypes
-import importlib.machinery
-import importlib.util
 import threading
 from types import SimpleNamespace
+
+from mpicoll import _cuda, _cuda_launch
 
 #: Contexts of two devices.
 HERE, AWAY = 1, 2
@@ -26,19 +26,14 @@ class Driver:
 
     Args:
         library: path of the library.
-        extension: path of the compiled part.
     """
 
-    def __init__(self, library, extension):
+    def __init__(self, library):
         # The name in the library is the driver's: who opens that by its name finds this one.
         self._library = ctypes.CDLL(library)
         self._log = (ctypes.c_char * (1 << 16)).in_dll(self._library, "fake_log")
         self._hold = ctypes.c_int.in_dll(self._library, "fake_hold")
-        loader = importlib.machinery.ExtensionFileLoader("mpicoll._cuda", extension)
-        spec = importlib.util.spec_from_loader("mpicoll._cuda", loader)
-        self.cuda = importlib.util.module_from_spec(spec)
-        loader.exec_module(self.cuda)
-        self.cuda.load()
+        _cuda.load()
         self.be_in(HERE)
 
     def be_in(self, context):
@@ -73,9 +68,10 @@ class Driver:
 
     def launcher(self):
         """A launcher of rank 0 of 2, and the address of its alarm."""
-        alarm = self.cuda.allocate_host(64)
+        alarm = _cuda.pinned(64)
+        ctypes.memset(alarm, 0, 64)
         channels = ((0, 1, 512, 0, 0),) * 2
-        made = self.cuda.Launcher(
+        made = _cuda_launch.Launcher(
             0, 0, [0, 0], alarm, 0, channels, 10**9, type(None), None, lambda: None
         )
         return made, alarm

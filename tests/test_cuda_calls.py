@@ -29,8 +29,7 @@ def library(tmp_path_factory):
 @pytest.fixture
 def run(library):
     """Runs code with `driver`, `cuda` and `plan` in a process of its own."""
-    extension = importlib.util.find_spec("mpicoll._cuda")
-    if extension is None:
+    if importlib.util.find_spec("mpicoll._cuda") is None:
         pytest.skip("nothing is built")
 
     def run_(code):
@@ -38,8 +37,8 @@ def run(library):
             import sys
             sys.path.insert(0, {str(HERE)!r})
             from fake_libcuda import AWAY, HERE, Driver, plan
-            driver = Driver({str(library)!r}, {extension.origin!r})
-            cuda = driver.cuda
+            from mpicoll import _cuda as cuda
+            driver = Driver({str(library)!r})
         """
         code = textwrap.dedent(begin) + textwrap.dedent(code)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -86,7 +85,7 @@ def test_streams_are_those_of_the_launchers_device(run):
             "cuStreamIsCapturing", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"
         }
         assert {context for _, context in calls} == {HERE}
-        cuda.synchronize()
+        cuda.synchronize_device()
         assert driver.calls() == [("cuCtxSynchronize", AWAY)]
     """)
 
@@ -121,16 +120,16 @@ def test_nobody_looks_at_an_alarm_that_is_freed(run):
         launcher.stop()
         assert words[0] == 0 and launcher.alarmed() is None
         assert not launcher.serve("collective", None, None, None, 0)
-        cuda.free_host(alarm)
+        cuda.free_pinned(alarm)
     """)
 
 
 def test_what_a_user_gets_is_not_erased_later(run):
     """Setting memory is not done when the driver returns, nor in the order of the user's stream."""
     run("""
-        cuda.allocate(64, cleared=False)
+        cuda.allocate_mappable(64, cleared=False)
         assert [name for name, _ in driver.calls()] == ["cuMemAlloc"]
-        cuda.allocate(64)
+        cuda.allocate_mappable(64)
         assert [name for name, _ in driver.calls()] == ["cuMemAlloc", "cuMemsetD8"]
     """)
 
@@ -138,18 +137,121 @@ def test_what_a_user_gets_is_not_erased_later(run):
 def test_who_waits_for_a_gpu_lets_others_run(run):
     """Such as the thread that ends the wait."""
     run("""
-        address = driver.while_held(lambda: cuda.allocate(64))
+        address = driver.while_held(lambda: cuda.allocate_mappable(64))
         driver.while_held(lambda: cuda.write(address, b"abc"))
         assert driver.while_held(lambda: cuda.read(address, 3)) == b"abc"
         mapped = driver.while_held(lambda: cuda.map(cuda.export(address)))
         assert mapped == address
         driver.while_held(lambda: cuda.unmap(mapped))
-        driver.while_held(lambda: cuda.free(address))
-        driver.while_held(cuda.synchronize)
-        driver.while_held(lambda: cuda.free_host(cuda.allocate_host(64)))
+        driver.while_held(lambda: cuda.free_mappable(address))
+        driver.while_held(cuda.synchronize_device)
+        driver.while_held(lambda: cuda.free_pinned(cuda.pinned(64)))
+        here = driver.while_held(lambda: cuda.allocate(64, 88))
+        driver.while_held(lambda: cuda.copy(here, here, 64, 88))
+        driver.while_held(lambda: cuda.free(here, 88))
+        driver.while_held(lambda: cuda.register(4096, 64))
+        driver.while_held(lambda: cuda.unregister(4096))
+        driver.while_held(lambda: cuda.on(1))
+        driver.while_held(lambda: cuda.synchronize(88))
+        driver.while_held(lambda: cuda.record(77, 88))
+        driver.while_held(lambda: cuda.wait(88, 77))
+        driver.while_held(lambda: cuda.await_event(77))
+        driver.while_held(lambda: cuda.launch(4, 2, 32, (1, 2, 3, 4), 88))
         launcher, alarm = driver.launcher()
         launcher.remember("collective", None, "f4", 0, 64, 64, plan(n=3), 1)
         call = "collective", None, "f4", 0, 64, 64, 16, 16, 5
         driver.while_held(lambda: launcher.run(*call))
         assert driver.arguments()[:3] == [16, 16, 3]
+    """)
+
+
+def test_devices_have_names_links_and_contexts(run):
+    run("""
+        assert (cuda.count(), cuda.current()) == (2, 0)
+        assert cuda.uuid(1) == "01010101-0101-0101-0101-010101010101"
+        assert cuda.name(1) == "Fake 1"
+        assert (cuda.linked(0, 0), cuda.linked(0, 1)) == ((False, False), (True, True))
+        driver.calls()
+        with cuda.on(1):
+            assert cuda.current() == 1
+            with cuda.on(1), cuda.on(0):
+                assert cuda.current() == 0
+            cuda.synchronize(88)
+        assert cuda.current() == 0
+        assert driver.calls() == [
+            ("cuDevicePrimaryCtxRetain", HERE),
+            ("cuDevicePrimaryCtxRetain", AWAY),
+            ("cuStreamSynchronize", AWAY),
+        ]
+        for ask in (cuda.uuid, cuda.name, cuda.on):
+            try:
+                ask(2)
+            except cuda.CudaError as error:
+                assert str(error) == "device 2: fake error (CUDA error 101)"
+            else:
+                raise AssertionError(ask)
+    """)
+
+
+def test_where_an_address_is(run):
+    run("""
+        assert [cuda.place(address) for address in (16, 1 << 20, 1 << 40)] == [None, 1, None]
+    """)
+
+
+def test_bytes_travel_and_events_tell(run):
+    run("""
+        host, here = cuda.pinned(16), cuda.allocate(16, 88)
+        cuda.write(here, b"0123456789abcdef")
+        cuda.copy(host, here, 16, 88)
+        assert cuda.read(host, 16) == b"0123456789abcdef"
+        event = cuda.event()
+        cuda.record(event, cuda.stream())
+        assert cuda.happened(event)
+        cuda.free_event(event)
+        cuda.free(here, 88)
+        cuda.free_pinned(host)
+    """)
+
+
+def test_too_much_memory_is_refused_by_name(run):
+    run("""
+        for ask in (cuda.pinned, lambda nbytes: cuda.allocate(nbytes, 88)):
+            try:
+                ask(1 << 40)
+            except MemoryError as error:
+                assert f"no {1 << 40} bytes of" in str(error)
+            else:
+                raise AssertionError(ask)
+    """)
+
+
+def test_errors_of_the_driver_have_its_words(run):
+    run("""
+        try:
+            cuda.synchronize(5)
+        except cuda.CudaError as error:
+            assert str(error) == "synchronize: fake error (CUDA error 700)"
+        else:
+            raise AssertionError
+    """)
+
+
+def test_a_kernel_gets_its_numbers(run):
+    run("""
+        cuda.launch(4, 2, 32, (5, 1 << 40, 7, 8), 88)
+        assert driver.arguments()[:4] == [5, 1 << 40, 7, 8]
+        try:
+            cuda.launch(4, 2, 32, (0,) * 9, 88)
+        except ValueError as error:
+            assert "9 arguments" in str(error)
+        else:
+            raise AssertionError
+    """)
+
+
+def test_the_driver_is_opened_when_it_is_asked_for(run):
+    run("""
+        from mpicoll.cuda import driver
+        assert driver.problem() == "" and driver.driver() is cuda
     """)

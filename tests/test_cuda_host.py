@@ -444,33 +444,6 @@ def test_without_a_gpu_the_driver_says_why():
         driver.driver()
 
 
-def test_errors_of_the_driver_have_its_words():
-    class Library:
-        def cuGetErrorString(self, status, text):
-            text._obj.value = b"out of memory"
-
-        def cuMemHostAlloc(self, address, nbytes, flags):
-            return 2
-
-        def cuStreamSynchronize(self, stream):
-            return 700
-
-        def cuPointerGetAttribute(self, *arguments):
-            return 1
-
-        def cuCtxGetDevice(self, device):
-            return 201
-
-    real = object.__new__(driver.Driver)
-    real._library = Library()
-    with pytest.raises(MemoryError, match="no 77 bytes of pinned host memory"):
-        real.pinned(77)
-    with pytest.raises(driver.CudaError, match=r"cuStreamSynchronize: out of memory \(700\)"):
-        real.synchronize(0)
-    assert real.place(5) is None
-    assert real.current() == 0
-
-
 def test_what_brings_arrays_is_looked_for_and_not_imported(monkeypatch):
     for name in driver._BRINGERS:
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -491,7 +464,9 @@ def test_memory_that_a_user_gets_is_not_cleared(monkeypatch):
         return 64
 
     cuda = types.SimpleNamespace(
-        allocate=allocate, exportable=lambda address: False, free=told.append
+        allocate_mappable=allocate,
+        exportable=lambda address: False,
+        free_mappable=told.append,
     )
     monkeypatch.setattr(registered, "_cuda", cuda)
     private = types.SimpleNamespace(
@@ -513,8 +488,8 @@ class Ended:
         self.told, self._alarm, self._error = [], None, error
         self._late = alarm
         cuda = types.SimpleNamespace(
-            synchronize=self.synchronize,
-            **{name: self._teller(name) for name in ("unmap", "free", "free_host")},
+            synchronize_device=self.synchronize,
+            **{name: self._teller(name) for name in ("unmap", "free_mappable", "free_pinned")},
         )
         monkeypatch.setattr(ipc, "_cuda", cuda)
         monkeypatch.setattr(ipc.Peers, "_on_device", lambda peers: contextlib.nullcontext())
@@ -544,8 +519,8 @@ class Ended:
 
 
 END = [
-    ("closed",), ("synchronize",), ("unwatched",), ("unmap", 3), ("dropped",), ("free_host", 64),
-    ("free", 5),
+    ("closed",), ("synchronize",), ("unwatched",), ("unmap", 3), ("dropped",), ("free_pinned", 64),
+    ("free_mappable", 5),
 ]  # fmt: skip
 
 
@@ -592,4 +567,4 @@ def test_what_a_peer_may_have_mapped_is_kept(monkeypatch):
 def test_what_was_not_opened_leaves_nothing_behind(monkeypatch):
     ended = Ended(monkeypatch, launcher=False)
     ended.peers.close()
-    assert ended.told == [("synchronize",), ("unmap", 3), ("free_host", 64), ("free", 5)]
+    assert ended.told == [("synchronize",), ("unmap", 3), ("free_pinned", 64), ("free_mappable", 5)]

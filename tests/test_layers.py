@@ -40,6 +40,8 @@ LAYERS = [
         "watch",
         "_engine",
         "_front",
+        "_cuda",
+        "_cuda_launch",
         "cuda",
         "libraries",
         "lowering",

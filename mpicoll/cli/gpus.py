@@ -51,11 +51,20 @@ def _devices() -> list[dict[str, Any]]:
             "name": functions.name(number),
             "uuid": functions.uuid(number),
             "reaches": {
-                other: functions.reaches(number, other) for other in numbers if other != number
+                other: _reaches(*functions.linked(number, other))
+                for other in numbers
+                if other != number
             },
         }
         for number in numbers
     ]
+
+
+def _reaches(access: bool, atomics: bool) -> str:
+    """How a device reads memory of another one, in words."""
+    if not access:
+        return "no access"
+    return "peer access with atomics" if atomics else "peer access"
 
 
 def _use(number: int) -> None:
@@ -81,9 +90,7 @@ def lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     found = []
     for host, devices in facts["hosts"].items():
         for number, device in enumerate(devices):
-            links = ", ".join(
-                f"{how or 'no access'} to {other}" for other, how in device["reaches"].items()
-            )
+            links = ", ".join(f"{how} to {other}" for other, how in device["reaches"].items())
             words = f"{device['name']} ({device['uuid']})" + (f"; {links}" if links else "")
             found.append((f"GPU {number} of {host}", words))
     if facts["problem"]:

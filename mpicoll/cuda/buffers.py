@@ -219,14 +219,14 @@ def _device(address: int, what: str) -> int:
     if not address:
         return driver().current()
     try:
-        place = driver().place(address)
+        device = driver().place(address)
     except CudaError as error:
         raise BufferError(f"{what}: {error}") from None
-    if place is None:
+    if device is None:
         raise BufferError(
             f"{what}: address {address:#x} is in the memory of no CUDA device; has it been freed?"
         )
-    return place.device
+    return device
 
 
 # ---- DLPack: https://dmlc.github.io/dlpack/latest/c_api.html ----

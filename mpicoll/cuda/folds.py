@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from ctypes import c_int32, c_uint64
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +61,8 @@ class Folds:
         """
         cells = -(-nbytes // CELL)
         narrow = shapes.kernel_of(reduction.name, reduction.type) == "narrow"
-        arguments = (
-            c_uint64(cells),
-            c_uint64(pitch // CELL),
-            c_int32(shapes.kind_of(reduction.name, reduction.type)),
-            c_uint64(address),
-        )
+        kind = shapes.kind_of(reduction.name, reduction.type)
+        arguments = cells, pitch // CELL, kind, address
         blocks = min(_BLOCKS, -(-cells // _THREADS))
         with driver().on(self._device):
             function = self._functions["narrow" if narrow else "plain"]

@@ -13,6 +13,7 @@ raises, and so does every later one.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -22,17 +23,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll import ops
+from mpicoll import _cuda, _cuda_launch, ops
 from mpicoll.cuda import kernels, reach, shapes
 from mpicoll.cuda.deaths import Watchdog
 from mpicoll.cuda.reach import Facts
 from mpicoll.cuda.registered import TABLE, Registered, Registry, agreed
 from mpicoll.cuda.shapes import Limits
-
-try:
-    from mpicoll import _cuda
-except ImportError:  # a source tree where nothing has been built
-    _cuda = None  # type: ignore[assignment]
 
 __all__ = ["TIMEOUT", "Peers", "Plan", "Registered"]
 
@@ -164,9 +160,10 @@ class Peers:
         import cupy
 
         self._functions = kernels.compiled(self._size, self._limits)
-        self._alarm = _cuda.allocate_host(ALARM)
+        self._alarm = _cuda.pinned(ALARM)
+        ctypes.memset(self._alarm, 0, ALARM)
         table = self._allocate(TABLE * self._size)
-        self._launcher = _cuda.Launcher(
+        self._launcher = _cuda_launch.Launcher(
             self.device,
             self._rank,
             self._windows,
@@ -181,16 +178,16 @@ class Peers:
         self._registry = Registry(self._private, self._launcher, table)
         for function in self._functions.values():
             _cuda.make_ready(function.ptr)
-        _cuda.synchronize()
+        _cuda.synchronize_device()
         self._watchdog = Watchdog(
             {rank: fact.pid for rank, fact in enumerate(self._facts) if rank != self._rank},
             self._launcher.stop,
         )
-        #: The compiled short way; see `_cuda.Launcher.serve`.
+        #: The compiled short way; see `_cuda_launch.Launcher.serve`.
         self.serve = self._launcher.serve
 
     def _channels(self) -> tuple[tuple[int, ...], ...]:
-        """Of packets and in bulk, see `_cuda.Launcher`; all slots lie in the window."""
+        """Of packets and in bulk, see `_cuda_launch.Launcher`; all slots lie in the window."""
         limits, size = self._limits, self._size
         packets, bulk = limits.region(size), limits.bulk_region(size)
         steps = [self._allocate(8 * warps) for warps in (limits.warps, limits.bulk_warps)]
@@ -201,7 +198,7 @@ class Peers:
         )
 
     def _allocate(self, nbytes: int) -> int:
-        address: int = _cuda.allocate(nbytes)
+        address: int = _cuda.allocate_mappable(nbytes)
         self._owned.append(address)
         return address
 
@@ -223,7 +220,7 @@ class Peers:
         registry, self._registry = self._registry, None
         try:
             with self._on_device():
-                _cuda.synchronize()  # the watchdog ends waits for a process that has died
+                _cuda.synchronize_device()  # the watchdog ends waits for a process that has died
                 self._look_last()
                 self._end_watchdog()
                 for address in mapped:
@@ -233,7 +230,7 @@ class Peers:
                 self._free_alarm()
                 if _all_have_come(self._private, registry):
                     for address in owned:
-                        _cuda.free(address)
+                        _cuda.free_mappable(address)
                     if registry is not None:
                         registry.let_all_go()
         except RuntimeError as error:
@@ -261,7 +258,7 @@ class Peers:
         if self._alarm:
             if self._launcher is not None:
                 self._launcher.drop_alarm()
-            _cuda.free_host(self._alarm)
+            _cuda.free_pinned(self._alarm)
             self._alarm = 0
 
     # ---- Calls ----

@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-try:
-    from mpicoll import _cuda
-except ImportError:  # a source tree where nothing has been built
-    _cuda = None  # type: ignore[assignment]
+from mpicoll import _cuda
 
 __all__ = ["Facts", "facts_of", "problem"]
 
@@ -22,26 +19,23 @@ class Facts(NamedTuple):
     problem: str
     host: str
     pid: int
-    uuid: bytes
+    uuid: str
     multiprocessors: int
 
 
 def facts_of(device: int) -> Facts:
     """This rank's facts; they say so if it cannot take part."""
-    trouble, uuid, multiprocessors = "", b"", 0
-    if _cuda is None:
-        trouble = "mpicoll._cuda has not been built"
-    else:
-        try:
-            import cupy
+    trouble, uuid, multiprocessors = "", "", 0
+    try:
+        import cupy
 
-            _cuda.load()
-            with cupy.cuda.Device(device) as current:
-                cupy.cuda.runtime.free(0)  # makes the context
-                uuid = _cuda.uuid(device)
-                multiprocessors = current.attributes["MultiProcessorCount"]
-        except Exception as error:
-            trouble = f"{type(error).__name__}: {error}"
+        _cuda.load()
+        with cupy.cuda.Device(device) as current:
+            cupy.cuda.runtime.free(0)  # makes the context
+            uuid = _cuda.uuid(device)
+            multiprocessors = current.attributes["MultiProcessorCount"]
+    except Exception as error:
+        trouble = f"{type(error).__name__}: {error}"
     return Facts(trouble, _host(), os.getpid(), uuid, multiprocessors)
 
 
@@ -69,9 +63,9 @@ def problem(facts: Sequence[Facts], share: bool) -> str:
     return _unlinked(devices)
 
 
-def _unlinked(devices: Sequence[bytes]) -> str:
+def _unlinked(devices: Sequence[str]) -> str:
     """Which GPU this process cannot reach from another one by NVLink."""
-    seen = _cuda.uuids()
+    seen = [_cuda.uuid(device) for device in range(_cuda.count())]
     for device in set(devices):
         if device not in seen:
             return "a rank's GPU is hidden from the others (CUDA_VISIBLE_DEVICES)"

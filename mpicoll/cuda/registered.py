@@ -15,10 +15,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-try:
-    from mpicoll import _cuda
-except ImportError:  # a source tree where nothing has been built
-    _cuda = None  # type: ignore[assignment]
+from mpicoll import _cuda
 
 __all__ = ["MOST", "TABLE", "Registered", "Registry", "agreed"]
 
@@ -59,13 +56,13 @@ class _Block:
 
     def __init__(self, nbytes: int) -> None:
         # Not cleared: that happens later, and may erase what the user has put there.
-        self.address = _cuda.allocate(nbytes, cleared=False)
+        self.address = _cuda.allocate_mappable(nbytes, cleared=False)
         self.held = 2
 
     def let_go(self) -> None:
         self.held -= 1
         if not self.held:
-            _cuda.free(self.address)
+            _cuda.free_mappable(self.address)
 
 
 class _Token:
@@ -138,7 +135,7 @@ class Registry:
         everywhere = frozenset.intersection(*self._private.allgather(frozenset(self.dropped)))
         if not everywhere:
             return
-        _cuda.synchronize()
+        _cuda.synchronize_device()
         kept = []
         for number in sorted(everywhere, reverse=True):
             self._launcher.unregister(number)
@@ -183,7 +180,7 @@ class Registry:
             words = b"".join(word.to_bytes(8, "little") for word in row)
             number = self._free[-1]
             _cuda.write(self._table + 8 * number * self._size, words)
-            _cuda.synchronize()
+            _cuda.synchronize_device()
         except RuntimeError as error:
             problem = str(error)
         if agreed(self._private, problem):
