@@ -17,7 +17,7 @@ HERE, AWAY = 1, 2
 #: The numbers of a launch.
 NUMBERS = (
     "n", "send_stride", "recv_stride", "sends", "members", "targets", "total", "kind", "shift",
-    "in_bulk", "registered", "source", "target", "length", "stride", "pulls", "gives",
+    "in_bulk", "registered", "source", "target", "length", "stride", "pulls", "gives", "turn",
 )  # fmt: skip
 
 
@@ -46,6 +46,17 @@ class Driver:
         self._log.value = b""
         return [(name, int(context)) for name, context in found]
 
+    def order(self):
+        """What has been put on streams since the last time, see fake_libcuda.c."""
+        order = (ctypes.c_char * (1 << 12)).in_dll(self._library, "fake_order")
+        found, order.value = order.value.decode().split(), b""
+        return found
+
+    def capture(self, graph, *streams):
+        """Streams are captured for a graph, 0 for none."""
+        for stream in streams:
+            (ctypes.c_uint64 * 128).in_dll(self._library, "fake_graphs")[stream] = graph
+
     def arguments(self):
         """The arguments of the last launch, as numbers of 8 bytes."""
         return [*(ctypes.c_uint64 * 32).in_dll(self._library, "fake_args")]
@@ -66,13 +77,13 @@ class Driver:
         assert not count, "no other thread could run"
         return result
 
-    def launcher(self):
+    def launcher(self, array=None, current=None):
         """A launcher of rank 0 of 2, and the address of its alarm."""
         alarm = _cuda.pinned(64)
         ctypes.memset(alarm, 0, 64)
         channels = ((0, 1, 512, 0, 0),) * 2
         made = _cuda_launch.Launcher(
-            0, 0, [0, 0], alarm, 0, channels, 10**9, type(None), None, lambda: None
+            0, 0, [0, 0], alarm, 0, channels, 10**9, array or type(None), None, lambda: current
         )
         return made, alarm
 

@@ -472,7 +472,7 @@ def test_memory_that_a_user_gets_is_not_cleared(monkeypatch):
     private = types.SimpleNamespace(
         Get_rank=lambda: 0, Get_size=lambda: 1, allgather=lambda own: [own]
     )
-    launcher = types.SimpleNamespace(forget=lambda: None)
+    launcher = types.SimpleNamespace(forget=lambda: None, captured=set())
     address, token = registered.Registry(private, launcher, 0).empty(4096)
     del token
     assert (address, told) == (64, [(4096, False), 64])

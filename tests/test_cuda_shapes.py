@@ -50,12 +50,29 @@ def exchanged(launches, send, recv, fold):
 
 
 def in_phases(launches, send, recv):
-    """Every rank folds a block, and hands it out."""
+    """Every rank folds a block, and hands it out; returns the bytes that each sends and takes."""
+    size = len(launches)
+    sent, taken = [0] * size, [0] * size
+
+    def moves(length, source, to):
+        if source != to:
+            sent[source] += length
+            taken[to] += length
+
     for rank, launch in enumerate(launches):
-        part = slice(rank * launch.n // 8, min((rank + 1) * launch.n, launch.total) // 8)
+        start = (rank + launch.turn) % size * launch.n
+        end = max(start, min(start + launch.n, launch.total))
+        if start == end or not launch.members:
+            assert not launch.members or start == end >= launch.total
+            continue
+        part = slice(start // 8, end // 8)
         value = folded([send[p][part].copy() for p in bits(launch.members)])
+        for p in bits(launch.members):
+            moves(end - start, p, rank)
         for to in bits(launch.targets):
             recv[to][part] = value
+            moves(end - start, rank, to)
+    return sent, taken
 
 
 def directly(launches, send, recv):
@@ -126,7 +143,12 @@ def test_launches_of_all_ranks(size, collective, way):
         else:
             check_masks(launches)
             if launches[0].total:
-                in_phases(launches, send, recv)
+                sent, taken = in_phases(launches, send, recv)
+                if collective == "bcast":  # the vector leaves the root once, and comes once to all
+                    assert (sent[root], taken[root]) == (launches[0].total, 0)
+                    assert {*taken[:root], *taken[root + 1 :]} == {launches[0].total}
+                if collective == "reduce":
+                    assert sent[root] == taken[root] == launches[0].total
             else:
                 exchanged(launches, send, recv, reduces)
         for rank in range(size):

@@ -47,7 +47,7 @@ class Limits(NamedTuple):
         small, large, bulk: most threads of a block, by kernel.
         rows, bulk_rows: rows that a warp moves in a step of the kernels for large vectors, in bulk.
         small_bytes: longest block of a collective that the kernels for short ones serve.
-        bulk_bytes: shortest block of a collective that is sent in bulk.
+        bulk_bytes: shortest block of a collective that is sent in bulk: four steps of all warps.
         one_shot: longest vector, in bytes, that every rank folds whole (with more than two ranks).
         direct: shortest vector, in bytes, for which it pays to read peers' memory where it lies.
     """
@@ -65,8 +65,15 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, size: int) -> Limits:
-        """Those for so many ranks: the more peers, the fewer rows keep a warp's link busy."""
-        return cls(bulk_rows=max(2, 16 // max(size, 2)))
+        """Those for so many ranks.
+
+        The more peers, the fewer rows keep a warp's link busy; and the more a rank that folds
+        everything is sent, against its share in two phases.
+        """
+        rows = max(2, 16 // max(size, 2))
+        return cls(
+            bulk_rows=rows, bulk_bytes=rows * (4 << 20), one_shot=(768 << 10) // max(size - 1, 3)
+        )
 
     @property
     def warps(self) -> int:
@@ -146,6 +153,7 @@ class Launch(NamedTuple):
     stride: int = 0
     pulls: int = 0
     gives: int = 0
+    turn: int = 0
 
 
 def kind_of(op: str, type: str) -> int:
@@ -237,15 +245,25 @@ def _exchange(call: Call) -> Launch:
 
 
 def _phases(call: Call, launch: Launch, row: int) -> Launch:
-    """Two phases: every rank folds one block, and pushes it to the targets."""
+    """Two phases: every rank folds one block, and pushes it to the targets.
+
+    A root has no block: it sends, or takes, the vector once, and nothing for others.
+    """
     every, own, root = _masks(call)
     rows = -(-call.nbytes // row)
-    launch = launch._replace(n=-(-rows // call.size) * row, total=call.nbytes)
+    if call.collective == "allreduce":
+        n = -(-rows // call.size) * row
+        return launch._replace(
+            n=n, total=call.nbytes, sends=every ^ own, members=every, targets=every
+        )
+    n, turn = -(-rows // (call.size - 1)) * row, call.size - 1 - call.root
+    launch = launch._replace(n=n, total=call.nbytes, turn=turn)
     if call.collective == "bcast":
-        sends = every ^ own if own == root else 0
-        return launch._replace(sends=sends, members=root, targets=every ^ root)
-    targets = root if call.collective == "reduce" else every
-    return launch._replace(sends=every ^ own, members=every, targets=targets)
+        if own == root:
+            return launch._replace(sends=every ^ root, members=0, targets=0)
+        return launch._replace(sends=0, members=root, targets=every ^ root)
+    members = 0 if own == root else every
+    return launch._replace(sends=every & ~(own | root), members=members, targets=root)
 
 
 def _grid(n: int, row: int, suffix: str, limits: Limits) -> tuple[int, int]:
