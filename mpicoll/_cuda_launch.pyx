@@ -1,7 +1,7 @@
 """The short way from a collective call on GPUs to the launch of its kernel."""
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memset
 
 from mpicoll._cuda cimport Handle, calls, check
@@ -57,6 +57,11 @@ cdef struct Args:
     uint64_t pulls
     uint64_t gives
     int64_t turn
+    int left
+    int right
+    int place
+    int pad
+    uint8_t order[MOST]
     uint64_t window[MOST]
 
 
@@ -252,6 +257,9 @@ cdef class Launcher:
         args.source, args.target, args.length = plan.source, plan.target, plan.length
         args.stride, args.pulls, args.gives = plan.stride, plan.pulls, plan.gives
         args.turn = plan.turn
+        args.left, args.right, args.place = plan.left, plan.right, plan.place
+        for i, other in enumerate(plan.order):
+            args.order[i] = other
         known.function = <Handle> function
         known.blocks, known.threads = plan.blocks, plan.threads
         known.registered = plan.registered

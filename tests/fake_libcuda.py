@@ -17,7 +17,8 @@ HERE, AWAY = 1, 2
 #: The numbers of a launch.
 NUMBERS = (
     "n", "send_stride", "recv_stride", "sends", "members", "targets", "total", "kind", "shift",
-    "in_bulk", "registered", "source", "target", "length", "stride", "pulls", "gives", "turn",
+    "in_bulk", "registered", "source", "target", "length", "stride", "pulls", "gives",
+    "turn", "left", "right", "place",
 )  # fmt: skip
 
 
@@ -91,4 +92,6 @@ class Driver:
 def plan(**changes):
     """A `mpicoll.cuda.shapes.Launch`."""
     plain = dict.fromkeys(NUMBERS, 0)
-    return SimpleNamespace(**{**plain, "blocks": 1, "threads": 32, "needed": (0, 0), **changes})
+    return SimpleNamespace(
+        **{**plain, "blocks": 1, "threads": 32, "needed": (0, 0), "order": (), **changes}
+    )

@@ -53,6 +53,8 @@ struct Args {
     i64 source, target, length, stride; /* offsets in the buffers; bytes; between passes */
     u64 pulls, gives; /* whose data is read, who is written to */
     i64 turn; /* in two phases: rank p folds, or is given, block (p + turn) % P */
+    int left, right, place, pad; /* in a ring, see ring.cuh */
+    u8 order[64]; /* the rank at each place */
     char *window[P]; /* of every rank, as mapped here */
 };
 
