@@ -136,16 +136,17 @@ class Registry:
         if not everywhere:
             return
         _cuda.synchronize_device()
-        kept = []
+        kept: list[Any] = []
+        unneeded: list[tuple[int, int]] = []
         for number in sorted(everywhere, reverse=True):
             self._launcher.unregister(number)
             keys, keeper = self._needed.pop(number)
-            self._unmap(keys)
+            unneeded += keys
             kept.append(keeper)
             self._free.append(number)
         self.dropped -= everywhere
         self._launcher.forget()
-        self._private.Barrier()  # no peer has this rank's memory mapped any more
+        self._unmap_together(unneeded)
         for keeper in kept:
             _let_go(keeper)
 
@@ -184,7 +185,7 @@ class Registry:
         except RuntimeError as error:
             problem = str(error)
         if agreed(self._private, problem):
-            self._unmap(keys)
+            self._unmap_together(keys)
             return None
         number = self._free.pop()
         if length:
@@ -199,6 +200,13 @@ class Registry:
             self._mapped[key] = [_cuda.map(found.handle), 0]
         self._mapped[key][1] += 1
         return self._mapped[key][0]
+
+    def _unmap_together(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Unmap what is not needed; then no peer has this rank's part of it mapped.  Collective."""
+        try:
+            self._unmap(keys)
+        finally:  # the others do not wait for a rank whose GPU is lost
+            self._private.Barrier()
 
     def _unmap(self, keys: Iterable[tuple[int, int]]) -> None:
         """Unmap what nothing needs any more."""
