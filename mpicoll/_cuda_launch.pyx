@@ -109,6 +109,7 @@ cdef class Launcher:
     cdef Args common
     cdef Alarm *alarm
     cdef Handle context, event, last
+    cdef Handle used  # an event: the last call that may use registered memory
     cdef bint has_last, marked  # marked: the event has been recorded after the last call
     cdef object held, array, in_place, current
     cdef list kept
@@ -139,6 +140,7 @@ cdef class Launcher:
         self.kept = [None] * KNOWN
         check(calls.ctx_get_current(&self.context), "context")
         check(calls.event_create(&self.event, EVENT_WITHOUT_TIMING), "event")
+        check(calls.event_create(&self.used, EVENT_WITHOUT_TIMING), "event")
         self.open = True
 
     def __dealloc__(self):
@@ -150,6 +152,7 @@ cdef class Launcher:
             self.open = False
             self.held = None
             calls.event_destroy(self.event)
+            calls.event_destroy(self.used)
 
     def stop(self):
         """Let every device-side wait end."""
@@ -184,6 +187,16 @@ cdef class Launcher:
                 self.regions[kept] = self.regions[i]
                 kept += 1
         self.region_count = kept
+
+    def await_registered(self):
+        """Wait until the calls that may use registered memory are done.
+
+        That is not what else is on the device, which may wait for what a peer enqueues later.
+        """
+        cdef int status
+        with nogil:
+            status = calls.event_synchronize(self.used)
+        check(status, "synchronize")
 
     def forget(self):
         """Forget all calls."""
@@ -330,12 +343,12 @@ cdef class Launcher:
         cdef unsigned blocks = known.blocks, threads = known.threads
         cdef void *parameters[1]
         cdef Handle context = NULL
-        cdef bint pushed
+        cdef bint pushed, registered = known.registered
         cdef int status, i
         addresses[0], addresses[1] = send, recv
         args.send = addresses[known.sources[0]] if known.sources[0] >= 0 else 0
         args.recv = addresses[known.sources[1]] if known.sources[1] >= 0 else 0
-        if known.registered:
+        if registered:
             for i in range(2):
                 address = args.recv if i else args.send
                 if known.needed[i]:
@@ -360,6 +373,8 @@ cdef class Launcher:
                 status = self.mark(stream)
             elif stream == self.last:
                 self.held, self.marked = holder, False
+            if status == 0 and registered:
+                status = self.mark_use(stream)
         finally:
             if pushed:
                 calls.ctx_pop(&context)
@@ -374,6 +389,12 @@ cdef class Launcher:
             return status
         self.held, self.marked = None, True
         return calls.event_record(self.event, stream)
+
+    cdef int mark_use(self, Handle stream) noexcept:
+        """Record the event after a call that may use registered memory; not of a graph."""
+        cdef int capturing = 0
+        cdef int status = calls.stream_is_capturing(stream, &capturing)
+        return status if status or capturing else calls.event_record(self.used, stream)
 
     cdef int chain(self, Handle stream) except -1:
         """Let a stream wait for the calls on the one that was used last.

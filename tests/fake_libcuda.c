@@ -31,6 +31,8 @@ uint64_t fake_args[32];
 /* While this is set, calls that can wait for a GPU wait, for 2 seconds at most. */
 volatile int fake_hold;
 int fake_waited_in_vain;
+/* Whether streams are being captured. */
+int fake_capturing;
 
 static Handle contexts[64];
 static int depth;
@@ -222,22 +224,11 @@ int cuPointerGetAttribute(void *answer, int attribute, Address address)
     return address < 4096;
 }
 
-int cuMemsetD8_v2(Address address, unsigned char value, size_t nbytes)
+int cuMemsetD8Async(Address address, unsigned char value, size_t nbytes, Handle stream)
 {
+    (void)stream;
     memset((void *)(uintptr_t)address, value, nbytes);
-    return called("cuMemsetD8");
-}
-
-int cuMemcpyDtoH_v2(void *target, Address source, size_t nbytes)
-{
-    memcpy(target, (void *)(uintptr_t)source, nbytes);
-    return waiting("cuMemcpyDtoH");
-}
-
-int cuMemcpyHtoD_v2(Address target, const void *source, size_t nbytes)
-{
-    memcpy((void *)(uintptr_t)target, source, nbytes);
-    return waiting("cuMemcpyHtoD");
+    return waiting("cuMemsetD8Async");
 }
 
 int cuMemcpyAsync(Address target, Address source, size_t nbytes, Handle stream)
@@ -298,6 +289,12 @@ int cuStreamCreate(Handle *stream, unsigned flags)
     return called("cuStreamCreate");
 }
 
+int cuStreamDestroy_v2(Handle stream)
+{
+    (void)stream;
+    return called("cuStreamDestroy");
+}
+
 int cuStreamSynchronize(Handle stream)
 {
     return stream == BROKEN_STREAM ? ILLEGAL_ADDRESS : waiting("cuStreamSynchronize");
@@ -312,6 +309,6 @@ int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags)
 int cuStreamIsCapturing(Handle stream, int *answer)
 {
     (void)stream;
-    *answer = 0;
+    *answer = fake_capturing;
     return called("cuStreamIsCapturing");
 }

@@ -32,6 +32,7 @@ class Driver:
         # The name in the library is the driver's: who opens that by its name finds this one.
         self._library = ctypes.CDLL(library)
         self._log = (ctypes.c_char * (1 << 16)).in_dll(self._library, "fake_log")
+        self._capturing = ctypes.c_int.in_dll(self._library, "fake_capturing")
         self._hold = ctypes.c_int.in_dll(self._library, "fake_hold")
         _cuda.load()
         self.be_in(HERE)
@@ -39,6 +40,10 @@ class Driver:
     def be_in(self, context):
         """Make a context the current one."""
         self._library.fake_set_context(ctypes.c_void_p(context))
+
+    def capture(self, on):
+        """Whether streams are being captured from now on."""
+        self._capturing.value = on
 
     def calls(self):
         """(name, context) of the calls since the last time."""

@@ -12,6 +12,7 @@ from mpicoll.cuda import registered
 
 #: Addresses of a rank's allocations and of its table; where it maps what others have.
 LENGTH, TABLE, MAPPED = 1 << 16, 1 << 30, 1 << 40
+STREAM = 9
 
 
 class Cuda:
@@ -42,7 +43,7 @@ class Cuda:
             self._ids[rank(), base] = self._next
         return base
 
-    def allocate_mappable(self, nbytes, **how):
+    def allocate_mappable(self, nbytes):
         base = self.make()
         self._tell("allocate", base)
         return base
@@ -74,12 +75,10 @@ class Cuda:
         assert (owner, base) in self._ids, "it was freed while it was mapped"
         self._tell("unmap", b"%d %d" % (owner, base))
 
-    def write(self, address, data, *stream):
+    def write(self, address, data, stream):
+        assert stream == STREAM
         words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
         self._tell("write", (address, words))
-
-    def synchronize_device(self):
-        self._tell("synchronize")
 
 
 @pytest.fixture
@@ -92,8 +91,8 @@ def cuda(monkeypatch):
 class Launcher:
     """What a registry tells its launcher."""
 
-    def __init__(self):
-        self.regions = {}
+    def __init__(self, cuda):
+        self._cuda, self.regions = cuda, {}
 
     def register(self, start, length, index):
         self.regions[index] = start, length
@@ -104,9 +103,12 @@ class Launcher:
     def forget(self):
         pass
 
+    def await_registered(self):
+        self._cuda._tell("await")
+
 
 def registry_of(comm):
-    return registered.Registry(comm, Launcher(), TABLE)
+    return registered.Registry(comm, Launcher(registered._cuda), TABLE, STREAM)
 
 
 class Kept:
@@ -172,3 +174,16 @@ def test_nobody_waits_for_a_rank_that_cannot_unmap(cuda):
         return False
 
     assert Ranks(3).run(work) == [False] * 3
+
+
+def test_memory_that_a_user_gets_is_not_set(cuda):
+    """That would happen later, and erase what is there; also where nothing can be registered."""
+    cuda.fails[0, "exportable"] = "a pool's"
+
+    def work(comm):
+        address, token = registry_of(comm).empty(64)
+        del token
+        return address
+
+    (address,) = Ranks(1).run(work)
+    assert cuda.told == [(0, "allocate", address), (0, "free", address)]

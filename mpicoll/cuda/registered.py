@@ -37,7 +37,10 @@ class Registered:
         self.direct = bool(self._numbers)
 
     def close(self) -> None:
-        """Let them go.  Local."""
+        """Let them go.  Local.
+
+        Not while a captured graph that uses them is under way, or may be launched again.
+        """
         if self._registry is not None:
             self._registry.dropped.update(self._numbers)
         self._registry = None
@@ -55,8 +58,7 @@ class _Block:
     """Memory of an allocation of its own, freed when its user and all peers have let it go."""
 
     def __init__(self, nbytes: int) -> None:
-        # Not cleared: that happens later, and may erase what the user has put there.
-        self.address = _cuda.allocate_mappable(nbytes, cleared=False)
+        self.address = _cuda.allocate_mappable(nbytes)
         self.held = 2
 
     def let_go(self) -> None:
@@ -76,13 +78,15 @@ class Registry:
         private: the communicator of mpicoll's own messages.
         launcher: is told of this rank's buffers.
         table: address of the device's table of all ranks' buffers.
+        stream: one that waits for nothing of the caller's, by which the table is written.
 
     Attributes:
         dropped: numbers of the buffers that this rank has let go.
     """
 
-    def __init__(self, private: MPI.Intracomm, launcher: Any, table: int) -> None:
-        self._private, self._launcher, self._table = private, launcher, table
+    def __init__(self, private: MPI.Intracomm, launcher: Any, table: int, stream: int) -> None:
+        self._private, self._launcher = private, launcher
+        self._table, self._stream = table, stream
         self._rank, self._size = private.Get_rank(), private.Get_size()
         self._free = [*reversed(range(MOST))]
         #: Where an allocation is mapped and how many need it, by rank and number.
@@ -135,7 +139,6 @@ class Registry:
         everywhere = frozenset.intersection(*self._private.allgather(frozenset(self.dropped)))
         if not everywhere:
             return
-        _cuda.synchronize_device()
         kept: list[Any] = []
         unneeded: list[tuple[int, int]] = []
         for number in sorted(everywhere, reverse=True):
@@ -180,8 +183,7 @@ class Registry:
                         keys.append((rank, found.number))
             words = b"".join(word.to_bytes(8, "little") for word in row)
             number = self._free[-1]
-            _cuda.write(self._table + 8 * number * self._size, words)
-            _cuda.synchronize_device()
+            _cuda.write(self._table + 8 * number * self._size, words, self._stream)
         except RuntimeError as error:
             problem = str(error)
         if agreed(self._private, problem):
@@ -204,6 +206,7 @@ class Registry:
     def _unmap_together(self, keys: Iterable[tuple[int, int]]) -> None:
         """Unmap what is not needed; then no peer has this rank's part of it mapped.  Collective."""
         try:
+            self._launcher.await_registered()
             self._unmap(keys)
         finally:  # the others do not wait for a rank whose GPU is lost
             self._private.Barrier()

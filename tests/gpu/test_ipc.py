@@ -444,3 +444,30 @@ def test_a_peer_that_dies(world):
                 peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
         child.kill()
         world.Barrier()
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["stream", "default stream"])
+@pytest.mark.parametrize("what", ["register", "plan", "open"])
+def test_what_is_collective_does_not_wait_for_other_communicators(world, what, legacy):
+    """One rank enqueues a call of another communicator before, the others after."""
+    x, y = cupy.ones(1000, cupy.float32), cupy.ones(1 << 20, cupy.float32)
+    stream = cupy.cuda.Stream.null if legacy else cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with (
+        opened(world, seconds=5.0) as one,
+        opened(world, seconds=5.0) as other,
+        contextlib.ExitStack() as ends,
+    ):
+        steps = [
+            lambda: other.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream),
+            lambda: {
+                "register": lambda: one.register([(y.data.ptr, y.nbytes)], y),
+                "plan": lambda: one.plan("allreduce", None, Buffer(y, "f4"), "sum", 0),
+                "open": lambda: ends.enter_context(opened(world, seconds=5.0)),
+            }[what](),
+        ]
+        for step in steps if world.Get_rank() == 0 else steps[::-1]:
+            step()
+        stream.synchronize()
+        other.check()
+        assert bool((x == world.Get_size()).all())
