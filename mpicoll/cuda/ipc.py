@@ -180,7 +180,7 @@ class Peers:
             MPI.IN_PLACE,
             cupy.cuda.get_current_stream,
         )
-        self._registry = Registry(self._private, self._launcher, table, self._stream)
+        self._registry = Registry(self._private, self.device, self._launcher, table, self._stream)
         for function in self._functions.values():
             _cuda.make_ready(function.ptr)
         _cuda.synchronize(self._stream)

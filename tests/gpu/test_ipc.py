@@ -471,3 +471,29 @@ def test_what_is_collective_does_not_wait_for_other_communicators(world, what, l
         stream.synchronize()
         other.check()
         assert bool((x == world.Get_size()).all())
+
+
+def test_two_communicators_register_the_same_allocation(low, world):
+    """A process maps it once; it is read where it lies as long as one of them has it registered."""
+    total = world.Get_size() * (world.Get_size() + 1) // 2
+    stream = cupy.cuda.get_current_stream()
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        x = cupy.empty(1 << 20, cupy.int32)
+    with opened(world, limits=LOW) as other:
+        held = [peers.register([(x.data.ptr, x.nbytes)], x) for peers in (low, other)]
+        assert held[0].direct and held[1].direct
+        for peers in (other, low):
+            x[...] = world.Get_rank() + 1
+            peers.run("allreduce", None, Buffer(x, "i4"), "sum", 0, stream)
+            assert bool((x == total).all())
+        held[1].close()
+        other.register([(0, 0)])
+        x[...] = world.Get_rank() + 1
+        low.run("allreduce", None, Buffer(x, "i4"), "sum", 0, stream)
+        assert bool((x == total).all())
+    held[0].close()
+    low.register([(0, 0)])
+    del x, held
+    pool.free_all_blocks()
+    assert pool.total_bytes() == 0
