@@ -34,9 +34,7 @@ cdef struct Calls:
     int (*ipc_open_mem_handle)(Address *, IpcHandle, unsigned) noexcept nogil
     int (*ipc_close_mem_handle)(Address) noexcept nogil
     int (*pointer_get_attribute)(void *, int, Address) noexcept nogil
-    int (*memset_d8)(Address, unsigned char, size_t) noexcept nogil
-    int (*memcpy_to_host)(void *, Address, size_t) noexcept nogil
-    int (*memcpy_to_device)(Address, const void *, size_t) noexcept nogil
+    int (*memset_d8_async)(Address, unsigned char, size_t, Handle) noexcept nogil
     int (*memcpy_async)(Address, Address, size_t, Handle) noexcept nogil
     int (*func_load)(Handle) noexcept nogil
     int (*launch_kernel)(
@@ -49,6 +47,7 @@ cdef struct Calls:
     int (*event_query)(Handle) noexcept nogil
     int (*event_synchronize)(Handle) noexcept nogil
     int (*stream_create)(Handle *, unsigned) noexcept nogil
+    int (*stream_destroy)(Handle) noexcept nogil
     int (*stream_synchronize)(Handle) noexcept nogil
     int (*stream_wait_event)(Handle, Handle, unsigned) noexcept nogil
     int (*stream_is_capturing)(Handle, int *) noexcept nogil

@@ -93,9 +93,7 @@ cdef int fill() except -1:
     (<void **> &calls.ipc_open_mem_handle)[0] = symbol(b"cuIpcOpenMemHandle_v2")
     (<void **> &calls.ipc_close_mem_handle)[0] = symbol(b"cuIpcCloseMemHandle")
     (<void **> &calls.pointer_get_attribute)[0] = symbol(b"cuPointerGetAttribute")
-    (<void **> &calls.memset_d8)[0] = symbol(b"cuMemsetD8_v2")
-    (<void **> &calls.memcpy_to_host)[0] = symbol(b"cuMemcpyDtoH_v2")
-    (<void **> &calls.memcpy_to_device)[0] = symbol(b"cuMemcpyHtoD_v2")
+    (<void **> &calls.memset_d8_async)[0] = symbol(b"cuMemsetD8Async")
     (<void **> &calls.memcpy_async)[0] = symbol(b"cuMemcpyAsync")
     (<void **> &calls.launch_kernel)[0] = symbol(b"cuLaunchKernel")
     (<void **> &calls.event_create)[0] = symbol(b"cuEventCreate")
@@ -104,6 +102,7 @@ cdef int fill() except -1:
     (<void **> &calls.event_query)[0] = symbol(b"cuEventQuery")
     (<void **> &calls.event_synchronize)[0] = symbol(b"cuEventSynchronize")
     (<void **> &calls.stream_create)[0] = symbol(b"cuStreamCreate")
+    (<void **> &calls.stream_destroy)[0] = symbol(b"cuStreamDestroy_v2")
     (<void **> &calls.stream_synchronize)[0] = symbol(b"cuStreamSynchronize")
     (<void **> &calls.stream_wait_event)[0] = symbol(b"cuStreamWaitEvent")
     (<void **> &calls.stream_is_capturing)[0] = symbol(b"cuStreamIsCapturing")
@@ -308,48 +307,43 @@ def copy(Address target, Address source, size_t nbytes, uintptr_t stream):
     check(status, f"copy of {nbytes} bytes")
 
 
-def read(Address address, size_t nbytes):
-    """Bytes of device memory, once everything before has run."""
-    cdef int status
+def read(Address address, size_t nbytes, uintptr_t stream):
+    """Bytes of device memory, once all that was put on a stream is done."""
     cdef char *memory = <char *> PyMem_Malloc(nbytes or 1)
     if memory == NULL:
         raise MemoryError
     try:
-        with nogil:
-            status = calls.memcpy_to_host(memory, address, nbytes)
-        check(status, "copy to the host")
+        copy(<uintptr_t> memory, address, nbytes, stream)
+        synchronize(stream)
         return memory[:nbytes]
     finally:
         PyMem_Free(memory)
 
 
-def write(Address address, bytes data not None):
-    """Set device memory."""
-    cdef const char *bytes_of = data
-    cdef size_t nbytes = len(data)
+def write(Address address, bytes data not None, uintptr_t stream):
+    """Set device memory, in the order of a stream; it is done when this returns."""
+    copy(address, <uintptr_t> <const char *> data, len(data), stream)
+    synchronize(stream)
+
+
+def clear(Address address, size_t nbytes, uintptr_t stream):
+    """Set device memory to zero, in the order of a stream."""
     cdef int status
     with nogil:
-        status = calls.memcpy_to_device(address, bytes_of, nbytes)
-        if not status:
-            status = calls.ctx_synchronize()  # it may still be on its way
-    check(status, "copy to the device")
+        status = calls.memset_d8_async(address, 0, nbytes, <Handle> stream)
+    check(status, "memset")
 
 
 # ---- Memory that other processes map ----
 
 
-def allocate_mappable(size_t nbytes, bint cleared=True):
-    """Memory of the current device outside every pool, which other processes can map.
-
-    ``cleared``: set to zero, in the order of the legacy default stream.
-    """
+def allocate_mappable(size_t nbytes):
+    """Memory of the current device outside every pool, which other processes can map; not set."""
     cdef Address address = 0
     cdef int status
     with nogil:
         status = calls.mem_alloc(&address, nbytes)
     check(status, f"{nbytes} bytes of device memory")
-    if cleared:
-        check(calls.memset_d8(address, 0, nbytes), "memset")
     return address
 
 
@@ -425,6 +419,11 @@ def stream():
     cdef Handle made = NULL
     check(calls.stream_create(&made, STREAM_NON_BLOCKING), "stream")
     return <uintptr_t> made
+
+
+def free_stream(uintptr_t stream):
+    """Free a stream; what was put on it goes on."""
+    check(calls.stream_destroy(<Handle> stream), "stream")
 
 
 def synchronize(uintptr_t stream):

@@ -115,6 +115,7 @@ cdef class Launcher:
     cdef Args common
     cdef Alarm *alarm
     cdef Handle context, event, last
+    cdef Handle used  # an event: the last call that may use registered memory
     cdef bint has_last, marked  # marked: the event has been recorded after the last call
     # The same where the last call has become part of a graph, which has this number.
     cdef Handle captured_event, captured_last
@@ -152,6 +153,7 @@ cdef class Launcher:
         check(calls.ctx_get_current(&self.context), "context")
         check(calls.event_create(&self.event, EVENT_WITHOUT_TIMING), "event")
         check(calls.event_create(&self.captured_event, EVENT_WITHOUT_TIMING), "event")
+        check(calls.event_create(&self.used, EVENT_WITHOUT_TIMING), "event")
         self.open = True
 
     def __dealloc__(self):
@@ -164,6 +166,7 @@ cdef class Launcher:
             self.held = None
             calls.event_destroy(self.event)
             calls.event_destroy(self.captured_event)
+            calls.event_destroy(self.used)
 
     def stop(self):
         """Let every device-side wait end."""
@@ -198,6 +201,16 @@ cdef class Launcher:
                 self.regions[kept] = self.regions[i]
                 kept += 1
         self.region_count = kept
+
+    def await_registered(self):
+        """Wait until the calls that may use registered memory are done.
+
+        That is not what else is on the device, which may wait for what a peer enqueues later.
+        """
+        cdef int status
+        with nogil:
+            status = calls.event_synchronize(self.used)
+        check(status, "synchronize")
 
     def forget(self):
         """Forget all calls."""
@@ -354,12 +367,12 @@ cdef class Launcher:
         cdef unsigned blocks = known.blocks, threads = known.threads
         cdef void *parameters[1]
         cdef Handle context = NULL
-        cdef bint pushed
+        cdef bint pushed, registered = known.registered
         cdef int status, i
         addresses[0], addresses[1] = send, recv
         args.send = addresses[known.sources[0]] if known.sources[0] >= 0 else 0
         args.recv = addresses[known.sources[1]] if known.sources[1] >= 0 else 0
-        if known.registered:
+        if registered:
             for i in range(2):
                 address = args.recv if i else args.send
                 if known.needed[i]:
@@ -376,8 +389,6 @@ cdef class Launcher:
             # Streams 0, 1 and 2 are those of the current context.
             if stream != self.last or not self.has_last or self.has_captured:
                 self.chain(stream)
-            if known.registered:
-                self.keep_captured(stream, &args)
             with nogil:  # it waits where too much has been enqueued
                 status = calls.launch_kernel(
                     function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL
@@ -388,6 +399,8 @@ cdef class Launcher:
                 status = self.mark(stream)
             elif stream == self.last:
                 self.held, self.marked = holder, False
+            if status == 0 and registered:
+                status = self.mark_use(stream, &args)
         finally:
             if pushed:
                 calls.ctx_pop(&context)
@@ -409,6 +422,22 @@ cdef class Launcher:
     cdef void note(self, Handle stream, uint64_t graph) noexcept:
         """A call on a stream has become, or becomes, part of a graph."""
         self.captured_last, self.captured_graph, self.has_captured = stream, graph, True
+
+    cdef int mark_use(self, Handle stream, Args *args) except? 1:
+        """Record the event after a call that may use registered memory.
+
+        Of a graph, which may be launched again, the buffers must stay what they are.
+        """
+        cdef uint64_t key
+        cdef int i, capturing = 0
+        cdef int status = calls.stream_is_capturing(stream, &capturing)
+        if status or not capturing:
+            return status or calls.event_record(self.used, stream)
+        for i in range(2):
+            key = args.keys[i]
+            if key != <uint64_t> NOT_REGISTERED and key != <uint64_t> NOT_NEEDED:
+                self.captured.add((key >> 48) - 1)
+        return 0
 
     cdef int chain(self, Handle stream) except -1:
         """Let a stream wait for the calls on the one that was used last.
@@ -448,18 +477,6 @@ cdef class Launcher:
                 check(calls.event_record(self.captured_event, self.last), "event")
                 check(calls.stream_wait_event(stream, self.captured_event, 0), "event")
         self.note(stream, graph)
-        return 0
-
-    cdef int keep_captured(self, Handle stream, Args *args) except -1:
-        """A graph may be launched again: the buffers that it names must stay what they are."""
-        cdef uint64_t key
-        cdef int i, capturing = 0
-        check(calls.stream_is_capturing(stream, &capturing), "stream")
-        if capturing:
-            for i in range(2):
-                key = args.keys[i]
-                if key != <uint64_t> NOT_REGISTERED and key != <uint64_t> NOT_NEEDED:
-                    self.captured.add((key >> 48) - 1)
         return 0
 
 

@@ -190,6 +190,9 @@ class FakeDriver:
         self.streams[self.handle] = []
         return self.handle
 
+    def free_stream(self, stream):
+        self.streams.pop(stream)
+
     def event(self):
         self.handle += 1
         self.events[self.handle] = [0, 0]

@@ -234,22 +234,11 @@ int cuPointerGetAttribute(void *answer, int attribute, Address address)
     return address < 4096;
 }
 
-int cuMemsetD8_v2(Address address, unsigned char value, size_t nbytes)
+int cuMemsetD8Async(Address address, unsigned char value, size_t nbytes, Handle stream)
 {
+    (void)stream;
     memset((void *)(uintptr_t)address, value, nbytes);
-    return called("cuMemsetD8");
-}
-
-int cuMemcpyDtoH_v2(void *target, Address source, size_t nbytes)
-{
-    memcpy(target, (void *)(uintptr_t)source, nbytes);
-    return waiting("cuMemcpyDtoH");
-}
-
-int cuMemcpyHtoD_v2(Address target, const void *source, size_t nbytes)
-{
-    memcpy((void *)(uintptr_t)target, source, nbytes);
-    return waiting("cuMemcpyHtoD");
+    return waiting("cuMemsetD8Async");
 }
 
 int cuMemcpyAsync(Address target, Address source, size_t nbytes, Handle stream)
@@ -310,6 +299,12 @@ int cuStreamCreate(Handle *stream, unsigned flags)
     (void)flags;
     *stream = (Handle)(uintptr_t)88;
     return called("cuStreamCreate");
+}
+
+int cuStreamDestroy_v2(Handle stream)
+{
+    (void)stream;
+    return called("cuStreamDestroy");
 }
 
 int cuStreamSynchronize(Handle stream)

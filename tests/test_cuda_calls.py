@@ -253,10 +253,48 @@ def test_nobody_looks_at_an_alarm_that_is_freed(run):
 def test_what_a_user_gets_is_not_erased_later(run):
     """Setting memory is not done when the driver returns, nor in the order of the user's stream."""
     run("""
-        cuda.allocate_mappable(64, cleared=False)
-        assert [name for name, _ in driver.calls()] == ["cuMemAlloc"]
         cuda.allocate_mappable(64)
-        assert [name for name, _ in driver.calls()] == ["cuMemAlloc", "cuMemsetD8"]
+        assert [name for name, _ in driver.calls()] == ["cuMemAlloc"]
+    """)
+
+
+def test_memory_is_set_and_read_without_a_wait_for_the_device(run):
+    """There may be calls of other communicators that wait for peers who come here first."""
+    run("""
+        address = cuda.allocate_mappable(4)
+        driver.calls()
+        cuda.clear(address, 4, 88)
+        cuda.write(address, b"abc", 88)
+        assert cuda.read(address, 4, 88) == b"abc\\0"
+        assert [name for name, _ in driver.calls()] == [
+            "cuMemsetD8Async", *2 * ["cuMemcpyAsync", "cuStreamSynchronize"]
+        ]
+        cuda.free_stream(88)
+    """)
+
+
+def test_what_uses_registered_memory_can_be_waited_for(run):
+    """And nothing else: not what is put on the stream later, nor what a graph is made of."""
+    run("""
+        class Stream:
+            ptr = 5
+
+        launcher, alarm = driver.launcher()
+        launcher.remember("short", None, "f4", 0, 64, 64, plan(), 1)
+        launcher.remember("long", None, "f4", 0, 64, 64, plan(registered=True), 1)
+
+        def names(collective):
+            driver.calls()
+            launcher.run(collective, None, "f4", 0, 64, 64, 16, 16, Stream)
+            return [name for name, _ in driver.calls() if "Captur" not in name]
+
+        assert names("short") == ["cuLaunchKernel"]
+        assert names("long") == ["cuLaunchKernel", "cuEventRecord"]
+        driver.capture(9, 5)
+        assert names("long") == ["cuLaunchKernel"]
+        driver.capture(0, 5)
+        driver.while_held(launcher.await_registered)
+        assert driver.calls() == [("cuEventSynchronize", HERE)]
     """)
 
 
@@ -264,8 +302,9 @@ def test_who_waits_for_a_gpu_lets_others_run(run):
     """Such as the thread that ends the wait."""
     run("""
         address = driver.while_held(lambda: cuda.allocate_mappable(64))
-        driver.while_held(lambda: cuda.write(address, b"abc"))
-        assert driver.while_held(lambda: cuda.read(address, 3)) == b"abc"
+        driver.while_held(lambda: cuda.clear(address, 64, 88))
+        driver.while_held(lambda: cuda.write(address, b"abc", 88))
+        assert driver.while_held(lambda: cuda.read(address, 3, 88)) == b"abc"
         mapped = driver.while_held(lambda: cuda.map(cuda.export(address)))
         assert mapped == address
         driver.while_held(lambda: cuda.unmap(mapped))
@@ -328,9 +367,9 @@ def test_where_an_address_is(run):
 def test_bytes_travel_and_events_tell(run):
     run("""
         host, here = cuda.pinned(16), cuda.allocate(16, 88)
-        cuda.write(here, b"0123456789abcdef")
+        cuda.write(here, b"0123456789abcdef", 88)
         cuda.copy(host, here, 16, 88)
-        assert cuda.read(host, 16) == b"0123456789abcdef"
+        assert cuda.read(host, 16, 88) == b"0123456789abcdef"
         event = cuda.event()
         cuda.record(event, cuda.stream())
         assert cuda.happened(event)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpicoll import buffers, messages, staging
 from mpicoll.call import METHODS, parse, place_of
 from mpicoll.cuda import buffers as device_buffers
-from mpicoll.cuda import driver, group, ipc, memory, registered
+from mpicoll.cuda import driver, group, ipc, memory
 from mpicoll.cuda.buffers import is_device, recognise
 from mpicoll.device_requests import Enqueued
 from mpicoll.on_device import handle_of
@@ -452,33 +452,11 @@ def test_what_brings_arrays_is_looked_for_and_not_imported(monkeypatch):
     assert driver.is_wanted()
 
 
-# --- registered memory ----------------------------------------------------------------------------
-
-
-def test_memory_that_a_user_gets_is_not_cleared(monkeypatch):
-    """That would happen later, and erase what is there; also where nothing can be registered."""
-    told = []
-
-    def allocate(nbytes, cleared=True):
-        told.append((nbytes, cleared))
-        return 64
-
-    cuda = types.SimpleNamespace(
-        allocate_mappable=allocate,
-        exportable=lambda address: False,
-        free_mappable=told.append,
-    )
-    monkeypatch.setattr(registered, "_cuda", cuda)
-    private = types.SimpleNamespace(
-        Get_rank=lambda: 0, Get_size=lambda: 1, allgather=lambda own: [own]
-    )
-    launcher = types.SimpleNamespace(forget=lambda: None, captured=set())
-    address, token = registered.Registry(private, launcher, 0).empty(4096)
-    del token
-    assert (address, told) == (64, [(4096, False), 64])
-
-
 # --- the end of a communicator --------------------------------------------------------------------
+
+
+#: What is taken back of what a `Peers` has.
+OWN = "unmap", "free_mappable", "free_pinned", "free_stream"
 
 
 class Ended:
@@ -489,7 +467,7 @@ class Ended:
         self._late = alarm
         cuda = types.SimpleNamespace(
             synchronize_device=self.synchronize,
-            **{name: self._teller(name) for name in ("unmap", "free_mappable", "free_pinned")},
+            **{name: self._teller(name) for name in OWN},
         )
         monkeypatch.setattr(ipc, "_cuda", cuda)
         monkeypatch.setattr(ipc.Peers, "_on_device", lambda peers: contextlib.nullcontext())
@@ -500,6 +478,7 @@ class Ended:
         facts = [types.SimpleNamespace(multiprocessors=8)] * 2
         self.peers = ipc.Peers(private, 0, 3.0, facts, ipc.Limits())
         self.peers._mapped, self.peers._owned, self.peers._alarm = [3], [5], 64
+        self.peers._stream = 9
         if launcher:
             self.peers._launcher = types.SimpleNamespace(
                 close=self._teller("closed"),
@@ -519,8 +498,8 @@ class Ended:
 
 
 END = [
-    ("closed",), ("synchronize",), ("unwatched",), ("unmap", 3), ("dropped",), ("free_pinned", 64),
-    ("free_mappable", 5),
+    ("closed",), ("synchronize",), ("unwatched",), ("unmap", 3), ("free_stream", 9), ("dropped",),
+    ("free_pinned", 64), ("free_mappable", 5),
 ]  # fmt: skip
 
 
@@ -567,4 +546,7 @@ def test_what_a_peer_may_have_mapped_is_kept(monkeypatch):
 def test_what_was_not_opened_leaves_nothing_behind(monkeypatch):
     ended = Ended(monkeypatch, launcher=False)
     ended.peers.close()
-    assert ended.told == [("synchronize",), ("unmap", 3), ("free_pinned", 64), ("free_mappable", 5)]
+    assert ended.told == [
+        ("synchronize",), ("unmap", 3), ("free_stream", 9), ("free_pinned", 64),
+        ("free_mappable", 5),
+    ]  # fmt: skip

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import threading
 from collections.abc import Callable, Mapping
 
 __all__ = ["Watchdog"]
-
-#: Seconds between two looks at whether this one is to end.
-LOOK = 1.0
 
 
 class Watchdog:
@@ -30,21 +26,31 @@ class Watchdog:
         self._died = died
         self._poll = select.poll()
         self._ranks: dict[int, int] = {}
-        self._ending = threading.Event()
-        for rank, pid in pids.items():
-            try:
-                descriptor = os.pidfd_open(pid)
-            except ProcessLookupError:
-                self._mourn(rank)
-                continue
-            self._ranks[descriptor] = rank
-            self._poll.register(descriptor, select.POLLIN)
+        self._end = os.eventfd(0)
+        self._poll.register(self._end, select.POLLIN)
+        try:
+            for rank, pid in pids.items():
+                self._watch_over(rank, pid)
+        except OSError:
+            self._close_all()
+            raise
         self._thread = threading.Thread(target=self._watch, name="mpicoll deaths", daemon=True)
         self._thread.start()
 
+    def _watch_over(self, rank: int, pid: int) -> None:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._mourn(rank)
+            return
+        self._ranks[descriptor] = rank
+        self._poll.register(descriptor, select.POLLIN)
+
     def _watch(self) -> None:
-        while not self._ending.is_set() and self._ranks:
-            for descriptor, _ in self._poll.poll(LOOK * 1000):
+        while self._ranks:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._end:
+                    return
                 self._poll.unregister(descriptor)
                 os.close(descriptor)
                 self._mourn(self._ranks.pop(descriptor))
@@ -54,10 +60,14 @@ class Watchdog:
         self._died()
 
     def close(self) -> None:
-        """End the thread."""
-        self._ending.set()
-        self._thread.join()
-        for descriptor in self._ranks:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        """End the thread, at once."""
+        if self._end >= 0:
+            os.eventfd_write(self._end, 1)
+            self._thread.join()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        for descriptor in (*self._ranks, self._end):
+            os.close(descriptor)
         self._ranks.clear()
+        self._end = -1

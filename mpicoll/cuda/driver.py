@@ -78,6 +78,9 @@ class Functions(Protocol):
     def stream(self) -> int:
         """A new stream that does not wait for the legacy default one."""
 
+    def free_stream(self, stream: int) -> None:
+        """Free a stream; what was put on it goes on."""
+
     def event(self) -> int:
         """A new event, which has happened until it is recorded."""
 

@@ -72,6 +72,9 @@ class Peers:
         self._owned: list[int] = []
         self._mapped: list[int] = []
         self._alarm = 0
+        #: Everything of the making goes by a stream that waits for nothing else: on the device
+        #: there may be calls of other communicators that wait for peers who come here first.
+        self._stream = 0
         self._functions: dict[str, Any] = {}
         self._launcher: Any = None
         self._handle = b""
@@ -132,6 +135,7 @@ class Peers:
         return cupy.cuda.Device(self.device)
 
     def _make_window(self) -> None:
+        self._stream = _cuda.stream()
         self._window = self._allocate(self._limits.window(self._size))
         self._handle = _cuda.export(self._window)
 
@@ -142,15 +146,16 @@ class Peers:
         ]
 
     def _write_pattern(self) -> None:
-        _cuda.write(self._window, self._pattern(self._rank))
+        _cuda.write(self._window, self._pattern(self._rank), self._stream)
 
     def _read_patterns(self) -> None:
         for rank, window in enumerate(self._windows):
-            if _cuda.read(window, len(self._pattern(rank))) != self._pattern(rank):
+            pattern = self._pattern(rank)
+            if _cuda.read(window, len(pattern), self._stream) != pattern:
                 raise RuntimeError(f"memory of rank {rank} reads other than it was written")
 
     def _clear_pattern(self) -> None:
-        _cuda.write(self._window, bytes(len(self._pattern(self._rank))))
+        _cuda.write(self._window, bytes(len(self._pattern(self._rank))), self._stream)
 
     def _pattern(self, rank: int) -> bytes:
         return PATTERN + self._facts[rank].pid.to_bytes(8, "little")
@@ -175,10 +180,10 @@ class Peers:
             MPI.IN_PLACE,
             cupy.cuda.get_current_stream,
         )
-        self._registry = Registry(self._private, self._launcher, table)
+        self._registry = Registry(self._private, self.device, self._launcher, table, self._stream)
         for function in self._functions.values():
             _cuda.make_ready(function.ptr)
-        _cuda.synchronize_device()
+        _cuda.synchronize(self._stream)
         self._watchdog = Watchdog(
             {rank: fact.pid for rank, fact in enumerate(self._facts) if rank != self._rank},
             self._launcher.stop,
@@ -200,6 +205,7 @@ class Peers:
     def _allocate(self, nbytes: int) -> int:
         address: int = _cuda.allocate_mappable(nbytes)
         self._owned.append(address)
+        _cuda.clear(address, nbytes, self._stream)
         return address
 
     def _map(self, handle: bytes) -> int:
@@ -227,7 +233,7 @@ class Peers:
                     _cuda.unmap(address)
                 if registry is not None:
                     registry.unmap_all()
-                self._free_alarm()
+                self._free_own()
                 if _all_have_come(self._private, registry):
                     for address in owned:
                         _cuda.free_mappable(address)
@@ -253,8 +259,11 @@ class Peers:
             self._watchdog.close()
             self._watchdog = None
 
-    def _free_alarm(self) -> None:
-        """Free what no kernel and no thread looks at any more."""
+    def _free_own(self) -> None:
+        """Free what no kernel, no thread and no peer looks at any more."""
+        if self._stream:
+            _cuda.free_stream(self._stream)
+            self._stream = 0
         if self._alarm:
             if self._launcher is not None:
                 self._launcher.drop_alarm()

@@ -3,12 +3,14 @@
 Registering is collective, and gives the memory the same number on all ranks.  Letting it go is
 local; it is done with at the next registration that finds all ranks to have let it go, or when
 the communicator is freed.  Until then what keeps the memory stays alive: an allocation must not be
-freed while another process has it mapped.  An allocation is mapped once however many parts of it
-are registered.
+freed while another process has it mapped.  A process maps an allocation once, however many
+communicators have parts of it registered: not every driver maps it twice.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -37,26 +39,65 @@ class Registered:
         self.direct = bool(self._numbers)
 
     def close(self) -> None:
-        """Let them go.  Local."""
+        """Let them go.  Local.
+
+        Not while a captured graph that uses them is under way, or may be launched again.
+        """
         if self._registry is not None:
             self._registry.dropped.update(self._numbers)
         self._registry = None
 
 
 class _Exported(NamedTuple):
-    """What other processes need to map an allocation: its number, its handle; where in it."""
+    """What other processes need to map an allocation.
 
+    Attributes:
+        pid, number: name the allocation on this host, see :func:`mpicoll._cuda.buffer_id`.
+        handle: by which it is mapped.
+        offset: of the memory in question.
+    """
+
+    pid: int
     number: int
     handle: bytes
     offset: int
+
+
+class _Mapped:
+    """The allocations of other processes that this one has mapped, on which of its devices."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int, int], list[int]] = {}  # address, how many need it
+        self._lock = threading.Lock()
+
+    def take(self, device: int, found: _Exported) -> int:
+        """Where an allocation is mapped on the current device, until it is given back as often."""
+        key = device, found.pid, found.number
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = [_cuda.map(found.handle), 0]
+            self._found[key][1] += 1
+            return self._found[key][0]
+
+    def give_back(self, device: int, found: _Exported) -> None:
+        """Unmap it if nothing needs it any more."""
+        key = device, found.pid, found.number
+        with self._lock:
+            entry = self._found[key]
+            entry[1] -= 1
+            if not entry[1]:
+                del self._found[key]
+                _cuda.unmap(entry[0])
+
+
+_mapped = _Mapped()
 
 
 class _Block:
     """Memory of an allocation of its own, freed when its user and all peers have let it go."""
 
     def __init__(self, nbytes: int) -> None:
-        # Not cleared: that happens later, and may erase what the user has put there.
-        self.address = _cuda.allocate_mappable(nbytes, cleared=False)
+        self.address = _cuda.allocate_mappable(nbytes)
         self.held = 2
 
     def let_go(self) -> None:
@@ -74,21 +115,24 @@ class Registry:
 
     Args:
         private: the communicator of mpicoll's own messages.
+        device: its ordinal.
         launcher: is told of this rank's buffers.
         table: address of the device's table of all ranks' buffers.
+        stream: one that waits for nothing of the caller's, by which the table is written.
 
     Attributes:
         dropped: numbers of the buffers that this rank has let go.
     """
 
-    def __init__(self, private: MPI.Intracomm, launcher: Any, table: int) -> None:
-        self._private, self._launcher, self._table = private, launcher, table
+    def __init__(
+        self, private: MPI.Intracomm, device: int, launcher: Any, table: int, stream: int
+    ) -> None:
+        self._private, self._device, self._launcher = private, device, launcher
+        self._table, self._stream = table, stream
         self._rank, self._size = private.Get_rank(), private.Get_size()
         self._free = [*reversed(range(MOST))]
-        #: Where an allocation is mapped and how many need it, by rank and number.
-        self._mapped: dict[tuple[int, int], list[int]] = {}
         #: What each buffer needs: mapped allocations, and what keeps this rank's memory.
-        self._needed: dict[int, tuple[list[tuple[int, int]], Any]] = {}
+        self._needed: dict[int, tuple[list[_Exported], Any]] = {}
         self.dropped: set[int] = set()
 
     @property
@@ -136,25 +180,25 @@ class Registry:
         everywhere = frozenset.intersection(*self._private.allgather(gone))
         if not everywhere:
             return
-        _cuda.synchronize_device()
-        kept = []
+        kept: list[Any] = []
+        unneeded: list[_Exported] = []
         for number in sorted(everywhere, reverse=True):
             self._launcher.unregister(number)
-            keys, keeper = self._needed.pop(number)
-            self._unmap(keys)
+            mapped, keeper = self._needed.pop(number)
+            unneeded += mapped
             kept.append(keeper)
             self._free.append(number)
         self.dropped -= everywhere
         self._launcher.forget()
-        self._private.Barrier()  # no peer has this rank's memory mapped any more
+        self._unmap_together(unneeded)
         for keeper in kept:
             _let_go(keeper)
 
     def unmap_all(self) -> None:
         """Unmap everything, at the communicator's end."""
-        for address, _ in self._mapped.values():
-            _cuda.unmap(address)
-        self._mapped.clear()
+        for mapped, _ in self._needed.values():
+            self._unmap(mapped)
+            mapped.clear()
 
     def let_all_go(self) -> None:
         """No peer has anything of this rank's mapped any more."""
@@ -169,46 +213,40 @@ class Registry:
             return None
         if any(held and found is None for held, found in records):
             return None
-        keys: list[tuple[int, int]] = []
+        mapped: list[_Exported] = []
         problem, row = "", [0] * self._size
         try:
             for rank, (_, found) in enumerate(records):
                 if found is not None:
                     row[rank] = address
                     if rank != self._rank:
-                        row[rank] = self._map(rank, found) + found.offset
-                        keys.append((rank, found.number))
+                        row[rank] = _mapped.take(self._device, found) + found.offset
+                        mapped.append(found)
             words = b"".join(word.to_bytes(8, "little") for word in row)
             number = self._free[-1]
-            _cuda.write(self._table + 8 * number * self._size, words)
-            _cuda.synchronize_device()
+            _cuda.write(self._table + 8 * number * self._size, words, self._stream)
         except RuntimeError as error:
             problem = str(error)
         if agreed(self._private, problem):
-            self._unmap(keys)
+            self._unmap_together(mapped)
             return None
         number = self._free.pop()
         if length:
             self._launcher.register(address, length, number)
-        self._needed[number] = keys, kept
+        self._needed[number] = mapped, kept
         return number
 
-    def _map(self, rank: int, found: _Exported) -> int:
-        """Where another rank's allocation is mapped, which is done once."""
-        key = rank, found.number
-        if key not in self._mapped:
-            self._mapped[key] = [_cuda.map(found.handle), 0]
-        self._mapped[key][1] += 1
-        return self._mapped[key][0]
+    def _unmap_together(self, mapped: Iterable[_Exported]) -> None:
+        """Unmap what is not needed; then no peer has this rank's part of it mapped.  Collective."""
+        try:
+            self._launcher.await_registered()
+            self._unmap(mapped)
+        finally:  # the others do not wait for a rank whose GPU is lost
+            self._private.Barrier()
 
-    def _unmap(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Unmap what nothing needs any more."""
-        for key in keys:
-            entry = self._mapped[key]
-            entry[1] -= 1
-            if not entry[1]:
-                del self._mapped[key]
-                _cuda.unmap(entry[0])
+    def _unmap(self, mapped: Iterable[_Exported]) -> None:
+        for found in mapped:
+            _mapped.give_back(self._device, found)
 
 
 def _let_go(keeper: Any) -> None:
@@ -224,7 +262,7 @@ def _exported(address: int, length: int) -> _Exported | None:
         if not _cuda.exportable(address):
             return None
         base, _ = _cuda.address_range(address)
-        return _Exported(_cuda.buffer_id(base), _cuda.export(base), address - base)
+        return _Exported(os.getpid(), _cuda.buffer_id(base), _cuda.export(base), address - base)
     except RuntimeError:
         return None
 

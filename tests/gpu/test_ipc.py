@@ -500,3 +500,56 @@ def test_a_peer_that_dies(world):
                 peers.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
         child.kill()
         world.Barrier()
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["stream", "default stream"])
+@pytest.mark.parametrize("what", ["register", "plan", "open"])
+def test_what_is_collective_does_not_wait_for_other_communicators(world, what, legacy):
+    """One rank enqueues a call of another communicator before, the others after."""
+    x, y = cupy.ones(1000, cupy.float32), cupy.ones(1 << 20, cupy.float32)
+    stream = cupy.cuda.Stream.null if legacy else cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with (
+        opened(world, seconds=5.0) as one,
+        opened(world, seconds=5.0) as other,
+        contextlib.ExitStack() as ends,
+    ):
+        steps = [
+            lambda: other.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream),
+            lambda: {
+                "register": lambda: one.register([(y.data.ptr, y.nbytes)], y),
+                "plan": lambda: one.plan("allreduce", None, Buffer(y, "f4"), "sum", 0),
+                "open": lambda: ends.enter_context(opened(world, seconds=5.0)),
+            }[what](),
+        ]
+        for step in steps if world.Get_rank() == 0 else steps[::-1]:
+            step()
+        stream.synchronize()
+        other.check()
+        assert bool((x == world.Get_size()).all())
+
+
+def test_two_communicators_register_the_same_allocation(low, world):
+    """A process maps it once; it is read where it lies as long as one of them has it registered."""
+    total = world.Get_size() * (world.Get_size() + 1) // 2
+    stream = cupy.cuda.get_current_stream()
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        x = cupy.empty(1 << 20, cupy.int32)
+    with opened(world, limits=LOW) as other:
+        held = [peers.register([(x.data.ptr, x.nbytes)], x) for peers in (low, other)]
+        assert held[0].direct and held[1].direct
+        for peers in (other, low):
+            x[...] = world.Get_rank() + 1
+            peers.run("allreduce", None, Buffer(x, "i4"), "sum", 0, stream)
+            assert bool((x == total).all())
+        held[1].close()
+        other.register([(0, 0)])
+        x[...] = world.Get_rank() + 1
+        low.run("allreduce", None, Buffer(x, "i4"), "sum", 0, stream)
+        assert bool((x == total).all())
+    held[0].close()
+    low.register([(0, 0)])
+    del x, held
+    pool.free_all_blocks()
+    assert pool.total_bytes() == 0
