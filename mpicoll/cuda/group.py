@@ -75,7 +75,7 @@ class Group:
 
     Attributes:
         transport: ``cuda_ipc``, ``aware`` or ``staged``.
-        why: why no faster one, "" if it is the fastest.
+        why: why no faster one, or not wholly; "" if it is the fastest.
         devices: of all ranks.
         peers: what runs collectives by ``cuda_ipc``, else None.
         device: number of this rank's device.
@@ -125,7 +125,7 @@ def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None
     if wanted in ("auto", CUDA_IPC):
         peers, why = _peers(private, number, seconds)
     if peers is not None:
-        return Group(CUDA_IPC, "", devices, peers, number)
+        return Group(CUDA_IPC, why, devices, peers, number)
     unaware = [rank for rank, device in enumerate(devices) if not device.aware]
     if wanted != STAGED and not unaware:
         return Group(AWARE, why, devices, None, number)
