@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import time
 
@@ -311,7 +312,7 @@ def folded_around(op, dtype, inputs, order, owner, part):
     first = order.index(owner) + 1
     travels = [order[(first + k) % len(order)] for k in range(len(order))]
     value = inputs[travels[0]][part]
-    for before, rank in zip(travels, travels[1:], strict=False):
+    for before, rank in itertools.pairwise(travels):
         own = inputs[rank][part]
         value = folded(op, dtype, [value, own] if before < rank else [own, value])
     return value
