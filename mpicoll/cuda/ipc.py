@@ -107,7 +107,7 @@ class Peers:
             None, and why, on all ranks alike, where it cannot be done.
         """
         facts = private.allgather(reach.facts_of(device))
-        problem = agreed(private, reach.problem(facts, share))
+        problem = reach.problem(facts, share) or agreed(private, reach.unlinked(facts))
         if problem:
             return None, problem
         peers = cls(private, device, seconds, facts, limits or Limits.of(private.Get_size()))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from mpi4py import MPI
 
 from mpicoll import _cuda
 
-__all__ = ["Facts", "facts_of", "problem"]
+__all__ = ["Facts", "facts_of", "problem", "unlinked"]
 
 
 class Facts(NamedTuple):
@@ -49,10 +49,13 @@ def _host() -> str:
 
 
 def problem(facts: Sequence[Facts], share: bool) -> str:
-    """Why these ranks cannot map each other's memory, "" if nothing is known against it."""
-    for fact in facts:
+    """Why these ranks cannot map each other's memory, "" if nothing is known against it.
+
+    The same on all ranks.
+    """
+    for rank, fact in enumerate(facts):
         if fact.problem:
-            return fact.problem
+            return f"rank {rank}: {fact.problem}"
     if len(facts) > 64:
         return f"{len(facts)} ranks, and at most 64 share memory of their GPUs"
     if len({fact.host for fact in facts}) > 1:
@@ -60,13 +63,20 @@ def problem(facts: Sequence[Facts], share: bool) -> str:
     devices = [fact.uuid for fact in facts]
     if len(set(devices)) < len(devices) and not share:
         return "several ranks have the same GPU"
-    return _unlinked(devices)
+    return ""
 
 
-def _unlinked(devices: Sequence[str]) -> str:
-    """Which GPU this process cannot reach from another one by NVLink."""
+def unlinked(facts: Sequence[Facts]) -> str:
+    """Which GPU this process does not see, or cannot reach from another one by NVLink."""
+    try:
+        return _unlinked({fact.uuid for fact in facts})
+    except RuntimeError as error:  # not to be raised by one rank alone
+        return f"{type(error).__name__}: {error}"
+
+
+def _unlinked(devices: Collection[str]) -> str:
     seen = [_cuda.uuid(device) for device in range(_cuda.count())]
-    for device in set(devices):
+    for device in devices:
         if device not in seen:
             return "a rank's GPU is hidden from the others (CUDA_VISIBLE_DEVICES)"
     ordinals = sorted({seen.index(device) for device in devices})
