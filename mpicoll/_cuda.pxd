@@ -51,6 +51,9 @@ cdef struct Calls:
     int (*stream_synchronize)(Handle) noexcept nogil
     int (*stream_wait_event)(Handle, Handle, unsigned) noexcept nogil
     int (*stream_is_capturing)(Handle, int *) noexcept nogil
+    int (*stream_get_capture_info)(
+        Handle, int *, uint64_t *, void **, const void **, size_t *
+    ) noexcept nogil
 
 cdef Calls calls
 

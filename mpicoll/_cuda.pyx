@@ -106,6 +106,7 @@ cdef int fill() except -1:
     (<void **> &calls.stream_synchronize)[0] = symbol(b"cuStreamSynchronize")
     (<void **> &calls.stream_wait_event)[0] = symbol(b"cuStreamWaitEvent")
     (<void **> &calls.stream_is_capturing)[0] = symbol(b"cuStreamIsCapturing")
+    (<void **> &calls.stream_get_capture_info)[0] = symbol(b"cuStreamGetCaptureInfo_v2")
     # Since CUDA 12.4; before, getting a function loads it.
     (<void **> &calls.func_load)[0] = dlsym(_library, b"cuFuncLoad")
     return 0

@@ -1,7 +1,7 @@
 """The short way from a collective call on GPUs to the launch of its kernel."""
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memset
 
 from mpicoll._cuda cimport Handle, calls, check
@@ -56,6 +56,12 @@ cdef struct Args:
     int64_t stride
     uint64_t pulls
     uint64_t gives
+    int64_t turn
+    int left
+    int right
+    int place
+    int pad
+    uint8_t order[MOST]
     uint64_t window[MOST]
 
 
@@ -111,12 +117,17 @@ cdef class Launcher:
     cdef Handle context, event, last
     cdef Handle used  # an event: the last call that may use registered memory
     cdef bint has_last, marked  # marked: the event has been recorded after the last call
+    # The same where the last call has become part of a graph, which has this number.
+    cdef Handle captured_event, captured_last
+    cdef uint64_t captured_graph
+    cdef bint has_captured
     cdef object held, array, in_place, current
     cdef list kept
     cdef tuple channels
     cdef public bint open
     cdef readonly int device
     cdef readonly uint64_t launches
+    cdef readonly set captured  # numbers of the registered buffers that graphs use
 
     def __cinit__(
         self, int device, int rank, windows, uint64_t alarm, uint64_t table, channels,
@@ -138,8 +149,10 @@ cdef class Launcher:
         self.device, self.array, self.in_place = device, array, in_place
         self.current = current
         self.kept = [None] * KNOWN
+        self.captured = set()
         check(calls.ctx_get_current(&self.context), "context")
         check(calls.event_create(&self.event, EVENT_WITHOUT_TIMING), "event")
+        check(calls.event_create(&self.captured_event, EVENT_WITHOUT_TIMING), "event")
         check(calls.event_create(&self.used, EVENT_WITHOUT_TIMING), "event")
         self.open = True
 
@@ -152,6 +165,7 @@ cdef class Launcher:
             self.open = False
             self.held = None
             calls.event_destroy(self.event)
+            calls.event_destroy(self.captured_event)
             calls.event_destroy(self.used)
 
     def stop(self):
@@ -255,6 +269,10 @@ cdef class Launcher:
         args.steps, args.channels, args.slot, args.first, args.second = channels
         args.source, args.target, args.length = plan.source, plan.target, plan.length
         args.stride, args.pulls, args.gives = plan.stride, plan.pulls, plan.gives
+        args.turn = plan.turn
+        args.left, args.right, args.place = plan.left, plan.right, plan.place
+        for i, other in enumerate(plan.order):
+            args.order[i] = other
         known.function = <Handle> function
         known.blocks, known.threads = plan.blocks, plan.threads
         known.registered = plan.registered
@@ -293,6 +311,12 @@ cdef class Launcher:
         dtype = self.argument(sendbuf, &addresses[0], &lengths[0], dtype)
         if dtype is None or type(root) is not int:
             return False
+        if (
+            lengths[0] > 0 and lengths[1] > 0
+            and addresses[0] < addresses[1] + <uint64_t> lengths[1]
+            and addresses[1] < addresses[0] + <uint64_t> lengths[0]
+        ):
+            return False  # MPI forbids that, which is said there
         fill(&key, collective, op, dtype, root, lengths[0], lengths[1])
         index = self.find(&key)
         if index < 0:
@@ -363,18 +387,20 @@ cdef class Launcher:
             check(calls.ctx_push(self.context), "context")
         try:
             # Streams 0, 1 and 2 are those of the current context.
-            if stream != self.last or not self.has_last:
+            if stream != self.last or not self.has_last or self.has_captured:
                 self.chain(stream)
             with nogil:  # it waits where too much has been enqueued
                 status = calls.launch_kernel(
                     function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL
                 )
-            if status == 0 and isinstance(holder, int):
+            if status == 0 and self.has_captured:
+                status = calls.event_record(self.captured_event, stream)
+            elif status == 0 and isinstance(holder, int):
                 status = self.mark(stream)
             elif stream == self.last:
                 self.held, self.marked = holder, False
             if status == 0 and registered:
-                status = self.mark_use(stream)
+                status = self.mark_use(stream, &args)
         finally:
             if pushed:
                 calls.ctx_pop(&context)
@@ -383,37 +409,84 @@ cdef class Launcher:
 
     cdef int mark(self, Handle stream) noexcept:
         """Record the event after a call on a stream that may be gone when another one is used."""
-        cdef int capturing = 0
-        cdef int status = calls.stream_is_capturing(stream, &capturing)
-        if status or capturing or stream != self.last:
+        cdef uint64_t graph = 0
+        cdef int status = capture_of(stream, &graph)
+        if status:
             return status
+        if graph:
+            self.note(stream, graph)
+            return calls.event_record(self.captured_event, stream)
         self.held, self.marked = None, True
         return calls.event_record(self.event, stream)
 
-    cdef int mark_use(self, Handle stream) noexcept:
-        """Record the event after a call that may use registered memory; not of a graph."""
-        cdef int capturing = 0
+    cdef void note(self, Handle stream, uint64_t graph) noexcept:
+        """A call on a stream has become, or becomes, part of a graph."""
+        self.captured_last, self.captured_graph, self.has_captured = stream, graph, True
+
+    cdef int mark_use(self, Handle stream, Args *args) except? 1:
+        """Record the event after a call that may use registered memory.
+
+        Of a graph, which may be launched again, the buffers must stay what they are.
+        """
+        cdef uint64_t key
+        cdef int i, capturing = 0
         cdef int status = calls.stream_is_capturing(stream, &capturing)
-        return status if status or capturing else calls.event_record(self.used, stream)
+        if status or not capturing:
+            return status or calls.event_record(self.used, stream)
+        for i in range(2):
+            key = args.keys[i]
+            if key != <uint64_t> NOT_REGISTERED and key != <uint64_t> NOT_NEEDED:
+                self.captured.add((key >> 48) - 1)
+        return 0
 
     cdef int chain(self, Handle stream) except -1:
         """Let a stream wait for the calls on the one that was used last.
 
-        What a graph is made of is ordered where the graph is launched.
+        What a graph is made of waits for what is in that graph alone: the graph itself is ordered
+        where it is launched.
         """
-        cdef int capturing = 0
-        check(calls.stream_is_capturing(stream, &capturing), "stream")
-        if capturing:
-            return 0
-        if self.has_last:
+        cdef uint64_t graph = 0, last_graph = 0
+        check(capture_of(stream, &graph), "stream")
+        if graph:
+            return self.chain_captured(stream, graph)
+        self.has_captured = False
+        if self.has_last and stream != self.last:
             if not self.marked:
-                check(calls.stream_is_capturing(self.last, &capturing), "stream")
-                if not capturing:
-                    check(calls.event_record(self.event, self.last), "event")
-            if not capturing:
-                check(calls.stream_wait_event(stream, self.event, 0), "event")
+                check(capture_of(self.last, &last_graph), "stream")
+                if last_graph:
+                    raise RuntimeError(
+                        "a collective on one stream cannot follow one on a stream that is being "
+                        "captured for a graph; use the same stream before the capture, or end the "
+                        "capture first"
+                    )
+                check(calls.event_record(self.event, self.last), "event")
+            check(calls.stream_wait_event(stream, self.event, 0), "event")
         self.last, self.has_last = stream, True
         return 0
+
+    cdef int chain_captured(self, Handle stream, uint64_t graph) except -1:
+        """The same of calls that become parts of one graph."""
+        cdef uint64_t last_graph = 0
+        if self.has_captured:
+            if stream != self.captured_last and graph == self.captured_graph:
+                check(calls.stream_wait_event(stream, self.captured_event, 0), "event")
+        elif self.has_last and not self.marked:
+            # The first calls in a graph may have been on the stream that was used last before it.
+            check(capture_of(self.last, &last_graph), "stream")
+            if last_graph == graph:
+                check(calls.event_record(self.captured_event, self.last), "event")
+                check(calls.stream_wait_event(stream, self.captured_event, 0), "event")
+        self.note(stream, graph)
+        return 0
+
+
+cdef int capture_of(Handle stream, uint64_t *graph) noexcept nogil:
+    """A number of the graph that a stream is being captured for, 0 if it is not."""
+    cdef int capturing = 0
+    cdef int status = calls.stream_get_capture_info(stream, &capturing, graph, NULL, NULL, NULL)
+    if not capturing:
+        graph[0] = 0
+    return status
 
 
 cdef object _ANY = object()

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from mpicoll import libraries, shared, staging, trace, vectors
 from mpicoll.buffers import Buffer
 from mpicoll.call import Call, Prepared
-from mpicoll.cuda.buffers import DeviceArray, current_stream
+from mpicoll.cuda.buffers import DeviceArray, current_stream, one_handle
 from mpicoll.cuda.driver import driver
 from mpicoll.cuda.group import AWARE, CUDA_IPC, STAGED, Group
 from mpicoll.device_requests import Enqueued, EnqueuedPlan
@@ -233,9 +233,9 @@ def handle_of(stream: Any) -> int:
     for name in ("ptr", "cuda_stream", "handle"):
         found = getattr(stream, name, None)
         if found is not None:
-            return int(found)
+            return one_handle(int(found))
     if isinstance(stream, int):
-        return stream
+        return one_handle(stream)
     raise TypeError(
         f"stream={stream!r} is no CUDA stream; pass one of CuPy or PyTorch, or its handle"
     )

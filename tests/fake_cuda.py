@@ -89,7 +89,7 @@ class FakeDriver:
 
     # --- memory ---
 
-    def array(self, values, device=0, stream=1, order="C"):
+    def array(self, values, device=0, stream=0, order="C"):
         """An array in device memory with these values."""
         return FakeArray(self, np.asarray(values, order=order), device, stream)
 
@@ -255,7 +255,7 @@ class FakeArray:
             "typestr": self.dtype.str,
             "strides": None if self._order == "C" else self.strides,
             "data": (self.ptr if self.dtype.itemsize * np.prod(self.shape) else 0, False),
-            "stream": self.stream,
+            "stream": self.stream or 1,  # which is the same stream, and 0 may not be said
         }
 
     def get(self):

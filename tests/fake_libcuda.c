@@ -28,11 +28,14 @@ enum { FAKE_MEMORY = 1 << 20 };
 char fake_log[1 << 16];
 /* The arguments of the last launch, as far as they matter: see Args in _cuda.pyx. */
 uint64_t fake_args[32];
+/* What is put on streams: "k5" a kernel on stream 5, "r77,5" a record of event 77 there, "w5,77" a
+   wait for it. */
+char fake_order[1 << 12];
+/* The number of the graph that a stream is captured for, by its handle. */
+uint64_t fake_graphs[128];
 /* While this is set, calls that can wait for a GPU wait, for 2 seconds at most. */
 volatile int fake_hold;
 int fake_waited_in_vain;
-/* Whether streams are being captured. */
-int fake_capturing;
 
 static Handle contexts[64];
 static int depth;
@@ -45,6 +48,13 @@ static int called(const char *name)
     snprintf(fake_log + length, sizeof fake_log - length, "%s@%d ", name,
              (int)(uintptr_t)contexts[depth]);
     return 0;
+}
+
+static void put(const char *kind, Handle first, Handle second)
+{
+    const size_t length = strlen(fake_order);
+    snprintf(fake_order + length, sizeof fake_order - length, second ? "%s%d,%d " : "%s%d ", kind,
+             (int)(uintptr_t)first, (int)(uintptr_t)second);
 }
 
 static int waiting(const char *name)
@@ -242,7 +252,8 @@ int cuLaunchKernel(Handle function, unsigned x, unsigned y, unsigned z, unsigned
                    unsigned bz, unsigned shared, Handle stream, void **parameters, void **extra)
 {
     (void)x, (void)y, (void)z, (void)bx, (void)by, (void)bz;
-    (void)shared, (void)stream, (void)extra;
+    (void)shared, (void)extra;
+    put("k", stream, NULL);
     if (function != KERNEL_OF_NUMBERS)
         memcpy(fake_args, parameters[0], sizeof fake_args);
     else
@@ -253,8 +264,9 @@ int cuLaunchKernel(Handle function, unsigned x, unsigned y, unsigned z, unsigned
 
 int cuEventCreate(Handle *event, unsigned flags)
 {
+    static uintptr_t made = 77;
     (void)flags;
-    *event = (Handle)(uintptr_t)77;
+    *event = (Handle)made++;
     return 0;
 }
 
@@ -266,7 +278,7 @@ int cuEventDestroy_v2(Handle event)
 
 int cuEventRecord(Handle event, Handle stream)
 {
-    (void)event, (void)stream;
+    put("r", event, stream);
     return waiting("cuEventRecord");
 }
 
@@ -302,13 +314,22 @@ int cuStreamSynchronize(Handle stream)
 
 int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags)
 {
-    (void)stream, (void)event, (void)flags;
+    (void)flags;
+    put("w", stream, event);
     return waiting("cuStreamWaitEvent");
 }
 
 int cuStreamIsCapturing(Handle stream, int *answer)
 {
-    (void)stream;
-    *answer = fake_capturing;
+    *answer = fake_graphs[(uintptr_t)stream] != 0;
     return called("cuStreamIsCapturing");
+}
+
+int cuStreamGetCaptureInfo_v2(Handle stream, int *answer, uint64_t *number, void **graph,
+                              const void **before, size_t *count)
+{
+    (void)graph, (void)before, (void)count;
+    *number = fake_graphs[(uintptr_t)stream];
+    *answer = *number != 0;
+    return called("cuStreamGetCaptureInfo");
 }

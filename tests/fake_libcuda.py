@@ -18,6 +18,7 @@ HERE, AWAY = 1, 2
 NUMBERS = (
     "n", "send_stride", "recv_stride", "sends", "members", "targets", "total", "kind", "shift",
     "in_bulk", "registered", "source", "target", "length", "stride", "pulls", "gives",
+    "turn", "left", "right", "place",
 )  # fmt: skip
 
 
@@ -32,7 +33,6 @@ class Driver:
         # The name in the library is the driver's: who opens that by its name finds this one.
         self._library = ctypes.CDLL(library)
         self._log = (ctypes.c_char * (1 << 16)).in_dll(self._library, "fake_log")
-        self._capturing = ctypes.c_int.in_dll(self._library, "fake_capturing")
         self._hold = ctypes.c_int.in_dll(self._library, "fake_hold")
         _cuda.load()
         self.be_in(HERE)
@@ -41,15 +41,22 @@ class Driver:
         """Make a context the current one."""
         self._library.fake_set_context(ctypes.c_void_p(context))
 
-    def capture(self, on):
-        """Whether streams are being captured from now on."""
-        self._capturing.value = on
-
     def calls(self):
         """(name, context) of the calls since the last time."""
         found = [entry.split("@") for entry in self._log.value.decode().split()]
         self._log.value = b""
         return [(name, int(context)) for name, context in found]
+
+    def order(self):
+        """What has been put on streams since the last time, see fake_libcuda.c."""
+        order = (ctypes.c_char * (1 << 12)).in_dll(self._library, "fake_order")
+        found, order.value = order.value.decode().split(), b""
+        return found
+
+    def capture(self, graph, *streams):
+        """Streams are captured for a graph, 0 for none."""
+        for stream in streams:
+            (ctypes.c_uint64 * 128).in_dll(self._library, "fake_graphs")[stream] = graph
 
     def arguments(self):
         """The arguments of the last launch, as numbers of 8 bytes."""
@@ -71,13 +78,13 @@ class Driver:
         assert not count, "no other thread could run"
         return result
 
-    def launcher(self):
+    def launcher(self, array=None, current=None):
         """A launcher of rank 0 of 2, and the address of its alarm."""
         alarm = _cuda.pinned(64)
         ctypes.memset(alarm, 0, 64)
         channels = ((0, 1, 512, 0, 0),) * 2
         made = _cuda_launch.Launcher(
-            0, 0, [0, 0], alarm, 0, channels, 10**9, type(None), None, lambda: None
+            0, 0, [0, 0], alarm, 0, channels, 10**9, array or type(None), None, lambda: current
         )
         return made, alarm
 
@@ -85,4 +92,6 @@ class Driver:
 def plan(**changes):
     """A `mpicoll.cuda.shapes.Launch`."""
     plain = dict.fromkeys(NUMBERS, 0)
-    return SimpleNamespace(**{**plain, "blocks": 1, "threads": 32, "needed": (0, 0), **changes})
+    return SimpleNamespace(
+        **{**plain, "blocks": 1, "threads": 32, "needed": (0, 0), "order": (), **changes}
+    )

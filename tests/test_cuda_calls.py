@@ -82,11 +82,137 @@ def test_streams_are_those_of_the_launchers_device(run):
             launcher.run("collective", None, "f4", 0, 64, 64, 16, 16, stream)
         calls = driver.calls()
         assert {name for name, _ in calls} == {
-            "cuStreamIsCapturing", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"
+            "cuStreamGetCaptureInfo", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"
         }
         assert {context for _, context in calls} == {HERE}
         cuda.synchronize_device()
         assert driver.calls() == [("cuCtxSynchronize", AWAY)]
+    """)
+
+
+#: A launcher, and calls on streams whose handles are given as numbers or by objects.
+CALLS = """
+    from types import SimpleNamespace
+    launcher, alarm = driver.launcher()
+    launcher.remember("collective", None, "f4", 0, 64, 64, plan(), 1)
+
+    def call(stream):
+        launcher.run("collective", None, "f4", 0, 64, 64, 16, 256, stream)
+
+    def on(handle):
+        call(SimpleNamespace(ptr=handle))
+        return driver.order()
+
+    def on_number(handle):
+        call(handle)
+        return driver.order()
+
+    event, captured = 77, 78
+"""
+
+
+def test_streams_are_chained(run):
+    run(
+        textwrap.dedent(CALLS)
+        + textwrap.dedent("""
+        assert on(5) == ["k5"] and on(5) == ["k5"]
+        assert on(6) == ["r77,5", "w6,77", "k6"]
+        assert on_number(7) == ["r77,6", "w7,77", "k7", "r77,7"]
+        assert on(5) == ["w5,77", "k5"]
+    """)
+    )
+
+
+def test_calls_in_a_graph_are_chained(run):
+    """Also those on the stream that was used last before its capture; and what comes after it."""
+    run(
+        textwrap.dedent(CALLS)
+        + textwrap.dedent("""
+        assert on(5) == ["k5"]
+        driver.capture(9, 5, 6, 7)
+        assert on(5) == ["k5"]
+        assert on(6) == ["r78,5", "w6,78", "k6", "r78,6"]
+        assert on(6) == ["k6", "r78,6"]
+        assert on(5) == ["w5,78", "k5", "r78,5"]
+        assert on_number(7) == ["w7,78", "k7", "r78,7"]
+        driver.capture(0, 5, 6, 7)
+        driver.capture(10, 6)
+        assert on(6) == ["k6", "r78,6"]  # another graph is ordered where it is launched
+        driver.capture(0, 6)
+        assert on(6) == ["r77,5", "w6,77", "k6"]
+    """)
+    )
+
+
+def test_calls_in_a_graph_are_chained_where_streams_are_numbers(run):
+    run(
+        textwrap.dedent(CALLS)
+        + textwrap.dedent("""
+        assert on_number(5) == ["k5", "r77,5"]
+        driver.capture(9, 5, 6)
+        assert on_number(5) == ["k5", "r78,5"]
+        assert on_number(6) == ["w6,78", "k6", "r78,6"]
+        driver.capture(0, 5, 6)
+        assert on_number(6) == ["w6,77", "k6", "r77,6"]
+    """)
+    )
+
+
+def test_what_cannot_be_ordered_is_refused(run):
+    """A stream that is being captured cannot say any more what was put there before."""
+    run(
+        textwrap.dedent(CALLS)
+        + textwrap.dedent("""
+        on(5)
+        driver.capture(9, 5)
+        try:
+            on(6)
+        except RuntimeError as error:
+            assert "being captured" in str(error)
+        else:
+            raise AssertionError
+        assert driver.order() == []
+        driver.capture(0, 5)
+        assert on(6) == ["r77,5", "w6,77", "k6"]
+    """)
+    )
+
+
+def test_registered_buffers_of_graphs_are_known(run):
+    """A graph may be launched again, so their numbers must not get another meaning."""
+    run("""
+        launcher, alarm = driver.launcher()
+        launcher.register(0x10000, 0x10000, 4)
+        launch = plan(registered=True, needed=(1, 0))
+        launcher.remember("collective", None, "f4", 0, 64, 64, launch, 1)
+        call = "collective", None, "f4", 0, 64, 64, 0x10040, 0x900000, 5
+        launcher.run(*call)
+        assert launcher.captured == set()
+        driver.capture(9, 5)
+        launcher.run(*call)
+        assert launcher.captured == {4}
+    """)
+
+
+def test_the_short_way_is_for_buffers_that_are_apart(run):
+    """What MPI forbids goes the long way, where that is said."""
+    run("""
+        from types import SimpleNamespace
+
+        class Array:
+            dtype, nbytes, _c_contiguous = "f4", 64, True
+
+            def __init__(self, address):
+                self.data = SimpleNamespace(ptr=address, device_id=0)
+
+        launcher, alarm = driver.launcher(Array, SimpleNamespace(ptr=5))
+        launcher.remember("collective", None, "f4", 0, 64, 64, plan(), 1)
+
+        def serves(send, recv):
+            return launcher.serve("collective", Array(send), Array(recv), None, 0)
+
+        assert serves(64, 128) and serves(128, 64)
+        assert not serves(64, 64) and not serves(64, 127) and not serves(127, 64)
     """)
 
 
@@ -160,13 +286,13 @@ def test_what_uses_registered_memory_can_be_waited_for(run):
         def names(collective):
             driver.calls()
             launcher.run(collective, None, "f4", 0, 64, 64, 16, 16, Stream)
-            return [name for name, _ in driver.calls() if name != "cuStreamIsCapturing"]
+            return [name for name, _ in driver.calls() if "Captur" not in name]
 
         assert names("short") == ["cuLaunchKernel"]
         assert names("long") == ["cuLaunchKernel", "cuEventRecord"]
-        driver.capture(True)
+        driver.capture(9, 5)
         assert names("long") == ["cuLaunchKernel"]
-        driver.capture(False)
+        driver.capture(0, 5)
         driver.while_held(launcher.await_registered)
         assert driver.calls() == [("cuEventSynchronize", HERE)]
     """)

@@ -30,6 +30,7 @@ class Launcher:
 
     def __init__(self, cuda):
         self._cuda, self.regions = cuda, {}
+        self.captured = set()
 
     def register(self, start, length, index):
         self.regions[index] = start, length
@@ -251,6 +252,22 @@ def test_numbers_are_used_again_and_equal_on_all_ranks(cuda):
     (one, row), (other, _) = Ranks(2).run(work)
     assert one == other == {0: (LENGTH + 4096, 64), 2: (LENGTH + 128, 64)}
     assert row == TABLE  # of number 0
+
+
+def test_what_a_graph_names_stays(cuda):
+    """On all ranks, if one has made a graph of it."""
+
+    def work(comm):
+        registry = registry_of(comm)
+        base = cuda.make()
+        registry.register([(base, 64)], None).close()
+        if rank():
+            registry._launcher.captured.add(0)
+        registry.register([(base + 64, 64)], None)
+        assert sorted(registry._launcher.regions) == [0, 1]
+        close(registry, comm)
+
+    Ranks(2).run(work)
 
 
 def test_more_than_there_are_numbers_for_go_through_the_window(cuda):

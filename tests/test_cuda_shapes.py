@@ -15,7 +15,7 @@ from mpicoll.cuda.shapes import Call, Limits
 BLOCK = 2048  # elements of float64; blocks are whole multiples of 16 bytes, and of no row
 SHORT, LONG = Limits(), Limits(small_bytes=0, one_shot=0, direct=0)
 IN_BULK = LONG._replace(bulk_bytes=0)
-LIMITS = {"short": SHORT, "long": LONG, "bulk": IN_BULK, "direct": LONG}
+LIMITS = {"short": SHORT, "long": LONG, "bulk": IN_BULK, "direct": LONG, "ring": LONG}
 
 
 def folded(values):
@@ -50,12 +50,29 @@ def exchanged(launches, send, recv, fold):
 
 
 def in_phases(launches, send, recv):
-    """Every rank folds a block, and hands it out."""
+    """Every rank folds a block, and hands it out; returns the bytes that each sends and takes."""
+    size = len(launches)
+    sent, taken = [0] * size, [0] * size
+
+    def moves(length, source, to):
+        if source != to:
+            sent[source] += length
+            taken[to] += length
+
     for rank, launch in enumerate(launches):
-        part = slice(rank * launch.n // 8, min((rank + 1) * launch.n, launch.total) // 8)
+        start = (rank + launch.turn) % size * launch.n
+        end = max(start, min(start + launch.n, launch.total))
+        if start == end or not launch.members:
+            assert not launch.members or start == end >= launch.total
+            continue
+        part = slice(start // 8, end // 8)
         value = folded([send[p][part].copy() for p in bits(launch.members)])
+        for p in bits(launch.members):
+            moves(end - start, p, rank)
         for to in bits(launch.targets):
             recv[to][part] = value
+            moves(end - start, rank, to)
+    return sent, taken
 
 
 def directly(launches, send, recv):
@@ -69,6 +86,29 @@ def directly(launches, send, recv):
             for q in bits(launch.gives) if to is None else [to]:
                 target = launch.target // 8
                 recv[q][target : target + launch.length // 8] = folded(values)
+
+
+def in_a_ring(launches, send, recv):
+    """Blocks travel to the right, folded on their way to their owners, then handed around."""
+    size, order = len(launches), launches[0].order
+    by_place = [launches[rank] for rank in order]
+    for place, launch in enumerate(by_place):
+        assert (launch.place, launch.left, launch.right) == (
+            place, order[place - 1], order[(place + 1) % size]
+        )  # fmt: skip
+
+    def part(launch, owner, stride):
+        length = max(0, min(launch.n, launch.total - owner * launch.n)) // 8
+        return slice(owner * stride // 8, owner * stride // 8 + length)
+
+    done = {}
+    for place, owner in enumerate(order):
+        travels = [by_place[(place + k) % size] for k in range(1, size + 1)]
+        values = [send[a.order[a.place]][part(a, owner, a.send_stride)] for a in travels]
+        done[owner] = folded(values) if launches[0].sends else values[-1].copy()
+    for rank, launch in enumerate(launches):
+        for owner in order if launch.targets else [rank]:
+            recv[rank][part(launch, owner, launch.recv_stride)] = done[owner]
 
 
 def wanted(collective, inputs, rank, root):
@@ -96,6 +136,10 @@ def test_launches_of_all_ranks(size, collective, way):
         pytest.skip("its memory is never read where it lies")
     if way == "direct" and collective in shapes.REDUCING and size <= 2:
         pytest.skip("each folds all that comes")
+    if way == "ring" and (collective not in shapes.RING or size <= 2):
+        pytest.skip("not in a ring")
+    order = tuple(np.random.default_rng(size).permutation(size).tolist())
+    limits = LIMITS[way]._replace(ring=order if way == "ring" else ())
     rng = np.random.default_rng(size)
     inputs = [rng.integers(0, 1000, size * BLOCK).astype(float) for _ in range(size)]
     reduces = collective in shapes.REDUCING
@@ -111,22 +155,29 @@ def test_launches_of_all_ranks(size, collective, way):
                     op="sum" if reduces else "",
                     type="f64" if reduces else "",
                 ),
-                LIMITS[way],
+                limits,
                 registered=way == "direct",
             )
             for rank in range(size)
         ]
         assert len({(a.kernel, a.blocks, a.threads, a.n) for a in launches}) == 1
-        assert launches[0].kernel in kernels.names(size)
+        assert launches[0].kernel in kernels.names(size, way == "ring")
         assert launches[0].registered == (way == "direct")
         send = [a.copy() for a in inputs]
         recv = send if collective == "bcast" else [np.full(size * BLOCK, np.nan) for _ in inputs]
         if way == "direct":
             directly(launches, send, recv)
+        elif way == "ring":
+            in_a_ring(launches, send, recv)
         else:
             check_masks(launches)
             if launches[0].total:
-                in_phases(launches, send, recv)
+                sent, taken = in_phases(launches, send, recv)
+                if collective == "bcast":  # the vector leaves the root once, and comes once to all
+                    assert (sent[root], taken[root]) == (launches[0].total, 0)
+                    assert {*taken[:root], *taken[root + 1 :]} == {launches[0].total}
+                if collective == "reduce":
+                    assert sent[root] == taken[root] == launches[0].total
             else:
                 exchanged(launches, send, recv, reduces)
         for rank in range(size):

@@ -17,13 +17,14 @@ import numpy.typing as npt
 
 from mpicoll.cuda.driver import CudaError, driver, problem
 
-__all__ = ["DeviceArray", "current_stream", "is_device", "recognise"]
+__all__ = ["DeviceArray", "current_stream", "is_device", "one_handle", "recognise"]
 
 #: DLPack's numbers of the memory of CUDA devices, and of what they share with the host.
 _DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
 #: Its types of elements, in NumPy's letters.
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _DLPACK_BFLOAT = 4
+_LEGACY_STREAM = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,11 +148,18 @@ def _made(
     for length in shape:
         nbytes *= length
     stream = interface.get("stream")
-    if stream is None:
-        stream = current_stream(owner, device)
+    stream = current_stream(owner, device) if stream is None else one_handle(stream)
     return DeviceArray(
         address, nbytes, dtype, itemsize, shape, order, writable, device, stream, owner
     )
+
+
+def one_handle(stream: int) -> int:
+    """The same handle for the same stream: the legacy default one has two, 0 and 1.
+
+    CuPy and the driver call it 0, and the array interface, to which 0 says nothing, 1.
+    """
+    return 0 if stream == _LEGACY_STREAM else stream
 
 
 def current_stream(owner: Any, device: int) -> int:
@@ -161,10 +169,10 @@ def current_stream(owner: Any, device: int) -> int:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(owner, torch.Tensor):
-        return int(torch.cuda.current_stream(device).cuda_stream)
+        return one_handle(int(torch.cuda.current_stream(device).cuda_stream))
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(owner, cupy.ndarray):
-        return int(cupy.cuda.get_current_stream(device).ptr)
+        return one_handle(int(cupy.cuda.get_current_stream(device).ptr))
     return 0
 
 

@@ -81,7 +81,8 @@ DEVICE void move(const Args &args, char *const *sources, char *const *targets, i
                     folded[v].first(args.kind, c[v]);
             any = true;
         }
-        for (int p = 0; p < P; p++) {
+        for (int turn = 0; turn < P; turn++) { /* not all ranks to the same one at a time */
+            const int p = (args.rank + turn) % P;
             if (!(gives >> p & 1))
                 continue;
 #pragma unroll
@@ -138,6 +139,7 @@ DEVICE void direct_or(const Args &args, Other other)
                     targets[p] = own ? args.recv : address_of(args, p, keys[p][1]);
                 }
             verdict = met ? all : -1;
+            __threadfence_system(); /* what is read from now on was written before the peers met */
         }
     }
     __syncthreads();

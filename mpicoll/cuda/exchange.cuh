@@ -52,6 +52,9 @@ struct Args {
     const u64 *table; /* where registered memory of every rank is mapped */
     i64 source, target, length, stride; /* offsets in the buffers; bytes; between passes */
     u64 pulls, gives; /* whose data is read, who is written to */
+    i64 turn; /* in two phases: rank p folds, or is given, block (p + turn) % P */
+    int left, right, place, pad; /* in a ring, see ring.cuh */
+    u8 order[64]; /* the rank at each place */
     char *window[P]; /* of every rank, as mapped here */
 };
 
@@ -319,6 +322,7 @@ template <int U, Packing W> struct Channel {
         for (u32 polls = 1; load_flag(word) != flag; polls++)
             if (polls % 1024 == 0 && late(since, from, step))
                 return false;
+        __syncwarp(); /* one lane has seen it: what the others read comes after that */
         return true;
     }
     DEVICE bool late(u64 &since, int from, i64 step) const
@@ -405,25 +409,31 @@ DEVICE void exchange(const Args &args, u64 done = 0)
 /* Two phases: every rank folds, or is given, one block of the vector, and pushes it to the targets.
 
    With all ranks as members and targets an all-reduce; a reduction with the root as the only target,
-   a broadcast with the root as the only member. The slots are free in time here, too: a step ends
-   with the take of second-phase rows, of which the peer had taken the first before. */
+   a broadcast with the root as the only member. There the root has no block of its own, so that what
+   it sends, or takes, is the vector once. Of an empty block nothing is on the way but flags. The
+   slots are free in time here, too: a step ends with the take of second-phase rows, of which the peer
+   had taken the first before. */
 template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &args, u64 done = 0)
 {
     const Channel<U, W> channel(args, done);
     const int rank = args.rank;
     const i64 steps = channel.steps(args.n);
+    const auto start = [&](int p) {
+        const i64 block = p + args.turn;
+        return (block < P ? block : block - P) * args.n;
+    };
     const auto length = [&](int p) {
-        const i64 rest = args.total - p * args.n;
+        const i64 rest = args.total - start(p);
         return rest < 0 ? (i64)0 : rest < args.n ? rest : args.n;
     };
-    const bool mine = args.targets >> rank & 1;
+    const bool folds = args.members && length(rank), target = args.targets >> rank & 1;
     Cell cells[U];
     for (i64 step = 0; step < steps + 2 * DEPTH; step++) {
         if (step < steps) {
             for (int k = 1; k < P; k++) {
                 const int to = rank + k < P ? rank + k : rank + k - P;
-                if (args.sends >> to & 1) {
-                    channel.load(args.send + to * args.n, step, length(to), cells);
+                if ((args.sends >> to & 1) && length(to)) {
+                    channel.load(args.send + start(to), step, length(to), cells);
                     channel.push(to, step, length(to), 0, cells);
                 } else {
                     channel.push_nothing(to, step, 0);
@@ -436,11 +446,11 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
             Folded folded[U];
             bool any = false;
             for (int from = 0; from < P; from++) {
-                const bool member = args.members >> from & 1;
+                const bool member = folds && (args.members >> from & 1);
                 if (from == rank) {
                     if (!member)
                         continue;
-                    channel.load(args.send + rank * args.n, now, length(rank), cells);
+                    channel.load(args.send + start(rank), now, length(rank), cells);
                 } else if (!member) {
                     if (!channel.take_nothing(from, now, 0))
                         return;
@@ -457,15 +467,17 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
                 }
                 any = true;
             }
+            if (folds) {
 #pragma unroll
-            for (int u = 0; u < U; u++) {
-                cells[u] = folded[u].value(args.kind);
-                if (mine)
-                    channel.store(args.recv + rank * args.n, now, length(rank), u, cells[u]);
+                for (int u = 0; u < U; u++) {
+                    cells[u] = folded[u].value(args.kind);
+                    if (target)
+                        channel.store(args.recv + start(rank), now, length(rank), u, cells[u]);
+                }
             }
             for (int k = 1; k < P; k++) {
                 const int to = rank + k < P ? rank + k : rank + k - P;
-                if (args.targets >> to & 1)
+                if (folds && (args.targets >> to & 1))
                     channel.push(to, now, length(rank), args.second, cells);
                 else
                     channel.push_nothing(to, now, args.second);
@@ -477,7 +489,7 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
             continue;
         for (int k = 1; k < P; k++) {
             const int from = rank + k < P ? rank + k : rank + k - P;
-            if (!mine) {
+            if (!target || !length(from)) {
                 if (!channel.take_nothing(from, then, args.second))
                     return;
                 continue;
@@ -486,7 +498,7 @@ template <int U, Packing W, class Folded> DEVICE void two_phases(const Args &arg
                 return;
 #pragma unroll
             for (int u = 0; u < U; u++)
-                channel.store(args.recv + from * args.n, then, length(from), u, cells[u]);
+                channel.store(args.recv + start(from), then, length(from), u, cells[u]);
         }
     }
     channel.finish(steps);

@@ -33,6 +33,12 @@ IN_BULK(copy, true, Copied)
 IN_BULK(plain, false, Plain)
 IN_BULK(narrow, false, Narrow)
 
+#ifdef RING
+IN_A_RING(copy, Copied)
+IN_A_RING(plain, Plain)
+IN_A_RING(narrow, Narrow)
+#endif
+
 #if P > 2
 #define TWO_PHASES(name, W, Folded) \
     LAUNCHED(LARGE) name##_phases(ARGS) { two_phases<LARGE_ROWS, W, Folded>(args); }

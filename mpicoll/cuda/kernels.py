@@ -11,14 +11,15 @@ from mpicoll.cuda.shapes import BULK, OPS, TYPES, Limits
 __all__ = ["FAMILIES", "compiled", "enums", "names", "options", "source"]
 
 FAMILIES = ("copy", "plain", "whole", "narrow")
-FILES = ("fold.cuh", "exchange.cuh", "direct.cuh", "kernels.cu")
+FILES = ("fold.cuh", "exchange.cuh", "direct.cuh", "ring.cuh", "kernels.cu")
 
 
-def names(size: int) -> list[str]:
-    """The kernels that a communicator of this many ranks has."""
+def names(size: int, ring: bool = False) -> list[str]:
+    """The kernels that a communicator of this many ranks has, linked all with all or in a ring."""
     packets = ("small", "large", *(("phases",) if size > 2 else ()))
     found = [f"{family}_{suffix}" for family in FAMILIES for suffix in packets]
-    return found + [f"{family}_{s}" for family in FAMILIES for s in BULK if family != "whole"]
+    bulk = [suffix for suffix in BULK if ring or suffix != "ring"]
+    return found + [f"{family}_{s}" for family in FAMILIES for s in bulk if family != "whole"]
 
 
 @lru_cache(maxsize=1)
@@ -53,6 +54,7 @@ def options(size: int, limits: Limits) -> tuple[str, ...]:
         f"-DBULK_THREADS={limits.bulk}",
         f"-DLARGE_ROWS={limits.rows}",
         f"-DBULK_ROWS={limits.bulk_rows}",
+        *(("-DRING",) if limits.ring else ()),
     )
 
 
@@ -67,4 +69,4 @@ def compiled(size: int, limits: Limits) -> dict[str, Any]:
     import cupy
 
     module = cupy.RawModule(code=source(), options=options(size, limits))
-    return {name: module.get_function(name).kernel for name in names(size)}
+    return {name: module.get_function(name).kernel for name in names(size, bool(limits.ring))}

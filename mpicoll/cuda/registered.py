@@ -175,8 +175,9 @@ class Registry:
             self.dropped.add(number)
 
     def _collect(self) -> None:
-        """Unmap what all ranks have let go."""
-        everywhere = frozenset.intersection(*self._private.allgather(frozenset(self.dropped)))
+        """Unmap what all ranks have let go, and no graph names."""
+        gone = frozenset(self.dropped - self._launcher.captured)
+        everywhere = frozenset.intersection(*self._private.allgather(gone))
         if not everywhere:
             return
         kept: list[Any] = []

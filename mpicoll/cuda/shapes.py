@@ -17,7 +17,7 @@ ROW, ROW_WHOLE = 480, 448
 #: Bytes of a row on its way, which in bulk is all data; and of the line with the flag behind those.
 LINES, FLAG_LINE = 512, 128
 #: Kernels that send rows in bulk.
-BULK = ("bulk", "direct")
+BULK = ("bulk", "direct", "ring")
 #: Slots of a channel.
 SLOTS = 4
 
@@ -37,6 +37,8 @@ REDUCING = frozenset({"allreduce", "reduce", "reduce_scatter", "scan", "exscan"}
 DIRECT = frozenset({"allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "alltoall"})
 #: Those that can be cut into blocks that one rank each folds and hands out.
 PHASES = frozenset({"allreduce", "reduce", "bcast"})
+#: Those that neighbours in a ring can do.
+RING = frozenset({"allreduce", "reduce_scatter", "allgather"})
 
 
 class Limits(NamedTuple):
@@ -47,9 +49,10 @@ class Limits(NamedTuple):
         small, large, bulk: most threads of a block, by kernel.
         rows, bulk_rows: rows that a warp moves in a step of the kernels for large vectors, in bulk.
         small_bytes: longest block of a collective that the kernels for short ones serve.
-        bulk_bytes: shortest block of a collective that is sent in bulk.
+        bulk_bytes: shortest block of a collective that is sent in bulk: four steps of all warps.
         one_shot: longest vector, in bytes, that every rank folds whole (with more than two ranks).
         direct: shortest vector, in bytes, for which it pays to read peers' memory where it lies.
+        ring: the ranks in the order of a ring of links, where not all are linked; else empty.
     """
 
     blocks: int = 128
@@ -62,11 +65,19 @@ class Limits(NamedTuple):
     bulk_bytes: int = 32 << 20
     one_shot: int = 256 << 10
     direct: int = 16 << 20
+    ring: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, size: int) -> Limits:
-        """Those for so many ranks: the more peers, the fewer rows keep a warp's link busy."""
-        return cls(bulk_rows=max(2, 16 // max(size, 2)))
+        """Those for so many ranks.
+
+        The more peers, the fewer rows keep a warp's link busy; and the more a rank that folds
+        everything is sent, against its share in two phases.
+        """
+        rows = max(2, 16 // max(size, 2))
+        return cls(
+            bulk_rows=rows, bulk_bytes=rows * (4 << 20), one_shot=(768 << 10) // max(size - 1, 3)
+        )
 
     @property
     def warps(self) -> int:
@@ -146,6 +157,11 @@ class Launch(NamedTuple):
     stride: int = 0
     pulls: int = 0
     gives: int = 0
+    turn: int = 0
+    left: int = 0
+    right: int = 0
+    place: int = 0
+    order: tuple[int, ...] = ()
 
 
 def kind_of(op: str, type: str) -> int:
@@ -170,8 +186,10 @@ def plan(call: Call, limits: Limits, registered: bool = False) -> Launch:
         limits: equal on all ranks.
         registered: whether the communicator has registered memory.
     """
-    launch = _exchange(call)
     family = kernel_of(call.op, call.type)
+    if limits.ring:
+        return _sized(call, limits, _ring(call, limits.ring), family, "ring", LINES)
+    launch = _exchange(call)
     row = ROW_WHOLE if family == "whole" else ROW
     in_phases = call.size > 2 and call.collective in PHASES and call.nbytes > limits.one_shot
     if in_phases:
@@ -179,13 +197,20 @@ def plan(call: Call, limits: Limits, registered: bool = False) -> Launch:
     suffix = "phases" if in_phases else "small" if launch.n <= limits.small_bytes else "large"
     if launch.n >= limits.bulk_bytes:
         suffix = "bulk"
-    direct = registered and call.nbytes >= limits.direct and _can_be_direct(call)
-    if direct:
+    if registered and call.nbytes >= limits.direct and _can_be_direct(call):
         launch = _direct(call, launch)
         suffix = "direct"
+    return _sized(call, limits, launch, family, suffix, row)
+
+
+def _sized(
+    call: Call, limits: Limits, launch: Launch, family: str, suffix: str, row: int
+) -> Launch:
+    """The launch with its kernel and its size."""
     if suffix in BULK:
         family, row = family.replace("whole", "plain"), LINES
     blocks, threads = _grid(launch.n, row, suffix, limits)
+    direct = suffix == "direct"
     return launch._replace(
         kernel=f"{family}_{suffix}",
         blocks=limits.blocks if direct else blocks,
@@ -237,15 +262,46 @@ def _exchange(call: Call) -> Launch:
 
 
 def _phases(call: Call, launch: Launch, row: int) -> Launch:
-    """Two phases: every rank folds one block, and pushes it to the targets."""
+    """Two phases: every rank folds one block, and pushes it to the targets.
+
+    A root has no block: it sends, or takes, the vector once, and nothing for others.
+    """
     every, own, root = _masks(call)
     rows = -(-call.nbytes // row)
-    launch = launch._replace(n=-(-rows // call.size) * row, total=call.nbytes)
+    if call.collective == "allreduce":
+        n = -(-rows // call.size) * row
+        return launch._replace(
+            n=n, total=call.nbytes, sends=every ^ own, members=every, targets=every
+        )
+    n, turn = -(-rows // (call.size - 1)) * row, call.size - 1 - call.root
+    launch = launch._replace(n=n, total=call.nbytes, turn=turn)
     if call.collective == "bcast":
-        sends = every ^ own if own == root else 0
-        return launch._replace(sends=sends, members=root, targets=every ^ root)
-    targets = root if call.collective == "reduce" else every
-    return launch._replace(sends=every ^ own, members=every, targets=targets)
+        if own == root:
+            return launch._replace(sends=every ^ root, members=0, targets=0)
+        return launch._replace(sends=0, members=root, targets=every ^ root)
+    members = 0 if own == root else every
+    return launch._replace(sends=every & ~(own | root), members=members, targets=root)
+
+
+def _ring(call: Call, order: tuple[int, ...]) -> Launch:
+    """Blocks that travel around, folded first where anything is sent, then handed to the targets.
+
+    The fold of a block begins right of its owner and ends there, as on the host.
+    """
+    every, own, _ = _masks(call)
+    place, block = order.index(call.rank), call.nbytes // call.size
+    launch = Launch(
+        "", 0, 0, block, total=call.nbytes, members=own, place=place, order=order,
+        left=order[place - 1], right=order[(place + 1) % call.size],
+    )  # fmt: skip
+    if call.collective == "allreduce":
+        n = -(-call.nbytes // (LINES * call.size)) * LINES
+        return launch._replace(n=n, send_stride=n, recv_stride=n, sends=every, targets=every)
+    if call.collective == "reduce_scatter":
+        return launch._replace(send_stride=block, sends=every)
+    shift = call.rank * block if call.in_place else 0
+    members = 0 if call.in_place else own
+    return launch._replace(recv_stride=block, targets=every, members=members, shift=shift)
 
 
 def _grid(n: int, row: int, suffix: str, limits: Limits) -> tuple[int, int]:

@@ -373,6 +373,62 @@ def test_a_graph_among_other_calls(peers, world):
             assert np.all(cupy.asnumpy(x, stream=stream) == total * size**3)
 
 
+def test_a_graph_of_two_streams(peers, world):
+    """Its calls are in the order in which they were made, also where nothing else says so."""
+    rank, size = world.Get_rank(), world.Get_size()
+    one, two = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    x = cupy.zeros(500_000, cupy.float64)
+    cupy.cuda.Device().synchronize()
+    peers.run("allreduce", None, Buffer(x, "f8"), "max", 0, one)
+    one.begin_capture()
+    two.wait_event(one.record())
+    for stream in (one, two, two, one, two):
+        peers.run("allreduce", None, Buffer(x, "f8"), "sum", 0, stream)
+    one.wait_event(two.record())
+    graph = one.end_capture()
+    for _ in range(5):
+        with one:
+            x[...] = rank + 1
+            graph.launch(one)
+        peers.run("allreduce", None, Buffer(x, "f8"), "max", 0, one)
+        assert np.all(cupy.asnumpy(x, stream=one) == size * (size + 1) / 2 * size**4)
+
+
+def test_registered_buffers_of_a_graph_stay(low, world):
+    """Also when they have been let go, and others are registered."""
+    rank, size = world.Get_rank(), world.Get_size()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        given, wanted, other = (cupy.zeros(n, cupy.float32) for n in (8192, 8192 * size, 8192))
+        held = low.register([(array.data.ptr, array.nbytes) for array in (given, wanted)])
+        assert held.direct
+        call = "allgather", Buffer(given, "f4"), Buffer(wanted, "f4"), None, 0, stream
+        low.run(*call)
+        stream.begin_capture()
+        low.run(*call)
+        graph = stream.end_capture()
+        held.close()
+        again = low.register([(other.data.ptr, other.nbytes)])
+        given[...], wanted[...] = rank + 1, 0
+        graph.launch(stream)
+        assert np.array_equal(cupy.asnumpy(wanted), np.repeat(np.arange(1, size + 1), 8192))
+        assert not other.any()
+        again.close()
+    low.check()
+
+
+def test_arrays_on_the_default_stream_go_the_short_way(world):
+    import mpicoll
+
+    comm = mpicoll.Intracomm(world.Dup())
+    if comm.gpu_transport() == "cuda_ipc" and comm._state.front is not None:
+        x = cupy.ones(10, cupy.float32)
+        comm.Allreduce(MPI.IN_PLACE, x)
+        assert comm._state.gpus.peers.serve("allreduce", MPI.IN_PLACE, x, MPI.SUM, 0)
+        assert bool((x == world.Get_size() ** 2).all())
+    comm.Free()
+
+
 def test_streams_are_chained(peers, world):
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     streams += [cupy.cuda.Stream.null, cupy.cuda.Stream.ptds]

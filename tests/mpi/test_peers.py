@@ -111,7 +111,7 @@ def ours(fake, monkeypatch):
         return Peers(private, device, fake), ""
 
     def current(device):
-        return types.SimpleNamespace(ptr=1)
+        return types.SimpleNamespace(ptr=0)
 
     ipc = types.SimpleNamespace(Peers=types.SimpleNamespace(open=open_))
     cuda = types.SimpleNamespace(get_current_stream=current)
@@ -157,7 +157,7 @@ def test_every_collective(fake, ours):
         getattr(ours, method)(MPI.IN_PLACE, array)
         defined = slice(3 if method.startswith("Reduce_") else None)
         np.testing.assert_array_equal(array.get()[defined], expected[defined])
-    assert len(peers.ran) == 12 and {call[3] for call in peers.ran} == {1}
+    assert len(peers.ran) == 12 and {call[3] for call in peers.ran} == {0}
     assert {name for _, name in ours.stats().calls} == {"cuda_ipc"}
 
 
@@ -250,7 +250,7 @@ def test_an_array_of_another_device_visits(fake, ours):
 
 @pytest.mark.parametrize(("device", "stream"), [(1, None), (0, 9), (1, 9)])
 def test_persistent_calls_of_another_device_or_stream(fake, ours, device, stream):
-    peers, array = ours._state.gpus.peers, fake.array(np.zeros(5, "i4"), device, stream or 1)
+    peers, array = ours._state.gpus.peers, fake.array(np.zeros(5, "i4"), device, stream or 0)
     held = len(fake.memory)
     named = {} if stream is None else {"stream": stream}
     plan = ours.Allreduce_init(MPI.IN_PLACE, array, **named)
