@@ -283,10 +283,7 @@ def allocate(size_t nbytes, uintptr_t stream):
     with nogil:
         status = calls.mem_alloc_async(&address, nbytes or 1, <Handle> stream)
     if status == OUT_OF_MEMORY:
-        raise MemoryError(
-            f"no {nbytes} bytes of device memory for an array of another device; free some, "
-            "or pass an array of the device that was current when the communicator was built"
-        )
+        raise MemoryError(f"no {nbytes} bytes of device memory; free some")
     check(status, f"{nbytes} bytes of device memory")
     return address
 

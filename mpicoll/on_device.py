@@ -327,17 +327,29 @@ class _Visit:
         self.arrays: list[DeviceArray | None] = []
 
     def __enter__(self) -> _Visit:
-        functions = self._functions
-        for array in self._away:
-            copied = None
-            if array is not None:
-                _order((array.device, array.stream), (self._device, self.stream))
-                with functions.on(self._device):
-                    address = functions.allocate(array.nbytes, self.stream)
-                    functions.copy(address, array.ptr, array.nbytes, self.stream)
-                copied = replace(array, ptr=address, device=self._device, stream=self.stream)
-            self.arrays.append(copied)
+        try:
+            for array in self._away:
+                self._bring(array)
+        except BaseException as error:
+            self.__exit__()
+            if isinstance(error, MemoryError):
+                raise MemoryError(
+                    f"{error}, or pass an array of device {self._device}, which was current when "
+                    "the communicator was built"
+                ) from None
+            raise
         return self
+
+    def _bring(self, array: DeviceArray | None) -> None:
+        if array is None:
+            self.arrays.append(None)
+            return
+        functions, stream = self._functions, self.stream
+        _order((array.device, array.stream), (self._device, stream))
+        with functions.on(self._device):
+            address = functions.allocate(array.nbytes, stream)
+            self.arrays.append(replace(array, ptr=address, device=self._device, stream=stream))
+            functions.copy(address, array.ptr, array.nbytes, stream)
 
     def bring_back(self, index: int) -> None:
         """Copy an array to where it came from."""

@@ -56,24 +56,19 @@ class Relay:
         self._state, self._memory, self._folds = state, memory, folds
         self._device, self._rank, self._size = state.gpus.device, state.rank, state.size
         functions = driver()
-        with functions.on(self._device):
-            self._leaving, self._folding, self._arriving = (functions.stream() for _ in range(3))
+        with functions.on(self._device), contextlib.ExitStack() as made:
+            functions.register(memory.ctypes.data, memory.size)
+            made.callback(functions.unregister, memory.ctypes.data)
+            self._leaving, self._folding, self._arriving = (_stream(made) for _ in range(3))
             self._left, self._folded, self._arrived = (
-                [functions.event() for _ in range(SLOTS)] for _ in range(3)
+                [_event(made) for _ in range(SLOTS)] for _ in range(3)
             )
-            self._begun = functions.event()
             #: Operands of a fold, one a rank, for each slot.
             self._pitch = blocks(SEGMENT, self._size)[0].nbytes
             self._scratch = functions.allocate(SLOTS * self._size * self._pitch, self._folding)
-        self._end = weakref.finalize(
-            self,
-            _close,
-            self._device,
-            (self._leaving, self._folding, self._arriving),
-            memory,
-            self._scratch,
-        )
-        self._end.atexit = False
+            made.callback(functions.free, self._scratch, self._folding)
+            self._end = weakref.finalize(self, _close, self._device, made.pop_all(), memory)
+            self._end.atexit = False
 
     @classmethod
     def open(cls, state: State) -> tuple[Relay | None, str]:
@@ -91,8 +86,7 @@ class Relay:
         made = None
         if memory is not None:
             try:
-                folds = _folds(state)  # first: what is pinned must be let go
-                made = cls(state, _pinned(memory, state.gpus.device), folds)
+                made = cls(state, memory, _folds(state))
             except Exception as error:  # CuPy's and its compiler's too
                 problem = f"{type(error).__name__}: {error}"
         problems = state.private.allgather(problem)
@@ -206,23 +200,26 @@ def _folds(state: State) -> Any:
     return Folds(state.gpus.device, state.size)
 
 
-def _pinned(memory: npt.NDArray[np.uint8], device: int) -> npt.NDArray[np.uint8]:
+def _stream(made: contextlib.ExitStack) -> int:
+    """A stream, which ends when all is done that was put on it."""
     functions = driver()
-    with functions.on(device):
-        functions.register(memory.ctypes.data, memory.size)
-    return memory
+    stream = functions.stream()
+    made.callback(functions.free_stream, stream)
+    made.callback(functions.synchronize, stream)
+    return stream
 
 
-def _close(
-    device: int, streams: tuple[int, ...], memory: npt.NDArray[np.uint8], scratch: int
-) -> None:
-    """Let the memory go, once nothing is copied from or to it any more."""
+def _event(made: contextlib.ExitStack) -> int:
+    functions = driver()
+    event = functions.event()
+    made.callback(functions.free_event, event)
+    return event
+
+
+def _close(device: int, made: contextlib.ExitStack, memory: npt.NDArray[np.uint8]) -> None:
+    """Let everything go; ``memory`` is there until it is not pinned any more."""
     if caller.is_forked():
         return
-    functions = driver()
     # When the program ends the driver may have ended before.
-    with contextlib.suppress(CudaError), functions.on(device):
-        functions.free(scratch, streams[1])
-        for stream in streams:
-            functions.synchronize(stream)
-        functions.unregister(memory.ctypes.data)
+    with contextlib.suppress(CudaError), driver().on(device):
+        made.close()

@@ -201,6 +201,7 @@ class FakeDriver:
     def free_event(self, event):
         # As CUDA has it: what waits for it is not disturbed.
         self.tags.pop(event, None)
+        del self.events[event]
 
     def record(self, event, stream):
         state = self.events[event]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpicoll import buffers, messages, staging
+from mpicoll import buffers, messages, on_device, relay, staging
 from mpicoll.call import METHODS, parse, place_of
 from mpicoll.cuda import buffers as device_buffers
 from mpicoll.cuda import driver, group, ipc, memory
@@ -343,6 +343,70 @@ def test_segments_cover_blocks_and_keep_elements_whole(block, blocks, itemsize):
     assert sum(segment.nbytes for segment in found) == block
     assert all(segment.nbytes and segment.nbytes % itemsize == 0 for segment in found)
     assert all(segment.nbytes * blocks <= staging.SEGMENT for segment in found)
+
+
+# --- memory that runs out -------------------------------------------------------------------------
+
+
+def at_call(number, error, function):
+    """A function that fails when it is called for the so-manieth time."""
+    calls = []
+
+    def instead(*arguments):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise error
+        return function(*arguments)
+
+    return instead
+
+
+@pytest.mark.parametrize("name", ["allocate", "copy"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_copies_of_arrays_of_another_device_are_freed(fake, monkeypatch, name, number):
+    """Also where the second one cannot be made."""
+    arrays = [fake.array(np.arange(6), device=1, stream=stream) for stream in (5, 6)]
+    away = [recognise(array) for array in arrays]
+    error = MemoryError("no 48 bytes of device memory; free some")
+    monkeypatch.setattr(fake, name, at_call(number, error, getattr(fake, name)))
+    visit = on_device._Visit(0, away)
+    with (
+        pytest.raises(MemoryError, match=r"48 bytes .*; free some, or pass an array of device 0"),
+        visit,
+    ):
+        raise AssertionError("it is not entered")
+    for stream in (5, 6, visit.stream):
+        fake.synchronize(stream)
+    assert [*fake.memory] == [array.ptr for array in arrays]
+    monkeypatch.undo()
+    with on_device._Visit(0, [None, away[1]]) as visit:
+        assert visit.arrays[0] is None
+        assert (visit.arrays[1].device, fake.place(visit.arrays[1].ptr)) == (0, 0)
+    fake.synchronize(visit.stream)
+    assert [*fake.memory] == [array.ptr for array in arrays]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("register", 1), ("stream", 2), ("event", 5), ("allocate", 1), ("", 0)],
+)
+def test_a_relay_leaves_nothing_behind(fake, monkeypatch, name, number):
+    """Neither where it cannot be made."""
+    state = types.SimpleNamespace(gpus=types.SimpleNamespace(device=0), rank=0, size=2)
+    room = np.zeros(2 * relay.SLOTS * 2 * 4096, np.uint8)
+    monkeypatch.setattr(relay, "SEGMENT", 4096)
+    before = [*fake.streams]
+    if name:
+        error = MemoryError("there is no more")
+        monkeypatch.setattr(fake, name, at_call(number, error, getattr(fake, name)))
+        with pytest.raises(MemoryError, match="there is no more"):
+            relay.Relay(state, room, None)
+    else:
+        made = relay.Relay(state, room, None)
+        assert fake.registered and fake.memory and fake.events
+        del made
+    assert not fake.registered and not fake.memory and not fake.events
+    assert [*fake.streams] == before
 
 
 # --- the group ------------------------------------------------------------------------------------

@@ -7,79 +7,11 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
-from fake_ranks import Ranks, rank
+from fake_ranks import LENGTH, MAPPED, Cuda, Ranks, rank
 
 from mpicoll.cuda import registered
 
-#: Addresses of a rank's allocations and of its table; where it maps what others have.
-LENGTH, TABLE, MAPPED = 1 << 16, 1 << 30, 1 << 40
-STREAM = 9
-
-
-class Cuda:
-    """The driver of all ranks; ``told``: (rank, name, what) of what matters, in order."""
-
-    def __init__(self):
-        self.told, self.fails, self.before = [], {}, {}
-        self._ids = {}  # of the allocations, by rank and base
-        self._made = {}  # how many, by rank
-        self._lock = threading.Lock()
-
-    def _tell(self, name, what=0):
-        self.before.get((rank(), name), lambda: None)()
-        if (rank(), name) in self.fails:
-            raise RuntimeError(self.fails[rank(), name])
-        with self._lock:
-            self.told.append((rank(), name, what))
-
-    def names(self, *names, of=None):
-        """What was told by these names, by one rank or all."""
-        return [t for t in self.told if t[1] in names and of in (None, t[0])]
-
-    def make(self):
-        """A new allocation of this rank's."""
-        with self._lock:
-            number = self._made[rank()] = self._made.get(rank(), 0) + 1
-            self._ids[rank(), number * LENGTH] = number
-        return number * LENGTH
-
-    def allocate_mappable(self, nbytes):
-        base = self.make()
-        self._tell("allocate", base)
-        return base
-
-    def free_mappable(self, base):
-        self._tell("free", base)
-        del self._ids[rank(), base]
-
-    def exportable(self, address):
-        return (rank(), "exportable") not in self.fails
-
-    def address_range(self, address):
-        return address // LENGTH * LENGTH, LENGTH
-
-    def buffer_id(self, base):
-        return self._ids[rank(), base]
-
-    def export(self, base):
-        return b"%d %d" % (rank(), base)
-
-    def map(self, handle):
-        self._tell("map", handle)
-        owner, base = map(int, handle.split())
-        assert (owner, base) in self._ids, "it has been freed"
-        assert owner != rank(), "no process maps its own"
-        return MAPPED * (1 + owner) + base
-
-    def unmap(self, address):
-        owner, base = address // MAPPED - 1, address % MAPPED
-        assert (owner, base) in self._ids, "it was freed while it was mapped"
-        self._tell("unmap", b"%d %d" % (owner, base))
-
-    def write(self, address, data, stream):
-        assert stream == STREAM
-        words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
-        self._tell("write", (address, words))
+TABLE, STREAM = 1 << 30, 9
 
 
 @pytest.fixture
@@ -124,6 +56,13 @@ def registry_of(comm):
     return registered.Registry(comm, rank(), Launcher(registered._cuda), TABLE, STREAM)
 
 
+def written(cuda):
+    """Where this rank has written to its table last, and the numbers."""
+    address, data, stream = cuda.names("write", of=rank())[-1][2]
+    assert stream == STREAM
+    return address, [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+
+
 class Kept:
     """What keeps some memory."""
 
@@ -139,7 +78,7 @@ def patient(event):
 def test_what_another_rank_has_mapped_is_kept_until_it_is_unmapped(cuda):
     """Where one rank fails, so that all go through the window."""
     gone = threading.Event()
-    cuda.fails[1, "map"] = "too many peers"
+    cuda.fails[1, "map"] = RuntimeError("too many peers")
     cuda.before[2, "unmap"] = patient(gone)
 
     def work(comm):
@@ -161,7 +100,7 @@ def test_what_another_rank_has_mapped_is_kept_until_it_is_unmapped(cuda):
 def test_memory_of_its_own_is_kept_until_it_is_unmapped(cuda):
     """The same where it was made for a user, who drops it at once."""
     freed = threading.Event()
-    cuda.fails[1, "map"] = "too many peers"
+    cuda.fails[1, "map"] = RuntimeError("too many peers")
     cuda.before[2, "unmap"] = patient(freed)
     cuda.before[0, "free"] = freed.set
 
@@ -175,8 +114,8 @@ def test_memory_of_its_own_is_kept_until_it_is_unmapped(cuda):
 
 
 def test_nobody_waits_for_a_rank_that_cannot_unmap(cuda):
-    cuda.fails[1, "unmap"] = "the GPU is lost"
-    cuda.fails[2, "map"] = "too many peers"
+    cuda.fails[1, "unmap"] = RuntimeError("the GPU is lost")
+    cuda.fails[2, "map"] = RuntimeError("too many peers")
 
     def work(comm):
         registry = registry_of(comm)
@@ -192,7 +131,7 @@ def test_nobody_waits_for_a_rank_that_cannot_unmap(cuda):
 
 def test_memory_that_a_user_gets_is_not_set(cuda):
     """That would happen later, and erase what is there; also where nothing can be registered."""
-    cuda.fails[0, "exportable"] = "a pool's"
+    cuda.fails[0, "exportable"] = RuntimeError("a pool's")
 
     def work(comm):
         address, token = registry_of(comm).empty(64)
@@ -218,7 +157,7 @@ def test_an_allocation_is_mapped_once_in_a_process(cuda):
         ]
         assert all(each.direct for each in held)
         assert len(cuda.names("map", of=rank())) == 2  # those of two peers
-        row = cuda.names("write", of=rank())[-1][2][1]
+        _, row = written(cuda)
         assert row == [
             base + 4096 if peer == rank() else MAPPED * (1 + peer) + LENGTH + 4096
             for peer in range(3)
@@ -265,8 +204,7 @@ def test_a_new_allocation_at_the_same_address_is_another_one(cuda):
         registry = registry_of(comm)
         base = cuda.make()
         registry.register([(base, 64)], None).close()
-        with cuda._lock:
-            cuda._ids[rank(), base] += 1000
+        cuda.renew(base)
         registry.register([(base, 64)], None)
         close(registry, comm)
 
@@ -307,7 +245,7 @@ def test_numbers_are_used_again_and_equal_on_all_ranks(cuda):
             each.close()
         registry.register([(base + 4096, 64)], None)
         regions = dict(registry._launcher.regions)
-        row = cuda.names("write", of=rank())[-1][2][0]
+        row, _ = written(cuda)
         close(registry, comm)
         return regions, row
 
@@ -355,7 +293,7 @@ def test_ranks_that_have_nothing_to_give(cuda):
         base = cuda.make()
         held = registry.register([(base, 64 if rank() == 1 else 0)], None)
         assert held.direct and [*registry._launcher.regions] == [0] * (rank() == 1)
-        assert cuda.names("write", of=rank())[-1][2][1] == [
+        assert written(cuda)[1] == [
             0, base if rank() == 1 else 2 * MAPPED + LENGTH, 0
         ]  # fmt: skip
         assert not registry.register([(0, 0)], None).direct

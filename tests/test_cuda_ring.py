@@ -76,13 +76,13 @@ def links(monkeypatch):
 
 def test_all_are_linked(links):
     facts = links(graph(4, itertools.combinations(range(4), 2)))
-    assert (reach.problem(facts, False), reach.ring(facts)) == ("", ())
+    assert (reach.unlinked(facts), reach.ring(facts)) == ("", ())
 
 
 def test_a_ring_serves_where_not_all_are_linked(links):
     linked = graph(8, CUBE)
     facts = links(linked, lambda a, b: b in linked[a])
-    assert reach.problem(facts, False) == ""
+    assert reach.unlinked(facts) == ""
     assert is_ring(linked, reach.ring(facts))
     mixed = [facts[rank] for rank in (6, 1, 4, 3, 0, 2, 7, 5)]
     order = reach.ring(mixed)
@@ -91,18 +91,18 @@ def test_a_ring_serves_where_not_all_are_linked(links):
 
 def test_neither_links_nor_a_ring(links):
     facts = links(graph(4, [(0, 1), (2, 3)]))
-    assert reach.problem(facts, False) == "GPUs 0 and 2 are not linked by NVLink"
+    assert reach.unlinked(facts) == "GPUs 0 and 2 are not linked by NVLink"
     facts = links(graph(2, []), lambda a, b: False)
-    assert reach.problem(facts, False) == "GPUs 0 and 1 cannot map each other's memory"
+    assert reach.unlinked(facts) == "GPUs 0 and 1 cannot map each other's memory"
 
 
 def test_a_gpu_that_is_hidden(links):
     facts = links(graph(3, itertools.combinations(range(3), 2)), hidden=(1,))
-    assert "hidden" in reach.problem(facts, False)
+    assert "hidden" in reach.unlinked(facts)
 
 
 def test_ranks_on_one_gpu(links):
     facts = [*links(graph(3, itertools.combinations(range(3), 2)))]
     facts.append(facts[0]._replace(pid=7))
     assert reach.problem(facts, False) == "several ranks have the same GPU"
-    assert (reach.problem(facts, True), reach.ring(facts)) == ("", ())
+    assert (reach.unlinked(facts), reach.ring(facts)) == ("", ())

@@ -113,7 +113,7 @@ class Peers:
             cannot be done as well as it might.
         """
         facts = private.allgather(reach.facts_of(device))
-        problem = agreed(private, reach.problem(facts, share))
+        problem = reach.problem(facts, share) or agreed(private, reach.unlinked(facts))
         if problem:
             return None, problem
         limits = limits or Limits.of(private.Get_size())

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpicoll import _cuda
 
-__all__ = ["Facts", "facts_of", "problem", "ring", "ring_of"]
+__all__ = ["Facts", "facts_of", "problem", "ring", "ring_of", "unlinked"]
 
 #: Steps of the search for a ring.
 _LOOKS = 100_000
@@ -53,10 +53,13 @@ def _host() -> str:
 
 
 def problem(facts: Sequence[Facts], share: bool) -> str:
-    """Why these ranks cannot map each other's memory, "" if nothing is known against it."""
-    for fact in facts:
+    """Why these ranks cannot map each other's memory, "" if nothing is known against it.
+
+    The same on all ranks.
+    """
+    for rank, fact in enumerate(facts):
         if fact.problem:
-            return fact.problem
+            return f"rank {rank}: {fact.problem}"
     if len(facts) > 64:
         return f"{len(facts)} ranks, and at most 64 share memory of their GPUs"
     if len({fact.host for fact in facts}) > 1:
@@ -64,7 +67,15 @@ def problem(facts: Sequence[Facts], share: bool) -> str:
     devices = [fact.uuid for fact in facts]
     if len(set(devices)) < len(devices) and not share:
         return "several ranks have the same GPU"
-    return _unlinked(devices)
+    return ""
+
+
+def unlinked(facts: Sequence[Facts]) -> str:
+    """Which GPU this process does not see, or cannot reach from another one by NVLink."""
+    try:
+        return _unlinked([fact.uuid for fact in facts])
+    except RuntimeError as error:  # not to be raised by one rank alone
+        return f"{type(error).__name__}: {error}"
 
 
 def _unlinked(devices: Sequence[str]) -> str:
@@ -87,7 +98,8 @@ def _link(seen: dict[str, int], one: str, other: str) -> str:
     first, second = seen[one], seen[other]
     if first == second:
         return ""
-    access, atomic = _cuda.linked(first, second)
+    there, back = _cuda.linked(first, second), _cuda.linked(second, first)
+    access, atomic = there[0] and back[0], there[1] and back[1]
     if not access:
         return f"GPUs {first} and {second} cannot map each other's memory"
     # Packets stay whole on NVLink; on PCIe that is not known.
