@@ -44,6 +44,7 @@ from gpu_cases import COLLECTIVES, DTYPES, RANK, SIZE, Case, Point
 from gpu_libraries import WAYS, Bound, Nccl, Ours, Run, Torch, allocator
 from mpi4py import MPI
 
+import mpicoll
 from mpicoll.bench.sizes import parse_size
 from mpicoll.bench.stats import median
 
@@ -321,7 +322,7 @@ def main() -> int:
     began = time.monotonic()
     options = arguments()
     gpu_records.use_own_gpu()
-    comm = gpu_records.communicator()
+    comm = mpicoll.Intracomm(WORLD)
     libraries: dict[str, Any] = {"mpicoll": Ours(comm), "nccl": Nccl()}
     if options.torch:
         libraries["torch"] = Torch()
@@ -347,7 +348,6 @@ def main() -> int:
         cupy.get_default_memory_pool().free_all_blocks()
     if options.torch:
         libraries["torch"].close()
-    comm.Free()
     return 1 if wrong else 0
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import cupy
 from mpi4py import MPI
 
-import mpicoll
 from mpicoll.bench import environment
 
 WORLD = MPI.COMM_WORLD
@@ -82,15 +81,3 @@ def driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
         return " ".join(path.read_text().splitlines()[0].split())
     except (OSError, IndexError):
         return None
-
-
-def communicator(transport: str = "auto") -> mpicoll.Intracomm:
-    """All ranks, whose arrays in device memory go this way if it can be had.  Collective."""
-    before = os.environ.get("MPICOLL_GPU")
-    os.environ["MPICOLL_GPU"] = transport
-    try:
-        return mpicoll.Intracomm(WORLD.Dup())
-    finally:
-        del os.environ["MPICOLL_GPU"]
-        if before is not None:
-            os.environ["MPICOLL_GPU"] = before
