@@ -8,7 +8,7 @@ from fake_cuda import in_its_place
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import messages, staging
+from mpicoll import refusing, staging
 from mpicoll.collectives import COLLECTIVES
 from mpicoll.cuda import group
 
@@ -365,17 +365,6 @@ def test_the_librarys_waitall_refuses_what_it_cannot_complete(fake, ours):
     request.Wait()
 
 
-def test_other_calls_refuse_device_memory_by_name(fake, ours):
-    array = fake.array(np.zeros(2))
-    for method in ("Bsend", "Ssend", "Rsend", "Issend", "Ssend_init", "Sendrecv_replace"):
-        with pytest.raises(BufferError, match=f"{method}: a buffer in device memory"):
-            getattr(ours, method)(array, RANK)
-    ring = ours.Create_cart([P], periods=[True])
-    with pytest.raises(BufferError, match="Neighbor_allgather: a buffer in device memory"):
-        ring.Neighbor_allgather(array, fake.array(np.zeros(4)))
-    ring.Free()
-
-
 @pytest.mark.parametrize("method", REDUCING)
 @pytest.mark.parametrize("way", [*WAYS[1:], "limited"])
 def test_a_cuda_aware_library_reduces_on_the_device_only_where_it_blocks(
@@ -409,7 +398,7 @@ def test_between_groups_a_cuda_aware_library_reduces_on_the_device_only_where_it
 ):
     if P == 1:
         pytest.skip("one group")
-    monkeypatch.setattr(messages, "_library_takes", lambda: True)
+    monkeypatch.setattr(refusing, "library_takes", lambda: True)
     half = WORLD.Split(RANK % 2)
     between = mpicoll.Intercomm(half.Create_intercomm(0, WORLD, 1 - RANK % 2), "silent")
     array = fake.array(np.zeros(2))
