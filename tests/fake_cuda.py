@@ -51,6 +51,7 @@ class FakeDriver:
         self.streams = {}  # handle: operations that have not happened
         self.events = {}  # handle: (number of records, number that have happened)
         self.tags = {}
+        self.captured = set()  # streams
         self.stack = [0]
         self.next = BASE
         self.handle = 16
@@ -190,6 +191,9 @@ class FakeDriver:
         self.streams[self.handle] = []
         return self.handle
 
+    def capturing(self, stream):
+        return stream in self.captured
+
     def event(self):
         self.handle += 1
         self.events[self.handle] = [0, 0]
@@ -200,6 +204,7 @@ class FakeDriver:
         self.tags.pop(event, None)
 
     def record(self, event, stream):
+        assert stream not in self.captured  # whoever asks for such an event later fails
         state = self.events[event]
         state[0] += 1
         number = state[0]

@@ -78,6 +78,9 @@ class Functions(Protocol):
     def stream(self) -> int:
         """A new stream that does not wait for the legacy default one."""
 
+    def capturing(self, stream: int) -> bool:
+        """Whether a stream is being captured for a graph."""
+
     def event(self) -> int:
         """A new event, which has happened until it is recorded."""
 
