@@ -1,4 +1,4 @@
-"""Jobs of their own on GPUs: what the commands say, and a rank that dies while another waits for it.
+"""Jobs of their own on GPUs: what commands say, and a rank that dies while another waits for it.
 
 To be run without mpirun: python -m pytest tests/gpu/test_jobs_on_gpus.py
 """
