@@ -11,6 +11,7 @@ import mpicoll
 from mpicoll import refusing, staging
 from mpicoll.collectives import COLLECTIVES
 from mpicoll.cuda import group
+from mpicoll.cuda.driver import CudaError
 
 pytestmark = pytest.mark.mpi
 
@@ -279,6 +280,26 @@ def test_slots_are_not_filled_again_too_early(fake, ours):
         getattr(ours, method)(send, recv if gets else None)
         assert {*first.get()} == {P * (P - 1) // 2}
         assert {*recv.get()} == {1000 * P if gets else 0}
+
+
+def test_memory_that_cannot_be_pinned_is_tried_once(fake, ours, monkeypatch):
+    tried = []
+
+    def register(address, nbytes):
+        tried.append(nbytes)
+        if RANK == P - 1:
+            raise CudaError("out of memory")
+        fake.registered[address] = nbytes
+
+    monkeypatch.setattr(fake, "register", register)
+    array = fake.array(np.full(3000, RANK, "i4"))
+    for _ in range(2):
+        with pytest.raises(MemoryError, match=rf"rank {P - 1} cannot pin 24576 bytes .*: out "):
+            ours.Allgather(array, fake.array(np.zeros(3000 * P, "i4")))
+    assert tried == [24576] and not fake.registered  # what the others have pinned is let go
+    few = fake.array(np.full(5, RANK, "i4"))
+    ours.Allreduce(MPI.IN_PLACE, few)  # of one segment
+    assert {*few.get()} == {P * (P - 1) // 2}
 
 
 def test_two_devices_in_one_call(fake, ours):
