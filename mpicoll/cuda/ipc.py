@@ -332,8 +332,7 @@ class Peers:
         self.check()
         arguments = self._remembered(collective, send, recv, op, None, root)
         if arguments is not None:
-            addresses = [0 if buffer is None else buffer.ptr for buffer in (send, recv)]
-            self._launcher.run(*arguments, *addresses, stream)
+            self._launcher.run(*arguments, *_addresses(send, recv), stream)
 
     def learn(self, collective: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> None:
         """Let :meth:`serve` serve such a call of CuPy's arrays from now on.
@@ -468,13 +467,21 @@ class Plan:
 
     def __init__(self, peers: Peers, registered: Registered, call: tuple[Any, ...]) -> None:
         self._peers, self._registered, self._call = peers, registered, call
+        self._addresses = _addresses(*call[1:3])
+        self._known: tuple[Any, ...] | None = None
         self._captured = False
 
     def start(self, stream: Any) -> None:
         """Enqueue it; see :meth:`Peers.run`."""
+        peers = self._peers
+        peers.check()
         self._captured = self._captured or _cuda.capturing(getattr(stream, "ptr", stream))
-        collective, send, recv, op, root = self._call
-        self._peers.run(collective, send, recv, op, root, stream)
+        # The launcher forgets calls: all where memory is registered, one where there are many.
+        if self._known is None or not peers._launcher.known_call(*self._known):
+            collective, send, recv, op, root = self._call
+            self._known = peers._remembered(collective, send, recv, op, None, root)
+        if self._known is not None:
+            peers._launcher.run(*self._known, *self._addresses, stream)
 
     def close(self) -> None:
         """Let the buffers go, unless a graph has been made of it: that may be launched again."""
@@ -496,6 +503,10 @@ def _all_have_come(private: MPI.Intracomm, kept: Any) -> bool:
             return False
         os.sched_yield()
     return True
+
+
+def _addresses(send: Any, recv: Any) -> list[int]:
+    return [0 if buffer is None else buffer.ptr for buffer in (send, recv)]
 
 
 def _type(op: str | None, dtype: Any) -> str:
