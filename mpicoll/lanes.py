@@ -10,9 +10,10 @@ A plan that starts the MPI library's own collectives, which know no lanes, takes
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -63,20 +64,25 @@ class Stock(Generic[_T]):
         self._free = deque(self._every)
         self._taken: set[_T] = set()
 
-    def take(self, pause: Callable[[], object]) -> _T:
-        """Something for a plan.  Collective: communicates when what was agreed upon is used up.
+    def take(
+        self, owner: object, pause: Callable[[], object]
+    ) -> tuple[_T, weakref.finalize[[_T], Any]]:
+        """Something for a plan, and what gives it back once the plan is freed, or is dropped.
 
-        ``pause`` is called while it waits for other ranks, and may raise.
+        Collective: communicates when what was agreed upon is used up.  Giving back is local: ranks
+        may free their plans at different times.
+
+        Args:
+            owner: the plan.
+            pause: called while it waits for other ranks; may raise.
         """
         if not self._free:
             self._agree(pause)
         taken = self._free.popleft()
         self._taken.add(taken)
-        return taken
-
-    def give_back(self, taken: _T) -> None:
-        """A plan is freed.  Local: ranks may free their plans at different times."""
-        self._taken.discard(taken)
+        back = weakref.finalize(owner, self._taken.discard, taken)
+        back.atexit = False
+        return taken, back
 
     def _agree(self, pause: Callable[[], object]) -> None:
         """Find what is free on all ranks, and make more if that is nothing."""

@@ -10,7 +10,6 @@ they are, and do neither.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
@@ -226,14 +225,11 @@ class Restarted(_LimitedPlan, StandalonePlan):
         begin: Callable[[MPI.Intracomm], MPI.Request],
     ) -> None:
         self._bind(state, prepared)
-        number = state.lanes.whole.take(state.pause)
+        number, self._unbind = state.lanes.whole.take(self, state.pause)
         self._comm, self._begin = state.lanes.comms[number], begin
         handler = comm.Get_errhandler()
         self._comm.Set_errhandler(handler)
         handler.Free()
-        # Also where the object is dropped.
-        self._unbind = weakref.finalize(self, state.lanes.whole.give_back, number)
-        self._unbind.atexit = False
 
     def __bool__(self) -> bool:
         return self._unbind.alive

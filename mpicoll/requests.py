@@ -13,7 +13,6 @@ they wait for the ranks to agree before they send anything, without keeping anyb
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn, TypeVar
 
@@ -271,10 +270,7 @@ class Prequest(Request):
         super().__init__(state, prepared, report)
         self._number = 0 if state.watch is None else state.watch.plan()
         self._plan = self._state.build(self._shape)
-        self._lane = state.lanes.plans.take(state.pause)
-        # Also where the object is dropped.
-        self._unbind = weakref.finalize(self, state.lanes.plans.give_back, self._lane)
-        self._unbind.atexit = False
+        self._lane, self._unbind = state.lanes.plans.take(self, state.pause)
         self._short = state.starter(self._plan, self._lane, self._call)
 
     def __bool__(self) -> bool:
