@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from tables import list_table
+
 from mpicoll import algorithms, tuning
 from mpicoll.collectives import COLLECTIVES, Collective
 from mpicoll.registry import LABELS, Algorithm, Value, in_words, read_value
@@ -68,7 +70,7 @@ def _contents() -> str:
     names = [f"   generated/{name}" for name in COLLECTIVES]
     return "\n".join(
         [
-            *_table(["collective", "algorithms"], rows),
+            *list_table(["collective", "algorithms"], rows),
             ".. toctree::",
             "   :hidden:",
             "",
@@ -107,7 +109,7 @@ def _page(definition: Collective) -> str:
             if definition.bus_factor(8)
             else "It has no bandwidth: it moves no data.",
             "",
-            *_table(["algorithm", "what it does"], summaries),
+            *list_table(["algorithm", "what it does"], summaries),
             *(line for entry in entries for line in _section(entry)),
         ]
     )
@@ -137,7 +139,7 @@ def _section(entry: Algorithm) -> list[str]:
         "",
         *(f"| **{name}**: {text}" for name, text in facts.items()),
         "",
-        *_table(["P", *_COUNTS, "textbook"], [_counts(entry, size) for size in SIZES]),
+        *list_table(["P", *_COUNTS, "textbook"], [_counts(entry, size) for size in SIZES]),
     ]
 
 
@@ -189,7 +191,7 @@ def _rules(title: str, table: tuning.Table) -> list[str]:
         for collective, rules in table.items()
         for rule in rules
     ]
-    return [f"{title}:", "", *_table(["collective", "ranks from", "bytes from", "taken"], rows)]
+    return [f"{title}:", "", *list_table(["collective", "ranks from", "bytes from", "taken"], rows)]
 
 
 def _names(rule: tuning.Rule) -> Sequence[str]:
@@ -198,11 +200,3 @@ def _names(rule: tuning.Rule) -> Sequence[str]:
 
 def _title(text: str, line: str) -> list[str]:
     return [text, line * len(text), ""]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A list table."""
-    lines = [".. list-table::", "   :header-rows: 1", ""]
-    for row in (head, *rows):
-        lines += [f"   {'* -' if not column else '  -'} {cell}" for column, cell in enumerate(row)]
-    return [*lines, ""]

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tables import list_table
+
 RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "kernels.jsonl"
 
 Lines = list[dict[str, Any]]
@@ -34,11 +36,8 @@ def _cell(ratios: list[float]) -> str:
 def _table(found: Ratios, size: int) -> list[str]:
     ops = list(dict.fromkeys(op for op, _, _ in found))
     dtypes = list(dict.fromkeys(dtype for _, dtype, _ in found))
-    lines = [".. list-table::", "   :header-rows: 1", "   :stub-columns: 1", ""]
     rows = [[dtype, *(_cell(found.get((op, dtype, size), [])) for op in ops)] for dtype in dtypes]
-    for row in (["", *ops], *rows):
-        lines += [f"   {'  -' if i else '* -'} {cell}".rstrip() for i, cell in enumerate(row)]
-    return [*lines, ""]
+    return list_table(["", *ops], rows, stub=True)
 
 
 def pages() -> dict[str, str]:

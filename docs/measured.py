@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tables import list_table
+
 RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 
 #: Points are disturbed where the copy from another core took this many times as long as at best:
@@ -89,13 +91,6 @@ def _row(name: str, launches: Launches, near: float) -> list[str]:
     return [name, means, largest, f"{len(every) - len(quiet)} of {len(every)}"]
 
 
-def _table(rows: list[list[str]]) -> list[str]:
-    lines = [".. list-table::", "   :header-rows: 1", ""]
-    for row in (["call", "geometric mean of each launch", "largest ratio", "disturbed"], *rows):
-        lines += [f"   {'* -' if not column else '  -'} {cell}" for column, cell in enumerate(row)]
-    return [*lines, ""]
-
-
 def pages() -> dict[str, str]:
     """What docs/measurements.rst includes."""
     lines: list[str] = []
@@ -112,7 +107,10 @@ def pages() -> dict[str, str]:
             f"fastest; points are disturbed where it took more than {FAR:g} times as long, or "
             f"where others had more than {100 * OTHERS:g} % of the cores.",
             "",
-            *_table([_row(name, launches, near) for name, launches in by_series(points).items()]),
+            *list_table(
+                ["call", "geometric mean of each launch", "largest ratio", "disturbed"],
+                [_row(name, launches, near) for name, launches in by_series(points).items()],
+            ),
             f".. figure:: generated/{path.stem}.svg",
             "   :alt: ratio by size, one panel a collective",
             "",

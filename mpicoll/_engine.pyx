@@ -77,6 +77,11 @@ cdef uint64_t NEVER = -1
 BUILT_FOR = ENGINE_MPI.decode()
 
 
+cdef inline void reset(Idle *idle) noexcept nogil:
+    """A wait begins, or something has moved."""
+    idle.looks = idle.offers = idle.taken = 0
+
+
 cdef class Device:
     """What one communicator's messages go through.
 
@@ -752,7 +757,7 @@ cdef class Program:
     cdef int finish_with(self, pause) except -1:
         cdef Idle idle
         cdef int code
-        idle.looks = idle.offers = idle.taken = 0
+        reset(&idle)
         with nogil:
             code = self.spin(&idle)
         return self.go_on(code, &idle, pause)
@@ -762,7 +767,7 @@ cdef class Program:
         cdef Idle idle
         cdef int code
         self.activate()
-        idle.looks = idle.offers = idle.taken = 0
+        reset(&idle)
         with nogil:
             code = self.begin()
             if code >= 0:
@@ -801,7 +806,7 @@ cdef class Program:
                 return -1
             if moved:
                 self.device.learn(idle)
-                idle.looks = idle.offers = idle.taken = 0
+                reset(idle)
             elif idle.looks < self.device.looks:
                 idle.looks += 1
                 shared_relax()

@@ -44,6 +44,7 @@ __all__ = [
     "View",
     "by_value",
     "goes_by_value",
+    "items",
     "kind_of",
     "natural",
     "parse",
@@ -318,10 +319,19 @@ def by_value(
     )
 
 
-def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:
-    """Buffer, count (None: all there is), displacement and datatype (None: the buffer's own)."""
+def items(message: Any, what: str, form: str) -> tuple[Any, Any, Any, Any]:
+    """Buffer, count, displacement and datatype as they are given; None for what is not there.
+
+    Args:
+        message: a buffer, or a list of these.
+        what: names it in errors.
+        form: how a list may look, for errors.
+
+    Raises:
+        ValueError: a list of one item, or of more than four.
+    """
     if not isinstance(message, (list, tuple)):
-        return message, None, 0, None
+        return message, None, None, None
     owner: Any
     count: Any = None
     displacement: Any = None
@@ -337,10 +347,18 @@ def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:
     elif len(message) == 4:
         owner, count, displacement, datatype = message
     else:
-        raise ValueError(
-            f"{what}: a list of {len(message)} items; pass [buffer, count, datatype] or a shorter "
-            "form of it (for a list of numbers: numpy.array(numbers))"
-        )
+        raise ValueError(f"{what}: a list of {len(message)} items; pass {form}")
+    return owner, count, displacement, datatype
+
+
+def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:
+    """Buffer, count (None: all there is), displacement and datatype (None: the buffer's own)."""
+    owner, count, displacement, datatype = items(
+        message,
+        what,
+        "[buffer, count, datatype] or a shorter form of it (for a list of numbers: "
+        "numpy.array(numbers))",
+    )
     if isinstance(count, (list, tuple)):
         if len(count) != 2 or len(message) == 4:
             raise ValueError(f"{what}: {count!r} in the place of (count, displacement)")

@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll import progress
+from mpicoll import caller, progress
 
-__all__ = ["Anyone", "Completion", "Standalone", "Watched"]
+__all__ = ["Anyone", "Completion", "Standalone", "StandalonePlan", "Watched", "fill"]
 
 
 class Watched(ABC):
@@ -172,6 +172,20 @@ class Standalone(Completion, Watched):
         """Wait until it is complete on this rank."""
         self.Wait(status)
 
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether it is complete on this rank."""
+        caller.check()
+        if not self._pending:
+            fill(status)
+            return True
+        progress.poll()
+        self._pending = not self._complete(status)
+        return not self._pending
+
+    @abstractmethod
+    def _complete(self, status: MPI.Status | None) -> bool:
+        """Whether what is under way is complete; then the owner hears of it, and of the status."""
+
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
         """Whether it is complete on this rank, and None."""
         return self.Test(status), None
@@ -188,6 +202,49 @@ class Standalone(Completion, Watched):
         """
         if self._pending:
             raise RuntimeError("Free of what is under way; complete it by Wait first")
+
+
+class StandalonePlan(Standalone):
+    """The persistent form."""
+
+    _pending = False
+
+    def Start(self) -> None:
+        """Start it.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        if self._pending:
+            raise RuntimeError("Start of what is under way; complete it by Wait first")
+        self._start()
+        self._pending = True
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start what is not under way."""
+
+    def Free(self) -> None:
+        """Free an inactive request.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        super().Free()
+        self._close()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Free what is not under way."""
+
+
+def fill(status: MPI.Status | None) -> None:
+    """What MPI calls an empty status."""
+    if status is not None:
+        status.Set_source(MPI.ANY_SOURCE)
+        status.Set_tag(MPI.ANY_TAG)
+        status.Set_error(MPI.SUCCESS)
+        status.Set_elements(MPI.BYTE, 0)
 
 
 def _wait(

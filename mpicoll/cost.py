@@ -63,6 +63,10 @@ class Costs:
     def __hash__(self) -> int:
         return hash((*self.numbers().items(), *self.factors.items(), self.plain))
 
+    def at(self, ranks: int, general: Costs) -> Costs:
+        """The set that holds for so many ranks: this one, or that of all algorithms."""
+        return general if ranks in self.plain else self
+
     def piece(self, nbytes: int, link: str = INTRA) -> Piece:
         """The piece that holds for a message; the other kind of link if this one is not known."""
         pieces = self.links[link] if link in self.links else next(iter(self.links.values()))
@@ -234,7 +238,8 @@ class CostModel:
     def costs(self, collective: str, choice: str, ranks: int) -> tuple[Costs, bool]:
         """The parameters for a choice on so many ranks, and whether they are its own."""
         own = self.own.get(collective, {}).get(choice)
-        return (self.general, False) if own is None or ranks in own.plain else (own, True)
+        found = self.general if own is None else own.at(ranks, self.general)
+        return found, found is own
 
     def replicates(self, collective: str, choice: str, ranks: int) -> tuple[Costs, ...]:
         """The same of fits to resampled measurements."""

@@ -14,11 +14,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll import caller, progress
-from mpicoll.completion import Standalone, Watched
+from mpicoll import caller
+from mpicoll.completion import Standalone, StandalonePlan, Watched, fill
 from mpicoll.cuda.driver import CudaError, Functions, driver
 from mpicoll.native_requests import Restarted
-from mpicoll.requests import fill
 
 __all__ = ["Enqueued", "EnqueuedPlan", "Staged", "StagedPlan"]
 
@@ -46,17 +45,12 @@ class Staged(Standalone):
         """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
         return self._request.patience() if isinstance(self._request, Watched) else os.sched_yield
 
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        """Whether it is complete on this rank; then what has come is on its way to the device."""
-        caller.check()
-        if not self._pending:
-            fill(status)
-            return True
-        progress.poll()
+    def _complete(self, status: MPI.Status | None) -> bool:
+        """Whether the library is done; then what has come is on its way to the device."""
         status = MPI.Status() if status is None else status
         if not self._request.Test(status):
             return False
-        self._pending = False
+        self._pending = False  # also where the next fails
         self._arrive(status)
         return True
 
@@ -69,7 +63,7 @@ class Staged(Standalone):
         self._request.Cancel()
 
 
-class StagedPlan(Staged):
+class StagedPlan(StandalonePlan, Staged):
     """The persistent form: brings what is sent from the device at each start.
 
     Args:
@@ -77,8 +71,6 @@ class StagedPlan(Staged):
         leave: brings what is sent from the device.
         arrive, kept: see :class:`Staged`.
     """
-
-    _pending = False
 
     def __init__(
         self,
@@ -90,25 +82,11 @@ class StagedPlan(Staged):
         super().__init__(request, arrive, kept)
         self._plan, self._leave = request, leave
 
-    def Start(self) -> None:
-        """Start it.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
-        if self._pending:
-            raise RuntimeError("Start of what is under way; complete it by Wait first")
+    def _start(self) -> None:
         self._leave()
         self._plan.Start()
-        self._pending = True
 
-    def Free(self) -> None:
-        """Free an inactive request.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
-        super().Free()
+    def _close(self) -> None:
         self._plan.Free()
 
 
@@ -143,20 +121,14 @@ class Enqueued(Standalone):
             self._captured = self._functions.capturing(stream)
             if not self._captured:
                 self._functions.record(self._event, stream)
-        self._pending = True
 
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        """Whether it is complete on this rank."""
-        caller.check()
-        if self._pending:
-            progress.poll()
-            done = self.Get_status()
-            self._check()  # later: what ends by a failure has told it before
-            if not done:
-                return False
-            self._pending = False
-        fill(status)
-        return True
+    def _complete(self, status: MPI.Status | None) -> bool:
+        """Whether the device has run it."""
+        done = self.Get_status()
+        self._check()  # later: what ends by a failure has told it before
+        if done:
+            fill(status)
+        return done
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
         """Whether ``Wait`` would return, or raise, at once."""
@@ -172,43 +144,29 @@ def _free_event(functions: Functions, device: int, event: int) -> None:
                 functions.free_event(event)
 
 
-class EnqueuedPlan(Enqueued):
+class EnqueuedPlan(StandalonePlan, Enqueued):
     """The persistent form.
 
     Args:
-        start: puts it on a stream; returns its handle.
+        put: puts it on the stream that is current at a start, or that was named when it was made;
+            returns its handle.
         close: once it is freed.
         device, check, kept: see :class:`Enqueued`.
     """
 
-    _pending = False
-
     def __init__(
         self,
         device: int,
-        start: Callable[[], int],
+        put: Callable[[], int],
         close: Callable[[], object],
         check: Callable[[], object],
         kept: object,
     ) -> None:
         super().__init__(device, None, check, kept)
-        self._start, self._close = start, close
+        self._put, self._freed = put, close
 
-    def Start(self) -> None:
-        """Put it on the stream that is current now, or that was named when it was made.
+    def _start(self) -> None:
+        self._mark(self._put())
 
-        Raises:
-            RuntimeError: it is under way.
-        """
-        if self._pending:
-            raise RuntimeError("Start of what is under way; complete it by Wait first")
-        self._mark(self._start())
-
-    def Free(self) -> None:
-        """Free an inactive request.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
-        super().Free()
-        self._close()
+    def _close(self) -> None:
+        self._freed()

@@ -26,7 +26,7 @@ from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.device_requests import Staged, StagedPlan
 from mpicoll.exact import EXACT
 from mpicoll.native_requests import KeptPrequest, LibraryPrequest, Restarted, started
-from mpicoll.observe import observe, observing
+from mpicoll.observe import observing
 from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
 from mpicoll.state import State, attach
@@ -202,14 +202,12 @@ class Dispatch(MPI.Intracomm):
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Request.begin(state, prepared, self._report)
         ticket, comparison = state.start(prepared)
-        observation = observe(state, prepared)
-        if call is not None:
-            call.load(native=True)
-        asked = asked.passed_on(call)
-        request = self._native(asked, "I" + method.lower())
-        state.count(asked.definition.name, NATIVE)
-        if observation is not None:
-            observation.end(complete=False)
+        with observing(state, prepared, complete=False):
+            if call is not None:
+                call.load(native=True)
+            asked = asked.passed_on(call)
+            request = self._native(asked, "I" + method.lower())
+            state.count(asked.definition.name, NATIVE)
         progress.poll()
         made = started(request, state, ticket, comparison, asked)
         if by_value and call is not None:
@@ -264,10 +262,8 @@ class Dispatch(MPI.Intracomm):
             with progress.meanwhile():
                 request = self._native(asked, f"{method}_init", info)
         except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
-            with progress.meanwhile():
-                own = MPI.Intracomm(MPI.Intracomm.Dup(self))
             function = getattr(MPI.Intracomm, "I" + method.lower())
-            return Restarted(state, prepared, own, partial(function, own, *asked.taken()))
+            return Restarted(state, prepared, self, lambda own: function(own, *asked.taken()))
         kept: KeptPrequest = KeptPrequest(request)
         if state.watch is not None or state.tracer is not None or hooks.installed:
             kept = LibraryPrequest.bound(request, state, prepared)

@@ -4,14 +4,16 @@ Lane 0 is that of blocking calls.  A non-blocking call takes the lane of its seq
 starts when that lane is free on this rank: messages on one lane do not overtake each other, so it
 does not matter what the other ranks have reached.  A persistent plan takes a lane for itself when
 it is made, and gives it back when it is freed, because ranks may start plans in different orders.
+A plan that starts the MPI library's own collectives, which know no lanes, takes a communicator.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -19,7 +21,9 @@ from mpi4py import MPI
 from mpicoll import progress
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 
-__all__ = ["BLOCKING", "CALLS", "PLANS", "Lane", "Lanes"]
+__all__ = ["BLOCKING", "CALLS", "PLANS", "Lane", "Lanes", "Stock"]
+
+_T = TypeVar("_T", bound=Hashable)
 
 #: MPI promises tags up to 32767.
 _LANES = (1 << 15) // MAX_OPEN_CHANNELS
@@ -39,20 +43,78 @@ class Lane(NamedTuple):
 BLOCKING = Lane(0, 0)
 
 
+class Stock(Generic[_T]):
+    """What plans take for themselves: the same on all ranks.
+
+    Args:
+        private: over this the ranks agree on what is free.
+        first: what is there from the beginning.
+        more: makes more of it where none is free; collective.  Its argument: see :meth:`take`.
+    """
+
+    def __init__(
+        self,
+        private: MPI.Intracomm,
+        first: Iterable[_T],
+        more: Callable[[Callable[[], object]], Iterable[_T]],
+    ) -> None:
+        self._private, self._more = private, more
+        self._every = [*first]
+        #: Free on all ranks when they last agreed, and not handed out since: equal on all ranks.
+        self._free = deque(self._every)
+        self._taken: set[_T] = set()
+
+    def take(
+        self, owner: object, pause: Callable[[], object]
+    ) -> tuple[_T, weakref.finalize[[_T], Any]]:
+        """Something for a plan, and what gives it back once the plan is freed, or is dropped.
+
+        Collective: communicates when what was agreed upon is used up.  Giving back is local: ranks
+        may free their plans at different times.
+
+        Args:
+            owner: the plan.
+            pause: called while it waits for other ranks; may raise.
+        """
+        if not self._free:
+            self._agree(pause)
+        taken = self._free.popleft()
+        self._taken.add(taken)
+        back = weakref.finalize(owner, self._taken.discard, taken)
+        back.atexit = False
+        return taken, back
+
+    def _agree(self, pause: Callable[[], object]) -> None:
+        """Find what is free on all ranks, and make more if that is nothing."""
+        mine = np.array([each not in self._taken for each in self._every])
+        if len(mine):
+            common = np.empty_like(mine)
+            # The other ranks may have to complete something under way before they come here.
+            progress.until(self._private.Iallreduce(mine, common, MPI.LAND).Test, pause)
+            self._free.extend(each for each, free in zip(self._every, common, strict=True) if free)
+        if not self._free:
+            self._free.extend(self._more(pause))
+            self._every += self._free
+
+
 class Lanes:
     """The lanes of one communicator.
 
     Args:
         private: the communicator that carries its messages.
+
+    Attributes:
+        comms: that, and more like it.
+        plans: the lanes of plans.
+        whole: the numbers of those communicators that plans have for themselves.
     """
 
     def __init__(self, private: MPI.Intracomm) -> None:
         self.comms = [private]
+        self.plans = Stock(private, (Lane(0, number) for number in PLANS), self._more_lanes)
+        self.whole: Stock[int] = Stock(private, (), lambda pause: [self._another(pause)])
         self._calls = 0
         self._queues: dict[int, deque[Hashable]] = {}
-        #: Free on all ranks when they last agreed, and not handed out since: equal on all ranks.
-        self._free = deque(Lane(0, number) for number in PLANS)
-        self._taken: set[Lane] = set()
         self._lock = threading.Lock()  # calls begin and end in different threads
 
     def join(self, call: Hashable) -> Lane:
@@ -75,32 +137,15 @@ class Lanes:
             if not queue:
                 del self._queues[lane.number]
 
-    def take(self, pause: Callable[[], object]) -> Lane:
-        """A lane for a plan.  Collective: communicates when those agreed upon are used up.
+    def _more_lanes(self, pause: Callable[[], object]) -> list[Lane]:
+        """The lanes of plans on another communicator."""
+        comm = self._another(pause)
+        return [Lane(comm, number) for number in PLANS]
 
-        ``pause`` is called while it waits for other ranks, and may raise.
-        """
-        if not self._free:
-            self._agree(pause)
-        lane = self._free.popleft()
-        self._taken.add(lane)
-        return lane
-
-    def give_back(self, lane: Lane) -> None:
-        """A plan is freed.  Local: ranks may free their plans at different times."""
-        self._taken.discard(lane)
-
-    def _agree(self, pause: Callable[[], object]) -> None:
-        """Find the lanes that are free on all ranks, on one more communicator if there are none."""
-        every = [Lane(comm, number) for comm in range(len(self.comms)) for number in PLANS]
-        mine = np.array([lane not in self._taken for lane in every])
-        common = np.empty_like(mine)
-        # The other ranks may have to complete something under way before they come here.
-        progress.until(self.comms[0].Iallreduce(mine, common, MPI.LAND).Test, pause)
-        self._free.extend(lane for lane, free in zip(every, common, strict=True) if free)
-        if not self._free:
-            more, request = self.comms[0].Idup()
-            progress.until(request.Test, pause)
-            more.Set_errhandler(MPI.ERRORS_RETURN)
-            self.comms.append(more)
-            self._free.extend(Lane(len(self.comms) - 1, number) for number in PLANS)
+    def _another(self, pause: Callable[[], object]) -> int:
+        """The number of another communicator."""
+        more, request = self.comms[0].Idup()
+        progress.until(request.Test, pause)
+        more.Set_errhandler(MPI.ERRORS_RETURN)
+        self.comms.append(more)
+        return len(self.comms) - 1

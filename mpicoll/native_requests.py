@@ -10,16 +10,16 @@ they are, and do neither.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
 from mpi4py import MPI
 
 from mpicoll import agree, caller, progress
 from mpicoll.call import Prepared
-from mpicoll.completion import Standalone, Watched
-from mpicoll.observe import observe
-from mpicoll.requests import fill
+from mpicoll.completion import StandalonePlan, Watched, fill
+from mpicoll.observe import observing
 from mpicoll.state import State
 from mpicoll.watch import Patience, Ticket
 
@@ -68,6 +68,28 @@ class _Limited(Watched):
                 raise
 
         return pause
+
+
+class _LimitedPlan(_Limited):
+    """The same for a persistent operation; a trace and hooks hear of its starts."""
+
+    _prepared: Prepared
+    _number = 0
+
+    def _bind(self, state: State, prepared: Prepared) -> None:
+        """It is made now.  Collective."""
+        self._state, self._prepared = state, prepared
+        if state.watch is not None:
+            self._number = state.watch.plan()
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """It is started in the ``with`` block."""
+        state, prepared = self._state, self._prepared
+        with observing(state, prepared, complete=False):
+            yield
+            if state.watch is not None:
+                self._ticket = state.watch.enter(prepared.described(), self._number)
 
 
 class LibraryRequest(_Limited, KeptRequest):
@@ -145,23 +167,19 @@ def started(
     return kept
 
 
-class LibraryPrequest(LibraryRequest, KeptPrequest):
+class LibraryPrequest(_LimitedPlan, LibraryRequest, KeptPrequest):
     """A persistent request that is looked after; see the module.
 
     Also where a trace or hooks are there when it is made, which hear of its starts.
     """
 
-    _prepared: Prepared
-    _number = 0
     _started = False
 
     @classmethod
     def bound(cls, request: MPI.Prequest, state: State, prepared: Prepared) -> LibraryPrequest:
         """The request of an operation that has been made."""
         made = cls(request)
-        made._state, made._prepared = state, prepared
-        if state.watch is not None:
-            made._number = state.watch.plan()
+        made._bind(state, prepared)
         return made
 
     @property
@@ -172,13 +190,9 @@ class LibraryPrequest(LibraryRequest, KeptPrequest):
     def Start(self) -> None:
         """Start the collective."""
         self._state.check()
-        observation = observe(self._state, self._prepared)
-        MPI.Prequest.Start(self)
-        self._started = True
-        if self._state.watch is not None:
-            self._ticket = self._state.watch.enter(self._prepared.described(), self._number)
-        if observation is not None:
-            observation.end(complete=False)
+        with self._starting():
+            MPI.Prequest.Start(self)
+            self._started = True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Whether the collective is complete on this rank."""
@@ -187,17 +201,20 @@ class LibraryPrequest(LibraryRequest, KeptPrequest):
         return done
 
 
-class Restarted(_Limited, Standalone):
+class Restarted(_LimitedPlan, StandalonePlan):
     """A persistent collective where the MPI library, before MPI 4.0, has none of its own.
 
+    Its starts are on a communicator of its own, as they may come in another order on each rank.
+    That is the communicator's, which hands it to another one later, and frees it with itself:
+    freeing this, or dropping it, is local.
+
     Args:
-        state: of the communicator.
+        state: of the communicator.  Collective over it.
         prepared: the call.
-        comm: of its own, as starts may come in another order on each rank.
-        begin: starts the library's non-blocking collective on it.
+        comm: whose error handler is told of what goes wrong.
+        begin: starts the library's non-blocking collective on a communicator.
     """
 
-    _pending = False
     _request: MPI.Request = MPI.REQUEST_NULL
 
     def __init__(
@@ -205,14 +222,17 @@ class Restarted(_Limited, Standalone):
         state: State,
         prepared: Prepared,
         comm: MPI.Intracomm,
-        begin: Callable[[], MPI.Request],
+        begin: Callable[[MPI.Intracomm], MPI.Request],
     ) -> None:
-        self._state, self._prepared = state, prepared
-        self._comm, self._begin = comm, begin
-        self._number = 0 if state.watch is None else state.watch.plan()
+        self._bind(state, prepared)
+        number, self._unbind = state.lanes.whole.take(self, state.pause)
+        self._comm, self._begin = state.lanes.comms[number], begin
+        handler = comm.Get_errhandler()
+        self._comm.Set_errhandler(handler)
+        handler.Free()
 
     def __bool__(self) -> bool:
-        return self._comm != MPI.COMM_NULL
+        return self._unbind.alive
 
     def Start(self) -> None:
         """Start the collective.
@@ -224,25 +244,18 @@ class Restarted(_Limited, Standalone):
         if not self:
             raise ValueError("Start of a request that has been freed; make a new one")
         self._state.check()
-        if self._pending:
-            raise RuntimeError("Start of what is under way; complete it by Wait first")
-        observation = observe(self._state, self._prepared)
-        self._request = self._begin()
-        self._pending = True
-        if self._state.watch is not None:
-            self._ticket = self._state.watch.enter(self._prepared.described(), self._number)
-        if observation is not None:
-            observation.end(complete=False)
+        super().Start()
 
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        """Whether the collective is complete on this rank."""
-        caller.check()
-        if not self._pending:
-            fill(status)
-            return True
-        progress.poll()
-        self._pending = not self._request.Test(status)
-        return not self._pending
+    def _start(self) -> None:
+        with self._starting():
+            self._request = self._begin(self._comm)
+            self._state.restarted.add(self)
+
+    def _complete(self, status: MPI.Status | None) -> bool:
+        done = self._request.Test(status)
+        if done:
+            self._state.restarted.discard(self)
+        return done
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
         """Whether ``Wait`` would return, or raise, at once."""
@@ -253,15 +266,9 @@ class Restarted(_Limited, Standalone):
             return True
         return self._request.Get_status(status)
 
-    def Free(self) -> None:
-        """Free an inactive request, and its hold on the buffers.  Collective.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
-        super().Free()
+    def _close(self) -> None:
         if self:
-            self._comm.Free()
+            self._unbind()
             del self._begin, self._prepared
 
     def Cancel(self) -> NoReturn:

@@ -40,8 +40,13 @@ class Observation:
 
 
 @contextmanager
-def observing(state: State, prepared: Prepared) -> Iterator[trace.Step | None]:
-    """Observe a call that runs in the ``with`` block; gives what is to be told of its steps."""
+def observing(
+    state: State, prepared: Prepared, complete: bool = True
+) -> Iterator[trace.Step | None]:
+    """Observe a call that runs in the ``with`` block; gives what is to be told of its steps.
+
+    ``complete``: whether the call is over then; otherwise it has been started, unless this failed.
+    """
     observation = observe(state, prepared)
     if observation is None:
         yield None
@@ -53,7 +58,7 @@ def observing(state: State, prepared: Prepared) -> Iterator[trace.Step | None]:
         failure = error
         raise
     finally:
-        observation.end(failure)
+        observation.end(failure, complete or failure is not None)
 
 
 def observe(state: State, prepared: Prepared) -> Observation | None:

@@ -13,7 +13,6 @@ they wait for the ranks to agree before they send anything, without keeping anyb
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn, TypeVar
 
@@ -21,7 +20,7 @@ from mpi4py import MPI
 
 from mpicoll import agree, caller, plan, progress
 from mpicoll.call import Prepared
-from mpicoll.completion import Completion, Watched
+from mpicoll.completion import Completion, Watched, fill
 from mpicoll.lanes import Lane
 from mpicoll.observe import Observation, observe
 from mpicoll.runner import Execution
@@ -271,10 +270,7 @@ class Prequest(Request):
         super().__init__(state, prepared, report)
         self._number = 0 if state.watch is None else state.watch.plan()
         self._plan = self._state.build(self._shape)
-        self._lane = state.lanes.take(state.pause)
-        # Also where the object is dropped.
-        self._unbind = weakref.finalize(self, state.lanes.give_back, self._lane)
-        self._unbind.atexit = False
+        self._lane, self._unbind = state.lanes.plans.take(self, state.pause)
         self._short = state.starter(self._plan, self._lane, self._call)
 
     def __bool__(self) -> bool:
@@ -331,12 +327,3 @@ class Prequest(Request):
 
     def _release(self) -> None:
         pass  # until freed
-
-
-def fill(status: MPI.Status | None) -> None:
-    """What MPI calls an empty status."""
-    if status is not None:
-        status.Set_source(MPI.ANY_SOURCE)
-        status.Set_tag(MPI.ANY_TAG)
-        status.Set_error(MPI.SUCCESS)
-        status.Set_elements(MPI.BYTE, 0)

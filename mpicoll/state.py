@@ -125,6 +125,8 @@ class State:
         self.hint(hints or {})
         if settings.progress:
             progress.start()
+        #: Collectives of the MPI library's, started on communicators of their own, until complete.
+        self.restarted: set[object] = set()
         self._abandoned: list[object] = []
         self._comparisons: list[agree.Comparison] = []
         #: Plans and counters are used by all threads that make progress.
@@ -408,7 +410,7 @@ class State:
         self._end_front()
         _OPEN.pop(self, None)
         self._plans.clear()
-        if self.failure is None and not self.under_way:
+        if self.failure is None and not (self.under_way or self.restarted):
             self.device = None
             self.staging = self.relay = None
             self.windows.close()

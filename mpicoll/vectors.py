@@ -27,6 +27,7 @@ from mpicoll.buffers import (
     View,
     by_value,
     goes_by_value,
+    items,
     kind_of,
     natural,
     parse,
@@ -176,26 +177,9 @@ def count(message: Any, *, what: str) -> int:
 
 def _unpack(message: Any, what: str) -> tuple[Any, Any, Any, Any]:
     """Buffer, counts, displacements and datatype; None for what is not there."""
-    if not isinstance(message, (list, tuple)):
-        return message, None, None, None
-    counts: Any = None
-    displacements: Any = None
-    datatype: Any = None
-    if len(message) == 2:
-        owner, second = message
-        if isinstance(second, (MPI.Datatype, str)):
-            datatype = second
-        else:
-            counts = second
-    elif len(message) == 3:
-        owner, counts, datatype = message
-    elif len(message) == 4:
-        owner, counts, displacements, datatype = message
-    else:
-        raise ValueError(
-            f"{what}: a list of {len(message)} items; pass [buffer, (counts, displacements), "
-            "datatype] or a shorter form of it"
-        )
+    owner, counts, displacements, datatype = items(
+        message, what, "[buffer, (counts, displacements), datatype] or a shorter form of it"
+    )
     if isinstance(counts, tuple) and len(message) < 4:
         if len(counts) != 2:
             raise ValueError(

@@ -41,7 +41,9 @@ def module(name):
     """A module of docs/, which is no package."""
     found = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     loaded = importlib.util.module_from_spec(found)
-    found.loader.exec_module(loaded)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)  # for what they share
+        found.loader.exec_module(loaded)
     return loaded
 
 

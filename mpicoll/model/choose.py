@@ -319,28 +319,29 @@ def _spread(
     """Measured times of two choices in each replicate, and predicted ones of a wider table."""
     if resampled is None:
         return []
-    made = []
-    for number in range(resampled.count):
-        measured, predicted = {}, {}
-        for choice in pair:
-            row = table.cells[choice]
-            sets = model.replicates(table.place.collective, choice, table.place.ranks)
-            measured[choice] = np.array(
-                [math.inf if cell is None else resampled.seconds(cell)[number] for cell in row]
-            )
-            predicted[choice] = np.array([math.inf, *measured[choice], math.inf])
-            if sets and not is_native(next(filter(None, row))):
-                costs = sets[number]
-                predicted[choice] = np.array(
-                    [
-                        math.inf
-                        if cell is None
-                        else replace(cell, under=model.general).path.seconds(costs)
-                        for cell in wide.cells[choice]
-                    ]
-                )
-        made.append((measured, predicted))
-    return made
+    rows = {choice: _replicated(table, wide, model, resampled, choice) for choice in pair}
+    return [
+        (
+            {choice: measured[number] for choice, (measured, _) in rows.items()},
+            {choice: predicted[number] for choice, (_, predicted) in rows.items()},
+        )
+        for number in range(resampled.count)
+    ]
+
+
+def _replicated(
+    table: Table, wide: Table, model: CostModel, resampled: Resampled, choice: str
+) -> tuple[Array, Array]:
+    """The same of one choice, a row for each replicate."""
+    row = table.cells[choice]
+    never = np.full(resampled.count, math.inf)
+    measured = np.stack([never if cell is None else resampled.seconds(cell) for cell in row], 1)
+    sets = model.replicates(table.place.collective, choice, table.place.ranks)
+    if not sets or is_native(next(filter(None, row))):
+        return measured, np.pad(measured, ((0, 0), (1, 1)), constant_values=math.inf)
+    paths = [cell and replace(cell, under=model.general).path for cell in wide.cells[choice]]
+    predicted = [[path.seconds(costs) if path else math.inf for path in paths] for costs in sets]
+    return measured, np.array(predicted)
 
 
 # --- regret ---------------------------------------------------------------------------------------

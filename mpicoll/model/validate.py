@@ -124,7 +124,7 @@ def _fitted(cells: Sequence[Cell], prior: Fitted | None) -> Predict:
 
     def seconds(cell: Cell) -> float:
         path = replace(cell, under=prior.costs).path
-        return path.seconds(prior.costs if cell.ranks in costs.plain else costs)
+        return path.seconds(costs.at(cell.ranks, prior.costs))
 
     return seconds
 

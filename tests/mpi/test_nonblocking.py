@@ -278,7 +278,7 @@ def test_a_blocking_call_between_start_and_wait(alone, name, last):
 
 def test_an_init_between_start_and_wait(alone, monkeypatch):
     """Even one that has to agree on lanes with the other ranks."""
-    monkeypatch.setattr(alone._state.lanes, "_free", lanes.deque())
+    monkeypatch.setattr(alone._state.lanes.plans, "_free", lanes.deque())
     request, recv = started(alone, RANK)
     if RANK:
         request.Wait()
@@ -355,7 +355,7 @@ def test_plans_started_in_different_orders(alone):
     Request.Waitall(plans)
     for k in random.permutation(len(plans)):
         plans[k].Free()
-    assert not alone._state.lanes._taken
+    assert not alone._state.lanes.plans._taken
 
 
 def test_plans_beside_calls_of_the_same_shape(alone):
@@ -403,7 +403,7 @@ def test_more_plans_than_lanes(alone):
     assert [recv[0] for recv in results] == [P] * len(results)
     del plans[:], halfway, plan  # dropped, not freed
     gc.collect()
-    assert not spare._taken
+    assert not spare.plans._taken
 
 
 def test_plans_of_vectors(alone):

@@ -223,6 +223,51 @@ def test_a_library_without_persistent_collectives(old, comm):
     assert kept() is None
 
 
+def test_their_communicators_serve_again_and_go_with_the_callers(old):
+    """Whenever each rank frees or drops the plan."""
+    comm, total = Intracomm(WORLD.Dup()), np.zeros(1)
+    lanes = comm._state.lanes
+    for number in range(1, 7):
+        plan = comm.Allreduce_init(np.full(1, float(number)), total)
+        plan.Start()
+        plan.Wait()
+        assert total[0] == P * number
+        if (RANK + number) % 2:
+            plan.Free()
+        del plan
+        gc.collect()
+    assert len(lanes.comms) == 2
+    plans = [comm.Barrier_init() for _ in range(P + 1)]
+    plans[RANK].Free()  # the others keep it
+    del plans[P]
+    gc.collect()
+    plans += [comm.Barrier_init(), comm.Barrier_init()]
+    assert len(lanes.comms) == P + 2 + (P > 1)
+    del plans[RANK]
+    Prequest.Startall(plans[P - 1 :])
+    Request.Waitall(plans[P - 1 :])
+    comms = [*lanes.comms]
+    comm.Free()
+    assert all(each == MPI.COMM_NULL for each in comms)
+    with pytest.raises(ValueError, match="freed"):
+        plans[-1].Start()
+    plans[-1].Free()
+
+
+def test_they_are_kept_while_under_way_and_have_the_callers_error_handler(old, alone):
+    alone.Set_errhandler(MPI.ERRORS_ARE_FATAL)
+    plan = alone.Barrier_init()
+    seen = weakref.ref(plan)
+    assert plan._comm.Get_errhandler() == MPI.ERRORS_ARE_FATAL
+    plan.Start()
+    del plan
+    gc.collect()
+    seen().Wait()
+    gc.collect()
+    assert seen() is None
+    assert not alone._state.restarted
+
+
 def test_hooks_hear_of_starts_that_a_library_without_persistent_ones_makes(old, alone, events):
     plan = alone.Allreduce_init(np.ones(100), np.zeros(100))
     for number in range(2):
@@ -375,6 +420,18 @@ def test_hooks_hear_of_the_start_of_the_librarys(alone, events):
         assert facts(events) == [native] * (number + 2)
         plan.Wait()
     plan.Free()
+
+
+def test_hooks_hear_of_a_start_that_fails(alone, events, monkeypatch):
+    def fails(*arguments):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Intracomm, "_native", fails)
+    with pytest.raises(ZeroDivisionError):
+        alone.Ibarrier()
+    assert [(e.collective, e.complete, type(e.error)) for e in events] == [
+        ("barrier", True, ZeroDivisionError)
+    ]
 
 
 def test_what_a_hook_raises_comes_out_of_wait(alone):
