@@ -79,7 +79,7 @@ class Ours:
 
     def __init__(self, comm: mpicoll.Intracomm) -> None:
         self.comm = comm
-        #: Whether sums have the bits of those in rank order.
+        #: Whether sums have the bits of those in rank order; the host's have their own order.
         self.exact = SIZE <= 2 or comm.gpu_transport() == "cuda_ipc"
 
     def bind(self, case: Case, calls: int) -> Bound:
