@@ -259,7 +259,10 @@ class Algorithm:
     def misfit(self, size: int, parameters: Mapping[str, Value]) -> str:
         """Why it does not serve this number of ranks with these parameters; "" if it does."""
         if not self.runs_on(size):
-            return f"it needs an even number of ranks, not {size}"
+            return (
+                f"it needs an even number of ranks, not {size}: take {size + 1} ranks, or another "
+                "algorithm"
+            )
         for name, value in parameters.items():
             if isinstance(value, tuple) and value and len(value) != size:
                 return (

@@ -228,6 +228,11 @@ def test_simulate_compares_all(command):
 
 # -- refusals --------------------------------------------------------------------------------------
 
+EVEN = (
+    "allgather neighbor_exchange: it needs an even number of ranks, not 3: take 4 ranks, or another "
+    "algorithm"
+)
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -244,13 +249,15 @@ def test_simulate_compares_all(command):
         (["show", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, and there are 4"),
         (["simulate", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, and there are"),
         (["simulate", "allgather", "neighbor_exchange", "-P", "3"], "even number of ranks, not 3"),
-        (["verify", "allreduce", "ring", "-P", "3", "--set", "order=1,0"], "with order=2,0,1,3"),
+        (["verify", "allgather", "neighbor_exchange", "-P", "3"], EVEN),
+        (["verify", "allgather", "neighbor_exchange", "-P", "3,5"], EVEN),
+        (["verify", "allreduce", "ring", "-P", "3", "--set", "order=1,0"], "is for 2 ranks, and"),
         (["verify", "allreduce", "--all"], "exclude each other"),
         (["verify", "--set", "segments=2"], "--set needs one algorithm"),
         (["verify", "-P", "0"], "0 is out of range; give 1 to"),
         (["verify", "-P", "8-2"], "the range 8-2 is empty; write 2-8"),
         (["verify", "-P", "four"], "neither a number nor a range; write 1-33 or 2,4,8"),
-        (["verify", "bcast", "-P", "2", "--roots", "7"], "names no rank"),
+        (["verify", "bcast", "-P", "2", "--roots", "7"], "give 0 to 1, last or all"),
         (["simulate", "allreduce", "ring", "-n", "1X"], "'1X' is not a size"),
         (["simulate", "allreduce", "ring", "--alpha", "fast"], "--alpha 'fast' is not a time"),
         (["simulate", "allreduce", "all", "--set", "segments=2"], "name it instead of all"),

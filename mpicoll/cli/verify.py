@@ -69,9 +69,12 @@ def command(
             entry.complete(parameters)
     calls = list(_calls(chosen, sizes, written, parameters, parse.segments(segments)))
     if not calls:
+        misfits = [entry.misfit(size, parameters) for entry in chosen for size in sizes]
+        if all(misfits):  # one algorithm, as each collective has some for any number of ranks
+            raise UsageError(f"{chosen[0].collective} {chosen[0].name}: {misfits[0]}")
         raise UsageError(
-            f"--roots {roots!r} names no rank for -P {ranks!r}, or none of these numbers of ranks "
-            f"is served; try --roots 0,last and even numbers, and with order=2,0,1,3 -P 4"
+            f"--roots {roots!r} names no rank of -P {ranks!r}; give 0 to {max(sizes) - 1}, last or "
+            "all"
         )
     cases = _verify(calls)
     ok = all(case.ok for case in cases)
