@@ -36,6 +36,7 @@ from mpicoll import packing
 from mpicoll.cuda.buffers import DeviceArray, recognise
 from mpicoll.cuda.memory import OnDevice
 from mpicoll.packing import Packed, Part
+from mpicoll.wording import plural
 
 __all__ = [
     "Buffer",
@@ -347,7 +348,7 @@ def items(message: Any, what: str, form: str) -> tuple[Any, Any, Any, Any]:
     elif len(message) == 4:
         owner, count, displacement, datatype = message
     else:
-        raise ValueError(f"{what}: a list of {len(message)} items; pass {form}")
+        raise ValueError(f"{what}: a list of {plural(len(message), 'item')}; pass {form}")
     return owner, count, displacement, datatype
 
 
@@ -518,7 +519,7 @@ def _range(
     if offset > held:
         raise ValueError(
             f"{what}: displacement {displacement} is beyond the end of a buffer of "
-            f"{held // kind.itemsize} elements of {kind.itemsize} bytes"
+            f"{plural(held // kind.itemsize, 'element')} of {plural(kind.itemsize, 'byte')}"
         )
     if count is None:
         count = _share(held - offset, kind.itemsize, blocks, what)
@@ -526,8 +527,9 @@ def _range(
     if used > held - offset:
         times = f"{blocks} blocks of " if blocks > 1 else ""
         raise ValueError(
-            f"{what}: too small: {times}{count} elements of {kind.itemsize} bytes need {used} "
-            f"bytes, there are {held - offset}; pass a larger buffer or a smaller count"
+            f"{what}: too small: {times}{plural(count, 'element')} of "
+            f"{plural(kind.itemsize, 'byte')} would need {plural(used, 'byte')}, there are "
+            f"{held - offset}; pass a larger buffer or a smaller count"
         )
     return memory[offset : offset + used], count
 
@@ -547,7 +549,7 @@ def _share(held: int, extent: int, blocks: int, what: str) -> int:
     count, rest = divmod(entries, blocks)
     if rest:
         raise ValueError(
-            f"{what}: {entries} elements cannot be cut into {blocks} equal blocks, one a "
+            f"{what}: {plural(entries, 'element')} cannot be cut into {blocks} equal blocks, one a "
             f"rank; make their number a multiple of {blocks} or pass [buffer, count, datatype]"
         )
     return count

@@ -37,6 +37,7 @@ from mpicoll.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.persistent import Persistent
 from mpicoll.state import State, Stats, attach, find
 from mpicoll.tuning import NATIVE, Table
+from mpicoll.wording import plural
 
 __all__ = [
     "Cartcomm",
@@ -353,8 +354,8 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         state = self._local()
         if collective in NEIGHBOURHOOD:
             return (
-                f"{collective} on {state.size} ranks: {NATIVE} (passed through: neighbourhood "
-                f"collectives are the MPI library's own); known are {NATIVE}"
+                f"{collective} on {plural(state.size, 'rank')}: {NATIVE} (passed through: "
+                f"neighbourhood collectives are the MPI library's own); known are {NATIVE}"
             )
         collectives.collective(collective)
         if nbytes < 0:
@@ -376,8 +377,8 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         choice = tuning.placed(collective, choice, state.nodes)
         known = ", ".join((*algorithms.names(collective), NATIVE))
         return (
-            f"{collective} of {nbytes} bytes on {state.size} ranks: {choice.words} "
-            f"({choice.source}){time}; known are {known}"
+            f"{collective} of {plural(nbytes, 'byte')} on {plural(state.size, 'rank')}: "
+            f"{choice.words} ({choice.source}){time}; known are {known}"
         )
 
     def _local(self) -> State:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpicoll import collectives
 from mpicoll.collectives import Collective
 from mpicoll.schedule import Channel, Schedule, as_channels
+from mpicoll.wording import plural
 
 __all__ = [
     "COMMUTATIVE",
@@ -266,8 +267,8 @@ class Algorithm:
         for name, value in parameters.items():
             if isinstance(value, tuple) and value and len(value) != size:
                 return (
-                    f"{name}={value!r} is for {len(value)} ranks, and there are {size}: give a "
-                    f"number for each of them, or leave {name} out"
+                    f"{name}={value!r} is for {plural(len(value), 'rank')}, not for {size}: give a "
+                    f"number for each rank, or leave {name} out"
                 )
         return ""
 

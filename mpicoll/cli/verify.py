@@ -10,6 +10,7 @@ import typer
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.options import Json, Set
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpicoll.registry import Algorithm, Value
@@ -144,7 +145,7 @@ def _print(cases: list[Case]) -> None:
         output.text(f"{case.collective} {case.algorithm}, P = {case.size}{root}{settings}:")
         for problem in case.problems:
             output.text(f"  {problem}")
-    output.text(f"{len(cases) - len(wrong)} of {len(cases)} cases are right")
+    output.text(f"{len(cases) - len(wrong)} of {plural(len(cases), 'case')} right")
 
 
 def _verdict(group: list[Case]) -> str:

@@ -21,6 +21,7 @@ from mpicoll.train.data import Dataset, load
 from mpicoll.train.loop import OnStep, run
 from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.workers import TrainingError, together
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -197,7 +198,7 @@ def _strategy(config: Config) -> str:
         placed = config.servers if config.servers.isalpha() else f"{config.servers} server(s)"
         return f"parameter server, {placed}, {config.consistency}"
     details = {
-        "local_sgd": f"averages every {config.average_every} steps",
+        "local_sgd": f"averages every {plural(config.average_every, 'step')}",
         "gossip": f"{config.graph} graph",
     }
     by = f"by {config.algorithm or 'the algorithms of the communicator'}"
