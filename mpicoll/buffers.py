@@ -231,7 +231,10 @@ def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> 
         return _device_view(array, kind, writable, what)
     dtype = array.dtype
     if dtype.hasobject or dtype.itemsize == 0:
-        raise TypeError(f"{what}: elements of dtype {dtype} have no bytes to send")
+        raise TypeError(
+            f"{what}: elements of dtype {dtype} have no bytes to send; convert them by "
+            "array.astype, or send objects by the lower-case method"
+        )
     if kind is None:
         kind = _type_of_dtype(dtype, what)
     elif not dtype.isnative and kind.datatype != MPI.BYTE:
@@ -456,7 +459,10 @@ def kind_of(datatype: Any, what: str) -> Kind:
         except ValueError:
             raise TypeError(f"{what}: no MPI datatype has the code {datatype!r}") from None
     if not isinstance(datatype, MPI.Datatype):
-        raise TypeError(f"{what}: {datatype!r} in the place of an MPI datatype")
+        raise TypeError(
+            f"{what}: {datatype!r} in the place of an MPI datatype such as MPI.DOUBLE (pass "
+            "numbers as an array, by numpy.array)"
+        )
     if datatype == MPI.DATATYPE_NULL:
         raise ValueError(f"{what}: the datatype is MPI.DATATYPE_NULL, which this library lacks")
     if not datatype.is_predefined:

@@ -292,6 +292,7 @@ EVEN = (
         (["train", "cats"], "unknown dataset 'cats': known are digits, mnist5k"),
         (["train", "mnist5k", "--hidden", "a,b"], "--hidden 'a,b' is no list of sizes"),
         (["frobnicate"], "no such command 'frobnicate'; see `mpicoll --help`"),
+        (["lst"], "no such command 'lst'. Did you mean 'list'? See `mpicoll --help`"),
         (["list", "--frobnicate"], "no such option: --frobnicate"),
     ],
 )

@@ -179,7 +179,7 @@ def test_a_full_disk_keeps_earlier_points(mpirun, faulty, tmp_path):
     assert done.status not in (0, 2)
     (line,) = own(done.err)
     assert "results cannot be written: File too large; the points finished before are kept" in line
-    with pytest.warns(UserWarning, match="dropped: it is not complete JSON"):
+    with pytest.warns(UserWarning, match="dropped: not complete JSON"):
         (run,) = records.read(path)
     kept = len(run.points)
     assert 0 < kept < 8

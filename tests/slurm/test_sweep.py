@@ -76,7 +76,7 @@ def check_resubmission(slurm):
             assert path.read_bytes() == content
     assert slurm.said("sweep").count("points in ") == 4
     assert slurm.said("sweep").count(f"{POINTS} points in ") == 3
-    with pytest.warns(UserWarning, match="dropped: it is not complete JSON"):
+    with pytest.warns(UserWarning, match="dropped: not complete JSON"):
         found = records.read(cut)
     assert [len(run.points) for run in found] == [POINTS - 1, 1]
 
