@@ -284,8 +284,9 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
             progress.poll()
             if state.under_way:
                 raise RuntimeError(
-                    f"{method} of a communicator with {len(state.under_way)} collectives under "
-                    f"way: {', '.join(map(repr, state.under_way))}; Wait for them first"
+                    f"{method} of a communicator with "
+                    f"{plural(len(state.under_way), 'collective')} under way: "
+                    f"{', '.join(map(repr, state.under_way))}; Wait for them first"
                 )
 
     def _adopt(self, comm: _C, hinted: Table | None = None) -> _C:

@@ -242,7 +242,7 @@ def _represented(call: _Call, programs: Programs, period: int) -> Result:
             raise _too_large(call) from None
         found = call.events(some(), largest=True)
     turns = call.size // period
-    how = f"{period} rank{'s' if period > 1 else ''} for all"
+    how = f"{plural(period, 'rank')} for all"
     if call.uneven:
         how += ", largest block"
     return Result(

@@ -111,6 +111,13 @@ def faulty(tmp_path):
     return program
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_rank_is_told_to_start_more(mpirun, ranks):
+    done = mpirun(ranks, "-m", "mpicoll", *BRIEF)
+    assert done.status == 0
+    assert ("one rank sends no messages; start several" in done.err) == (ranks == 1)
+
+
 def test_wrong_results_are_named_and_fail(mpirun, faulty):
     done = mpirun(2, faulty(after="recv[1] += self.Get_rank()"), *BRIEF)
     assert done.status == 1

@@ -71,7 +71,7 @@ def _print(found: Comparison, first: Path, second: Path, everything: bool) -> No
     from mpicoll.model.compare import NONE
 
     rows = [row for row in found.rows if everything or row.nbytes is None or row.verdict != NONE]
-    output.text(f"A: {first}; B: {second}; {found.launches} pairs of launches")
+    output.text(f"A: {first}; B: {second}; {plural(found.launches, 'pair')} of launches")
     numbers = ("P", "size [B]", "A [us]", "B [us]", "B / A", "least", "most", "p")
     output.table(
         ("collective", "choice", *numbers, "B is"),

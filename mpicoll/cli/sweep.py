@@ -206,4 +206,9 @@ def opened(
         file.run(name, facts)
     if before.points:
         output.remark(f"{plural(len(before.points), 'point')} in {path} already, {total} left")
+    if facts["ranks"] == 1:
+        output.remark(
+            "mpicoll: warning: one rank sends no messages; start several, as by "
+            "`mpirun -n 4 mpicoll bench`"
+        )
     return Begun(Recorder(Run(name, facts), before.points, total, file), settings, before.done)
