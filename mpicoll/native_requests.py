@@ -214,7 +214,7 @@ class Restarted(_LimitedPlan, StandalonePlan):
         prepared: the call.
         comm: whose error handler is told of what goes wrong.
         begin: starts the library's non-blocking collective on a communicator.
-        stock: of the communicators that serve: those of ``state.lanes``.
+        stock: where it takes that communicator from, such as ``state.lanes.whole``.
     """
 
     _request: MPI.Request = MPI.REQUEST_NULL
