@@ -7,6 +7,8 @@ for Python callers, `train.optimizers` that to updates.
 cimport numpy as cnp
 from libc.stdlib cimport free, malloc
 
+from mpicoll.wording import plural
+
 cnp.import_array()
 
 
@@ -112,7 +114,7 @@ def fold(str op not None, str type not None, dtype, dst, operands):
             operand = _checked(held[i], op, dtype)
             if cnp.PyArray_SIZE(operand) != n:
                 raise ValueError(
-                    f"operand {i} has {operand.size} elements, the result {n}: "
+                    f"operand {i} has {plural(operand.size, 'element')}, the result {n}: "
                     "they must be equally long"
                 )
             addresses[i] = cnp.PyArray_BYTES(operand)
@@ -212,5 +214,7 @@ def update_adam(
 
 cdef int _require_length(Py_ssize_t wanted, Py_ssize_t found) except -1:
     if found != wanted:
-        raise ValueError(f"an array has {found} elements, the weights {wanted}: give equally many")
+        raise ValueError(
+            f"an array has {plural(found, 'element')}, the weights {wanted}: give equally many"
+        )
     return 0

@@ -36,6 +36,7 @@ from mpicoll import packing
 from mpicoll.cuda.buffers import DeviceArray, recognise
 from mpicoll.cuda.memory import OnDevice
 from mpicoll.packing import Packed, Part
+from mpicoll.wording import plural
 
 __all__ = [
     "Buffer",
@@ -230,7 +231,10 @@ def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> 
         return _device_view(array, kind, writable, what)
     dtype = array.dtype
     if dtype.hasobject or dtype.itemsize == 0:
-        raise TypeError(f"{what}: elements of dtype {dtype} have no bytes to send")
+        raise TypeError(
+            f"{what}: elements of dtype {dtype} have no bytes to send; convert them by "
+            "array.astype, or send objects by the lower-case method"
+        )
     if kind is None:
         kind = _type_of_dtype(dtype, what)
     elif not dtype.isnative and kind.datatype != MPI.BYTE:
@@ -347,7 +351,7 @@ def items(message: Any, what: str, form: str) -> tuple[Any, Any, Any, Any]:
     elif len(message) == 4:
         owner, count, displacement, datatype = message
     else:
-        raise ValueError(f"{what}: a list of {len(message)} items; pass {form}")
+        raise ValueError(f"{what}: a list of {plural(len(message), 'item')}; pass {form}")
     return owner, count, displacement, datatype
 
 
@@ -455,7 +459,10 @@ def kind_of(datatype: Any, what: str) -> Kind:
         except ValueError:
             raise TypeError(f"{what}: no MPI datatype has the code {datatype!r}") from None
     if not isinstance(datatype, MPI.Datatype):
-        raise TypeError(f"{what}: {datatype!r} in the place of an MPI datatype")
+        raise TypeError(
+            f"{what}: {datatype!r} in the place of an MPI datatype such as MPI.DOUBLE (pass "
+            "numbers as an array, by numpy.array)"
+        )
     if datatype == MPI.DATATYPE_NULL:
         raise ValueError(f"{what}: the datatype is MPI.DATATYPE_NULL, which this library lacks")
     if not datatype.is_predefined:
@@ -518,7 +525,7 @@ def _range(
     if offset > held:
         raise ValueError(
             f"{what}: displacement {displacement} is beyond the end of a buffer of "
-            f"{held // kind.itemsize} elements of {kind.itemsize} bytes"
+            f"{plural(held // kind.itemsize, 'element')} of {plural(kind.itemsize, 'byte')}"
         )
     if count is None:
         count = _share(held - offset, kind.itemsize, blocks, what)
@@ -526,8 +533,9 @@ def _range(
     if used > held - offset:
         times = f"{blocks} blocks of " if blocks > 1 else ""
         raise ValueError(
-            f"{what}: too small: {times}{count} elements of {kind.itemsize} bytes need {used} "
-            f"bytes, there are {held - offset}; pass a larger buffer or a smaller count"
+            f"{what}: too small: {times}{plural(count, 'element')} of "
+            f"{plural(kind.itemsize, 'byte')} would need {plural(used, 'byte')}, there are "
+            f"{held - offset}; pass a larger buffer or a smaller count"
         )
     return memory[offset : offset + used], count
 
@@ -547,7 +555,7 @@ def _share(held: int, extent: int, blocks: int, what: str) -> int:
     count, rest = divmod(entries, blocks)
     if rest:
         raise ValueError(
-            f"{what}: {entries} elements cannot be cut into {blocks} equal blocks, one a "
+            f"{what}: {plural(entries, 'element')} cannot be cut into {blocks} equal blocks, one a "
             f"rank; make their number a multiple of {blocks} or pass [buffer, count, datatype]"
         )
     return count

@@ -476,6 +476,16 @@ def place_of(definition: Collective, rank: int, size: int, root: Any) -> Place:
     return Place(rank, size, number, size if definition.block_per_rank else 1)
 
 
+def _unasked(definition: Collective, name: str) -> str:
+    """What is wrong with an argument by keyword where no algorithm is named."""
+    every = (algorithms.find(definition.name, each) for each in algorithms.names(definition.name))
+    known = sorted({parameter for algorithm in every for parameter in algorithm.parameters})
+    if name in known:
+        return f"{name}= is a parameter of an algorithm; name it too by algorithm="
+    more = f" and, with it, {', '.join(f'{each}=' for each in known)}" if known else ""
+    return f"unknown argument {name}=; known are mpi4py's, algorithm={more}"
+
+
 def asked_for(
     definition: Collective, algorithm: str | None, parameters: Mapping[str, Parameter]
 ) -> Choice | None:
@@ -491,11 +501,8 @@ def asked_for(
             "Reduce_scatter and Reduce_scatter_block alone; leave it out"
         )
     if algorithm is None:
-        if parameters:
-            raise TypeError(
-                f"{definition.method}: {next(iter(parameters))}= is a parameter of an algorithm; "
-                "name it too by algorithm="
-            )
+        for name in parameters:
+            raise TypeError(f"{definition.method}: {_unasked(definition, name)}")
         return None
     if not isinstance(algorithm, str):
         raise TypeError(f"{definition.method}: algorithm={algorithm!r} must be a name")

@@ -206,4 +206,4 @@ def check_call(size: int, root: int, nbytes: int = 0) -> None:
     if size < 1:
         raise ValueError(f"P={size} ranks: at least 1 is needed")
     if not 0 <= root < size:
-        raise ValueError(f"root={root} is not among the {size} ranks 0 .. {size - 1}")
+        raise ValueError(f"root={root} is not among the ranks 0 .. {size - 1}")

@@ -37,6 +37,7 @@ from mpicoll.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.persistent import Persistent
 from mpicoll.state import State, Stats, attach, find
 from mpicoll.tuning import NATIVE, Table
+from mpicoll.wording import plural
 
 __all__ = [
     "Cartcomm",
@@ -283,8 +284,9 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
             progress.poll()
             if state.under_way:
                 raise RuntimeError(
-                    f"{method} of a communicator with {len(state.under_way)} collectives under "
-                    f"way: {', '.join(map(repr, state.under_way))}; Wait for them first"
+                    f"{method} of a communicator with "
+                    f"{plural(len(state.under_way), 'collective')} under way: "
+                    f"{', '.join(map(repr, state.under_way))}; Wait for them first"
                 )
 
     def _adopt(self, comm: _C, hinted: Table | None = None) -> _C:
@@ -353,8 +355,8 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         state = self._local()
         if collective in NEIGHBOURHOOD:
             return (
-                f"{collective} on {state.size} ranks: {NATIVE} (passed through: neighbourhood "
-                f"collectives are the MPI library's own); known are {NATIVE}"
+                f"{collective} on {plural(state.size, 'rank')}: {NATIVE} (passed through: "
+                f"neighbourhood collectives are the MPI library's own); known are {NATIVE}"
             )
         collectives.collective(collective)
         if nbytes < 0:
@@ -376,8 +378,8 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         choice = tuning.placed(collective, choice, state.nodes)
         known = ", ".join((*algorithms.names(collective), NATIVE))
         return (
-            f"{collective} of {nbytes} bytes on {state.size} ranks: {choice.words} "
-            f"({choice.source}){time}; known are {known}"
+            f"{collective} of {plural(nbytes, 'byte')} on {plural(state.size, 'rank')}: "
+            f"{choice.words} ({choice.source}){time}; known are {known}"
         )
 
     def _local(self) -> State:

@@ -263,7 +263,9 @@ class Dispatch(MPI.Intracomm):
                 request = self._native(asked, f"{method}_init", info)
         except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
             function = getattr(MPI.Intracomm, "I" + method.lower())
-            return Restarted(state, prepared, self, lambda own: function(own, *asked.taken()))
+            return Restarted(
+                state, prepared, self, lambda own: function(own, *asked.taken()), state.lanes.whole
+            )
         kept: KeptPrequest = KeptPrequest(request)
         if state.watch is not None or state.tracer is not None or hooks.installed:
             kept = LibraryPrequest.bound(request, state, prepared)

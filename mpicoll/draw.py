@@ -12,6 +12,7 @@ from mpicoll.clock import Transfer, trace
 from mpicoll.matching import Cell
 from mpicoll.registry import Algorithm, Parameter, in_words
 from mpicoll.schedule import WORK
+from mpicoll.wording import plural
 
 __all__ = ["by_ranks", "svg", "text"]
 
@@ -74,7 +75,8 @@ def text(
     with_parameters = "".join(f", {word}" for word in in_words(complete).split())
     title = f"{algorithm.collective} {algorithm.name}, P = {size}{with_root}{with_parameters}"
     totals = (
-        f"{len(steps)} steps, {len(transfers)} messages, {algorithm.blocks(size)} blocks; "
+        f"{plural(len(steps), 'step')}, {plural(len(transfers), 'message')}, "
+        f"{plural(algorithm.blocks(size), 'block')}; "
         f"[b]>r: send block b to rank r, [b]<r: receive it, +[b]<r: receive and reduce"
     )
     return "\n".join([title, "", *lines, "", totals])

@@ -20,6 +20,7 @@ from mpicoll.cost import INTER, INTRA
 from mpicoll.machine import Model, Sizes
 from mpicoll.matching import ScheduleError
 from mpicoll.schedule import Channel, Copy, RecvReduce, Round, Send
+from mpicoll.wording import plural
 
 try:
     from mpicoll import _clock
@@ -84,7 +85,9 @@ def run(programs: Sequence[Sequence[Channel]], ranks: int, sizes: Sizes, model: 
     typed = {name: np.ascontiguousarray(values, _TYPES[name]) for name, values in arrays.items()}
     finish, sent, messages, through = _clock.run(numbers, typed)
     if through < len(programs) * first.segments:
-        raise ScheduleError(f"{len(programs) * first.segments - through} segments never complete")
+        raise ScheduleError(
+            f"{plural(len(programs) * first.segments - through, 'segment')} never complete"
+        )
     return Result(tuple(finish), tuple(sent), messages)
 
 

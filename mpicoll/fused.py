@@ -17,6 +17,7 @@ from mpicoll.buffers import Buffer
 from mpicoll.call import METHODS
 from mpicoll.collectives import Place
 from mpicoll.operands import operands
+from mpicoll.wording import plural
 
 __all__ = ["BUCKET", "Bucket", "buckets", "is_list"]
 
@@ -83,8 +84,8 @@ def buckets(place: Place, send: Any, recv: Sequence[Any]) -> list[Bucket]:
     """
     if send is not MPI.IN_PLACE and (not is_list(send) or len(send) != len(recv)):
         raise ValueError(
-            f"the receive buffer is a list of {len(recv)} arrays, so the send buffer must be a "
-            "list of as many, or MPI.IN_PLACE"
+            f"the receive buffer is a list of {plural(len(recv), 'array')}, so the send buffer "
+            "must be a list of as many, or MPI.IN_PLACE"
         )
     pairs = [_pair(place, send, recv, number) for number in range(len(recv))]
     found: list[Bucket] = []

@@ -113,6 +113,7 @@ class Lanes:
         self.comms = [private]
         self.plans = Stock(private, (Lane(0, number) for number in PLANS), self._more_lanes)
         self.whole: Stock[int] = Stock(private, (), lambda pause: [self._another(pause)])
+        self._with_topology: Stock[int] | None = None
         self._calls = 0
         self._queues: dict[int, deque[Hashable]] = {}
         self._lock = threading.Lock()  # calls begin and end in different threads
@@ -137,14 +138,23 @@ class Lanes:
             if not queue:
                 del self._queues[lane.number]
 
+    def with_topology(self, comm: MPI.Intracomm) -> Stock[int]:
+        """The same as ``whole``, with the topology of the communicator that these lanes are of."""
+        if self._with_topology is None:
+            like = MPI.Topocomm(comm)
+            self._with_topology = Stock(
+                self.comms[0], (), lambda pause: [self._another(pause, like)]
+            )
+        return self._with_topology
+
     def _more_lanes(self, pause: Callable[[], object]) -> list[Lane]:
         """The lanes of plans on another communicator."""
         comm = self._another(pause)
         return [Lane(comm, number) for number in PLANS]
 
-    def _another(self, pause: Callable[[], object]) -> int:
+    def _another(self, pause: Callable[[], object], like: MPI.Intracomm | None = None) -> int:
         """The number of another communicator."""
-        more, request = self.comms[0].Idup()
+        more, request = (like or self.comms[0]).Idup()
         progress.until(request.Test, pause)
         more.Set_errhandler(MPI.ERRORS_RETURN)
         self.comms.append(more)

@@ -36,6 +36,7 @@ from mpicoll.schedule import (
     blocks,
     number_of_blocks,
 )
+from mpicoll.wording import plural
 
 __all__ = ["Cell", "Matching", "Memory", "ScheduleError", "run"]
 
@@ -189,8 +190,8 @@ class Matching(Generic[Value]):
         for rank, shape in enumerate(shapes):
             if shape != shapes[0]:
                 raise ScheduleError(
-                    f"rank {rank} has {len(shape)} channels that do not match the "
-                    f"{len(shapes[0])} of rank 0"
+                    f"the {plural(len(shape), 'channel')} of rank {rank} and the "
+                    f"{len(shapes[0])} of rank 0 do not match"
                 )
         self.size = len(programs)
         self.ranks = self.size if ranks is None else ranks
@@ -226,7 +227,7 @@ class Matching(Generic[Value]):
             sent, expected = number_of_blocks(message.sent), number_of_blocks(message.step.block)
             if sent != expected:
                 raise ScheduleError(
-                    f"rank {sender.rank} sends {sent} blocks to rank {receiver.rank}, "
+                    f"rank {sender.rank} sends {plural(sent, 'block')} to rank {receiver.rank}, "
                     f"which expects {expected}: {message.step}"
                 )
         receiver.arrived.append((message.step, message))

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from mpicoll import agree, caller, progress
 from mpicoll.call import Prepared
 from mpicoll.completion import StandalonePlan, Watched, fill
+from mpicoll.lanes import Stock
 from mpicoll.observe import observing
 from mpicoll.state import State
 from mpicoll.watch import Patience, Ticket
@@ -213,6 +214,7 @@ class Restarted(_LimitedPlan, StandalonePlan):
         prepared: the call.
         comm: whose error handler is told of what goes wrong.
         begin: starts the library's non-blocking collective on a communicator.
+        stock: where it takes that communicator from, such as ``state.lanes.whole``.
     """
 
     _request: MPI.Request = MPI.REQUEST_NULL
@@ -223,9 +225,10 @@ class Restarted(_LimitedPlan, StandalonePlan):
         prepared: Prepared,
         comm: MPI.Intracomm,
         begin: Callable[[MPI.Intracomm], MPI.Request],
+        stock: Stock[int],
     ) -> None:
         self._bind(state, prepared)
-        number, self._unbind = state.lanes.whole.take(self, state.pause)
+        number, self._unbind = stock.take(self, state.pause)
         self._comm, self._begin = state.lanes.comms[number], begin
         handler = comm.Get_errhandler()
         self._comm.Set_errhandler(handler)

@@ -20,6 +20,7 @@ from mpicoll import packing
 from mpicoll.buffers import Buffer, parse
 from mpicoll.collectives import Collective, Place
 from mpicoll.layout import Layout
+from mpicoll.wording import plural
 
 __all__ = ["Operands", "check_apart", "differ", "no_place", "operands", "order_error"]
 
@@ -116,8 +117,8 @@ def _check_pair(send: Buffer, recv: Buffer, definition: Collective) -> None:
     if send.block_bytes != recv.block_bytes:
         unit = " a block" if definition.block_per_rank else ""
         raise ValueError(
-            f"send buffer of {send.count} elements{unit} but receive buffer of {recv.count}: "
-            "the counts must be equal; change one, or pass [buffer, count, datatype]"
+            f"send buffer of {plural(send.count, 'element')}{unit} but receive buffer of "
+            f"{recv.count}: the counts must be equal; change one, or pass [buffer, count, datatype]"
         )
     check_apart(send, recv, definition)
 

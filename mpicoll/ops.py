@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpicoll.wording import plural
+
 try:
     from . import _kernels
 except ImportError:  # a source tree where nothing has been built
@@ -151,7 +153,7 @@ def _check(how: Reduction, dst: Array, operands: Sequence[Array]) -> None:
     for i, operand in enumerate(operands):
         if operand.size != dst.size:
             raise ValueError(
-                f"operand {i} has {operand.size} elements, the result {dst.size}: "
+                f"operand {i} has {plural(operand.size, 'element')}, the result {dst.size}: "
                 "they must be equally long"
             )
 

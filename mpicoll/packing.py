@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll import caller
+from mpicoll.wording import plural
 
 __all__ = ["Packed", "Part", "absolute", "is_flat", "strided", "typed"]
 
@@ -139,9 +140,10 @@ def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
         first, end = _bounds(part)
         if first < 0 or end > memory.size:
             raise ValueError(
-                f"{what}: {part.count} elements of {part.datatype.Get_name() or 'a datatype'} at "
-                f"byte {part.offset} reach from byte {first} to {end} of a buffer of "
-                f"{memory.size} bytes; pass a larger buffer or a smaller count"
+                f"{what}: {plural(part.count, 'element')} of "
+                f"{part.datatype.Get_name() or 'a datatype'} at byte {part.offset} would reach "
+                f"from byte {first} to {end} of a buffer of {plural(memory.size, 'byte')}; pass a "
+                "larger buffer or a smaller count"
             )
     pieces: list[tuple[MPI.Datatype, slice]] = []
     offset = 0

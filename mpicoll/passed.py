@@ -23,11 +23,11 @@ from mpicoll.cuda.buffers import is_device
 from mpicoll.dispatch import Dispatch, fall_back
 from mpicoll.libraries import REDUCING_ON_DEVICE
 from mpicoll.messages import Messages
-from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
+from mpicoll.native_requests import KeptPrequest, LibraryPrequest, Restarted, started
 from mpicoll.observe import observing
 from mpicoll.refusing import refuse, refused
 from mpicoll.settings import policy_from
-from mpicoll.state import Stats
+from mpicoll.state import State, Stats
 from mpicoll.tuning import NATIVE, Choice
 
 __all__ = ["NEIGHBOURHOOD", "Intercomm", "Neighbourhood"]
@@ -89,14 +89,29 @@ class Neighbourhood(Dispatch):
         """Bind one to its buffers; returns a persistent request."""
         prepared, state = self._prepared(definition), self._ready()
         state.enter(prepared)
-        with progress.meanwhile():
-            request = getattr(MPI.Topocomm, _forms(definition.method)[2])(self, *arguments, **more)
         state.count(definition.name, NATIVE)
+        try:
+            with progress.meanwhile():
+                request = self._native_plan(definition, *arguments, **more)
+        except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
+            return self._restarted(state, prepared, *arguments, **more)
         kept = KeptPrequest(request)
         if state.watch is not None:
             kept = LibraryPrequest.bound(request, state, prepared)
         kept.kept = arguments, more
         return kept
+
+    def _native_plan(self, definition: Collective, *arguments: Any, **more: Any) -> Any:
+        """A persistent request of the MPI library's own."""
+        return getattr(MPI.Topocomm, _forms(definition.method)[2])(self, *arguments, **more)
+
+    def _restarted(
+        self, state: State, prepared: Prepared, sendbuf: Any, recvbuf: Any, info: Any = None
+    ) -> Restarted:
+        """What stands for one."""
+        start = getattr(MPI.Topocomm, _forms(prepared.definition.method)[1])
+        stock = state.lanes.with_topology(self)
+        return Restarted(state, prepared, self, lambda own: start(own, sendbuf, recvbuf), stock)
 
 
 def _neighbours(name: str, definition: Collective, how: Callable[..., Any]) -> Callable[..., Any]:

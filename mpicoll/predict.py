@@ -14,6 +14,7 @@ from mpicoll.machine import Model
 from mpicoll.paths import Path, TooManyMessages, critical_path
 from mpicoll.simulate import simulate
 from mpicoll.tuning import NATIVE, Choice
+from mpicoll.wording import plural
 
 __all__ = ["CURVE", "GENERAL", "OWN", "Prediction", "in_words", "predict", "ranking"]
 
@@ -61,13 +62,9 @@ class Prediction:
         name, most = max(self.parts, key=lambda part: part[1], default=("", 0.0))
         share = f"; {100 * most / self.seconds:.0f} % {name}" if self.seconds and most else ""
         return (
-            f"{_counted(messages, 'message')}, {nbytes} bytes and "
-            f"{_counted(self.path.rounds, 'round')} one after the other{share}"
+            f"{plural(messages, 'message')}, {plural(nbytes, 'byte')} and "
+            f"{plural(self.path.rounds, 'round')} one after the other{share}"
         )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def predict(
@@ -211,7 +208,7 @@ def _outside(evidence: Evidence | None, ranks: int, nbytes: int) -> list[str]:
         found.append(f"P = {ranks} is outside of what was measured, P = {measured}")
     if not evidence.least <= nbytes <= evidence.most:
         found.append(
-            f"{nbytes} bytes are outside of what was measured, "
+            f"a size of {plural(nbytes, 'byte')} is outside of what was measured, "
             f"{evidence.least} to {evidence.most} bytes"
         )
     return found

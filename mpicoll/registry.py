@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpicoll import collectives
 from mpicoll.collectives import Collective
 from mpicoll.schedule import Channel, Schedule, as_channels
+from mpicoll.wording import plural
 
 __all__ = [
     "COMMUTATIVE",
@@ -259,12 +260,15 @@ class Algorithm:
     def misfit(self, size: int, parameters: Mapping[str, Value]) -> str:
         """Why it does not serve this number of ranks with these parameters; "" if it does."""
         if not self.runs_on(size):
-            return f"it needs an even number of ranks, not {size}"
+            return (
+                f"it needs an even number of ranks, not {size}: take {size + 1} ranks, or another "
+                "algorithm"
+            )
         for name, value in parameters.items():
             if isinstance(value, tuple) and value and len(value) != size:
                 return (
-                    f"{name}={value!r} is for {len(value)} ranks, and there are {size}: give a "
-                    f"number for each of them, or leave {name} out"
+                    f"{name}={value!r} is for {plural(len(value), 'rank')}, not for {size}: give a "
+                    f"number for each rank, or leave {name} out"
                 )
         return ""
 

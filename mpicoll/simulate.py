@@ -25,6 +25,7 @@ from mpicoll.likeness import Program, is_period, weight
 from mpicoll.machine import Model, Sizes
 from mpicoll.registry import Algorithm, Parameter, Value
 from mpicoll.schedule import Schedule
+from mpicoll.wording import plural
 
 __all__ = ["METHODS", "Model", "Result", "TooLargeError", "Transfer", "simulate", "trace"]
 
@@ -139,7 +140,7 @@ def simulate(
     if method not in METHODS:
         raise ValueError(f"method={method!r} is none of {', '.join(METHODS)}")
     if model.nodes and len(model.nodes) != size:
-        raise ValueError(f"nodes of {len(model.nodes)} ranks, and there are {size}")
+        raise ValueError(f"nodes of {plural(len(model.nodes), 'rank')}, and there are {size}")
     outside = [rank for rank in model.slow if not 0 <= rank < size]
     if outside:
         raise ValueError(f"rank {outside[0]} is slow, but is not among the ranks 0 .. {size - 1}")
@@ -241,7 +242,7 @@ def _represented(call: _Call, programs: Programs, period: int) -> Result:
             raise _too_large(call) from None
         found = call.events(some(), largest=True)
     turns = call.size // period
-    how = f"{period} rank{'s' if period > 1 else ''} for all"
+    how = f"{plural(period, 'rank')} for all"
     if call.uneven:
         how += ", largest block"
     return Result(

@@ -251,6 +251,8 @@ class State:
             if self.watch is not None:
                 self.watch.begin(definition.method)
             self._share(_refusal(definition, error))
+        elif self.watch is not None:
+            self.watch.refuse()
 
     def start(self, prepared: Prepared) -> tuple[Ticket | None, agree.Comparison | None]:
         """The same as :meth:`enter` for a call that must not wait for others.
@@ -266,6 +268,8 @@ class State:
             if self.watch is not None:
                 self.watch.enter(definition.method)
             self._compare(_refusal(definition, error))
+        elif self.watch is not None:
+            self.watch.refuse()
 
     def _compare(self, facts: agree.Facts) -> agree.Comparison:
         comparison = agree.Comparison(self.private, facts, self.fail)
@@ -359,6 +363,8 @@ class State:
         ``kept``: what MPI, or another rank, may still use.
         """
         self.abandon(*kept)
+        if self.failure is None and self.watch is not None:
+            self.watch.fail()
         self.failure = self.failure or error
         self._end_front()
 

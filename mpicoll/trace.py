@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
+from mpicoll.wording import plural
+
 __all__ = ["Step", "Tracer", "lines", "read"]
 
 #: ``step(kind, peer, bytes, channel, phase, start)`` notes what ends now.
@@ -135,7 +137,7 @@ def lines(records: Iterable[dict[str, Any]]) -> Iterator[str]:
     for (comm, number), steps in calls.items():
         begin = min(step["start"] for step in steps)
         first = next((step for step in steps if step["step"] == "call"), steps[0])
-        size = f", {first['bytes']} bytes" if first["step"] == "call" else ", not ended"
+        size = f", {plural(first['bytes'], 'byte')}" if first["step"] == "call" else ", not ended"
         yield f"{first['collective']} {first['algorithm']}{size} (call {number} on {comm})"
         for step in steps:
             yield "  " + _line(step, begin)

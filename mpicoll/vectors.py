@@ -37,6 +37,7 @@ from mpicoll.collectives import Collective, Place
 from mpicoll.layout import Layout
 from mpicoll.operands import Operands, check_apart, differ, no_place, order_error
 from mpicoll.packing import Part
+from mpicoll.wording import plural
 
 __all__ = ["ALL", "METHODS", "OWN", "count", "operands", "parse_typed", "parse_vector"]
 
@@ -146,7 +147,10 @@ def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tupl
     elif len(message) == 4:
         counts, displacements = message[1:3]
     if len(datatypes) != blocks:
-        raise ValueError(f"{what}: {len(datatypes)} datatypes for {blocks} ranks; pass one a rank")
+        raise ValueError(
+            f"{what}: {plural(len(datatypes), 'datatype')} for {plural(blocks, 'rank')}; "
+            "pass one a rank"
+        )
     numbers = _numbers(counts, blocks, "counts", what)
     places = _numbers(displacements, blocks, "displacements", what)
     if any(goes_by_value(owner, datatype) for datatype in datatypes):
@@ -183,8 +187,8 @@ def _unpack(message: Any, what: str) -> tuple[Any, Any, Any, Any]:
     if isinstance(counts, tuple) and len(message) < 4:
         if len(counts) != 2:
             raise ValueError(
-                f"{what}: a tuple of {len(counts)} items in the place of (counts, displacements); "
-                "write counts alone as a list"
+                f"{what}: a tuple of {plural(len(counts), 'item')} in the place of "
+                "(counts, displacements); write counts alone as a list"
             )
         counts, displacements = counts
     return owner, counts, displacements, datatype
@@ -199,7 +203,9 @@ def _numbers(values: Any, blocks: int, name: str, what: str) -> list[int]:
     except TypeError:
         raise TypeError(f"{what}: {name} {values!r} must be integers, one a rank") from None
     if len(numbers) != blocks:
-        raise ValueError(f"{what}: {len(numbers)} {name} for {blocks} ranks; pass one a rank")
+        raise ValueError(
+            f"{what}: {len(numbers)} {name} for {plural(blocks, 'rank')}; pass one a rank"
+        )
     return numbers
 
 
@@ -221,7 +227,7 @@ def _check_blocks(vector: Layout, held: int, what: str, apart: bool) -> None:
         if offset + count > held:
             raise ValueError(
                 f"{what}: block {rank} ends at byte {offset + count}, behind the end of a buffer "
-                f"of {held} bytes; pass a larger buffer, smaller counts or displacements"
+                f"of {plural(held, 'byte')}; pass a larger buffer, smaller counts or displacements"
             )
         if apart and offset < end:
             raise ValueError(
@@ -304,7 +310,7 @@ def _reduce_scatter(
     for side, buffer, count in needed:
         if buffer.count != count:
             raise ValueError(
-                f"{side} buffer of {buffer.count} elements, but recvcounts="
+                f"{side} buffer of {plural(buffer.count, 'element')}, but recvcounts="
                 f"{list(cut.counts)} ask for {count}; change one, or pass [buffer, count, datatype]"
             )
     return Operands(send, recv, in_place, (cut, cut))
@@ -325,8 +331,8 @@ def _check_pair(
         raise _types(send, recv)
     if sent != received:
         raise ValueError(
-            f"this rank sends {sent} bytes to itself but receives {received}: the counts must be "
-            "equal; change one"
+            f"this rank sends {plural(sent, 'byte')} to itself but receives {received}: the counts "
+            "must be equal; change one"
         )
     _check_order(send, recv)
 

@@ -6,10 +6,14 @@ its starts.  Each rank keeps these numbers where the other ranks of its node can
 small file that all of them map: a rank that is stuck elsewhere need not take part.  Ranks of other
 nodes are asked, by messages that only flow once an operation has exceeded the limit; what they do
 not answer within a grace time is said as it is.  What ends in time sends nothing.
+
+Beside the numbers stands whether a call has failed on the rank, after which it enters no other, and
+which call it has refused for its arguments.  A rank that has failed tells those of other nodes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import tempfile
@@ -29,6 +33,9 @@ GRACE, LOOK = 1.0, 0.05
 #: Numbers that a rank keeps: of its calls, and of the starts of persistent operations.  Where there
 #: are more of the latter they share numbers, and the ranks named may be too few.
 NUMBERS = 128
+#: What stands beside them: 1 once a call has failed, and the number of the call refused last.
+FAILED, REFUSED = NUMBERS, NUMBERS + 1
+WIDTH = NUMBERS + 2
 
 
 class Ticket(NamedTuple):
@@ -66,7 +73,7 @@ class Watch:
         self._near: dict[int, int]
         self._numbers, self._near = _shared(private) if share else _alone(self._rank)
         self._far = [rank for rank in range(private.Get_size()) if rank not in self._near]
-        self._heard = {rank: np.zeros(NUMBERS, np.int64) for rank in self._far}
+        self._heard = {rank: np.zeros(WIDTH, np.int64) for rank in self._far}
         self._sent: list[tuple[MPI.Request, np.ndarray]] = []
         self._plans = 0
         self._current = Patience(self, Ticket("nothing", 0, 0))
@@ -90,6 +97,18 @@ class Watch:
         """Wait a moment for the call that was begun last; see :meth:`Patience.pause`."""
         self._current.pause()
 
+    def fail(self) -> None:
+        """A call has failed on this rank, which enters no other on the communicator."""
+        self._numbers[self._near[self._rank], FAILED] = 1
+        with contextlib.suppress(MPI.Exception):  # perhaps messages are what fails
+            for rank in self._far:
+                self._tell(rank)
+
+    def refuse(self) -> None:
+        """This rank does not enter its next call, because of its arguments."""
+        own = self._numbers[self._near[self._rank]]
+        own[REFUSED] = own[0] + 1
+
     def answer(self) -> None:
         """Answer the ranks of other nodes that have asked."""
         if not self._far:
@@ -99,16 +118,15 @@ class Watch:
 
     def explain(self, ticket: Ticket) -> str:
         """Why an operation has not ended, as far as can be found out."""
-        index, number = ticket.counter, ticket.number
         silent = self._ask(ticket)
-        absent = [rank for rank, row in self._near.items() if self._numbers[row, index] < number]
-        absent += [
-            rank for rank in self._far if rank not in silent and self._heard[rank][index] < number
-        ]
+        known = {rank: self._numbers[row] for rank, row in self._near.items()}
+        known |= {rank: row for rank, row in self._heard.items() if rank not in silent}
+        ways: dict[str, list[int]] = {}
+        for rank, row in known.items():
+            if row[ticket.counter] < ticket.number:
+                ways.setdefault(_absence(row, ticket), []).append(rank)
         text = f"{ticket}, has not ended within MPICOLL_TIMEOUT={self.seconds:g} s: "
-        found = []
-        if absent:
-            found.append(f"{ranges(absent)} {_have(absent)} not entered it")
+        found = [f"{ranges(ranks)} {_have(ranks)} {way}" for way, ranks in sorted(ways.items())]
         if silent:
             found.append(
                 f"{ranges(silent)} {_have(silent)} not answered, and {_have(silent)} not entered "
@@ -141,7 +159,7 @@ class Watch:
         senders = []
         status = MPI.Status()
         while self._private.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, status):
-            numbers = np.zeros(NUMBERS, np.int64)
+            numbers = np.zeros(WIDTH, np.int64)
             sender = status.Get_source()
             self._private.Recv(numbers, sender, NOTICE_TAG)
             np.maximum(self._heard[sender], numbers, out=self._heard[sender])
@@ -170,7 +188,8 @@ class Patience:
         """Offer the processor to others; called again and again while nothing moves.
 
         Raises:
-            TimeoutError: the limit is exceeded; names the ranks that have not entered.
+            TimeoutError: the limit is exceeded; names the ranks that have not entered, and which
+                of them have failed.
         """
         os.sched_yield()
         now = time.monotonic()
@@ -192,7 +211,7 @@ def _shared(private: MPI.Intracomm) -> tuple[np.ndarray, dict[int, int]]:
     node = private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank())
     try:
         ranks = node.allgather(private.Get_rank())
-        name = _new_file(8 * NUMBERS * len(ranks)) if node.Get_rank() == 0 else None
+        name = _new_file(8 * WIDTH * len(ranks)) if node.Get_rank() == 0 else None
         name = node.bcast(name)
         numbers = _mapped(name) if name else None
         everywhere = node.allreduce(numbers is not None, MPI.LAND)
@@ -207,7 +226,7 @@ def _shared(private: MPI.Intracomm) -> tuple[np.ndarray, dict[int, int]]:
 
 def _alone(rank: int) -> tuple[np.ndarray, dict[int, int]]:
     """The numbers of this rank, which no other can read."""
-    return np.zeros((1, NUMBERS), np.int64), {rank: 0}
+    return np.zeros((1, WIDTH), np.int64), {rank: 0}
 
 
 def _new_file(length: int) -> str | None:
@@ -225,7 +244,7 @@ def _mapped(name: str) -> np.ndarray | None:
     try:
         with open(name, "r+b") as file:
             numbers = np.frombuffer(mmap.mmap(file.fileno(), 0), np.int64)
-            return numbers.reshape(-1, NUMBERS)
+            return numbers.reshape(-1, WIDTH)
     except (OSError, ValueError):
         return None
 
@@ -240,6 +259,15 @@ def ranges(ranks: Iterable[int]) -> str:
             runs.append([rank, rank])
     words = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
     return f"rank{'' if len(runs) == 1 and runs[0][0] == runs[0][1] else 's'} {words}"
+
+
+def _absence(numbers: np.ndarray, ticket: Ticket) -> str:
+    """What a rank with these numbers has done instead of entering an operation."""
+    if numbers[FAILED]:
+        return "failed in another call"
+    if not ticket.counter and numbers[REFUSED] == ticket.number:
+        return "refused it for its arguments"
+    return "not entered it"
 
 
 def _have(ranks: list[int]) -> str:

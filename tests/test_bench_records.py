@@ -79,7 +79,7 @@ def test_a_file_cut_anywhere_keeps_its_finished_points(tmp_path_factory, data):
     finished = whole[: cut + 1].count(b"\n") - 1
     torn = cut < len(whole) and whole[:cut].splitlines()[-1] not in whole.splitlines()
     if torn:
-        with pytest.warns(UserWarning, match="dropped: it is not complete JSON"):
+        with pytest.warns(UserWarning, match="dropped: not complete JSON"):
             (run,) = records.read(path)
     else:
         (run,) = records.read(path)
@@ -132,6 +132,17 @@ def test_lines_that_are_no_record(tmp_path, line):
     with pytest.warns(UserWarning, match="line 3 dropped"):
         (run,) = records.read(path)
     assert run.points == [POINT]
+
+
+def test_a_file_of_something_else_is_told_of_once(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("import os\n\nprint(1)\nos.abort()\n")
+    with (
+        pytest.warns(UserWarning, match="line 1 and 2 lines after it dropped: not ") as caught,
+        pytest.raises(ValueError, match="no measured point"),
+    ):
+        records.read(path)
+    assert len(caught) == 1
 
 
 def test_points_without_the_line_of_their_run(tmp_path):

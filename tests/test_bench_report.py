@@ -108,7 +108,7 @@ def test_order_of_the_report():
 def test_warnings_name_host_and_count():
     crowded = replace(POINT, oversubscribed=True)
     (warning,) = table.warnings(FACTS, [POINT, crowded])
-    assert warning.startswith("4 ranks ran on the 2 cores of node<1>")
+    assert warning.startswith("4 ranks ran on 2 cores of node<1>")
     # What ranks that wait for a core reach is no bandwidth.
     assert (cells(crowded)["P"], cells(crowded)["algbw"], cells(crowded)["busbw"]) == (
         "4!",
@@ -117,7 +117,7 @@ def test_warnings_name_host_and_count():
     )
     assert next(csv.DictReader(io.StringIO(table.as_csv([crowded]))))["busbw_GBps"] == ""
     assert "not how fast the algorithms are" in warning
-    assert "3 elements" in table.warnings({}, [replace(POINT, wrong=3)])[0]
+    assert "3 wrong elements" in table.warnings({}, [replace(POINT, wrong=3)])[0]
     assert table.warnings({}, [POINT]) == []
 
 

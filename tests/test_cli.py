@@ -96,7 +96,7 @@ def test_an_order_of_ranks_is_a_parameter(command):
     given = ("allreduce", "ring", "--set", "order=2,0,1,3")
     done = command("verify", *given)
     assert done.status == 0
-    assert "1 of 1 cases are right" in done.out  # of all numbers of ranks, that of the order
+    assert "1 of 1 case right" in done.out  # of all numbers of ranks, that of the order
     drawn = command("show", *given, "-P", "4").out
     assert drawn.splitlines()[0] == "allreduce ring, P = 4, order=2,0,1,3"
     assert "[2]>1  +[3]<2   [0]>3  +[2]<0   [3]>0  +[1]<3   [1]>2  +[0]<1" in drawn
@@ -108,7 +108,7 @@ def test_an_order_of_ranks_is_a_parameter(command):
 def test_the_nodes_of_ranks_are_a_parameter(command):
     given = ("allreduce", "hierarchical", "--set", "nodes=0,1,1,0")
     done = command("verify", *given, "--set", "segments=2")
-    assert "1 of 1 cases are right" in done.out
+    assert "1 of 1 case right" in done.out
     drawn = command("show", *given).out
     title = "allreduce hierarchical, P = 4, nodes=0,1,1,0, segments=1, window=8"
     assert drawn.splitlines()[0] == title
@@ -117,7 +117,7 @@ def test_the_nodes_of_ranks_are_a_parameter(command):
     assert found["parameters"]["nodes"] == [0, 1, 1, 0]
     assert found["time"] == pytest.approx(found["formula"])
     alone = command("verify", "allreduce", "hierarchical", "-P", "1", "--set", "nodes=0,")
-    assert "1 of 1 cases are right" in alone.out
+    assert "1 of 1 case right" in alone.out
 
 
 def test_verify_tries_several_placements(command):
@@ -228,6 +228,11 @@ def test_simulate_compares_all(command):
 
 # -- refusals --------------------------------------------------------------------------------------
 
+EVEN = (
+    "allgather neighbor_exchange: it needs an even number of ranks, not 3: take 4 ranks, or "
+    "another algorithm"
+)
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -235,22 +240,27 @@ def test_simulate_compares_all(command):
         (["list", "nope"], "unknown collective 'nope': known are allreduce"),
         (["show", "allreduce", "nope"], "unknown algorithm 'nope' for allreduce: known are"),
         (["show", "allreduce", "ring", "-P", "2-4"], "a drawing has one number of ranks"),
-        (["show", "bcast", "linear", "--root", "4"], "root=4 is not among the 4 ranks"),
+        (["show", "bcast", "linear", "--root", "4"], "root=4 is not among the ranks 0 .. 3"),
         (["show", "allreduce", "ring", "--set", "k=2"], "has no parameter 'k'"),
         (["show", "allreduce", "ring", "--set", "k"], "write a name and a whole number"),
         (["show", "allreduce", "ring", "--set", "order=1,1"], "order=(1, 1) must be a sequence"),
         (["show", "bcast", "hierarchical", "--set", "nodes=1,0"], "nodes=(1, 0) is for 2 ranks"),
         (["show", "bcast", "hierarchical", "--set", "nodes=4"], "nodes=4 must be a sequence with"),
-        (["show", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, and there are 4"),
-        (["simulate", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, and there are"),
+        (["show", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, not for 4"),
+        (["simulate", "allreduce", "ring", "--set", "order=1,0"], "is for 2 ranks, not for"),
         (["simulate", "allgather", "neighbor_exchange", "-P", "3"], "even number of ranks, not 3"),
-        (["verify", "allreduce", "ring", "-P", "3", "--set", "order=1,0"], "with order=2,0,1,3"),
+        (["verify", "allgather", "neighbor_exchange", "-P", "3"], EVEN),
+        (["verify", "allgather", "neighbor_exchange", "-P", "3,5"], EVEN),
+        (
+            ["verify", "allreduce", "ring", "-P", "3", "--set", "order=1,0"],
+            "for 2 ranks, not for 3",
+        ),
         (["verify", "allreduce", "--all"], "exclude each other"),
         (["verify", "--set", "segments=2"], "--set needs one algorithm"),
         (["verify", "-P", "0"], "0 is out of range; give 1 to"),
         (["verify", "-P", "8-2"], "the range 8-2 is empty; write 2-8"),
         (["verify", "-P", "four"], "neither a number nor a range; write 1-33 or 2,4,8"),
-        (["verify", "bcast", "-P", "2", "--roots", "7"], "names no rank"),
+        (["verify", "bcast", "-P", "2", "--roots", "7"], "give 0 to 1, last or all"),
         (["simulate", "allreduce", "ring", "-n", "1X"], "'1X' is not a size"),
         (["simulate", "allreduce", "ring", "--alpha", "fast"], "--alpha 'fast' is not a time"),
         (["simulate", "allreduce", "all", "--set", "segments=2"], "name it instead of all"),
@@ -276,12 +286,13 @@ def test_simulate_compares_all(command):
         (["bench", "allreduce", "-f", "2", "-i", "8"], "exclude each other"),
         (["bench", "allreduce", "--message-size", "8"], "has no colon"),
         (["bench", "allreduce", "--precision", "nan"], "--precision nan is out of range"),
-        (["bench", "allreduce", "--budget", "0"], "give at least 0.001 seconds"),
+        (["bench", "allreduce", "--budget", "0"], "give at least 0.001 s"),
         (["bench", "allreduce", "-n", "0"], "`mpicoll bench --help`"),
         (["bench"], "missing argument"),
         (["train", "cats"], "unknown dataset 'cats': known are digits, mnist5k"),
         (["train", "mnist5k", "--hidden", "a,b"], "--hidden 'a,b' is no list of sizes"),
         (["frobnicate"], "no such command 'frobnicate'; see `mpicoll --help`"),
+        (["lst"], "no such command 'lst'. Did you mean 'list'? See `mpicoll --help`"),
         (["list", "--frobnicate"], "no such option: --frobnicate"),
     ],
 )

@@ -111,11 +111,18 @@ def faulty(tmp_path):
     return program
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_rank_is_told_to_start_more(mpirun, ranks):
+    done = mpirun(ranks, "-m", "mpicoll", *BRIEF)
+    assert done.status == 0
+    assert ("one rank sends no messages; start several" in done.err) == (ranks == 1)
+
+
 def test_wrong_results_are_named_and_fail(mpirun, faulty):
     done = mpirun(2, faulty(after="recv[1] += self.Get_rank()"), *BRIEF)
     assert done.status == 1
     assert "wrong elements, the first at rank 1, index 1: want " in done.err
-    assert "elements of the results were wrong" in done.out
+    assert "wrong elements; see the column" in done.out
 
 
 def test_an_exception_on_one_rank_ends_all(mpirun, faulty):
@@ -179,13 +186,13 @@ def test_a_full_disk_keeps_earlier_points(mpirun, faulty, tmp_path):
     assert done.status not in (0, 2)
     (line,) = own(done.err)
     assert "results cannot be written: File too large; the points finished before are kept" in line
-    with pytest.warns(UserWarning, match="dropped: it is not complete JSON"):
+    with pytest.warns(UserWarning, match="dropped: not complete JSON"):
         (run,) = records.read(path)
     kept = len(run.points)
     assert 0 < kept < 8
     again = mpirun(2, "-m", "mpicoll", *words, "-J", path, "--resume")
     assert again.status == 0
-    assert f"{kept} points are in {path} already, {8 - kept} are left" in again.err
+    assert f"{kept} points in {path} already, {8 - kept} left" in again.err
     with pytest.warns(UserWarning, match="not complete JSON"):
         points = [resume.key(point) for run in records.read(path) for point in run.points]
     assert len(points) == len(set(points)) == 8

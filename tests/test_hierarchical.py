@@ -158,7 +158,7 @@ def test_what_names_no_nodes_is_refused(algorithm, nodes):
 @pytest.mark.parametrize("size", [1, 3])
 @every_one
 def test_nodes_of_another_number_of_ranks_are_refused(algorithm, size):
-    with pytest.raises(ValueError, match=rf"nodes=\(0, 1\) is for 2 ranks, and there are {size}:"):
+    with pytest.raises(ValueError, match=rf"nodes=\(0, 1\) is for 2 ranks, not for {size}:"):
         verify(algorithm, size, 0, {"nodes": (0, 1)})
 
 

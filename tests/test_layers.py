@@ -15,7 +15,7 @@ PACKAGE = Path(mpicoll.__file__).parent
 
 #: The layer of each module, from the ground up.
 LAYERS = [
-    {"schedule", "layout", "topology", "collectives", "registry"},
+    {"schedule", "layout", "topology", "collectives", "registry", "wording"},
     {"algorithms"},
     {"matching", "verify", "simulate", "draw", "cost", "paths"}
     | {"clock", "_clock", "flat", "likeness", "machine", "ports", "sweep"},

@@ -238,7 +238,7 @@ def test_points_that_would_mix_what_is_not_alike_are_left_out():
     assert "unknown algorithm 'rong'" in " ".join(left.words())
     found, _ = gather([Run("r", {}, good + bad)], oversubscribed=True)
     assert [cell.nbytes for cell in found] == [8, 16, 32, 64]
-    with pytest.raises(ValueError, match="no point can be used: 1 points left out: their results"):
+    with pytest.raises(ValueError, match="no point can be used: 1 point left out: their results"):
         gather([Run("r", {}, bad[:1])])
 
 
@@ -335,7 +335,7 @@ def test_outside_of_what_was_measured_there_is_a_warning(model):
     (ranks,) = predict(model, "allreduce", ring, 100, 1024).warnings
     assert "P = 100 is outside of what was measured, P = 2, 4, 8" in ranks
     (size,) = predict(model, "allreduce", ring, 4, 1 << 30).warnings
-    assert "1073741824 bytes are outside" in size
+    assert "a size of 1073741824 bytes is outside" in size
 
 
 def test_the_ranking_has_what_was_measured_fastest_first(model):

@@ -1,5 +1,7 @@
 """MPICOLL_TIMEOUT: calls that do not end raise, and say who has not come."""
 
+import re
+
 import pytest
 
 from mpicoll import watch
@@ -85,7 +87,55 @@ time.sleep(9)
     who = "rank 2 has not answered" if before else "rank 2 has not entered it"
     assert "Bcast by chain, call 2" in lines["1"] and who in lines["1"], out + err
     assert "Barrier by dissemination, call 3" in lines["0"], out + err
-    assert ("rank 1 has" if before else "ranks 1-2 have") + " not entered it" in lines["0"]
+    found = "rank 1 has (failed in another call|not entered it)|ranks 1-2 have not entered it"
+    assert re.search(found, lines["0"]), out + err
+
+
+@pytest.mark.parametrize("before", ["", f"{MESSAGES}watch.GRACE = 0.2"])
+def test_a_rank_that_has_failed_is_named_as_such(job, before):
+    """Rank 1 gives up a broadcast long before rank 0, which is done with it, calls a barrier."""
+    script = f"""
+import time
+{before}
+try:
+    if comm.rank < 2:
+        comm.Bcast(np.zeros(1 << 20), algorithm="chain", segments=1)
+    if comm.rank == 0:
+        time.sleep(1)
+        comm.Barrier(algorithm="dissemination")
+except TimeoutError as error:
+    print(f"<{{comm.rank}}: {{error}}>", flush=True)
+if comm.rank == 0:
+    world.Abort(0)
+time.sleep(9)
+"""
+    _, out, err = job(3, script, MPICOLL_TIMEOUT="0.3")
+    lines = {text.split(":")[0]: text for text in out.split("<")}
+    assert "rank 1 has failed in another call; rank 2 has not" in lines["0"], out + err
+    assert "failed" not in lines["1"] and "2 ha" in lines["1"], out + err
+
+
+def test_a_rank_that_has_refused_the_call_is_named_as_such(job):
+    script = """
+    import time
+    out = np.zeros(8)
+    for way in ("Allreduce", "Iallreduce"):
+        comm = Intracomm(world.Dup())
+        try:
+            request = getattr(comm, way)(np.ones(8 if comm.rank else 9), out)
+            if request is not None:
+                request.Wait()
+        except TimeoutError as error:
+            print(f"<{error}>", flush=True)
+        except ValueError:
+            pass
+    if comm.rank == 0:
+        time.sleep(1)
+        world.Abort(0)
+    time.sleep(9)
+    """
+    _, out, err = job(3, script, MPICOLL_TIMEOUT="0.3")
+    assert out.count("rank 0 has refused it for its arguments>") == 4, out + err
 
 
 REQUESTS = """

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from mpicoll.bench.records import Point
+from mpicoll.wording import plural
 
 # Of these a rank's own message is one of P blocks, and OSU's size is that of one.
 _BY_BLOCK = ("allgather", "gather", "scatter", "alltoall")
@@ -34,8 +35,8 @@ def tables(points: Iterable[Point], full: bool = False) -> str:
     for (collective, choice, kind, ranks), rows in groupby(sorted(points, key=title), title):
         text.append(
             f"# OSU MPI {collective.capitalize()} Latency Test (as mpicoll measures it)\n"
-            f"# algorithm {choice}, type {kind}, {ranks} ranks; means over repetitions of the "
-            "slowest rank's time\n"
+            f"# algorithm {choice}, type {kind}, {plural(ranks, 'rank')}; means over "
+            "repetitions of the slowest rank's time\n"
         )
         heads = ["Avg Latency(us)"]
         if full:

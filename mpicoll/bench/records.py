@@ -22,6 +22,7 @@ from typing import Any
 
 from mpicoll.bench.stats import Summary, summarise
 from mpicoll.registry import Value, in_words
+from mpicoll.wording import plural
 
 FORMAT = 1
 
@@ -239,7 +240,7 @@ def read(path: Path | str) -> list[Run]:
     """Read all runs of a file, in the order written.
 
     A line that cannot be read, such as the torn last line of a run that was killed, is dropped
-    with a warning that names it.
+    with a warning that names it; several that have the same fault are told of together.
 
     Raises:
         OSError: if the file cannot be read.
@@ -254,7 +255,8 @@ def read(path: Path | str) -> list[Run]:
 def scan(path: Path | str) -> list[Run]:
     """Read all runs of a file as `read` does, perhaps none."""
     runs: dict[str, Run] = {}
-    for number, line in _lines(path):
+    dropped: dict[str, list[int]] = {}
+    for number, line in _lines(path, dropped):
         newer = False
         try:
             name = line["run"]
@@ -267,25 +269,25 @@ def scan(path: Path | str) -> list[Run]:
             else:
                 raise ValueError(f"unknown record {line['record']!r}")
         except (KeyError, TypeError, ValueError) as error:
-            _drop(path, number, repr(error))
+            dropped.setdefault(repr(error), []).append(number)
             continue
         if newer:
             raise ValueError(
                 f"{path}, line {number} is of format {facts['format']}, and this version reads up "
                 f"to {FORMAT}; read it with the version of mpicoll that wrote it"
             )
+    for reason, (first, *others) in dropped.items():
+        more = f" and {plural(len(others), 'line')} after it" if others else ""
+        warnings.warn(f"{path}, line {first}{more} dropped: {reason}", stacklevel=3)
     return list(runs.values())
 
 
-def _lines(path: Path | str) -> Iterator[tuple[int, Any]]:
+def _lines(path: Path | str, dropped: dict[str, list[int]]) -> Iterator[tuple[int, Any]]:
+    """The lines that are JSON, numbered; the numbers of others go to ``dropped``."""
     for number, text in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
         if not text.strip():
             continue
         try:
             yield number, json.loads(text)
         except ValueError:
-            _drop(path, number, "it is not complete JSON")
-
-
-def _drop(path: Path | str, number: int, reason: str) -> None:
-    warnings.warn(f"{path}, line {number} dropped: {reason}", stacklevel=3)
+            dropped.setdefault("not complete JSON", []).append(number)

@@ -18,6 +18,7 @@ from mpicoll.bench import environment
 from mpicoll.bench.records import Point
 from mpicoll.bench.sizes import format_size
 from mpicoll.collectives import collective
+from mpicoll.wording import plural
 
 
 class Column(NamedTuple):
@@ -165,7 +166,7 @@ def warnings(facts: Mapping[str, Any], points: Iterable[Point]) -> list[str]:
     points, said = list(points), []
     for ranks in sorted({p.ranks for p in points if p.oversubscribed}):
         where = [
-            f"{crowd} ranks ran on the {cores} cores of {host}"
+            f"{plural(crowd, 'rank')} ran on {plural(cores, 'core')} of {host}"
             for host, crowd, cores in environment.crowded(facts, ranks)
         ]
         said.append(
@@ -175,7 +176,7 @@ def warnings(facts: Mapping[str, Any], points: Iterable[Point]) -> list[str]:
         )
     wrong = sum(p.wrong or 0 for p in points)
     if wrong:
-        said.append(f"{wrong} elements of the results were wrong; see the column #wrong.")
+        said.append(f"the results have {plural(wrong, 'wrong element')}; see the column #wrong.")
     if any(p.wrong is None for p in points):
         said.append("Results were not checked for wrong elements.")
     return said
@@ -190,11 +191,11 @@ def notes(points: Iterable[Point]) -> list[str]:
         said.append(f"{BATCH_MARK} each repetition is a batch of {calls} calls; time is per call.")
     short = sum(p.stop == "time" for p in points)
     if short:
-        said.append(f"{short} of {len(points)} points ended by time, not by precision.")
+        said.append(f"{short} of {plural(len(points), 'point')} ended by time, not by precision.")
     late = sum(p.late for p in points)
     if late:
         said.append(
-            f"{late} repetitions began late on some rank; they were dropped and made again."
+            f"{plural(late, 'repetition')} began late on some rank, dropped and made again."
         )
     return said
 

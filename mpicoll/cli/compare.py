@@ -11,6 +11,7 @@ from mpicoll.cli import measured, output
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.measured import Mix, Oversubscribed
 from mpicoll.cli.options import Json
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpicoll.model.compare import Comparison, Row
@@ -59,7 +60,7 @@ def command(
         _print(found, first, second, everything)
     if found.launches < LEAST_LAUNCHES:
         raise UsageError(
-            f"no verdict: {found.launches} launches a side, and it takes {LEAST_LAUNCHES}; measure "
+            f"no verdict: it takes {LEAST_LAUNCHES} launches a side, not {found.launches}; measure "
             "more, the sides in turns"
         )
     return 1 if found.slower else 0
@@ -70,7 +71,7 @@ def _print(found: Comparison, first: Path, second: Path, everything: bool) -> No
     from mpicoll.model.compare import NONE
 
     rows = [row for row in found.rows if everything or row.nbytes is None or row.verdict != NONE]
-    output.text(f"A: {first}; B: {second}; {found.launches} pairs of launches")
+    output.text(f"A: {first}; B: {second}; {plural(found.launches, 'pair')} of launches")
     numbers = ("P", "size [B]", "A [us]", "B [us]", "B / A", "least", "most", "p")
     output.table(
         ("collective", "choice", *numbers, "B is"),
@@ -91,12 +92,10 @@ def _print(found: Comparison, first: Path, second: Path, everything: bool) -> No
         right=numbers,
     )
     if found.alone:
-        output.text(f"{output.counted(found.alone, 'point')} without a partner in every launch")
+        output.text(f"{plural(found.alone, 'point')} without a partner in every launch")
     hidden = len(found.rows) - len(rows)
     if hidden:
-        output.text(
-            f"{output.counted(hidden, 'point')} without a verdict not shown; --all shows them"
-        )
+        output.text(f"{plural(hidden, 'point')} without a verdict not shown; --all shows them")
 
 
 def _size(row: Row) -> str:

@@ -13,6 +13,7 @@ from mpicoll import launcher, libraries
 from mpicoll.cli import gpus, output
 from mpicoll.cli.errors import UsageError
 from mpicoll.cli.options import Json
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -174,8 +175,8 @@ def _mpi_problems(mpi: dict[str, Any], started: launcher.Launch) -> list[str]:
 
 def _host_warnings(hosts: list[dict[str, Any]]) -> list[str]:
     return [
-        f"{host['host']} has {host['ranks']} ranks on {host['cores']} cores: it works, but times "
-        "are not performance; start fewer ranks, or bind them to more cores"
+        f"{host['host']} has {host['ranks']} ranks on {plural(host['cores'], 'core')}: it works, "
+        "but times are not performance; start fewer ranks, or bind them to more cores"
         for host in hosts
         if host["ranks"] > host["cores"]
     ]
@@ -188,9 +189,9 @@ def _thread_warnings(ranks: list[dict[str, Any]]) -> list[str]:
         return []
     first = crowded[0]
     return [
-        f"{output.counted(len(crowded), 'rank')}, the first is rank {first['rank']} on "
+        f"{plural(len(crowded), 'rank')}, the first is rank {first['rank']} on "
         f"{first['host']}, would use {first['blas_threads']} BLAS threads on "
-        f"{output.counted(len(first['cores']), 'core')}; set OMP_NUM_THREADS={len(first['cores'])}"
+        f"{plural(len(first['cores']), 'core')}; set OMP_NUM_THREADS={len(first['cores'])}"
     ]
 
 
@@ -227,9 +228,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [
             (
                 f"host {host['host']}",
-                output.counted(host["ranks"], "rank")
-                + ", "
-                + output.counted(host["cores"], "core"),
+                plural(host["ranks"], "rank") + ", " + plural(host["cores"], "core"),
             )
             for host in facts["hosts"]
         ]

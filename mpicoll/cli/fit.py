@@ -11,6 +11,7 @@ from mpicoll.cli import measured, output
 from mpicoll.cli.errors import usage
 from mpicoll.cli.measured import Mix, Oversubscribed, Runs
 from mpicoll.cli.options import Json
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpicoll.cost import CostModel, Costs, Errors, Evidence
@@ -106,7 +107,7 @@ def _parameters(costs: Costs, evidence: Evidence) -> None:
     for link, pieces in costs.links.items():
         alone = (costs.step + pieces[0].alpha) * 1e6
         output.text(f"a short message alone, {link}: {alone:.4g} us (step + alpha)")
-    output.text(f"condition number {evidence.condition:.3g}, {evidence.points} points")
+    output.text(f"condition number {evidence.condition:.3g}, {plural(evidence.points, 'point')}")
 
 
 def _why(evidence: Evidence, name: str) -> str:

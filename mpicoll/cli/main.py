@@ -117,7 +117,8 @@ def _of_parser(error: Exception) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "mpicoll"
-    return f"{message[:1].lower()}{message[1:]}; see `{path} --help`"
+    see = " See" if message.endswith("?") else "; see"
+    return f"{message[:1].lower()}{message[1:]}{see} `{path} --help`"
 
 
 def _complain(message: str) -> None:

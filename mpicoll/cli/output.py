@@ -36,11 +36,6 @@ def remark(value: str) -> None:
     sys.stderr.flush()
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things, with the noun's plural where it belongs."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],

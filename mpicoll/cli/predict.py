@@ -11,6 +11,7 @@ from mpicoll.cli import measured, output, parse
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.measured import Model, PerNode
 from mpicoll.cli.options import Algorithm, Collective, Json, Set
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpicoll.predict import Prediction
@@ -84,7 +85,9 @@ def explain(
     with usage():
         found = ranking(parameters, collective, ranks, nbytes, unmeasured=all_, nodes=nodes)
     if not found:
-        raise UsageError(f"no algorithm of {collective} that was measured serves {ranks} ranks")
+        raise UsageError(
+            f"no algorithm of {collective} that was measured serves {plural(ranks, 'rank')}"
+        )
     return _show(collective, found, json)
 
 

@@ -11,6 +11,7 @@ import typer
 from mpicoll.cli import measured, output
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.measured import Mix, Oversubscribed, Runs
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpicoll.bench.records import Run
@@ -85,7 +86,7 @@ def command(
 
         figures.mkdir(parents=True, exist_ok=True)
         count = len(papers.write(figures, content, format_))
-        output.text(f"{output.counted(count, 'figure')} written to {figures}")
+        output.text(f"{plural(count, 'figure')} written to {figures}")
     return 0
 
 
@@ -104,7 +105,7 @@ def _training(folders: list[Path], file: Path, trace: Path | None) -> int:
     output.text(f"written to {file}")
     if trace is not None:
         write_atomically(trace, json.dumps(history.chrome(found)))
-        output.text(f"trace of {found.ranks} ranks written to {trace}")
+        output.text(f"trace of {plural(found.ranks, 'rank')} written to {trace}")
     return 0
 
 

@@ -102,4 +102,4 @@ def seconds_at_least(option: str, value: float | None, least: float) -> None:
         UsageError: if it is smaller than the least, or not a number.
     """
     if value is not None and not value >= least:
-        raise UsageError(f"{option} {value:g} is out of range; give at least {least:g} seconds")
+        raise UsageError(f"{option} {value:g} is out of range; give at least {least:g} s")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpicoll.cli import output
 from mpicoll.cli.errors import RankError, usage
 from mpicoll.cli.measured import need
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpicoll.bench.group import Skipped
@@ -115,8 +116,9 @@ class Recorder:
         wrong = [p for p in points if p.wrong]
         for point in wrong:
             output.remark(
-                f"mpicoll: error: {point.collective} {point.algorithm}, {point.size} bytes: "
-                f"{point.wrong} wrong elements, the first at {point.problem}"
+                f"mpicoll: error: {point.collective} {point.algorithm}, "
+                f"{plural(point.size, 'byte')}: {plural(point.wrong or 0, 'wrong element')}, "
+                f"the first at {point.problem}"
             )
         if not points:
             output.remark("mpicoll: error: no point could be measured; see the reasons above")
@@ -136,8 +138,8 @@ def _print(facts: dict[str, Any], points: list[Point], full: bool) -> None:
     cores = sum(len(host["cores"]) for host in hosts.values())
     output.text(
         f"# {facts['mpi']}; mpicoll {facts['mpicoll']}; "
-        f"{output.counted(facts['ranks'], 'rank')} on {output.counted(len(hosts), 'host')}, "
-        f"{output.counted(cores, 'core')}; seed {facts['settings']['seed']}"
+        f"{plural(facts['ranks'], 'rank')} on {plural(len(hosts), 'host')}, "
+        f"{plural(cores, 'core')}; seed {facts['settings']['seed']}"
     )
     columns = table.COLUMNS + (table.MORE_COLUMNS if full else ())
     heads = [f"{c.name}\n[{c.unit}]" if c.unit else c.name for c in columns]
@@ -203,5 +205,10 @@ def opened(
     if file is not None and left:
         file.run(name, facts)
     if before.points:
-        output.remark(f"{len(before.points)} points are in {path} already, {total} are left")
+        output.remark(f"{plural(len(before.points), 'point')} in {path} already, {total} left")
+    if facts["ranks"] == 1:
+        output.remark(
+            "mpicoll: warning: one rank sends no messages; start several, as by "
+            "`mpirun -n 4 mpicoll bench`"
+        )
     return Begun(Recorder(Run(name, facts), before.points, total, file), settings, before.done)

@@ -10,6 +10,7 @@ import typer
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.options import Json, Set
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpicoll.registry import Algorithm, Value
@@ -69,9 +70,12 @@ def command(
             entry.complete(parameters)
     calls = list(_calls(chosen, sizes, written, parameters, parse.segments(segments)))
     if not calls:
+        misfits = [entry.misfit(size, parameters) for entry in chosen for size in sizes]
+        if all(misfits):  # one algorithm, as each collective has some for any number of ranks
+            raise UsageError(f"{chosen[0].collective} {chosen[0].name}: {misfits[0]}")
         raise UsageError(
-            f"--roots {roots!r} names no rank for -P {ranks!r}, or none of these numbers of ranks "
-            f"is served; try --roots 0,last and even numbers, and with order=2,0,1,3 -P 4"
+            f"--roots {roots!r} names no rank of -P {ranks!r}; give 0 to {max(sizes) - 1}, last or "
+            "all"
         )
     cases = _verify(calls)
     ok = all(case.ok for case in cases)
@@ -141,7 +145,7 @@ def _print(cases: list[Case]) -> None:
         output.text(f"{case.collective} {case.algorithm}, P = {case.size}{root}{settings}:")
         for problem in case.problems:
             output.text(f"  {problem}")
-    output.text(f"{len(cases) - len(wrong)} of {len(cases)} cases are right")
+    output.text(f"{len(cases) - len(wrong)} of {plural(len(cases), 'case')} right")
 
 
 def _verdict(group: list[Case]) -> str:

@@ -20,6 +20,7 @@ from mpicoll.cost import Costs
 from mpicoll.paths import Path, critical_path
 from mpicoll.registry import Value
 from mpicoll.tuning import NATIVE, Choice, check, placed
+from mpicoll.wording import plural
 
 Array = npt.NDArray[np.float64]
 
@@ -98,7 +99,9 @@ class Left:
 
     def words(self) -> list[str]:
         """A line for each reason."""
-        return [f"{count} points left out: {reason}" for reason, count in self.reasons.items()]
+        return [
+            f"{plural(count, 'point')} left out: {reason}" for reason, count in self.reasons.items()
+        ]
 
 
 def usable(

@@ -17,6 +17,7 @@ from mpicoll.cost_file import write_atomically
 from mpicoll.report import figures, style, tables
 from mpicoll.report.content import Content, Map, Section
 from mpicoll.report.style import Line
+from mpicoll.wording import plural
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -79,7 +80,10 @@ def _asset(name: str) -> str:
 def _subtitle(runs: Sequence[Run]) -> str:
     facts = runs[0].facts
     ranks = sorted({p.ranks for run in runs for p in run.points})
-    parts = [f"{', '.join(map(str, ranks))} ranks", counted(len(runs), "run")]
+    parts = [
+        f"{', '.join(map(str, ranks))} rank{'' if ranks == [1] else 's'}",
+        plural(len(runs), "run"),
+    ]
     if "hosts" in facts:
         parts.append(f"host {', '.join(facts['hosts'])}")
     if "mpi" in facts:
@@ -87,11 +91,6 @@ def _subtitle(runs: Sequence[Run]) -> str:
     if "started" in facts:
         parts.append(facts["started"])
     return " · ".join(parts)
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _warnings(content: Content) -> Iterable[str]:
@@ -143,7 +142,7 @@ def _map(found: Map, lines: dict[str, Line]) -> str:
 
 
 def _section(section: Section, lines: dict[str, Line], noise: float | None) -> str:
-    ranks = counted(section.ranks, "rank") if section.ranks else "by number of ranks"
+    ranks = plural(section.ranks, "rank") if section.ranks else "by number of ranks"
     head = ", ".join(filter(None, (section.collective, ranks, section.kind.words)))
     plots = [("time", figures.times(section, lines))]
     if section.factor:
@@ -162,7 +161,7 @@ def _section(section: Section, lines: dict[str, Line], noise: float | None) -> s
     if section.crossovers:
         parts.append(f"<h4>Crossovers</h4>{tables.crossovers(section.crossovers)}")
     parts.append(
-        f"<details{few}><summary>Numbers: {counted(len(section.points), 'point')}</summary>"
+        f"<details{few}><summary>Numbers: {plural(len(section.points), 'point')}</summary>"
         f"{tables.numbers(section)}"
     )
     notes = table.notes(point for _, point in section.points)

@@ -13,6 +13,7 @@ from mpicoll.cost import Errors
 from mpicoll.model.choose import Crossover
 from mpicoll.report.content import Map, Section, Square
 from mpicoll.report.style import Line
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpicoll.model.build import Found
@@ -228,7 +229,12 @@ def facts(run: Run) -> str:
     """Where and how a run was made; of paths the last part alone, and nobody's name."""
     known, rows = run.facts, [("run", run.name)]
     for host, entry in known.get("hosts", {}).items():
-        rows.append((f"host {host}", f"{len(entry['ranks'])} ranks, {len(entry['cores'])} cores"))
+        rows.append(
+            (
+                f"host {host}",
+                f"{plural(len(entry['ranks']), 'rank')}, {plural(len(entry['cores']), 'core')}",
+            )
+        )
     if "clock" in known:
         rows.append(("clock", f"{known['clock']['name']}, {known['clock']['cost'] * 1e9:.0f} ns"))
     rows += [(name, str(known[name])) for name in ("started", "mpi_standard") if name in known]

@@ -12,6 +12,7 @@ from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train import history
 from mpicoll.train.history import History
+from mpicoll.wording import plural
 
 #: Steps that are drawn, at most: of more, means of neighbours.
 _POINTS = 1000
@@ -37,9 +38,7 @@ def write(path: Path, found: History) -> None:
 def render(found: History) -> str:
     """The page as one string."""
     config = found.config
-    title = (
-        f"Training {config['model']} on {config['dataset']}, {page.counted(found.ranks, 'rank')}"
-    )
+    title = f"Training {config['model']} on {config['dataset']}, {plural(found.ranks, 'rank')}"
     plots = [("loss", _losses(found)), ("accuracy", _accuracies(found)), ("time", _times(found))]
     body = [
         f"<h1>{escaped(title)}</h1>",
@@ -67,8 +66,8 @@ def _subtitle(found: History) -> str:
     steps = max((len(steps) for steps in found.steps.values()), default=0)
     return (
         f"{config['strategy']} · {config['optimizer']} with lr {config['lr']:g} · batch "
-        f"{config['batch']} · {config['dtype']} · seed {config['seed']} · {steps} steps, "
-        f"{len(found.epochs)} epochs"
+        f"{config['batch']} · {config['dtype']} · seed {config['seed']} · {plural(steps, 'step')}, "
+        f"{plural(len(found.epochs), 'epoch')}"
     )
 
 

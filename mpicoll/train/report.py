@@ -21,6 +21,7 @@ from mpicoll.train.data import Dataset, load
 from mpicoll.train.loop import OnStep, run
 from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.workers import TrainingError, together
+from mpicoll.wording import plural
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -182,7 +183,7 @@ def _header(config: Config, ranks: int, dataset: Dataset) -> str:
     }[config.model]
     return (
         f"train {dataset.name}: {config.model} {'-'.join(map(str, layers))} in {config.dtype}, "
-        f"{ranks} {'rank' if ranks == 1 else 'ranks'}, "
+        f"{plural(ranks, 'rank')}, "
         f"{_strategy(config)}\n"
         f"{train:,} training and {test:,} test samples, "
         f"batch {min(config.global_batch(config.worker_count(ranks)), train)}, "
@@ -194,10 +195,12 @@ def _header(config: Config, ranks: int, dataset: Dataset) -> str:
 def _strategy(config: Config) -> str:
     """A strategy in words, with what it depends on."""
     if config.strategy == "parameter_server":
-        placed = config.servers if config.servers.isalpha() else f"{config.servers} server(s)"
+        placed = config.servers
+        if placed.isdigit():
+            placed = plural(int(placed), "server")
         return f"parameter server, {placed}, {config.consistency}"
     details = {
-        "local_sgd": f"averages every {config.average_every} steps",
+        "local_sgd": f"averages every {plural(config.average_every, 'step')}",
         "gossip": f"{config.graph} graph",
     }
     by = f"by {config.algorithm or 'the algorithms of the communicator'}"

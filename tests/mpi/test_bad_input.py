@@ -85,6 +85,11 @@ def test_unknown_parameter_names_the_known_ones(ours):
             ours.Allreduce(a, b, algorithm="double_binary_tree", segments=value)
     with pytest.raises(TypeError, match=r"segments= is a parameter of an algorithm.*algorithm="):
         ours.Allreduce(a, b, segments=2)
+    known = "mpi4py's, algorithm= and, with it, nodes=, order=, segments=, window="
+    with pytest.raises(TypeError, match=f"Allreduce: unknown argument algo=; known are {known}"):
+        ours.Allreduce(a, b, algo="ring")
+    with pytest.raises(TypeError, match=r"Scan: unknown argument segments=; .*, algorithm=$"):
+        ours.Scan(a, b, segments=2)
     with pytest.raises(TypeError, match="positional"):
         ours.Allreduce(a, b, MPI.SUM, "ring")
 

@@ -254,8 +254,9 @@ def test_stats_and_explain():
     names = [("allreduce", chosen[0]), ("allreduce", chosen[1]), ("barrier", chosen[2])]
     assert ours.stats().calls == Counter([*names, ("allreduce", "ring")])
     assert ours.stats().fallbacks == {}
-    text = ours.explain("allreduce", 1 << 20)
-    assert text.startswith(f"allreduce of 1048576 bytes on {P} ranks: {chosen[1]} (built-in table")
+    text, ranks = ours.explain("allreduce", 1 << 20), "1 rank" if P == 1 else f"{P} ranks"
+    assert text.startswith(f"allreduce of 1048576 bytes on {ranks}: {chosen[1]} (built-in table")
+    assert ours.explain("bcast", 1).startswith(f"bcast of 1 byte on {ranks}: ")
     with pytest.raises(ValueError, match="unknown collective 'allreduced'"):
         ours.explain("allreduced")
     with pytest.raises(ValueError, match="nbytes=-1"):

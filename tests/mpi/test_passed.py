@@ -10,7 +10,7 @@ import mpicoll
 from mpicoll import dispatch, hooks
 from mpicoll.call import METHODS
 from mpicoll.comm import Cartcomm, Distgraphcomm, FallbackWarning, Graphcomm, Intracomm
-from mpicoll.passed import NEIGHBOURHOOD, Intercomm
+from mpicoll.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 
 pytestmark = pytest.mark.mpi
 
@@ -123,6 +123,10 @@ def neighbour_arguments(name):
     return send, recv
 
 
+def values(recv):
+    return recv[0] if isinstance(recv, list) else recv
+
+
 @pytest.mark.parametrize("mode", ["", "I", "_init"])
 @pytest.mark.parametrize("name", NEIGHBOURHOOD)
 def test_neighbourhood_collectives_are_the_librarys_and_counted(ours, name, mode):
@@ -138,7 +142,7 @@ def test_neighbourhood_collectives_are_the_librarys_and_counted(ours, name, mode
             request.Wait()
         if mode == "_init":
             request.Free()
-        results.append((recv[0] if isinstance(recv, list) else recv).tolist())
+        results.append(values(recv).tolist())
     assert results[0] == results[1] != [-1, -1]
     stats = cart.stats()
     assert stats.calls == {(name, "native"): 1}
@@ -148,6 +152,43 @@ def test_neighbourhood_collectives_are_the_librarys_and_counted(ours, name, mode
     assert name in said and "native (passed through" in said
     assert getattr(type(cart), method).__doc__ == getattr(MPI.Cartcomm, method).__doc__
     for comm in (plain, cart):
+        comm.Free()
+
+
+@pytest.fixture
+def old(monkeypatch):
+    """The MPI library has no persistent collectives."""
+
+    def lacks(self, definition, *arguments, **more):
+        raise NotImplementedError  # as mpi4py does
+
+    monkeypatch.setattr(Neighbourhood, "_native_plan", lacks)
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [(name, "cart") for name in NEIGHBOURHOOD]
+    + [("neighbor_alltoall", "graph"), ("neighbor_alltoall", "adjacent")],  # neighbours in order
+)
+def test_a_library_without_persistent_collectives(ours, old, name, topology):
+    """Each start is its non-blocking one, and starts come in another order on each rank."""
+    made, plain = (TOPOLOGIES[topology][0](comm) for comm in (ours, WORLD))
+    send, want = neighbour_arguments(name)
+    getattr(plain, f"I{name}")(send, want).Wait()
+    pairs = [neighbour_arguments(name) for _ in range(2)]
+    bind = getattr(made, f"{name.capitalize()}_init")
+    plans = [bind(send, recvbuf=recv) for send, recv in pairs]
+    for _ in range(2):
+        for plan in plans[:: 1 if RANK % 2 else -1]:
+            plan.Start()
+        mpicoll.Request.Waitall(plans)
+        for _, recv in pairs:
+            assert values(recv).tolist() == values(want).tolist() != [-1, -1]
+            values(recv)[:] = -1
+    for plan in plans:
+        plan.Free()
+    assert made.stats().calls == {(name, "native"): 2}
+    for comm in (plain, made):
         comm.Free()
 
 

@@ -74,9 +74,9 @@ def check_resubmission(slurm):
     for path, content in before.items():
         if path != cut:
             assert path.read_bytes() == content
-    assert slurm.said("sweep").count("points are in") == 4
-    assert slurm.said("sweep").count(f"{POINTS} points are in") == 3
-    with pytest.warns(UserWarning, match="dropped: it is not complete JSON"):
+    assert slurm.said("sweep").count("points in ") == 4
+    assert slurm.said("sweep").count(f"{POINTS} points in ") == 3
+    with pytest.warns(UserWarning, match="dropped: not complete JSON"):
         found = records.read(cut)
     assert [len(run.points) for run in found] == [POINTS - 1, 1]
 
