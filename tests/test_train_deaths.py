@@ -68,6 +68,9 @@ SERVERS = {"strategy": "parameter_server", "servers": "2", "replicas": 1}
         (SERVERS, 3, "data.load_digits", 1, "a server"),
         (SERVERS, 2, "keeper.Keeper.restore", 1, "a server"),
         (SERVERS, 1, "stacks.Stacks._catch_signal", 1, "a worker"),
+        ({}, 1, "trainer.Trainer.step", 40, "a worker"),
+        ({"algorithm": None}, 0, "trainer.Trainer.step", 40, "a worker"),
+        ({"data_servers": 1}, 1, "trainer.Trainer.step", 40, "a worker"),
     ],
     ids=[
         "data",
@@ -78,6 +81,9 @@ SERVERS = {"strategy": "parameter_server", "servers": "2", "replicas": 1}
         "server reads",
         "server",
         "worker",
+        "in lockstep",
+        "in lockstep by the library",
+        "in lockstep with data",
     ],
 )
 def test_a_death_that_nobody_makes_good_ends_the_run(

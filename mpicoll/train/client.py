@@ -60,10 +60,12 @@ class Client:
         self._asked: set[int] = set()  # whose answer is awaited
         self._pushed: set[int] = set()  # who has not answered since it was pushed to
         self._abandoned: list[Message] = []  # what is under way from and to the dead
+        self._epoch = 0  # so many have begun
         self.updates = self.skipped = 0
 
     def begin(self) -> None:
         """A new epoch."""
+        self._epoch += 1
 
     def pull(self, clock: int) -> float:
         """Get the parameters at a clock, waiting as the consistency model says.
@@ -84,7 +86,7 @@ class Client:
         own = self._versions[self._answering[0]]
         for number, place in enumerate(self._places):
             message, version = self._outgoing[number], self._versions.get(number, own)
-            head = (messages.PUSH, push.clock, flags, *facts, version)
+            head = (messages.PUSH, push.clock, flags, self._epoch, *facts, version)
             message.head[: messages.VERSION + 1] = head
             put(message.values, self._gradient[place.start : place.end])
             message.send(self._comm, place.rank, tag(number, messages.TO_SERVER))
@@ -134,7 +136,7 @@ class Client:
             self._asked.add(number)
             self._receive(number)
         question = self._questions[number]
-        question.head[: messages.FLAGS + 1] = kind, clock, flags
+        question.head[: messages.EPOCH + 1] = kind, clock, flags, self._epoch
         place = self._places[number]
         question.send(self._comm, place.rank, tag(number, messages.TO_SERVER))
 
@@ -186,6 +188,7 @@ class Listener(Client):
 
     def begin(self) -> None:
         """See `Client.begin`."""
+        super().begin()
         self._fresh.clear()
         for number, head in self._heads.items():
             head[messages.LAST], head[messages.FINAL] = -1.0, 0.0
@@ -218,7 +221,7 @@ class Listener(Client):
     def _say(self, number: int, kind: int, flags: int = 0) -> None:
         question = self._questions[number]
         self._wait(lambda: question.done())
-        question.head[: messages.FLAGS + 1] = kind, 0, flags
+        question.head[: messages.EPOCH + 1] = kind, 0, flags, self._epoch
         rank = self._places[number].rank
         question.send(self._comm, rank, tag(number, messages.TO_SERVER))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 WORKER, SERVER, DATA_SERVER = "a worker", "a server", "a data server"
 #: Seconds between two looks, and for all to have noticed before the first leaves.
 _PAUSE, _GRACE = 1e-3, 0.5
+
+_ending = threading.Lock()
 
 
 def survives(environ: Mapping[str, str] = os.environ) -> bool:
@@ -45,6 +48,15 @@ def leave(status: int) -> NoReturn:
     sys.stderr.flush()
     time.sleep(_GRACE)
     os._exit(status)
+
+
+def end(comm: MPI.Intracomm, reason: Exception) -> NoReturn:
+    """End this process for the death of a rank; the first rank that is left says why."""
+    _ending.acquire()  # for good: two threads may come here, and one is to say it
+    lost = dead(comm)
+    if all(rank in lost for rank in range(comm.Get_rank())):
+        print(f"error: {reason}", file=sys.stderr, flush=True)
+    leave(1)
 
 
 class RankLost(TrainingError):

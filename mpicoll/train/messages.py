@@ -23,12 +23,14 @@ Array = NDArray[Any]
 TO_SERVER, TO_WORKER, FORWARD, BACK = range(4)
 #: Kinds of messages to a server; the last two ask for an array, and say that one has arrived.
 PUSH, PULL, LEAVE, FETCH, ARRIVED = range(5)
-#: Flags: the gradient is not finite; this rank wants all to stop; this rank has failed.
-NOT_FINITE, STOP, FAILED = 1, 2, 4
+#: Flags: the gradient is not finite; this rank wants all to stop; this rank has failed; added where
+#: a message is passed on to a replica: a signal to the first holder wants all to stop.
+NOT_FINITE, STOP, FAILED, SIGNALLED = 1, 2, 4, 8
 #: Numbers in a head. Places in a message to a server: what every one has, what a push has, and what
 #: is added where it is passed on to a replica. The last number of all says that there is something.
-_NUMBERS = 12
-KIND, CLOCK, FLAGS, SAMPLES, TOTAL, SECONDS, PROCESSOR, VERSION, WORKER, INDEX = range(10)
+_NUMBERS = 14
+KIND, CLOCK, FLAGS, EPOCH, SAMPLES, TOTAL, SECONDS, PROCESSOR, VERSION = range(9)
+WORKER, INDEX, STOP_AT = range(9, 12)
 #: Places in a message to a worker: where to stop; updates in the values; the last clock they are
 #: good for; whether the worker has left and nothing more comes; steps skipped.
 STOP_CLOCK, UPDATES, LAST, FINAL, SKIPPED = range(5)

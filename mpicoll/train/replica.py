@@ -4,7 +4,8 @@ The holders of a shard stand in a row (van Renesse and Schneider 2004). The firs
 What changes the shard is numbered by the first and passed on from each holder to the next; the last
 says back that it has it. Then all have, and only then the worker is answered, which tells it that
 its push is kept. So a holder has whatever the ones behind it have, and when one dies, what the next
-may lack is sent to it again.
+may lack is sent to it again. Where workers are to stop goes along the row with the change that was
+the occasion, and no worker is answered before all have that.
 
 A worker that was not answered sends its push again to the holder that then is the first. The push
 has the worker's number and its clock, and one that the shard has counted is dropped.
@@ -37,6 +38,7 @@ class Replica(Server):
         self._taken = self._kept = 0  # changes here, and changes that all behind have
         self._log: deque[Message] = deque()  # changes that not all behind have, oldest first
         self._last = [0] * len(self._ranks)  # number of the last change by each worker
+        self._stopping = 0  # number of the change that said where to stop
         self._abandoned: list[Message] = []
         self._before: int | None = None
         self._behind: int | None = None
@@ -56,7 +58,7 @@ class Replica(Server):
         while self._before is not None and self._heard.done():
             number, index = (int(self._heard.head[p]) for p in (messages.WORKER, messages.INDEX))
             if index > self._taken:
-                if self.shard.idle:  # of the next epoch, which has not begun here
+                if self._is_early(self._heard):
                     break
                 self._accept(number, self._heard)
             moved = True
@@ -103,9 +105,12 @@ class Replica(Server):
             self._accept(number, message)
 
     def _accept(self, number: int, message: Message) -> None:
+        stop_clock = self._stop_clock
         super()._change(number, message)
         self._taken += 1
         self._last[number] = self._taken
+        if self._stop_clock != stop_clock:
+            self._stopping = self._taken
         if self._behind is None:
             self._kept = self._taken
             return
@@ -113,6 +118,17 @@ class Replica(Server):
         entry.head[messages.WORKER], entry.head[messages.INDEX] = number, self._taken
         self._log.append(entry)
         self._forward(entry)
+
+    def _heed(self, message: Message) -> None:
+        """The first says where to stop, which alone knows what it has given out."""
+        if self.first:
+            super()._heed(message)
+            signalled = messages.SIGNALLED if self.stop else 0
+            message.head[messages.FLAGS] = int(message.head[messages.FLAGS]) | signalled
+            message.head[messages.STOP_AT] = self._stop_clock
+        else:
+            self.stop |= bool(int(message.head[messages.FLAGS]) & messages.SIGNALLED)
+            self._stop_clock = float(message.head[messages.STOP_AT])
 
     def _forward(self, entry: Message) -> None:
         assert self._behind is not None
@@ -128,6 +144,8 @@ class Replica(Server):
     # --- answers ---
 
     def _held(self) -> Collection[int]:
+        if self._stopping > self._kept:
+            return range(len(self._ranks))
         return [number for number, last in enumerate(self._last) if last > self._kept]
 
     def _settled(self) -> bool:
@@ -144,7 +162,9 @@ class Replica(Server):
             self._abandoned += [self._heard, self._said]
             self._heard, self._said = self._new(whole=True), self._new(whole=False)
             self._before = before
-            if before is not None:
+            if before is None:
+                self.shard.take_over()
+            else:
                 self._listen()
         if behind != self._behind:
             self._abandoned += [self._back, *self._log]

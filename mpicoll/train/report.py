@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.train import health, memory, parity, placement, signals, threads
+from mpicoll.train import health, lookout, memory, parity, placement, signals, threads
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
 from mpicoll.train.loop import OnStep, run
@@ -51,7 +51,15 @@ def main(
     Returns:
         Exit status, the same on all ranks: 0; 1 if training failed or the weights differ from those
         of one process by more than rounding explains; `signals.STATUS` if a signal ended the run.
+        Where the launcher goes on when a rank dies, and the run cannot, this process ends.
     """
+    with lookout.kept(config, comm):
+        return _main(config, comm, as_json, progress, compare)
+
+
+def _main(
+    config: Config, comm: MPI.Intracomm, as_json: bool, progress: bool | None, compare: bool
+) -> int:
     first = comm.Get_rank() == 0
     try:
         workers = placement.members(config, comm)
@@ -72,10 +80,7 @@ def main(
                 on_epoch=lambda epoch: say(_line(epoch), flush=True),
             )
     except health.RankLost as error:
-        lost = health.dead(comm)
-        if all(rank in lost for rank in range(comm.Get_rank())):
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        health.leave(1)
+        health.end(comm, error)
     except TrainingError as error:
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)

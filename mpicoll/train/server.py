@@ -32,7 +32,7 @@ class Server:
             None where the first shard alone tells them.
 
     Attributes:
-        stop: Set: all workers are to stop.
+        stop: Set: all workers are to stop, from the next push on.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Server:
         count, dtype = shard.weights.size, shard.weights.dtype
         self._arriving = [Message(count, dtype) for _ in workers]
         self._answers = [Message(count, dtype) for _ in workers]
+        self._epoch = 0  # so many have begun
         self._early: list[int] = []  # whose message of the next epoch came in this one
         self._unseen: set[int] = set()  # who has not said that the last message has arrived
         self._leaving: set[int] = set()  # who awaits the last message of the epoch
@@ -62,6 +63,7 @@ class Server:
 
     def begin(self, clock: int) -> None:
         """Workers start at a clock."""
+        self._epoch += 1
         self.shard.begin(clock)
         self.stop, self._stop_clock = False, -1.0
         self._unseen.clear()
@@ -76,12 +78,10 @@ class Server:
             if message.request is None or number in self._early or not message.done():
                 continue
             moved = True
-            if self.shard.idle and self._is_new(number, message):
+            if self._is_early(message):
                 self._early.append(number)
             else:
                 self._take(number, message)
-        if self.stop and self._stop_clock < 0:
-            self._stop_clock = self.shard.granted + 1
         return self._answer() or moved
 
     def over(self) -> bool:
@@ -104,12 +104,9 @@ class Server:
         source = self._ranks[number]
         self._arriving[number].receive(self._comm, source, tag(self._number, messages.TO_SERVER))
 
-    def _is_new(self, number: int, message: Message) -> bool:
-        """Whether what came after the end of an epoch is of the next."""
-        kind, clock = (int(value) for value in message.head[: messages.CLOCK + 1])
-        return kind == messages.PULL or (
-            kind == messages.PUSH and not self.shard.has(number, clock)
-        )
+    def _is_early(self, message: Message) -> bool:
+        """Whether it is of an epoch that has not begun here: a worker may hear of it first."""
+        return bool(message.head[messages.EPOCH] > self._epoch)
 
     def _take(self, number: int, message: Message) -> None:
         """What a worker sent."""
@@ -128,7 +125,8 @@ class Server:
 
     def _change(self, number: int, message: Message) -> None:
         """A push or a leave: what changes the shard."""
-        kind, clock, flags, samples, total, seconds, processor, version = message.head[:8].tolist()
+        head = message.head[: messages.VERSION + 1].tolist()
+        kind, clock, flags, _, samples, total, seconds, processor, version = head
         if kind == messages.PUSH:
             push = Push(
                 int(clock),
@@ -144,13 +142,19 @@ class Server:
             self.shard.push(number, push, gradient)
         else:
             self.shard.leave(number)
-        if int(flags) & messages.FAILED:
+        self._heed(message)
+
+    def _heed(self, message: Message) -> None:
+        """What a change says of where to stop."""
+        kind, clock, flags = (int(value) for value in message.head[: messages.FLAGS + 1])
+        wished = flags & messages.STOP or (self.stop and kind == messages.PUSH)
+        if flags & messages.FAILED:
             self._stop_clock = 0.0  # the run is over
-        elif int(flags) & messages.STOP and self._last_steps is not None:
+        elif wished and self._last_steps is not None:
             end = clock + self._last_steps + 1
             self._stop_clock = end if self._stop_clock < 0 else min(self._stop_clock, end)
-        elif int(flags) & messages.STOP and self._stop_clock < 0:
-            self._stop_clock = (clock if self._lockstep else self.shard.granted) + 1
+        elif wished and self._stop_clock < 0:
+            self._stop_clock = (clock if self._lockstep else self.shard.granted) + 1.0
 
     # --- what goes ---
 

@@ -342,7 +342,8 @@ class ServerTrainer:
         facts: dict[str, Any] = {
             "failed": failure is not None,
             "asked": self.asked,
-            "signalled": self.signalled,
+            # A signal may have come to a server that is no more, and others be told of it.
+            "signalled": self.signalled or any(s.stop for s in self._servers.values()),
             "clock": clock,
             "rank": self._workers.rank,
             "seconds": mine,

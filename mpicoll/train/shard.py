@@ -69,7 +69,7 @@ class _Worker:
     """What a shard knows of a worker."""
 
     clock: int
-    active: bool = True
+    active: bool = False  # until the shard begins
     waiting: bool = False  # for parameters
     version: int = 0  # updates in the parameters it was given last
     last: float = -1.0  # clock for which these are good
@@ -156,7 +156,7 @@ class Shard:
                 f"worker {number} pushes clock {push.clock}, awaited is {worker.clock}"
             )
         worker.clock += 1
-        self.granted = max(self.granted, push.clock)  # perhaps by a replica that is no more
+        self.granted = max(self.granted, push.clock)  # perhaps by another shard
         self._record("push", number, push.clock)
         if self.adaptive is not None:
             self.adaptive.note(number, push.seconds, push.processor)
@@ -165,6 +165,10 @@ class Shard:
         else:
             self._apply_one(worker, push, gradient)
         self._advance()
+
+    def take_over(self) -> None:
+        """Who gave out parameters before is no more: any worker may have got them at its clock."""
+        self.granted = max(self.granted, *(worker.clock for worker in self._workers))
 
     def is_active(self, number: int) -> bool:
         """Whether a worker has not left."""
