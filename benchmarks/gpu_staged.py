@@ -2,64 +2,70 @@
 
 mpirun -n 2 python benchmarks/gpu_staged.py --json staged.jsonl
 
-Each finished point is printed and written at once.  A time is from a barrier to the end of the work
-on the stream, of the slowest rank; of several, the median.
+Each finished point is printed and written at once; first all that the GPUs do by the transport that
+they agree on, then through the host.  A time of an all-reduce is from a barrier to the end of the
+work on the stream, of the slowest rank; of several, the median.
+
+Training is on 1, 2, 4, ... GPUs, and on all: with as many samples a GPU (weak scaling), or with
+``--global-batch`` as many on all of them together (strong scaling).  Its seconds are means of the
+ranks, as the host sees them, without the first epoch: computing; communicating while nothing is
+computed, waiting for slower ranks included; loading samples; and ``other``, updates and what is
+between steps.  What is put on a stream is counted where it is waited for.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable
 
 import cupy
+import gpu_records
 import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.train import Config, Dataset, Epoch, run
+from mpicoll.train import Config, Dataset, Step, run
 
 WORLD = MPI.COMM_WORLD
 #: Steps of an epoch.
 STEPS = 20
+PHASES = ("loading", "compute", "exposed", "waiting", "hidden")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[1 << k for k in range(16, 29, 2)])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    sizes = [1 << k for k in range(16, 29, 2)]
+    parser.add_argument("--transports", nargs="+", default=["auto", "staged"])
+    parser.add_argument("--sizes", type=int, nargs="*", default=sizes)
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--steps", type=int, default=60, help="of training; 0: none")
     parser.add_argument("--batch", type=int, default=8192, help="of a GPU")
-    parser.add_argument("--json", help="a file to which each point is appended")
+    parser.add_argument("--global-batch", type=int, help="of all GPUs together, instead")
+    gpu_records.options(parser)
     options = parser.parse_args()
-    cupy.cuda.Device(WORLD.rank % cupy.cuda.runtime.getDeviceCount()).use()
-
-    def write(**point: object) -> None:
-        if WORLD.rank == 0:
-            print(json.dumps(point), flush=True)
-            if options.json:
-                with open(options.json, "a") as file:
-                    file.write(json.dumps(point) + "\n")
-
-    write(
-        ranks=WORLD.size,
-        device=cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-        mpi=MPI.Get_library_version().splitlines()[0],
-        mpicoll=mpicoll.__version__,
-        cupy=cupy.__version__,
-    )
-    for transport in ("staged", "auto"):
-        os.environ["MPICOLL_GPU"] = transport
-        comm = mpicoll.Intracomm(WORLD.Dup())
+    gpu_records.use_own_gpu()
+    records = gpu_records.Records(options)
+    records.describe()
+    for transport in options.transports:
+        comm = communicator(transport, WORLD)
+        found = comm.gpu_transport()
         for nbytes in options.sizes:
-            write(transport=comm.gpu_transport(), **allreduce(comm, nbytes, options.repetitions))
-        if options.steps:
-            for point in training(comm, options.steps, options.batch):
-                write(transport=comm.gpu_transport(), **point)
+            records.write({"transport": found, **allreduce(comm, nbytes, options.repetitions)})
         comm.Free()
+        for size in sizes_up_to(WORLD.size) if options.steps else ():
+            batch = options.global_batch
+            batch = options.batch if batch is None else -(-batch // size)
+            point = training(size, transport, options.steps, batch)
+            records.write({"transport": found, **point})
+
+
+def communicator(transport: str, ranks: MPI.Intracomm) -> mpicoll.Intracomm:
+    """Ranks whose arrays in device memory go this way, if it can be had."""
+    os.environ["MPICOLL_GPU"] = transport
+    return mpicoll.Intracomm(ranks.Dup())
 
 
 def slowest(call: Callable[[], object]) -> float:
@@ -86,6 +92,7 @@ def allreduce(comm: mpicoll.Intracomm, nbytes: int, repetitions: int) -> dict[st
     median = statistics.median(seconds)
     return {
         "collective": "allreduce",
+        "ranks": WORLD.size,
         "bytes": nbytes,
         "seconds": median,
         "least": min(seconds),
@@ -95,35 +102,26 @@ def allreduce(comm: mpicoll.Intracomm, nbytes: int, repetitions: int) -> dict[st
     }
 
 
-def training(comm: mpicoll.Intracomm, steps: int, batch: int) -> list[dict[str, object]]:
-    """Samples a second of an MLP on one GPU and on all, with as many samples a GPU."""
-    points = []
-    alone = mpicoll.Intracomm(WORLD.Split(WORLD.rank))
-    for one in (alone, comm):
-        epochs = trained(one, steps, batch) if one is comm or WORLD.rank == 0 else None
-        WORLD.Barrier()
-        if epochs is None:
-            continue
-        measured = epochs[1:]  # the first has compiled kernels
-        seconds = sum(epoch.seconds for epoch in measured)
-        computed = sum(sum(epoch.compute) for epoch in measured) / one.size
-        points.append(
-            {
-                "training": "mlp 784-2048-2048-10, float32, all-reduce",
-                "ranks": one.size,
-                "batch_per_rank": batch,
-                "steps": len(measured) * STEPS,
-                "samples_per_second": len(measured) * STEPS * batch * one.size / seconds,
-                "compute_seconds": computed,
-                "communication_seconds": sum(e.seconds * e.communication for e in measured),
-            }
-        )
-    alone.Free()
-    return points
+def sizes_up_to(most: int) -> list[int]:
+    """Powers of two, and the largest."""
+    return [*(1 << k for k in range(most.bit_length()) if 1 << k < most), most]
 
 
-def trained(comm: mpicoll.Intracomm, steps: int, batch: int) -> tuple[Epoch, ...]:
-    """Epochs of a few steps, one more than it takes for so many."""
+def training(size: int, transport: str, steps: int, batch: int) -> dict[str, object]:
+    """Samples a second of an MLP on the first ranks' GPUs; the others wait."""
+    part = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
+    point: dict[str, object] = {}
+    if part != MPI.COMM_NULL:
+        comm = communicator(transport, part)
+        point = trained(comm, steps, batch)
+        comm.Free()
+        part.Free()
+    WORLD.Barrier()
+    return point
+
+
+def trained(comm: mpicoll.Intracomm, steps: int, batch: int) -> dict[str, object]:
+    """Train for so many steps, and an epoch before in which kernels are compiled."""
     generator = np.random.default_rng(0)
     samples = STEPS * batch * comm.size
     inputs = generator.standard_normal((samples, 784), "f4")
@@ -131,9 +129,38 @@ def trained(comm: mpicoll.Intracomm, steps: int, batch: int) -> tuple[Epoch, ...
     data = Dataset("noise", 10, inputs, labels, inputs[:100], labels[:100])
     config = Config(
         model="mlp", hidden=(2048, 2048), dtype="float32", device="gpu", batch_per_rank=batch,
-        epochs=steps // STEPS + 1, check_every=0, lr=1e-3,
+        epochs=steps // STEPS + 1, check_every=0, lr=1e-3, algorithm=None,
     )  # fmt: skip
-    return run(config, comm, dataset=data).history
+    phases = dict.fromkeys(PHASES, 0.0)
+
+    def add(step: Step) -> None:
+        for name in phases if step.epoch > 1 else ():
+            phases[name] += getattr(step, name)
+
+    history = run(config, comm, dataset=data, on_step=add).history[1:]
+    own = np.array([*phases.values(), *(epoch.seconds for epoch in history)])
+    MPI.Intracomm(comm).Allreduce(MPI.IN_PLACE, own)
+    own /= comm.size
+    mean = dict(zip(PHASES, own.tolist(), strict=False))
+    epochs = own[len(PHASES) :]
+    seconds = float(epochs.sum())
+    communication = mean["exposed"] + mean["waiting"]
+    return {
+        "training": "mlp 784-2048-2048-10, float32, all-reduce",
+        "ranks": comm.size,
+        "batch_per_rank": batch,
+        "steps": len(history) * STEPS,
+        "samples_per_second": len(history) * samples / seconds,
+        "of_epochs": (samples / epochs).tolist(),
+        "seconds": seconds,
+        "compute_seconds": mean["compute"],
+        "communication_seconds": communication,
+        "waiting_seconds": mean["waiting"],
+        "loading_seconds": mean["loading"],
+        "other_seconds": seconds - mean["compute"] - communication - mean["loading"],
+        "hidden_seconds": mean["hidden"],
+        "loss": history[-1].loss,
+    }
 
 
 if __name__ == "__main__":

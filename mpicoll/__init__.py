@@ -24,6 +24,7 @@ from mpicoll.schedule import (
 
 if TYPE_CHECKING:
     from mpicoll.comm import Intercomm, Intracomm
+    from mpicoll.refusing import File, Message, Win
     from mpicoll.requests import Prequest, Request
     from mpicoll.windows import empty
 
@@ -32,13 +33,16 @@ __version__ = "0.1.0"
 __all__ = [
     "Channel",
     "Copy",
+    "File",
     "Intercomm",
     "Intracomm",
+    "Message",
     "Prequest",
     "Recv",
     "RecvReduce",
     "Request",
     "Send",
+    "Win",
     "__version__",
     "as_channels",
     "blocks",
@@ -57,6 +61,10 @@ def __getattr__(name: str) -> Any:
         from mpicoll import comm
 
         return getattr(comm, name)
+    if name in ("File", "Message", "Win"):
+        from mpicoll import refusing
+
+        return getattr(refusing, name)
     if name in ("Prequest", "Request"):
         from mpicoll import requests
 

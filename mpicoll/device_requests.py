@@ -115,6 +115,8 @@ class StagedPlan(Staged):
 class Enqueued(Standalone):
     """What runs on a device, in its order on a stream.
 
+    Where the stream is being captured for a graph it is complete at once.
+
     Args:
         device: its number.
         stream: handle of the stream that it has been put on; None: it has not been yet.
@@ -137,7 +139,10 @@ class Enqueued(Standalone):
 
     def _mark(self, stream: int) -> None:
         with self._functions.on(self._device):
-            self._functions.record(self._event, stream)
+            # What a graph is made of is not under way: nobody waits for it.
+            self._captured = self._functions.capturing(stream)
+            if not self._captured:
+                self._functions.record(self._event, stream)
         self._pending = True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
@@ -156,7 +161,7 @@ class Enqueued(Standalone):
     def Get_status(self, status: MPI.Status | None = None) -> bool:
         """Whether ``Wait`` would return, or raise, at once."""
         with self._functions.on(self._device):
-            return not self._pending or self._functions.happened(self._event)
+            return not self._pending or self._captured or self._functions.happened(self._event)
 
 
 def _free_event(functions: Functions, device: int, event: int) -> None:

@@ -3,62 +3,39 @@
 ``Send, Recv, Sendrecv, Isend, Irecv, Send_init`` and ``Recv_init`` take what mpi4py's take, and
 arrays in device memory, which go through pinned memory of the host, as one message: so they meet
 messages of host memory, and of any communicator on the same handle.  All other methods that take a
-buffer refuse one in device memory by name.  Where the MPI library says that it is CUDA-aware, and
-``MPICOLL_GPU`` is not ``staged``, all of them take it, as it is.
+buffer refuse one in device memory by name (:mod:`mpicoll.refusing`).  Where the MPI library says
+that it is CUDA-aware, and ``MPICOLL_GPU`` is not ``staged``, all of them take it, as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial, wraps
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import libraries, progress
+from mpicoll import progress
 from mpicoll.buffers import Buffer, parse
-from mpicoll.cuda.buffers import is_device, recognise
-from mpicoll.cuda.driver import driver
+from mpicoll.cuda.buffers import is_device
 from mpicoll.cuda.group import STAGED
 from mpicoll.cuda.memory import OnDevice
 from mpicoll.device_requests import Staged, StagedPlan
 from mpicoll.native_requests import KeptPrequest, KeptRequest
+from mpicoll.refusing import Message, library_takes, refuse, set_refusing, settle
 
-__all__ = ["Messages", "refuse"]
+__all__ = ["Messages"]
 
 #: What takes buffers and cannot be staged.
 REFUSING = (
     *("Bsend", "Ssend", "Rsend", "Sendrecv_replace", "Ibsend", "Issend", "Irsend", "Isendrecv"),
     *("Isendrecv_replace", "Bsend_init", "Ssend_init", "Rsend_init", "Psend_init", "Precv_init"),
 )
-
+#: What the host looks at, whatever the library can do.
+ON_HOST_ALONE = ("recv", "irecv", "Attach_buffer", "Iagree")
 
 #: mpi4py's methods; a class that derived from it could not be combined with others of mpi4py's.
 _COMM: Any = MPI.Comm
-
-
-@cache
-def _library_takes() -> bool:
-    return libraries.cuda_aware() is True
-
-
-def refused(method: str) -> NoReturn:
-    raise BufferError(
-        f"{method}: a buffer in device memory, which this MPI library is not known to take; use "
-        "Send, Recv, Sendrecv, Isend, Irecv, Send_init, Recv_init or a collective of "
-        "mpicoll.Intracomm, or copy it to the host"
-    )
-
-
-def refuse(method: str, *arguments: object) -> None:
-    """Raise if an argument of a method of the MPI library's is in device memory.
-
-    Raises:
-        BufferError: one is, and the library does not say that it takes that.
-    """
-    if any(is_device(argument) for argument in arguments) and not _library_takes():
-        refused(method)
 
 
 def _leaving(buf: Any, what: str = "send buffer") -> Buffer:
@@ -95,12 +72,9 @@ class Messages:
         if not is_device(buf):
             return False
         forced = self._state is not None and self._state.settings.gpu == STAGED
-        if forced or not _library_takes():
+        if forced or not library_takes():
             return True
-        array = recognise(buf[0] if isinstance(buf, (list, tuple)) else buf)
-        assert array is not None
-        with driver().on(array.device):
-            driver().synchronize(array.stream)
+        settle(buf)
         return False
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
@@ -188,23 +162,32 @@ class Messages:
         plan = KeptPrequest(_COMM.Recv_init(self, staged.message(reduced=False), source, tag))
         return StagedPlan(plan, _nothing, partial(_arrived, packed), staged)
 
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
+        """Send and receive an object; see mpi4py's method."""
+        refuse("sendrecv", recvbuf, always=True)
+        return _COMM.sendrecv(self, sendobj, dest, sendtag, recvbuf, *more, **named)
+
+    def Mprobe(self, *arguments: Any, **more: Any) -> Message:
+        """Match a message, waiting for it; see mpi4py's method."""
+        return Message(_COMM.Mprobe(self, *arguments, **more))
+
+    def Improbe(self, *arguments: Any, **more: Any) -> Message | None:
+        """Match a message if there is one; see mpi4py's method."""
+        found = _COMM.Improbe(self, *arguments, **more)
+        return None if found is None else Message(found)
+
 
 def _nothing(*arguments: object) -> None:
     """Where nothing is to be brought."""
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    """A method with mpi4py's signature and docstring."""
-    original = getattr(MPI.Comm, name)
-
-    @wraps(original)
-    def call(self: MPI.Comm, *arguments: Any, **more: Any) -> Any:
-        refuse(name, *arguments, *more.values())
-        return original(self, *arguments, **more)
-
-    return call
-
-
-for _name in REFUSING:
-    if hasattr(MPI.Comm, _name):
-        setattr(Messages, _name, _refusing(_name))
+set_refusing(Messages, MPI.Comm, REFUSING)
+set_refusing(Messages, MPI.Comm, ON_HOST_ALONE, always=True)

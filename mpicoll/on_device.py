@@ -6,9 +6,8 @@ that the caller names, is run by the host, on pinned memory.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -181,8 +180,9 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
     def begin() -> int:
         state.check()
         if at_home:
-            with _as_one(group.device, streams()) as stream:
-                plan.start(stream)
+            stream, others = _joined(group.device, streams())
+            plan.start(stream)
+            _parted(group.device, stream, others)
         else:
             stream = _enqueue(state, call if call.stream is not None else _as_now(call))
         state.count(name, CUDA_IPC)
@@ -281,8 +281,9 @@ def _enqueue(state: State, call: Call) -> int:
     streams = [array.stream for array in (recv, send) if array is not None]
     try:
         if _are_at_home(group, (send, recv)):
-            with _as_one(group.device, streams) as stream:
-                group.peers.run(name, send, recv, _operator(call), root, stream)
+            stream, others = _joined(group.device, streams)
+            group.peers.run(name, send, recv, _operator(call), root, stream)
+            _parted(group.device, stream, others)
             return stream
         with _Visit(group.device, (send, recv)) as visit:
             group.peers.run(name, *visit.arrays, _operator(call), root, visit.stream)
@@ -294,13 +295,16 @@ def _enqueue(state: State, call: Call) -> int:
     return visit.stream
 
 
-@contextlib.contextmanager
-def _as_one(device: int, streams: Sequence[int]) -> Iterator[int]:
-    """The first of a device's streams, on which what is put is in the order of the others too."""
+def _joined(device: int, streams: Sequence[int]) -> tuple[int, list[int]]:
+    """The first of a device's streams, which waits for what is on the others; and these."""
     first, *others = dict.fromkeys(streams)
     for other in others:
         _order((device, other), (device, first))
-    yield first
+    return first, others
+
+
+def _parted(device: int, first: int, others: Sequence[int]) -> None:
+    """Let the others of a device's streams wait for what is on the first."""
     for other in others:
         _order((device, first), (device, other))
 

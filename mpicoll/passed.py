@@ -22,9 +22,10 @@ from mpicoll.collectives import COLLECTIVES, Collective, Place
 from mpicoll.cuda.buffers import is_device
 from mpicoll.dispatch import Dispatch, fall_back
 from mpicoll.libraries import REDUCING_ON_DEVICE
-from mpicoll.messages import Messages, refuse, refused
+from mpicoll.messages import Messages
 from mpicoll.native_requests import KeptPrequest, LibraryPrequest, started
 from mpicoll.observe import observing
+from mpicoll.refusing import refuse, refused
 from mpicoll.settings import policy_from
 from mpicoll.state import Stats
 from mpicoll.tuning import NATIVE, Choice

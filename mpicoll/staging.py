@@ -89,6 +89,9 @@ def run(
         prepared: the call.
         native: runs the MPI library's own collective.
         step: told of every step that ends.
+
+    Raises:
+        MemoryError: on all ranks, where one cannot pin what the segments go through.
     """
     call = prepared.call
     assert call is not None and state.gpus is not None
@@ -96,7 +99,10 @@ def run(
         return False
     segments = _segments(call)
     if state.staging is None:
-        state.staging = Area(state, state.gpus.device)
+        area, problem = Area.open(state, state.gpus.device)
+        state.staging = problem if area is None else area
+    if isinstance(state.staging, str):  # a second try would pin no more
+        raise MemoryError(state.staging)
     way = _Way(state.staging, call)
     for number in range(1 - SLOTS, len(segments)):
         if number + SLOTS - 1 < len(segments):
@@ -159,28 +165,32 @@ class _Lane:
 class Area:
     """The slots of a rank, in memory that those of its node share, and pinned.
 
-    Each has place for what is sent, and as much for what is received.  Collective.
-
-    Raises:
-        MemoryError: on all ranks, where one cannot pin its memory.
+    Each has place for what is sent, and as much for what is received.  Made by :meth:`open`, in the
+    first call that is cut: that is the same one on all ranks, and most communicators have none.
     """
 
-    def __init__(self, state: State, device: int) -> None:
-        with progress.meanwhile():
-            self._memory = state.windows.take(SLOTS * 2 * SEGMENT)
-            problem = _pin(self._memory, device)
-            problems = state.private.allgather(problem)
+    def __init__(self, memory: Bytes, device: int) -> None:
+        self._memory = memory
         self._lanes: dict[tuple[int, bool], _Lane] = {}
-        if not problem:
-            self._end = weakref.finalize(self, _unpin, self._memory, device, self._lanes)
-            self._end.atexit = False
+        self._end = weakref.finalize(self, _unpin, memory, device, self._lanes)
+        self._end.atexit = False
+
+    @classmethod
+    def open(cls, state: State, device: int) -> tuple[Area | None, str]:
+        """Make them; None, and why, on all ranks alike, where one cannot pin them.  Collective."""
+        with progress.meanwhile():
+            memory = state.windows.take(SLOTS * 2 * SEGMENT)
+            problem = _pin(memory, device)
+            made = None if problem else cls(memory, device)
+            problems = state.private.allgather(problem)
         failed = [rank for rank, text in enumerate(problems) if text]
-        if failed:
-            raise MemoryError(
-                f"{ranges(failed)} cannot pin {self._memory.size} bytes of host memory for what "
-                f"is in device memory: {problems[failed[0]]}; raise the limit (ulimit -l), or "
-                f"send parts of less than {SEGMENT} bytes"
-            )
+        if not failed:
+            return made, ""
+        return None, (
+            f"{ranges(failed)} cannot pin {memory.size} bytes of host memory for what "
+            f"is in device memory: {problems[failed[0]]}; raise the limit (ulimit -l), or "
+            f"send parts of less than {SEGMENT} bytes"
+        )
 
     def lane(self, device: int, inward: bool) -> _Lane:
         """The lane from the slots to a device, or from there."""

@@ -112,7 +112,8 @@ class State:
             self.device = None  # what Python runs can be traced; all else is as without a trace
         #: Arrays of its ranks that others read where they lie.
         self.windows = Windows(private, self.device)
-        #: Where large ones go through the host, once one has (:mod:`mpicoll.staging`).
+        #: Where large ones go through the host, once one has (:mod:`mpicoll.staging`), or why they
+        #: cannot.
         self.staging: Any = None
         #: What lets GPUs reduce there (:mod:`mpicoll.relay`), False if it cannot be had.
         self.relay: Any = None

@@ -51,6 +51,7 @@ class FakeDriver:
         self.streams = {}  # handle: operations that have not happened
         self.events = {}  # handle: (number of records, number that have happened)
         self.tags = {}
+        self.captured = set()  # streams
         self.stack = [0]
         self.next = BASE
         self.handle = 16
@@ -193,6 +194,9 @@ class FakeDriver:
     def free_stream(self, stream):
         self.streams.pop(stream)
 
+    def capturing(self, stream):
+        return stream in self.captured
+
     def event(self):
         self.handle += 1
         self.events[self.handle] = [0, 0]
@@ -204,6 +208,7 @@ class FakeDriver:
         del self.events[event]
 
     def record(self, event, stream):
+        assert stream not in self.captured  # whoever asks for such an event later fails
         state = self.events[event]
         state[0] += 1
         number = state[0]

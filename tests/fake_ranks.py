@@ -95,7 +95,7 @@ class Cuda:
         hidden: devices that a rank does not see, by rank.
     """
 
-    def __init__(self, devices=3):
+    def __init__(self, devices=4):
         self.told, self.fails, self.before, self.links, self.hidden = [], {}, {}, {}, {}
         self._devices = devices
         self._ids = {}  # of the allocations, by rank and base

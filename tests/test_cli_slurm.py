@@ -1,5 +1,6 @@
 """What `mpicoll slurm submit` would submit, and what it refuses; tests/slurm submits for real."""
 
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -124,6 +125,30 @@ def test_scripts_are_bash(script):
     done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert script.read_text().count("\n") < 130
+
+
+@pytest.mark.parametrize(
+    ("visible", "number", "seen"),
+    [("0,1", 1, "0,1"), ("GPU-a,GPU-b", 0, "GPU-a,GPU-b"), ("MIG-a,MIG-b", 1, "MIG-b")],
+)
+def test_a_rank_sees_all_gpus_of_its_node_but_one_part_of_a_divided_one(visible, number, seen):
+    assert with_gpus(visible, number).stdout == f"{seen}\n"
+
+
+@pytest.mark.parametrize(("visible", "number"), [("0,1", 2), ("MIG-a", 1), ("", 0)])
+def test_more_ranks_than_gpus_are_refused(visible, number):
+    done = with_gpus(visible, number)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"rank {number} of " in done.stderr
+    assert f"has no GPU of CUDA_VISIBLE_DEVICES={visible}: start" in done.stderr
+
+
+def with_gpus(visible, number):
+    """What a rank of this number on its node finds that sees these GPUs."""
+    words = [SCRIPTS / "one-gpu.sh", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    ours = {"PATH": os.environ["PATH"], "SLURM_LOCALID": str(number)}
+    environment = {**ours, "CUDA_VISIBLE_DEVICES": visible}
+    return subprocess.run(words, capture_output=True, text=True, env=environment)
 
 
 def rank(number, host, cores, threads):

@@ -434,3 +434,39 @@ def test_the_driver_is_opened_when_it_is_asked_for(run):
         from mpicoll.cuda import driver
         assert driver.problem() == "" and driver.driver() is cuda
     """)
+
+
+def test_a_persistent_call_is_remembered(run):
+    """It asks for a launch once, and again when the launcher has forgotten it."""
+    run("""
+        from types import SimpleNamespace
+        from mpicoll.cuda.ipc import Peers, Plan
+
+        class Known(Peers):
+            def __init__(self):
+                self._launcher, self._alarm = driver.launcher()
+                self._watchdog, self.failed, self.asked = None, None, 0
+
+            def _remembered(self, collective, send, recv, op, handle, root):
+                self.asked += 1
+                known = collective, op, recv.dtype, root, -1, recv.nbytes
+                self._launcher.remember(*known, plan(), 1)
+                return known
+
+        peers, buffer = Known(), SimpleNamespace(ptr=256, nbytes=64, dtype="f4")
+        bound = Plan(peers, None, ("allreduce", None, buffer, "sum", 0))
+        for stream in (SimpleNamespace(ptr=5), SimpleNamespace(ptr=5), 5):
+            bound.start(stream)
+        assert driver.order()[:3] == ["k5", "k5", "k5"] and peers.asked == 1
+        assert driver.arguments()[1] == 256
+        peers._launcher.forget()
+        bound.start(5)
+        assert driver.order()[0] == "k5" and peers.asked == 2
+        peers._launcher.close()
+        try:
+            bound.start(5)
+        except RuntimeError as error:
+            assert "has been freed" in str(error)
+        else:
+            raise AssertionError("launched")
+    """)

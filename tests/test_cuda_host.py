@@ -446,6 +446,18 @@ def aware(monkeypatch, answer):
     monkeypatch.setattr(group.libraries, "cuda_aware", lambda: answer)
 
 
+@pytest.fixture
+def unsaid(monkeypatch):
+    """What is warned of once has not been."""
+    monkeypatch.setattr(group.shared, "_WARNED", set())
+
+
+def apart():
+    """Ranks of one node, each with a device of its own."""
+    own = group._own()
+    return Ranks({1: own._replace(number=1, uuid="GPU-1")})
+
+
 def test_the_first_transport_that_serves_all(fake, peers, monkeypatch):
     asked, answer = peers
     aware(monkeypatch, True)
@@ -457,6 +469,31 @@ def test_the_first_transport_that_serves_all(fake, peers, monkeypatch):
     found = group.connect(Ranks(), "auto", 0.0)
     assert found.transport == "staged"
     assert found.why == "the same GPU twice; is the MPI library CUDA-aware? It does not say"
+
+
+@pytest.mark.parametrize("transport", ["aware", "staged"])
+def test_a_slower_transport_than_there_should_be_is_said_once(
+    fake, peers, unsaid, monkeypatch, transport
+):
+    aware(monkeypatch, transport == "aware")
+    peers[1][:] = None, "IPC is forbidden here"
+    text = f"so {transport} serves: IPC is forbidden here.*MPICOLL_GPU={transport} asks for that"
+    with pytest.warns(group.shared.TransportWarning, match=text):
+        assert group.connect(apart(), "auto", 0.0).transport == transport
+    # Warnings are errors here.
+    assert group.connect(apart(), "auto", 0.0).transport == transport
+    assert group.connect(apart(), transport, 0.0).transport == transport
+
+
+def test_nothing_is_said_where_no_other_transport_is_to_be_expected(
+    fake, peers, unsaid, monkeypatch
+):
+    """Ranks on several nodes, with one device, or without what makes the kernels."""
+    aware(monkeypatch, False)
+    peers[1][:] = None, "so it is"
+    one, other = group._own(), apart().devices[1]
+    for second in (other._replace(host="another"), other._replace(cupy=False), one):
+        assert group.connect(Ranks({1: second}), "auto", 0.0).transport == "staged"
 
 
 def test_any_ranks_no_is_no_for_all(fake, peers, monkeypatch):
@@ -471,15 +508,17 @@ def test_any_ranks_no_is_no_for_all(fake, peers, monkeypatch):
         assert group.connect(Ranks({1: none}), "auto", 0.0) is None
 
 
-def test_a_transport_that_is_asked_for(fake, peers, monkeypatch):
+def test_a_transport_that_is_asked_for(fake, peers, unsaid, monkeypatch):
     aware(monkeypatch, True)
     assert group.connect(Ranks(), "staged", 0.0).why == "MPICOLL_GPU=staged asks for it"
     assert group.connect(Ranks(), "aware", 0.0).transport == "aware"
     assert peers[0] == []
     peers[1][:] = None, "IPC is forbidden here"
-    aware(monkeypatch, False)
-    with pytest.warns(group.shared.TransportWarning, match="MPICOLL_GPU=cuda_ipc is not possible"):
-        assert group.connect(Ranks(), "cuda_ipc", 0.0).transport == "staged"
+    text = "MPICOLL_GPU=cuda_ipc is not possible, so {} serves: IPC is forbidden here"
+    for transport in ("staged", "aware"):
+        aware(monkeypatch, transport == "aware")
+        with pytest.warns(group.shared.TransportWarning, match=text.format(transport)):
+            assert group.connect(Ranks(), "cuda_ipc", 0.0).transport == transport
 
 
 def test_cupy_is_not_imported(fake, monkeypatch):

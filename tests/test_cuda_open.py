@@ -161,6 +161,9 @@ def test_links(cuda, answer, why):
     cuda.links[1, 2] = answer
     assert open_all() == [(False, why)] * 3
     assert open_all(2) == [(True, "")] * 2  # which do not use that link
+    before = len(cuda.names("map"))
+    assert open_all(4) == [(True, ipc._IN_A_RING)] * 4  # 0, 1, 3, 2 do not either
+    assert len(cuda.names("map")) - before == 4 * 2
 
 
 # --- what is known before -------------------------------------------------------------------------

@@ -66,6 +66,7 @@ LAYERS = [
         "on_device",
         "passed",
         "persistent",
+        "refusing",
         "relay",
         "requests",
         "state",

@@ -83,6 +83,79 @@ def test_ownership_is_joined_and_ascending(monkeypatch):
     assert make_exchange(8, monkeypatch)[0].owned == [(0, 11)]
 
 
+class Clock:
+    """Time that passes where it is told to."""
+
+    now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(exchange, "time", made)
+    return made
+
+
+def timed(clock, start, poll, wait, polls):
+    """An exchange of three buckets whose transfers take so long, complete after so many polls."""
+
+    class Slow(Recorded):
+        log, asked = [], 0
+
+        def start(self):
+            clock.now += start
+
+        def poll(self):
+            clock.now += poll
+            self.asked += 1
+            return self.asked > polls
+
+        def finish(self):
+            clock.now += wait
+
+    flat = Flat({name: np.zeros(4) for name in "abc"})
+    return Exchange(OneProcess(), flat, 4 * 8, 1, Slow)
+
+
+def computed(clock, buckets, seconds):
+    """Compute all gradients, each for so long."""
+    buckets.begin()
+    for name in "cba":
+        clock.now += seconds
+        buckets.ready(name)
+
+
+def test_all_time_is_computation_or_communication(clock):
+    """A start that waits, as for what has to leave a GPU first, is time that nobody computes in."""
+    buckets = timed(clock, start=5.0, poll=0.25, wait=2.0, polls=99)
+    began = clock.now
+    computed(clock, buckets, 10.0)
+    buckets.finish()
+    assert buckets.calls == 3 * 5.0 + (1 + 2 + 3) * 0.25
+    assert buckets.exposed == buckets.calls + 3 * 2.0
+    assert buckets.hidden == 2 * 10.0  # the second and the third gradient
+    assert clock.now - began == 3 * 10.0 + buckets.exposed
+
+
+def test_nothing_is_hidden_once_all_that_was_started_has_ended(clock):
+    buckets = timed(clock, start=0.0, poll=0.0, wait=0.0, polls=0)
+    computed(clock, buckets, 10.0)
+    buckets.finish()
+    assert (buckets.exposed, buckets.hidden) == (0.0, 0.0)
+
+
+def test_what_starts_at_the_end_is_exposed(clock):
+    buckets = timed(clock, start=5.0, poll=0.0, wait=2.0, polls=99)
+    buckets.begin()
+    clock.now += 10.0
+    buckets.finish()
+    assert (buckets.exposed, buckets.hidden) == (3 * 5.0 + 3 * 2.0, 0.0)
+    assert buckets.reduced - buckets.computed == buckets.exposed
+
+
 @pytest.mark.parametrize(
     ("name", "relative"), [("fp16", 2.0**-11), ("bf16", 2.0**-8)], ids=["fp16", "bf16"]
 )

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from mpicoll.train import Config, Dataset, TrainingError, parity, run, threads
+from mpicoll.train import Config, Dataset, TrainingError, parity, run, threads, transfers
 from mpicoll.train.data import load_mnist5k
 from mpicoll.train.flat import Flat
 from mpicoll.train.models import MLP, Batch
@@ -196,6 +197,22 @@ def test_a_step_says_what_it_did():
     assert [s.lr for s in steps[:5]] == pytest.approx([0.0125, 0.025, 0.0375, 0.05, 0.05])
     assert steps[-1].loss < steps[0].loss and steps[0].compute > 0
     assert (steps[0].waiting, steps[0].slowest, steps[0].skipped) == (0, 0, False)
+
+
+def test_what_the_start_of_a_transfer_takes_is_communication(monkeypatch):
+    """As where gradients have to leave a GPU before they can travel."""
+    steps, own = [], transfers.Sum.start
+
+    def start(transfer):
+        time.sleep(0.01)
+        own(transfer)
+
+    monkeypatch.setattr(transfers.Sum, "start", start)
+    result = run(Config(batch=16, bucket=8 * 8), dataset=blobs(), on_step=steps.append)
+    assert all(step.exposed >= 2 * 0.01 for step in steps)  # 15 parameters, 8 in a bucket
+    epoch = result.history[0]
+    assert epoch.communication * epoch.seconds >= 2 * 0.01 * 4
+    assert sum(epoch.compute) + epoch.communication * epoch.seconds <= epoch.seconds
 
 
 def test_a_gradient_that_comes_twice_or_not_at_all_is_refused():

@@ -81,6 +81,9 @@ class Functions(Protocol):
     def free_stream(self, stream: int) -> None:
         """Free a stream; what was put on it goes on."""
 
+    def capturing(self, stream: int) -> bool:
+        """Whether a stream is being captured for a graph."""
+
     def event(self) -> int:
         """A new event, which has happened until it is recorded."""
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ class Group:
 
     Attributes:
         transport: ``cuda_ipc``, ``aware`` or ``staged``.
-        why: why no faster one, "" if it is the fastest.
+        why: why no faster one, or not wholly; "" if it is the fastest.
         devices: of all ranks.
         peers: what runs collectives by ``cuda_ipc``, else None.
         device: number of this rank's device.
@@ -125,16 +126,29 @@ def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None
     if wanted in ("auto", CUDA_IPC):
         peers, why = _peers(private, number, seconds)
     if peers is not None:
-        return Group(CUDA_IPC, "", devices, peers, number)
+        return Group(CUDA_IPC, why, devices, peers, number)
     unaware = [rank for rank, device in enumerate(devices) if not device.aware]
-    if wanted != STAGED and not unaware:
-        return Group(AWARE, why, devices, None, number)
-    if wanted != STAGED:
+    transport = AWARE if wanted != STAGED and not unaware else STAGED
+    if wanted != STAGED and unaware:
         does_not = "says that it is not" if devices[unaware[0]].aware is False else "does not say"
         why += f"; is the MPI library CUDA-aware? It {does_not}"
-    if wanted in (CUDA_IPC, AWARE):
-        shared.warn(f"MPICOLL_GPU={wanted} is not possible, so {STAGED} serves: {why}")
-    return Group(STAGED, why, devices, None, number)
+    if wanted == "auto" and _are_near(devices):
+        shared.warn(
+            f"GPUs of one node do not reach each other's memory, so {transport} serves: {why} "
+            f"(MPICOLL_GPU={transport} asks for that, without this warning)"
+        )
+    elif wanted not in ("auto", transport):
+        shared.warn(f"MPICOLL_GPU={wanted} is not possible, so {transport} serves: {why}")
+    return Group(transport, why, devices, None, number)
+
+
+def _are_near(devices: Sequence[Device]) -> bool:
+    """Whether ``cuda_ipc`` is for them: all of one node, one for each rank, CuPy imported."""
+    return (
+        len({device.host for device in devices}) == 1
+        and len({device.uuid for device in devices}) == len(devices)
+        and all(device.cupy for device in devices)
+    )
 
 
 def _own() -> Device:

@@ -27,7 +27,7 @@ from mpicoll import _cuda, _cuda_launch, ops
 from mpicoll.cuda import kernels, reach, shapes
 from mpicoll.cuda.deaths import Watchdog
 from mpicoll.cuda.reach import Facts
-from mpicoll.cuda.registered import TABLE, Registered, Registry, agreed
+from mpicoll.cuda.registered import MOST, TABLE, Registered, Registry, agreed
 from mpicoll.cuda.shapes import Limits
 
 __all__ = ["TIMEOUT", "Peers", "Plan", "Registered"]
@@ -40,6 +40,11 @@ ALARM = 64
 PATIENCE = 5.0
 #: What a rank writes to its window for the others to read.
 PATTERN = b"mpicoll window "
+
+_IN_A_RING = (
+    "not all GPUs are linked by NVLink: all-reduce, reduce-scatter and all-gather go around a "
+    "ring, what else there is through the host"
+)
 
 _ABSENT, _IN_PLACE = -1, -2
 _OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
@@ -104,13 +109,19 @@ class Peers:
             limits: of launches, equal on all ranks.
 
         Returns:
-            None, and why, on all ranks alike, where it cannot be done.
+            None, and why, on all ranks alike, where it cannot be done; else, in words, where it
+            cannot be done as well as it might.
         """
         facts = private.allgather(reach.facts_of(device))
         problem = reach.problem(facts, share) or agreed(private, reach.unlinked(facts))
         if problem:
             return None, problem
-        peers = cls(private, device, seconds, facts, limits or Limits.of(private.Get_size()))
+        limits = limits or Limits.of(private.Get_size())
+        if not limits.ring:
+            limits = limits._replace(ring=reach.ring(facts))
+        if len({*private.allgather(limits.ring)}) > 1:
+            return None, "the ranks see different links between their GPUs"
+        peers = cls(private, device, seconds, facts, limits)
         steps = (
             peers._make_window, peers._map_windows, peers._write_pattern, peers._read_patterns,
             peers._clear_pattern, peers._prepare,
@@ -127,7 +138,7 @@ class Peers:
                 peers.close()
                 return None, problem
             peers._handles = private.allgather(peers._handle)
-        return peers, ""
+        return peers, _IN_A_RING if limits.ring else ""
 
     def _on_device(self) -> Any:
         import cupy
@@ -140,16 +151,27 @@ class Peers:
         self._handle = _cuda.export(self._window)
 
     def _map_windows(self) -> None:
+        met = self._neighbours()
         self._windows = [
-            self._window if rank == self._rank else self._map(handle)
+            self._window if rank == self._rank else self._map(handle) if rank in met else 0
             for rank, handle in enumerate(self._handles)
         ]
+
+    def _neighbours(self) -> set[int]:
+        """The ranks whose window this one uses."""
+        order = self._limits.ring
+        if not order:
+            return {*range(self._size)}
+        place = order.index(self._rank)
+        return {order[place - 1], order[(place + 1) % self._size]}
 
     def _write_pattern(self) -> None:
         _cuda.write(self._window, self._pattern(self._rank), self._stream)
 
     def _read_patterns(self) -> None:
         for rank, window in enumerate(self._windows):
+            if not window:
+                continue
             pattern = self._pattern(rank)
             if _cuda.read(window, len(pattern), self._stream) != pattern:
                 raise RuntimeError(f"memory of rank {rank} reads other than it was written")
@@ -180,7 +202,11 @@ class Peers:
             MPI.IN_PLACE,
             cupy.cuda.get_current_stream,
         )
-        self._registry = Registry(self._private, self.device, self._launcher, table, self._stream)
+        # In a ring nothing can be registered: not all ranks could map it.
+        numbers = 0 if self._limits.ring else MOST
+        self._registry = Registry(
+            self._private, self.device, self._launcher, table, self._stream, numbers
+        )
         for function in self._functions.values():
             _cuda.make_ready(function.ptr)
         _cuda.synchronize(self._stream)
@@ -281,7 +307,7 @@ class Peers:
             dtype: of the elements.
             nbytes: of the whole vector.
         """
-        if collective not in shapes.COLLECTIVES:
+        if collective not in (shapes.RING if self._limits.ring else shapes.COLLECTIVES):
             return False
         if collective not in shapes.REDUCING:
             return True
@@ -306,8 +332,7 @@ class Peers:
         self.check()
         arguments = self._remembered(collective, send, recv, op, None, root)
         if arguments is not None:
-            addresses = [0 if buffer is None else buffer.ptr for buffer in (send, recv)]
-            self._launcher.run(*arguments, *addresses, stream)
+            self._launcher.run(*arguments, *_addresses(send, recv), stream)
 
     def learn(self, collective: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> None:
         """Let :meth:`serve` serve such a call of CuPy's arrays from now on.
@@ -442,13 +467,21 @@ class Plan:
 
     def __init__(self, peers: Peers, registered: Registered, call: tuple[Any, ...]) -> None:
         self._peers, self._registered, self._call = peers, registered, call
+        self._addresses = _addresses(*call[1:3])
+        self._known: tuple[Any, ...] | None = None
         self._captured = False
 
     def start(self, stream: Any) -> None:
         """Enqueue it; see :meth:`Peers.run`."""
+        peers = self._peers
+        peers.check()
         self._captured = self._captured or _cuda.capturing(getattr(stream, "ptr", stream))
-        collective, send, recv, op, root = self._call
-        self._peers.run(collective, send, recv, op, root, stream)
+        # The launcher forgets calls: all where memory is registered, one where there are many.
+        if self._known is None or not peers._launcher.known_call(*self._known):
+            collective, send, recv, op, root = self._call
+            self._known = peers._remembered(collective, send, recv, op, None, root)
+        if self._known is not None:
+            peers._launcher.run(*self._known, *self._addresses, stream)
 
     def close(self) -> None:
         """Let the buffers go, unless a graph has been made of it: that may be launched again."""
@@ -470,6 +503,10 @@ def _all_have_come(private: MPI.Intracomm, kept: Any) -> bool:
             return False
         os.sched_yield()
     return True
+
+
+def _addresses(send: Any, recv: Any) -> list[int]:
+    return [0 if buffer is None else buffer.ptr for buffer in (send, recv)]
 
 
 def _type(op: str | None, dtype: Any) -> str:

@@ -119,18 +119,25 @@ class Registry:
         launcher: is told of this rank's buffers.
         table: address of the device's table of all ranks' buffers.
         stream: one that waits for nothing of the caller's, by which the table is written.
+        numbers: most buffers at a time, at most :data:`MOST`.
 
     Attributes:
         dropped: numbers of the buffers that this rank has let go.
     """
 
     def __init__(
-        self, private: MPI.Intracomm, device: int, launcher: Any, table: int, stream: int
+        self,
+        private: MPI.Intracomm,
+        device: int,
+        launcher: Any,
+        table: int,
+        stream: int,
+        numbers: int = MOST,
     ) -> None:
         self._private, self._device, self._launcher = private, device, launcher
         self._table, self._stream = table, stream
         self._rank, self._size = private.Get_rank(), private.Get_size()
-        self._free = [*reversed(range(MOST))]
+        self._free = [*reversed(range(numbers))]
         #: What each buffer needs: mapped allocations, and what keeps this rank's memory.
         self._needed: dict[int, tuple[list[_Exported], Any]] = {}
         self.dropped: set[int] = set()

@@ -19,7 +19,7 @@ _PHASES = {
     "loading": "reading or awaiting samples",
     "compute": "computing",
     "hidden": "communicating meanwhile",
-    "exposed": "communicating afterwards",
+    "exposed": "communicating alone",
     "waiting": "waiting for slower ranks",
 }
 

@@ -50,9 +50,11 @@ class Exchange:
     Attributes:
         header: Shape (header,); set before `finish`, summed afterwards.
         owned: Start and end of each part of the vector that this rank updates, ascending.
-        exposed, hidden: Seconds of the last step in which buckets were under way after and during
-            the computation of gradients.
-        calls: Seconds spent in `ready` since `begin`.
+        exposed, hidden: Seconds of the last step that the exchange took by itself, from the end of
+            the computation of gradients on and in `ready`; and in which buckets were under way
+            while gradients were computed.
+        calls: Seconds spent in `ready` since `begin`: starting a transfer may be a part of it, as
+            where gradients have to leave a GPU first.
         computed, reduced: Moments of the last step: when all gradients were computed, and when the
             sums were there.
     """
@@ -89,6 +91,7 @@ class Exchange:
         self._started = 0
         self._starts: list[float] = []
         self._ends: dict[int, float] = {}
+        self._calls: list[tuple[float, float]] = []
         self.calls = 0.0
 
     def ready(self, name: str) -> None:
@@ -103,23 +106,24 @@ class Exchange:
         while self._started < len(self.bounds) and not self._missing[self._started]:
             self._start_next()
         self._poll()
-        self.calls += time.perf_counter() - entered
+        left = time.perf_counter()
+        self._calls.append((entered, left))
+        self.calls += left - entered
 
     def finish(self) -> None:
         """Start what is left, and wait for the sums of gradients and header."""
+        computed = self.computed = time.perf_counter()
         while self._started < len(self.bounds):
             self._start_next()
         self._header_plan.Start()
-        computed = self.computed = time.perf_counter()
         for number, transfer in enumerate(self._transfers):
             transfer.finish()
             self._ends.setdefault(number, time.perf_counter())
         self._header_plan.Wait()
         self.reduced = time.perf_counter()
-        self.exposed = self.reduced - computed
-        self.hidden = _covered(
-            (start, min(self._ends[number], computed)) for number, start in enumerate(self._starts)
-        )
+        self.exposed = self.calls + self.reduced - computed
+        meanwhile = [(start, min(end, computed)) for start, end in self.flights()]
+        self.hidden = max(0.0, _covered([*self._calls, *meanwhile]) - self.calls)
 
     def flights(self) -> list[tuple[float, float]]:
         """Of the last step: when each bucket started, and when its sums were found."""

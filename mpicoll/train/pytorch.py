@@ -179,8 +179,8 @@ class DistributedOptimizer:
     Attributes:
         weight: Factor of this rank's gradients: 1 / P gives the mean of the ranks' means.
         optimizer: PyTorch's.
-        exposed, hidden: Seconds of the last step in which buckets were under way after and during
-            the backward pass.
+        exposed, hidden: Seconds of the last step that the exchange took by itself, and in which
+            buckets were under way during the backward pass.
 
     Raises:
         TrainingError: Names, shapes or types differ between ranks; on all ranks.

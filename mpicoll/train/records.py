@@ -22,7 +22,7 @@ class Step:
         lr: Learning rate.
         skipped: Whether the update was left out because a gradient was not finite.
         compute: Seconds that this rank computed.
-        exposed: Seconds after that in which it communicated, without those below.
+        exposed: Seconds in which it communicated and computed nothing, without those below.
         hidden: Seconds in which it communicated while it computed.
         waiting: Seconds that it waited for ranks that computed longer.
         slowest: Rank that computed longest, None where ranks make their steps apart.

@@ -283,7 +283,7 @@ class Trainer:
         computed = self._computed
         self.compute += computed
         self._share_out(len(samples), computed)
-        waiting = min(exchange.exposed, float(computed.max()) - mine)
+        waiting = min(exchange.reduced - exchange.computed, float(computed.max()) - mine)
         return Step(
             number=self.number,
             epoch=epoch,

@@ -4,13 +4,17 @@ import os
 
 import numpy as np
 import pytest
+import sharing
 from mpi4py import MPI
 
 import mpicoll
 from mpicoll import staging
 from mpicoll.collectives import COLLECTIVES
 
-pytestmark = pytest.mark.mpi
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.filterwarnings("ignore::mpicoll.shared.TransportWarning"),
+]
 
 WORLD = MPI.COMM_WORLD
 P, RANK = WORLD.size, WORLD.rank
@@ -32,15 +36,32 @@ def cupy():
     return made
 
 
-@pytest.fixture(scope="module", params=["auto", "staged"])
+@pytest.fixture(scope="module", params=["cuda_ipc", "staged"])
 def ours(request, cupy):
     os.environ["MPICOLL_GPU"] = request.param
+    with sharing.allowed():
+        comm = mpicoll.Intracomm(WORLD.Dup())
+        del os.environ["MPICOLL_GPU"]
+        transport = comm.gpu_transport()
+        if request.param == "cuda_ipc" and transport != "cuda_ipc":
+            pytest.skip(transport)  # linked by less than NVLink, on several nodes, ...
+        assert transport.startswith(request.param)
+        yield comm
+        comm.Free()
+
+
+def is_staged(comm):
+    return comm.gpu_transport().startswith("staged")
+
+
+def test_what_is_taken_by_itself(cupy):
     comm = mpicoll.Intracomm(WORLD.Dup())
-    del os.environ["MPICOLL_GPU"]
-    assert comm.gpu_transport() is not None
-    if request.param == "staged":
-        assert comm.gpu_transport().startswith("staged")
-    yield comm
+    transport = comm.gpu_transport()
+    if P > cupy.cuda.runtime.getDeviceCount():
+        assert transport.startswith(("aware (", "staged ("))
+        assert "several ranks have the same GPU" in transport or "several nodes" in transport
+    else:
+        assert transport.startswith(("cuda_ipc", "aware", "staged"))
     comm.Free()
 
 
@@ -64,8 +85,11 @@ def named(method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("way", ["blocking", "nonblocking", "persistent", "named"])
 def test_every_collective(ours, cupy, method, way):
-    # Of one segment, of several, and of a last one that is not full.
-    for count in (1, 1000, staging.SEGMENT // 4 // P + 3, staging.SEGMENT // P + 77):
+    if is_staged(ours):  # of one segment, of several, and of a last one that is not full
+        long = staging.SEGMENT // 4 // P + 3, staging.SEGMENT // P + 77
+    else:
+        long = 70_001, 600_007
+    for count in (1, 1000, *long):
         sent, received = shapes(method, count)
         random = np.random.default_rng([count, RANK])
         send = None if sent is None else random.integers(-99, 99, sent).astype("i4")
@@ -111,7 +135,7 @@ def test_in_place_and_types(ours, cupy, dtype, count):
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "i8"])
 def test_bits_of_what_gpus_reduce(ours, cupy, dtype):
     """A large one, with numbers below the least normal one too."""
-    if not ours.gpu_transport().startswith("staged"):
+    if not is_staged(ours):
         pytest.skip("not through the host")
     count = 2 * staging.SEGMENT // np.dtype(dtype).itemsize + 1001
     values = np.random.default_rng(RANK).standard_normal(count)
@@ -206,6 +230,10 @@ def test_what_is_refused(ours, cupy):
     if not ours._state.gpus.devices[RANK].aware:
         with pytest.raises(BufferError, match="Bsend: a buffer in device memory"):
             ours.Bsend(array, RANK)
+        with pytest.raises(BufferError, match=r"Win\.Create: a buffer in device memory"):
+            mpicoll.Win.Create(array)
+        with pytest.raises(BufferError, match=r"File\.Write: a buffer in device memory"):
+            mpicoll.File().Write(array)
     ours.Allreduce(MPI.IN_PLACE, array.T)  # in Fortran order
 
 
@@ -264,6 +292,15 @@ def test_training(ours, cupy, more):
     else:
         host, limit = run(Config(**config).alone(P), dataset=data), 1e-10
     device = run(Config(**config, device="gpu"), ours, dataset=data)
-    for name, expected in host.parameters.items():
-        found = device.parameters[name].astype("f8")
-        assert np.abs(found - expected).max() <= limit * max(1.0, np.abs(expected).max())
+    assert_near(device, host, limit)
+    if not half:  # one GPU, by batches as large as those of all ranks together
+        alone = mpicoll.Intracomm(MPI.COMM_SELF)
+        one = run(Config(**config, device="gpu").alone(P), alone, dataset=data)
+        assert_near(device, one, limit)
+
+
+def assert_near(found, expected, limit):
+    """Parameters of two runs, by what is the larger one of 1 and the largest one of an array."""
+    for name, values in expected.parameters.items():
+        difference = np.abs(found.parameters[name].astype("f8") - values).max()
+        assert difference <= limit * max(1.0, np.abs(values).max()), name

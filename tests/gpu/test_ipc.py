@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import struct
 import subprocess
 import time
@@ -295,6 +296,83 @@ def test_registered_memory(low, world):
             if want is not None:
                 assert np.array_equal(cupy.asnumpy(recv), bytes_of(want)), collective
         held.close()
+
+
+@pytest.fixture(scope="module")
+def around(world):
+    """The peers as if their GPUs were linked in a ring alone."""
+    size = world.Get_size()
+    if size < 3:
+        pytest.skip("two ranks are no ring")
+    order = tuple(np.random.default_rng(size).permutation(size).tolist())
+    with opened(world, limits=LOW._replace(ring=order)) as made:
+        yield made
+
+
+def folded_around(op, dtype, inputs, order, owner, part):
+    """The block that belongs to a rank: its fold begins right of it and ends there."""
+    first = order.index(owner) + 1
+    travels = [order[(first + k) % len(order)] for k in range(len(order))]
+    value = inputs[travels[0]][part]
+    for before, rank in itertools.pairwise(travels):
+        own = inputs[rank][part]
+        value = folded(op, dtype, [value, own] if before < rank else [own, value])
+    return value
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("op", "dtype"), [("sum", "f4"), ("sum", "f2"), ("prod", "c16"), ("max", "u1")]
+)
+@pytest.mark.parametrize("collective", sorted(shapes.RING))
+def test_around_a_ring(around, world, collective, op, dtype, in_place):
+    rank, size = world.Get_rank(), world.Get_size()
+    order, stream = around._limits.ring, cupy.cuda.get_current_stream()
+    for length in (1, 60, 1000, 70_001, 300_007):
+        reduces = collective in shapes.REDUCING
+        got, want = call(
+            around, world, collective, length, op if reduces else None, dtype, 0, in_place,
+            (0, 4) if length == 1000 else (0, 0), stream,
+        )  # fmt: skip
+        if reduces:
+            total = length * (size if collective == "reduce_scatter" else 1)
+            inputs = [numbers(dtype, total, r) for r in range(size)]
+            width = length
+            if collective == "allreduce":
+                row = 512 // np.dtype(dtype).itemsize
+                width = -(-length // (row * size)) * row
+            blocks = [
+                folded_around(op, dtype, inputs, order, r, slice(r * width, (r + 1) * width))
+                for r in (range(size) if collective == "allreduce" else [rank])
+            ]
+            want = bytes_of(np.concatenate(blocks))
+        assert np.array_equal(got, want), (length, np.flatnonzero(got != want)[:3])
+
+
+def test_calls_around_a_ring_follow_each_other(around, world):
+    """At once, of many lengths, also replayed by a graph."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    arrays = [cupy.ones(n, cupy.float64) for n in (1, 700, 90_000, 3, 400_000)]
+    cupy.cuda.Device().synchronize()
+
+    def all_of_them():
+        for array in arrays:
+            for op in ("sum", "max"):
+                around.run("allreduce", None, Buffer(array, "f8"), op, 0, stream)
+
+    all_of_them()
+    stream.begin_capture()
+    all_of_them()
+    graph = stream.end_capture()
+    for _ in range(3):
+        graph.launch(stream)
+        all_of_them()
+    stream.synchronize()
+    around.check()
+    for array in arrays:
+        assert bool((array == float(world.Get_size()) ** 7).all())
+    assert not around.supports("alltoall", None, np.dtype("f8"), 8)
+    assert not around.register([(arrays[4].data.ptr, arrays[4].nbytes)]).direct
 
 
 def test_an_allocation_stays_while_it_is_mapped(peers, world):

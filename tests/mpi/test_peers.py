@@ -209,6 +209,19 @@ def test_what_is_not_blocking(fake, ours):
     assert ours.stats().calls == {("allreduce", "cuda_ipc"): 3}
 
 
+def test_nobody_waits_for_what_a_graph_is_made_of(fake, ours):
+    array = fake.array(np.ones(4, "f4"), stream=7)
+    plan = ours.Allreduce_init(MPI.IN_PLACE, array)
+    fake.captured.add(7)
+    ours.Iallreduce(MPI.IN_PLACE, array).Wait()  # with no event there
+    plan.Start()
+    assert plan.Test()
+    fake.captured.clear()
+    plan.Start()
+    plan.Wait()
+    plan.Free()
+
+
 def test_requests_outlive_their_communicator(fake, ours):
     array = fake.array(np.ones(4, "f4"))
     comm = mpicoll.Intracomm(WORLD.Dup())

@@ -81,16 +81,29 @@ def test_threads_are_those_of_the_job(started, launcher):
     assert re.findall(r"^(.*) end$", text, re.M) == ["2 2 2"] * 2
 
 
+#: Prints which GPUs a rank sees, and which of them ``--device gpu`` gives it.
+CHOOSE = f"""
+import os, socket, sys
+sys.path.insert(0, {str(lab.ROOT / "tests")!r})
+import fake_cupy
+sys.modules["cupy"] = cupy = fake_cupy.module()
+from mpicoll.cli.session import use_gpu
+use_gpu()
+print(socket.gethostname(), os.environ["CUDA_VISIBLE_DEVICES"], *cupy.used, "end")
+"""
+
+
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
-def test_each_rank_has_a_gpu_of_its_own(slurm, started, launcher):
+def test_each_rank_uses_a_gpu_of_its_own_and_sees_all(slurm, started, launcher):
+    """GPUs that are hidden from a rank could not be reached from its own."""
     one = str(lab.ROOT / "slurm" / "one-gpu.sh")
-    words = [one, "sh", "-c", "sleep 0.5; echo $(hostname) $CUDA_VISIBLE_DEVICES end"]
     options = ["--partition=gpu", "--gpus-per-node=2"]
+    words = [one, sys.executable, "-c", CHOOSE]
     state, text = started("gpus", *words, launcher=launcher, options=options)
     assert state == "COMPLETED", text
-    seen = re.findall(r"^(h\d) (\d) end$", text, re.M)
-    first, second = sorted({host for host, _ in seen})
-    assert sorted(seen) == [(first, "0"), (first, "1"), (second, "0"), (second, "1")]
+    seen = re.findall(r"^(h\d) (\S+) (\d) end$", text, re.M)
+    first, second = sorted({host for host, _, _ in seen})
+    assert sorted(seen) == [(host, "0,1", gpu) for host in (first, second) for gpu in "01"]
 
 
 def test_more_ranks_than_gpus_are_refused(started):
@@ -123,7 +136,7 @@ def test_the_gpu_scripts_run(slurm):
     result = json.loads((slurm.shared / "gpu-train" / "result.json").read_text())
     assert result["ranks"] == 4 and result["steps"] == 4
     run = (slurm.shared / "gpu-sweep" / "nodes2-ranks2-launch0.jsonl").read_text().splitlines()[0]
-    assert json.loads(run)["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
+    assert json.loads(run)["environment"]["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_without_slurm_or_settings_the_command_says_so(slurm):
