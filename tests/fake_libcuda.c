@@ -16,7 +16,7 @@ typedef struct {
 /* Values of the driver's enumerations. */
 enum { OUT_OF_MEMORY = 2, NO_DEVICE = 101, NO_CONTEXT = 201, NOT_READY = 600,
        ILLEGAL_ADDRESS = 700 };
-enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9 };
+enum { MEMORY_TYPE = 2, IS_MANAGED = 8, DEVICE_ORDINAL = 9, IPC_CAPABLE = 10, MAPPED = 13 };
 /* More than so many bytes there are not. */
 enum { FAKE_MEMORY = 1 << 20 };
 /* The handle of a kernel with four numbers as its parameters; others have one, a structure. */
@@ -222,15 +222,22 @@ int cuIpcCloseMemHandle(Address address)
     return waiting("cuIpcCloseMemHandle");
 }
 
-/* Addresses below 2^32 are memory of device 1, but for those below 4096, of which nothing is known. */
+/* Addresses below 2^32 are memory of device 1, but for those below 4096, of which nothing is known.
+   Of the first MiBs number 2 is from a stream-ordered pool, number 3 managed, and on the host now,
+   and number 4 by virtual memory management. */
 int cuPointerGetAttribute(void *answer, int attribute, Address address)
 {
-    const int of_device = address < 1ull << 32;
-    *(uint32_t *)answer = 0;
+    const int of_device = address < 1ull << 32, number = address >> 20 < 5 ? (int)(address >> 20) : 0;
+    uint32_t found = 0;
     if (attribute == MEMORY_TYPE)
-        *(uint32_t *)answer = of_device ? 2 : 1;
-    if (attribute == DEVICE_ORDINAL)
-        *(uint32_t *)answer = of_device;
+        found = of_device && number != 3 ? 2 : 1;
+    if (attribute == DEVICE_ORDINAL || attribute == MAPPED)
+        found = of_device;
+    if (attribute == IS_MANAGED)
+        found = number == 3;
+    if (attribute == IPC_CAPABLE)
+        found = of_device && number != 2 && number != 4;
+    *(uint32_t *)answer = found;
     return address < 4096;
 }
 

@@ -361,6 +361,20 @@ def test_devices_have_names_links_and_contexts(run):
 def test_where_an_address_is(run):
     run("""
         assert [cuda.place(address) for address in (16, 1 << 20, 1 << 40)] == [None, 1, None]
+        assert cuda.place(3 << 20) == 1  # managed, wherever it is now
+    """)
+
+
+def test_what_another_process_can_map(run):
+    """Not what is from a stream-ordered pool, managed, or by virtual memory management."""
+    run("""
+        assert [cuda.exportable(number << 20) for number in (1, 2, 3, 4)] == [True, *[False] * 3]
+        try:
+            cuda.exportable(16)
+        except cuda.CudaError as error:
+            assert "kind of memory" in str(error)
+        else:
+            raise AssertionError
     """)
 
 

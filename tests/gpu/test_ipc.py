@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
+import struct
 import subprocess
 import time
 
@@ -631,3 +633,108 @@ def test_two_communicators_register_the_same_allocation(low, world):
     del x, held
     pool.free_all_blocks()
     assert pool.total_bytes() == 0
+
+
+@contextlib.contextmanager
+def virtual_memory(nbytes, device):
+    """The address of memory by virtual memory management, in whole multiples of 2 MiB."""
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def call(name, *arguments):
+        status = getattr(driver, name)(*arguments)
+        assert not status, f"{name}: CUDA error {status}"
+
+    size, nothing = ctypes.c_size_t(nbytes), ctypes.c_uint64(0)
+    handle, address = ctypes.c_uint64(), ctypes.c_uint64()
+    pinned_on_device = struct.pack("iiiiQQ", 1, 0, 1, device, 0, 0)
+    readable_and_writable = struct.pack("iii", 1, device, 3)
+    call("cuMemCreate", ctypes.byref(handle), size, pinned_on_device, nothing)
+    call("cuMemAddressReserve", ctypes.byref(address), size, nothing, nothing, nothing)
+    call("cuMemMap", address, size, nothing, handle, nothing)
+    call("cuMemSetAccess", address, size, readable_and_writable, ctypes.c_size_t(1))
+    try:
+        yield address.value
+    finally:
+        call("cuMemUnmap", address, size)
+        call("cuMemAddressFree", address, size)
+        call("cuMemRelease", handle)
+
+
+@pytest.mark.parametrize("kind", ["managed", "virtual"])
+def test_memory_that_cannot_be_mapped_goes_through_the_window(low, world, kind):
+    nbytes, device = 2 << 20, cupy.cuda.Device().id
+    stream = cupy.cuda.get_current_stream()
+    with contextlib.ExitStack() as memories:
+        if kind == "managed":
+            memory = cupy.cuda.malloc_managed(nbytes)
+        else:
+            address = memories.enter_context(virtual_memory(nbytes, device))
+            owned = cupy.cuda.UnownedMemory(address, nbytes, memories, device)
+            memory = cupy.cuda.MemoryPointer(owned, 0)
+        x = cupy.ndarray(nbytes // 4, cupy.float32, memory)
+        x[...] = world.Get_rank() + 1
+        held = low.register([(x.data.ptr, x.nbytes)], x)
+        assert not held.direct
+        low.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream)
+        assert bool((x == world.Get_size() * (world.Get_size() + 1) / 2).all())
+        low.check()
+        stream.synchronize()
+
+
+def in_opposite_order(world, calls):
+    """Make calls, on rank 0 in the order that is given."""
+    for call_ in calls if world.Get_rank() == 0 else calls[::-1]:
+        call_()
+
+
+def failure(peers):
+    """What `check` raises, in words; "" if nothing."""
+    try:
+        peers.check()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_communicators_in_opposite_order_on_streams_of_their_own(world):
+    """Short ones find room on the GPU side by side, and finish."""
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    arrays = [cupy.ones(100, cupy.int64) for _ in streams]
+    cupy.cuda.Device().synchronize()
+    with opened(world, seconds=10.0) as one, opened(world, seconds=10.0) as other:
+        for _ in range(3):
+            in_opposite_order(
+                world,
+                [
+                    lambda p=p, x=x, s=s: p.run("allreduce", None, Buffer(x, "i8"), "sum", 0, s)
+                    for p, x, s in zip((one, other), arrays, streams, strict=True)
+                ],
+            )
+        for peers, array, stream in zip((one, other), arrays, streams, strict=True):
+            stream.synchronize()
+            peers.check()
+            assert bool((array == world.Get_size() ** 3).all())
+
+
+def test_communicators_in_opposite_order_on_one_stream(world):
+    """Which waits for itself: that ends by the limit, and every rank is told."""
+    limits = Limits.of(world.Get_size())._replace(blocks=4)  # many steps of few warps
+    stream = cupy.cuda.Stream(non_blocking=True)
+    x = cupy.ones(1 << 20, cupy.float32)
+    cupy.cuda.Device().synchronize()
+    with (
+        opened(world, seconds=2.0, limits=limits) as one,
+        opened(world, seconds=2.0, limits=limits) as other,
+    ):
+        in_opposite_order(
+            world,
+            [
+                lambda p=p: p.run("allreduce", None, Buffer(x, "f4"), "max", 0, stream)
+                for p in (one, other)
+            ],
+        )
+        stream.synchronize()
+        told = [*filter(None, map(failure, (one, other)))]
+        world.Barrier()
+        assert bool(told) == (world.Get_size() > 1)
+        assert all("has waited on its GPU for rank" in error for error in told)
