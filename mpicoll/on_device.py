@@ -21,7 +21,7 @@ from mpicoll.cuda.buffers import DeviceArray, current_stream, one_handle
 from mpicoll.cuda.driver import driver
 from mpicoll.cuda.group import AWARE, CUDA_IPC, STAGED, Group
 from mpicoll.device_requests import Enqueued, EnqueuedPlan
-from mpicoll.relay import Relay
+from mpicoll.relay import SERVED, Relay
 from mpicoll.state import State
 from mpicoll.tuning import NATIVE, Choice
 
@@ -45,7 +45,7 @@ def choose(state: State, call: Call, blocking: bool) -> Choice | None:
     if group.peers is not None and _peers_serve(group, call):
         return Choice(CUDA_IPC, (), "arrays in device memory")
     if blocking and group.reduces and staging.has_segments(call) and state.size > 1:
-        relay = _relay(state) if call.definition.name == "allreduce" else None
+        relay = _relay(state) if call.definition.name in SERVED else None
         if relay is not None and relay.serves(call.reduction):
             return Choice(STAGED, (), "large arrays in device memory, of one node")
     return None

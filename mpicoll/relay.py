@@ -1,10 +1,11 @@
-"""All-reduce of arrays in device memory of one node, through the host, folded by the GPUs.
+"""Reductions of arrays in device memory of one node, through the host, folded by the GPUs.
 
 The host's processors touch nothing: GPUs write to pinned memory that all ranks map, and read there
 what others have written.  Of a segment every rank writes all it has; reads, of every other rank,
-the block that is its own to fold; writes what it has folded; and reads the blocks that others have.
-Three segments are under way, one at each of these stages, and one barrier a segment tells the ranks
-that they have ended.
+the block that is its own to fold; writes what it has folded; and reads the blocks that others have,
+if it gets them: all in an all-reduce, the root in a reduce, none in a reduce-scatter.  Three
+segments are under way, one at each of these stages, and one barrier a segment tells the ranks that
+they have ended.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from mpicoll.cuda.driver import CudaError, driver
 from mpicoll.staging import SEGMENT, Segment, cut
 from mpicoll.state import State
 
-__all__ = ["Relay", "blocks"]
+__all__ = ["SERVED", "Relay", "blocks"]
 
+#: Collectives that it makes.
+SERVED = ("allreduce", "reduce", "reduce_scatter")
 #: Segments under way.
 SLOTS = 3
 #: Blocks begin at multiples of as many bytes.
@@ -98,10 +101,10 @@ class Relay:
         return reduction is not None and bool(self._folds.serves(reduction))
 
     def run(self, call: Call) -> None:
-        """Run an all-reduce of arrays in device memory."""
+        """Run one of the collectives of :data:`SERVED` on arrays in device memory."""
         send, recv = call.send, call.recv
-        assert send is not None and recv is not None and call.reduction is not None
-        segments = cut(send.block_bytes, 1, send.itemsize)
+        assert send is not None and call.reduction is not None
+        segments = cut(send.block_bytes, call.place.nblocks, send.itemsize)
         self._begin(send, recv)
         for number in range(len(segments) + 2):
             if number < len(segments):
@@ -109,18 +112,26 @@ class Relay:
             self._await(number, len(segments))
             self._state.wait(self._state.private.Ibarrier())
             if 0 <= number - 1 < len(segments):
-                self._fold(send, recv, call.reduction, number - 1, segments[number - 1])
+                self._fold(call, number - 1, segments[number - 1])
             if 0 <= number - 2 < len(segments):
-                self._arrive(recv, number - 2, segments[number - 2])
+                self._arrive(call, number - 2, segments[number - 2])
         self._finish(recv, len(segments) - 1)
 
-    def _begin(self, send: Buffer, recv: Buffer) -> None:
+    def _blocks(self, call: Call, segment: Segment) -> list[Block]:
+        """The blocks of a segment, where it lies in a slot."""
+        if call.place.nblocks == 1:
+            return blocks(segment.nbytes, self._size)
+        return [Block(rank * segment.nbytes, segment.nbytes) for rank in range(self._size)]
+
+    def _begin(self, send: Buffer, recv: Buffer | None) -> None:
         """Follow the caller's streams, once nobody reads what the last call has left."""
         functions = driver()
         with functions.on(self._device):
             for event in self._arrived:
                 functions.await_event(event)
         for buffer in (send, recv):
+            if buffer is None:
+                continue
             assert buffer.device is not None
             with functions.on(buffer.device.device):
                 event = functions.event()
@@ -133,8 +144,10 @@ class Relay:
         """All this rank has of a segment goes to the host."""
         functions = driver()
         with functions.on(self._device):
-            source = send.memory.ctypes.data + segment.start
-            functions.copy(self._at(number, self._rank), source, segment.nbytes, self._leaving)
+            for block in range(send.blocks):
+                source = send.memory.ctypes.data + block * send.block_bytes + segment.start
+                target = self._at(number, self._rank) + block * segment.nbytes
+                functions.copy(target, source, segment.nbytes, self._leaving)
             functions.record(self._left[number % SLOTS], self._leaving)
 
     def _await(self, number: int, count: int) -> None:
@@ -149,11 +162,9 @@ class Relay:
                 if 0 <= number - since < count:
                     functions.await_event(events[(number - since) % SLOTS])
 
-    def _fold(
-        self, send: Buffer, recv: Buffer, reduction: ops.Reduction, number: int, segment: Segment
-    ) -> None:
-        """Fold this rank's block of a segment, and let it go to the host."""
-        functions, block = driver(), blocks(segment.nbytes, self._size)[self._rank]
+    def _fold(self, call: Call, number: int, segment: Segment) -> None:
+        """Fold this rank's block of a segment, and let it go to the host if another gets it."""
+        functions, block = driver(), self._blocks(call, segment)[self._rank]
         scratch = self._scratch + number % SLOTS * self._size * self._pitch
         with functions.on(self._device):
             if block.nbytes:
@@ -161,26 +172,33 @@ class Relay:
                     source = self._at(number, rank) + block.start
                     target = scratch + rank * self._pitch
                     functions.copy(target, source, block.nbytes, self._folding)
-                self._folds.run(reduction, scratch, self._pitch, block.nbytes, self._folding)
-                own = self._at(number, self._rank, folded=True) + block.start
-                result = recv.memory.ctypes.data + segment.start + block.start
-                functions.copy(own, scratch, block.nbytes, self._folding)
-                functions.copy(result, scratch, block.nbytes, self._folding)
+                self._folds.run(call.reduction, scratch, self._pitch, block.nbytes, self._folding)
+                shared_out = call.place.nblocks == 1
+                if shared_out:
+                    own = self._at(number, self._rank, folded=True) + block.start
+                    functions.copy(own, scratch, block.nbytes, self._folding)
+                if call.recv is not None:
+                    result = call.recv.memory.ctypes.data + segment.start
+                    result += block.start if shared_out else 0
+                    functions.copy(result, scratch, block.nbytes, self._folding)
             functions.record(self._folded[number % SLOTS], self._folding)
 
-    def _arrive(self, recv: Buffer, number: int, segment: Segment) -> None:
+    def _arrive(self, call: Call, number: int, segment: Segment) -> None:
         """The blocks of a segment that others have folded come to the device."""
-        functions = driver()
+        functions, recv = driver(), call.recv
         with functions.on(self._device):
-            for rank, block in enumerate(blocks(segment.nbytes, self._size)):
-                if block.nbytes and rank != self._rank:
-                    source = self._at(number, rank, folded=True) + block.start
-                    target = recv.memory.ctypes.data + segment.start + block.start
-                    functions.copy(target, source, block.nbytes, self._arriving)
+            if recv is not None and call.place.nblocks == 1:
+                for rank, block in enumerate(self._blocks(call, segment)):
+                    if block.nbytes and rank != self._rank:
+                        source = self._at(number, rank, folded=True) + block.start
+                        target = recv.memory.ctypes.data + segment.start + block.start
+                        functions.copy(target, source, block.nbytes, self._arriving)
             functions.record(self._arrived[number % SLOTS], self._arriving)
 
-    def _finish(self, recv: Buffer, number: int) -> None:
-        """Let the caller's stream wait for the last segment."""
+    def _finish(self, recv: Buffer | None, number: int) -> None:
+        """Let the caller's stream wait for the last segment; all that was sent has left."""
+        if recv is None:
+            return
         functions, array = driver(), recv.device
         assert array is not None
         with functions.on(array.device):

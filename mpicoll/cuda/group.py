@@ -9,9 +9,9 @@ it to the next one.
     the MPI library's own collectives, which say of themselves that they take such memory.
 ``staged``
     through pinned memory of the host, in segments: while one travels between the ranks the next one
-    leaves its device and the one before reaches its own.  Large all-reduces within a node by MPI's
-    operators are reduced by the GPUs, which read what others have written there
-    (:mod:`mpicoll.relay`); everything else by the host.
+    leaves its device and the one before reaches its own.  Large vectors of blocking all-reduces,
+    reduces and reduce-scatters within a node, by MPI's operators, are reduced by the GPUs, which
+    read what others have written there (:mod:`mpicoll.relay`); everything else by the host.
 
 Where a program has imported nothing that makes arrays in device memory when it builds the
 communicator, on whatever rank, nothing is agreed: then such arrays go through the host as a whole.

@@ -1,4 +1,4 @@
-"""All-reduces through the host that GPUs fold, without a GPU; the bits are those of the host."""
+"""Reductions through the host that GPUs fold, without a GPU; the bits are those of the host."""
 
 import sys
 import types
@@ -76,6 +76,38 @@ def test_bits(fake, ours, dtype):
         assert given.get().tobytes() == host.tobytes()
     assert ours.stats().calls.get(("allreduce", "staged"), 0) == 6 * (P > 1)
     assert (ours._state.staging is None) == (P > 1)  # what only the host reduces by
+
+
+@pytest.mark.parametrize("dtype", ["f2", "c16"])
+@pytest.mark.parametrize("method", ["Reduce", "Reduce_scatter_block"])
+def test_bits_where_not_all_get_all(fake, ours, method, dtype):
+    """In place and not; of lengths that are no multiples of a cell."""
+    random = np.random.default_rng(RANK)
+    root = P - 1
+    gets = method != "Reduce" or root == RANK
+    more = {"root": root} if method == "Reduce" else {}
+    count = 2051 if dtype == "c16" else 5003
+    blocks = 1 if method == "Reduce" else P
+    values = (10 * random.standard_normal(count * blocks)).astype(dtype)
+    total = values.copy()
+    ours.Allreduce(MPI.IN_PLACE, total, algorithm="parameter_server")
+    expected = total if method == "Reduce" else total[RANK * count : (RANK + 1) * count]
+    given = fake.array(np.zeros_like(values), stream=3)
+    given.set(values)
+    wanted = fake.array(np.full(count + 2, 7, dtype), stream=5)
+    place = [wanted, (count, 1), MPI.BYTE.fromcode(np.dtype(dtype).char)]
+    getattr(ours, method)(given, place if gets else None, **more)
+    given.set(np.zeros_like(values))  # what was sent has left
+    found = wanted.get()
+    assert found[1:-1].tobytes() == (expected if gets else np.full(count, 7, dtype)).tobytes()
+    assert found[0] == found[-1] == 7
+    given.set(values)
+    getattr(ours, method)(*((MPI.IN_PLACE, given) if gets else (given, None)), **more)
+    found = given.get()
+    assert found[:count].tobytes() == (expected if gets else values[:count]).tobytes()
+    ours.Allreduce(MPI.IN_PLACE, wanted)  # the same slots again
+    name = "reduce" if method == "Reduce" else "reduce_scatter"
+    assert ours.stats().calls.get((name, "staged"), 0) == 2 * (P > 1)
 
 
 def test_one_after_another_and_on_another_device(fake, ours):
