@@ -161,7 +161,7 @@ def uuid(int ordinal):
     """What names a device on every host and in every process."""
     cdef char name[16]
     check(calls.device_get_uuid(name, device_of(ordinal)), f"device {ordinal}")
-    return str(_uuid.UUID(bytes=name[:16]))
+    return f"GPU-{_uuid.UUID(bytes=name[:16])}"  # as nvidia-smi says it
 
 
 def name(int ordinal):

@@ -333,7 +333,7 @@ def test_who_waits_for_a_gpu_lets_others_run(run):
 def test_devices_have_names_links_and_contexts(run):
     run("""
         assert (cuda.count(), cuda.current()) == (2, 0)
-        assert cuda.uuid(1) == "01010101-0101-0101-0101-010101010101"
+        assert cuda.uuid(1) == "GPU-01010101-0101-0101-0101-010101010101"
         assert cuda.name(1) == "Fake 1"
         assert (cuda.linked(0, 0), cuda.linked(0, 1)) == ((False, False), (True, True))
         driver.calls()

@@ -120,8 +120,12 @@ def command(
     average_every: Annotated[int, typer.Option(help="Of local_sgd: steps between averages.")] = 8,
     graph: Annotated[str, typer.Option(help="Of gossip: ring or exponential.")] = "exponential",
     algorithm: Annotated[
-        str, typer.Option(help="All-reduce algorithm of the gradients; auto: the tuned choice.")
-    ] = "ring",
+        str,
+        typer.Option(
+            help="All-reduce algorithm of the gradients; auto: the tuned choice; default: ring, on "
+            "GPUs auto."
+        ),
+    ] = "default",
     bucket: Annotated[
         str | None,
         typer.Option(

@@ -94,7 +94,8 @@ class Config:
             gradients, instead of before its next step.
         average_every: With `local_sgd`: steps from one average of the parameters to the next.
         graph: With `gossip`: `ring` or `exponential`.
-        algorithm: All-reduce algorithm for the gradients, None for the communicator's choice.
+        algorithm: All-reduce algorithm for the gradients, None for the communicator's choice;
+            `default` is ring, and on GPUs None, since by an algorithm arrays go through the host.
         bucket: Bytes of gradients summed together; `model`: by the fitted model that
             ``MPICOLL_MODEL`` names, if there is one; None for `exchange.default_bucket`.
         wire: Format in which gradients travel: `full`, `fp16`, `bf16`, `int8`, `topk:SHARE`.
@@ -157,7 +158,7 @@ class Config:
     replicas: int = 0
     average_every: int = 8
     graph: str = "exponential"
-    algorithm: str | None = "ring"
+    algorithm: str | None = "default"
     bucket: int | str | None = None
     wire: str = "full"
     invariant: int | None = None
@@ -173,6 +174,8 @@ class Config:
     hang_after: float | None = 600.0
 
     def __post_init__(self) -> None:
+        if self.algorithm == "default":
+            object.__setattr__(self, "algorithm", "ring" if self.device == "cpu" else None)
         self._check_names()
         for name, least in (
             ("epochs", 1),
