@@ -44,12 +44,14 @@ def kinds(started):
     return found
 
 
-@pytest.mark.parametrize(("gpus", "tested"), [(1, [1, 3, 5]), (2, [2, 3, 5]), (3, [3, 5])])
+@pytest.mark.parametrize(
+    ("gpus", "tested"), [(1, [1, 3, 5]), (2, [2, 3, 5]), (3, [3, 5]), (8, [8])]
+)
 def test_without_words_it_does_everything(run, tmp_path, gpus, tested):
     results = tmp_path / "out" / "of it"
     status, said, started = run(results, gpus=gpus, GPU_COMMIT="abc")
     assert status == 0, said
-    tests = [(n, "tests/gpu") for n in tested]
+    tests = [*((n, "tests/gpu") for n in tested), (0, "tests/gpu")]
     measured = [(gpus, "gpu_staged.py"), (gpus, "gpu.py")]
     assert kinds(started) == [(0, "build_ext"), *tests, *measured]
     assert results.is_dir()
@@ -62,13 +64,13 @@ def test_what_fails_is_said_and_the_rest_runs(run, tmp_path):
     status, said, started = run(tmp_path / "out", fails="-n 3")
     assert status == 1
     assert "gpu.sh: tests 3: exit status 3 after " in said
-    assert len(started) == 6
+    assert len(started) == 7
 
 
 def test_nothing_begins_once_the_time_is_over(run, tmp_path):
     status, said, started = run(tmp_path / "out", GPU_TOTAL="4")
     assert (status, started) == (1, [])
-    assert said.count("no time is left") == 6
+    assert said.count("no time is left") == 7
 
 
 def test_parts_by_themselves(run):
@@ -77,4 +79,5 @@ def test_parts_by_themselves(run):
     _, _, (line,) = run("bench", "4", "--ways", "persistent", GPU_SECONDS="100")
     assert kinds([line]) == [(4, "gpu.py")] and "--seconds 80 --ways persistent" in line
     assert run("staged", "2", fails="staged")[0] == 3
+    assert "tests/gpu/test_jobs_on_gpus.py" in run("jobs")[2][0]
     assert kinds(run("build")[2]) == [(0, "build_ext")]

@@ -104,6 +104,14 @@ def poisoned(nbytes, offset=0):
     return cupy.full(nbytes + offset + 16, POISON, cupy.uint8)[offset : offset + nbytes]
 
 
+def check_around(array):
+    """What lies before and behind an array in its allocation is as it was."""
+    memory = array.base
+    start = array.data.ptr - memory.data.ptr
+    host = cupy.asnumpy(memory)
+    assert (host[:start] == POISON).all() and (host[start + array.nbytes :] == POISON).all()
+
+
 def folded(op, dtype, arrays):
     out = np.empty_like(arrays[0])
     ops.reduction(op, dtype).fold(out, arrays)
@@ -181,6 +189,8 @@ def call(peers, world, collective, length, op, dtype, root, in_place, offsets, s
     )
     stream.synchronize()
     peers.check()
+    if recv is not None:
+        check_around(recv)
     if want is None or recv is None:
         return np.empty(0, np.uint8), np.empty(0, np.uint8)
     return cupy.asnumpy(recv[:nbytes]), bytes_of(want)
@@ -213,7 +223,7 @@ def test_lengths(either, world, collective, in_place):
 def test_any_alignment(either, world, collective, dtype):
     op = "sum" if collective in shapes.REDUCING else None
     size = np.dtype(dtype).itemsize
-    for offsets in ((size, 0), (0, size), (3 * size, 5 * size)):
+    for offsets in ((size, 0), (0, size), (3 * size, 5 * size), (7 * size, 15 * size)):
         for length in (1, 5, 777, 100_003):
             check(either, world, collective, length, op, dtype, 0, False, offsets)
 
