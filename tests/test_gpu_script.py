@@ -63,7 +63,7 @@ def test_without_words_it_does_everything(run, tmp_path, gpus, tested):
 def test_what_fails_is_said_and_the_rest_runs(run, tmp_path):
     status, said, started = run(tmp_path / "out", fails="-n 3")
     assert status == 1
-    assert "gpu.sh: tests 3: exit status 3 after " in said
+    assert "gpu.sh: tests 3 -k test_ipc: exit status 3 after " in said
     assert len(started) == 7
 
 

@@ -157,48 +157,6 @@ DEVICE void store_word(char *p, u64 word, i64 left)
         store_word_anyhow(p, word, left);
 }
 
-/* Of two words, one behind the other, that which begins, or ends, at a bit of the low, or high, one. */
-DEVICE u64 word_from(u64 low, u64 high, int bit)
-{
-    return bit ? low >> bit | high << (64 - bit) : low;
-}
-DEVICE u64 word_until(u64 low, u64 high, int bit)
-{
-    return bit ? low >> (64 - bit) | high << bit : high;
-}
-
-/* 16 bytes of any alignment, from the two aligned cells that they lie in. */
-static __device__ __noinline__ Cell load_cell_anyhow(const char *p)
-{
-    const int byte = (u64)p % 16, bit = 8 * (byte % 8);
-    const ulonglong2 *cells = (const ulonglong2 *)(p - byte);
-    const ulonglong2 first = cells[0], second = cells[1];
-    if (byte < 8)
-        return {word_from(first.x, first.y, bit), word_from(first.y, second.x, bit)};
-    return {word_from(first.y, second.x, bit), word_from(second.x, second.y, bit)};
-}
-
-/* Cells of a warp that lie one behind the other, at places of any alignment: a lane stores the aligned
-   cell in which its own begins, with what `before`, the lane of the cell before, has of it. The first
-   lane has none before, and the last one also stores what is left of its own. All lanes of a warp call
-   this; `takes_part` says which have a cell. */
-static __device__ __noinline__ void store_cells_anyhow(
-    char *p, Cell c, int before, bool takes_part, bool is_first, bool is_last)
-{
-    const int byte = (u64)p % 16, bit = 8 * (byte % 8);
-    const Cell left = {__shfl_sync(~0u, c.a, before), __shfl_sync(~0u, c.b, before)};
-    if (!takes_part)
-        return;
-    const u64 middle = word_until(left.b, c.a, bit);
-    if (!is_first)
-        *(ulonglong2 *)(p - byte) = byte < 8
-            ? make_ulonglong2(middle, word_until(c.a, c.b, bit))
-            : make_ulonglong2(word_until(left.a, left.b, bit), middle);
-    const int begin = is_first ? 0 : is_last ? 16 - byte : 16, end = is_last ? 16 : 16 - byte;
-    for (int i = begin; i < end; i++)
-        p[i] = (char)(i < 8 ? c.a >> 8 * i : c.b >> 8 * (i - 8));
-}
-
 /* ---- Rows ---- */
 
 template <Packing W> DEVICE constexpr int row_bytes()
@@ -226,25 +184,17 @@ template <Packing W> struct Lane {
             const ulonglong2 v = *(const ulonglong2 *)p;
             return {v.x, v.y};
         }
-        if (!flag && left >= 32)
-            return load_cell_anyhow(p);
         if (left > 0)
             c.a = load_word(p, left);
         if (!flag && left > 8)
             c.b = load_word(p + 8, left - 8);
         return c;
     }
-    /* By all lanes of a warp, which give the same row and bytes left. */
     DEVICE void store(char *row, Cell c, i64 left) const
     {
         char *p = row + at;
-        const bool anyhow = (u64)row % 16 && left >= row_bytes<W>();
-        if (anyhow) {
-            const int before = lane - (W != BULK && lane % 8 == 0 ? 2 : 1);
-            store_cells_anyhow(p, c, before, !flag, lane == 0, lane == (W == BULK ? 31 : 30));
-        }
         left -= at;
-        if ((W == WHOLE && flag) || (anyhow && !flag))
+        if (W == WHOLE && flag)
             return;
         if (!flag && left >= 16 && (u64)p % 16 == 0) {
             *(ulonglong2 *)p = make_ulonglong2(c.a, c.b);
