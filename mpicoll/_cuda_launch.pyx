@@ -6,12 +6,15 @@ from libc.string cimport memcmp, memset
 
 from mpicoll._cuda cimport Handle, calls, check
 
+from mpicoll.cuda.driver import Unordered
+
 
 cdef enum:
     MOST = 64  # ranks
     KNOWN = 256  # calls that are remembered
     WAYS = 8  # places that one of them may have
     REGISTERED = 256  # registered allocations
+    GRAPHS = 8  # that are made at a time
     ABSENT = -1
     IN_PLACE = -2
     NOT_REGISTERED = 0
@@ -87,6 +90,14 @@ cdef struct Known:
     bint used
 
 
+cdef struct Graph:
+    # One that is being made of calls: its number, 0 for none; the stream of the last call, and an
+    # event that has been recorded after it.
+    uint64_t number
+    Handle last
+    Handle event
+
+
 cdef struct Region:
     uint64_t start
     uint64_t end
@@ -117,9 +128,8 @@ cdef class Launcher:
     cdef Handle context, event, last
     cdef Handle used  # an event: the last call that may use registered memory
     cdef bint has_last, marked  # marked: the event has been recorded after the last call
-    # The same where the last call has become part of a graph, which has this number.
-    cdef Handle captured_event, captured_last
-    cdef uint64_t captured_graph
+    cdef Graph graphs[GRAPHS]  # that calls have become parts of
+    cdef int newest
     cdef bint has_captured
     cdef object held, array, in_place, current
     cdef list kept
@@ -152,7 +162,6 @@ cdef class Launcher:
         self.captured = set()
         check(calls.ctx_get_current(&self.context), "context")
         check(calls.event_create(&self.event, EVENT_WITHOUT_TIMING), "event")
-        check(calls.event_create(&self.captured_event, EVENT_WITHOUT_TIMING), "event")
         check(calls.event_create(&self.used, EVENT_WITHOUT_TIMING), "event")
         self.open = True
 
@@ -165,7 +174,9 @@ cdef class Launcher:
             self.open = False
             self.held = None
             calls.event_destroy(self.event)
-            calls.event_destroy(self.captured_event)
+            for i in range(GRAPHS):
+                if self.graphs[i].event != NULL:
+                    calls.event_destroy(self.graphs[i].event)
             calls.event_destroy(self.used)
 
     def stop(self):
@@ -367,6 +378,7 @@ cdef class Launcher:
         cdef unsigned blocks = known.blocks, threads = known.threads
         cdef void *parameters[1]
         cdef Handle context = NULL
+        cdef Graph *graph = NULL
         cdef bint pushed, registered = known.registered
         cdef int status, i
         addresses[0], addresses[1] = send, recv
@@ -387,14 +399,15 @@ cdef class Launcher:
             check(calls.ctx_push(self.context), "context")
         try:
             # Streams 0, 1 and 2 are those of the current context.
-            if stream != self.last or not self.has_last or self.has_captured:
-                self.chain(stream)
+            # The last one, if it may be gone, may have left its number to another one.
+            if stream != self.last or not self.has_last or self.has_captured or self.marked:
+                graph = self.chain(stream)
             with nogil:  # it waits where too much has been enqueued
                 status = calls.launch_kernel(
                     function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL
                 )
-            if status == 0 and self.has_captured:
-                status = calls.event_record(self.captured_event, stream)
+            if status == 0 and graph != NULL:
+                status = calls.event_record(graph.event, stream)
             elif status == 0 and isinstance(holder, int):
                 status = self.mark(stream)
             elif stream == self.last:
@@ -409,19 +422,12 @@ cdef class Launcher:
 
     cdef int mark(self, Handle stream) noexcept:
         """Record the event after a call on a stream that may be gone when another one is used."""
-        cdef uint64_t graph = 0
-        cdef int status = capture_of(stream, &graph)
-        if status:
+        cdef int capturing = 0
+        cdef int status = calls.stream_is_capturing(stream, &capturing)
+        if status or capturing:  # of a graph it is not: the next call there finds that out
             return status
-        if graph:
-            self.note(stream, graph)
-            return calls.event_record(self.captured_event, stream)
         self.held, self.marked = None, True
         return calls.event_record(self.event, stream)
-
-    cdef void note(self, Handle stream, uint64_t graph) noexcept:
-        """A call on a stream has become, or becomes, part of a graph."""
-        self.captured_last, self.captured_graph, self.has_captured = stream, graph, True
 
     cdef int mark_use(self, Handle stream, Args *args) except? 1:
         """Record the event after a call that may use registered memory.
@@ -439,22 +445,23 @@ cdef class Launcher:
                 self.captured.add((key >> 48) - 1)
         return 0
 
-    cdef int chain(self, Handle stream) except -1:
+    cdef Graph *chain(self, Handle stream) except? NULL:
         """Let a stream wait for the calls on the one that was used last.
 
         What a graph is made of waits for what is in that graph alone: the graph itself is ordered
         where it is launched.
+
+        Returns:
+            The graph that the next call there becomes part of, NULL if it is to run.
         """
-        cdef uint64_t graph = 0, last_graph = 0
-        check(capture_of(stream, &graph), "stream")
-        if graph:
-            return self.chain_captured(stream, graph)
-        self.has_captured = False
-        if self.has_last and stream != self.last:
+        cdef uint64_t number = 0, last_number = 0
+        check(capture_of(stream, &number), "stream")
+        if number:
+            return self.chain_captured(stream, number)
+        if self.has_last and (stream != self.last or self.marked):
             if not self.marked:
-                check(capture_of(self.last, &last_graph), "stream")
-                if last_graph:
-                    raise RuntimeError(
+                if capture_of(self.last, &last_number) or last_number:
+                    raise Unordered(
                         "a collective on one stream cannot follow one on a stream that is being "
                         "captured for a graph; use the same stream before the capture, or end the "
                         "capture first"
@@ -462,22 +469,44 @@ cdef class Launcher:
                 check(calls.event_record(self.event, self.last), "event")
             check(calls.stream_wait_event(stream, self.event, 0), "event")
         self.last, self.has_last = stream, True
-        return 0
+        return NULL
 
-    cdef int chain_captured(self, Handle stream, uint64_t graph) except -1:
+    cdef Graph *chain_captured(self, Handle stream, uint64_t number) except? NULL:
         """The same of calls that become parts of one graph."""
-        cdef uint64_t last_graph = 0
-        if self.has_captured:
-            if stream != self.captured_last and graph == self.captured_graph:
-                check(calls.stream_wait_event(stream, self.captured_event, 0), "event")
-        elif self.has_last and not self.marked:
-            # The first calls in a graph may have been on the stream that was used last before it.
-            check(capture_of(self.last, &last_graph), "stream")
-            if last_graph == graph:
-                check(calls.event_record(self.captured_event, self.last), "event")
-                check(calls.stream_wait_event(stream, self.captured_event, 0), "event")
-        self.note(stream, graph)
-        return 0
+        cdef uint64_t last_number = 0
+        cdef Graph *graph = self.graph_of(number)
+        if graph != NULL:
+            if stream != graph.last:
+                check(calls.stream_wait_event(stream, graph.event, 0), "event")
+        else:
+            graph = self.new_graph(number)
+            # Its first calls may have been on the stream that was used last before it.  (Of the
+            # legacy one, which has no graph, the driver may refuse to say so.)
+            if (
+                self.has_last and not self.marked and stream != self.last
+                and capture_of(self.last, &last_number) == 0 and last_number == number
+            ):
+                check(calls.event_record(graph.event, self.last), "event")
+                check(calls.stream_wait_event(stream, graph.event, 0), "event")
+        graph.last = stream
+        return graph
+
+    cdef Graph *graph_of(self, uint64_t number) noexcept:
+        """The graph of a number, NULL if no call is known to be part of it."""
+        cdef int i
+        for i in range(GRAPHS):
+            if self.graphs[i].number == number:
+                return &self.graphs[i]
+        return NULL
+
+    cdef Graph *new_graph(self, uint64_t number) except NULL:
+        """A place for a graph, that of the oldest one."""
+        self.newest = (self.newest + 1) % GRAPHS
+        cdef Graph *graph = &self.graphs[self.newest]
+        if graph.event == NULL:
+            check(calls.event_create(&graph.event, EVENT_WITHOUT_TIMING), "event")
+        graph.number, self.has_captured = number, True
+        return graph
 
 
 cdef int capture_of(Handle stream, uint64_t *graph) noexcept nogil:

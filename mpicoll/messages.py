@@ -4,7 +4,8 @@
 arrays in device memory, which go through pinned memory of the host, as one message: so they meet
 messages of host memory, and of any communicator on the same handle.  All other methods that take a
 buffer refuse one in device memory by name (:mod:`mpicoll.refusing`).  Where the MPI library says
-that it is CUDA-aware, and ``MPICOLL_GPU`` is not ``staged``, all of them take it, as it is.
+that it is CUDA-aware, and ``MPICOLL_GPU`` is not ``staged``, they take it, as it is; but for those
+that look at it on the host (``recv``, ``irecv``, ``sendrecv``, ``Attach_buffer``, ``Iagree``).
 """
 
 from __future__ import annotations

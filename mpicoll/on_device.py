@@ -18,7 +18,7 @@ from mpicoll import libraries, shared, staging, trace, vectors
 from mpicoll.buffers import Buffer
 from mpicoll.call import Call, Prepared
 from mpicoll.cuda.buffers import DeviceArray, current_stream, one_handle
-from mpicoll.cuda.driver import driver
+from mpicoll.cuda.driver import Unordered, driver
 from mpicoll.cuda.group import AWARE, CUDA_IPC, STAGED, Group
 from mpicoll.device_requests import Enqueued, EnqueuedPlan
 from mpicoll.relay import SERVED, Relay
@@ -289,6 +289,8 @@ def _enqueue(state: State, call: Call) -> int:
             group.peers.run(name, *visit.arrays, _operator(call), root, visit.stream)
             if recv is not None:
                 visit.bring_back(1)
+    except Unordered:
+        raise  # which leaves everything as it was
     except BaseException as error:
         state.fail(error, call)
         raise

@@ -89,11 +89,13 @@ class Neighbourhood(Dispatch):
         """Bind one to its buffers; returns a persistent request."""
         prepared, state = self._prepared(definition), self._ready()
         state.enter(prepared)
-        state.count(definition.name, NATIVE)
         try:
             with progress.meanwhile():
                 request = self._native_plan(definition, *arguments, **more)
         except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
+            request = None
+        state.count(definition.name, NATIVE)
+        if request is None:
             return self._restarted(state, prepared, *arguments, **more)
         kept = KeptPrequest(request)
         if state.watch is not None:

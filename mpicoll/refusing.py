@@ -42,12 +42,13 @@ def settle(buf: Any) -> None:
         driver().synchronize(array.stream)
 
 
-def refused(method: str) -> NoReturn:
-    """Raise BufferError."""
+def refused(method: str, always: bool = False) -> NoReturn:
+    """Raise BufferError; ``always``: whether no MPI library takes it there."""
+    whom = "no MPI library takes" if always else "this MPI library is not known to take"
     raise BufferError(
-        f"{method}: a buffer in device memory, which this MPI library is not known to take; use "
-        "Send, Recv, Sendrecv, Isend, Irecv, Send_init, Recv_init or a collective of "
-        "mpicoll.Intracomm, or copy it to the host"
+        f"{method}: a buffer in device memory, which {whom} there; use Send, Recv, Sendrecv, "
+        "Isend, Irecv, Send_init, Recv_init or a collective of mpicoll.Intracomm, or copy it to the "
+        "host"
     )
 
 
@@ -65,7 +66,7 @@ def refuse(method: str, *arguments: object, always: bool = False) -> None:
     for argument in arguments:
         if is_device(argument):
             if always or not library_takes():
-                refused(method)
+                refused(method, always)
             settle(argument)
 
 

@@ -15,7 +15,7 @@ typedef struct {
 
 /* Values of the driver's enumerations. */
 enum { OUT_OF_MEMORY = 2, NO_DEVICE = 101, NO_CONTEXT = 201, NOT_READY = 600,
-       ILLEGAL_ADDRESS = 700 };
+       ILLEGAL_ADDRESS = 700, CAPTURE_IMPLICIT = 906 };
 enum { MEMORY_TYPE = 2, IS_MANAGED = 8, DEVICE_ORDINAL = 9, IPC_CAPABLE = 10, MAPPED = 13 };
 /* More than so many bytes there are not. */
 enum { FAKE_MEMORY = 1 << 20 };
@@ -33,6 +33,8 @@ uint64_t fake_args[32];
 char fake_order[1 << 12];
 /* The number of the graph that a stream is captured for, by its handle. */
 uint64_t fake_graphs[128];
+/* Whether a stream that waits for the legacy one is captured: then that one must not be asked. */
+int fake_implicit;
 /* While this is set, calls that can wait for a GPU wait, for 2 seconds at most. */
 volatile int fake_hold;
 int fake_waited_in_vain;
@@ -336,6 +338,8 @@ int cuStreamGetCaptureInfo_v2(Handle stream, int *answer, uint64_t *number, void
                               const void **before, size_t *count)
 {
     (void)graph, (void)before, (void)count;
+    if (!stream && fake_implicit)
+        return CAPTURE_IMPLICIT;
     *number = fake_graphs[(uintptr_t)stream];
     *answer = *number != 0;
     return called("cuStreamGetCaptureInfo");

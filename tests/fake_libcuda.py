@@ -53,8 +53,9 @@ class Driver:
         found, order.value = order.value.decode().split(), b""
         return found
 
-    def capture(self, graph, *streams):
-        """Streams are captured for a graph, 0 for none."""
+    def capture(self, graph, *streams, blocking=False):
+        """Streams are captured for a graph, 0 for none; `blocking` ones wait for the legacy one."""
+        ctypes.c_int.in_dll(self._library, "fake_implicit").value = blocking
         for stream in streams:
             (ctypes.c_uint64 * 128).in_dll(self._library, "fake_graphs")[stream] = graph
 

@@ -190,7 +190,7 @@ def test_times_longer_than_numpys_integers_are_exact():
         (([Send(2, 0)], []), "has no such peer among 2"),
         (([Send(0, 0)], []), "has no such peer among 2"),
         (([Recv(1, 0), Send(1, 0)], [Recv(0, 0), Send(0, 0)]), "never complete"),
-        (([Send(1, 0)], [Recv(0, (0, 1))]), "blocks"),
+        (([Send(1, 0)], [Recv(0, (0, 1))]), "1 block to rank 1|sends other blocks"),
     ],
 )
 def test_broken_schedules_are_told(method, programs, message):

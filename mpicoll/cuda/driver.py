@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-__all__ = ["CudaError", "Functions", "driver", "is_wanted", "problem", "use"]
+__all__ = ["CudaError", "Functions", "Unordered", "driver", "is_wanted", "problem", "use"]
 
 #: Modules of which each can bring arrays in device memory.
 _BRINGERS = ("cupy", "torch", "numba.cuda", "jax", "pycuda", "tensorflow")
@@ -19,6 +19,10 @@ _BRINGERS = ("cupy", "torch", "numba.cuda", "jax", "pycuda", "tensorflow")
 
 class CudaError(RuntimeError):
     """What the CUDA driver has reported."""
+
+
+class Unordered(RuntimeError):
+    """A call cannot be put in the order of those before it; it has not been made."""
 
 
 class Functions(Protocol):

@@ -437,9 +437,20 @@ class Peers:
         What cannot be mapped by another process (stream-ordered pools, virtual memory management,
         managed memory) stays unregistered on all ranks, and goes through the window.
         """
-        self.check()
+        self._check_together()
         with self._on_device():
             return self._registry.register(spans, kept)
+
+    def _check_together(self) -> None:
+        """Raise on all ranks if one has something to raise.  Collective."""
+        problem = ""
+        try:
+            self.check()
+        except RuntimeError as error:
+            problem = str(error)
+        problem = agreed(self._private, problem)
+        if problem:
+            raise RuntimeError(problem)
 
     def empty(self, nbytes: int) -> tuple[int, Any]:
         """Memory of an allocation of its own, which is registered.  Collective.
@@ -451,7 +462,7 @@ class Peers:
         Raises:
             MemoryError: on all ranks, if one does not have so much.
         """
-        self.check()
+        self._check_together()
         with self._on_device():
             return self._registry.empty(nbytes)
 

@@ -96,14 +96,15 @@ _mapped = _Mapped()
 class _Block:
     """Memory of an allocation of its own, freed when its user and all peers have let it go."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.address = _cuda.allocate_mappable(nbytes)
+    def __init__(self, device: int, nbytes: int) -> None:
+        self._device, self.address = device, _cuda.allocate_mappable(nbytes)
         self.held = 2
 
     def let_go(self) -> None:
         self.held -= 1
         if not self.held:
-            _cuda.free_mappable(self.address)
+            with _cuda.on(self._device):  # a finalizer may run in any thread
+                _cuda.free_mappable(self.address)
 
 
 class _Token:
@@ -159,7 +160,7 @@ class Registry:
         self._collect()
         problem, block = "", None
         try:
-            block = _Block(max(nbytes, 1))
+            block = _Block(self._device, max(nbytes, 1))
         except RuntimeError as error:
             problem = str(error)
         problem = agreed(self._private, problem)
@@ -244,12 +245,22 @@ class Registry:
         return number
 
     def _unmap_together(self, mapped: Iterable[_Exported]) -> None:
-        """Unmap what is not needed; then no peer has this rank's part of it mapped.  Collective."""
+        """Unmap what is not needed; then no peer has this rank's part of it mapped.  Collective.
+
+        Raises:
+            RuntimeError: on all ranks, if one cannot, since its GPU is lost.
+        """
+        problem = ""
         try:
+            if self._launcher.captured:  # when graphs run nobody knows
+                _cuda.synchronize_device()
             self._launcher.await_registered()
             self._unmap(mapped)
-        finally:  # the others do not wait for a rank whose GPU is lost
-            self._private.Barrier()
+        except RuntimeError as error:
+            problem = str(error)
+        problem = agreed(self._private, problem)
+        if problem:
+            raise RuntimeError(problem)
 
     def _unmap(self, mapped: Iterable[_Exported]) -> None:
         for found in mapped:

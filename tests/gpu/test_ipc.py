@@ -445,13 +445,17 @@ def test_a_plan_reads_its_buffers_where_they_lie(low, world):
     stream.synchronize()
 
 
-def test_a_graph_among_other_calls(peers, world):
+@pytest.mark.parametrize("warm", ["stream", "null"])
+@pytest.mark.parametrize("non_blocking", [True, False])
+def test_a_graph_among_other_calls(peers, world, non_blocking, warm):
     rank, size = world.Get_rank(), world.Get_size()
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = cupy.cuda.Stream(non_blocking=non_blocking)
     x = cupy.zeros(5000, cupy.float64)
     total = size * (size + 1) / 2
+    first = stream if warm == "stream" else cupy.cuda.Stream.null
+    peers.run("allreduce", None, Buffer(x, "f8"), "max", 0, first)
+    cupy.cuda.Device().synchronize()
     with stream:
-        peers.run("allreduce", None, Buffer(x, "f8"), "max", 0, stream)
         stream.begin_capture()
         for _ in range(3):
             peers.run("allreduce", None, Buffer(x, "f8"), "sum", 0, stream)

@@ -53,7 +53,8 @@ def test_rules_of_the_model_choose_and_explain_tells_the_time(model):
     evidence = {"allreduce": {"ring": Evidence((P,), 8, 64, 4, 2, replicates=(COSTS,))}}
     model(CostModel(COSTS, {"allreduce": {"ring": COSTS}}, evidence=evidence, rules=RULES))
     found = words()
-    assert f"on {P} ranks: ring (cost model " in found
+    ranks = "1 rank" if P == 1 else f"{P} ranks"
+    assert f"on {ranks}: ring (cost model " in found
     seconds = 1e-6 + 2 * (P - 1) * (2e-6 + -(-8 // P) * 1e-10)
     said = float(found.split("predicted time ")[1].split(" us")[0]) * 1e-6
     assert said == pytest.approx(seconds, rel=1e-3)

@@ -444,7 +444,7 @@ def test_a_communicator_in_use_is_not_freed(ours, method):
         WORLD.Barrier()
     request, _ = started(made, 1, algorithm="linear")
     if RANK == 0:  # nobody else has started
-        with pytest.raises(RuntimeError, match=f"{method} of a communicator with 1 collectives"):
+        with pytest.raises(RuntimeError, match=f"{method} of a communicator with 1 collective"):
             getattr(made, method)()
         with pytest.raises(RuntimeError, match="Free of Allreduce under way"):
             request.Free()

@@ -12,6 +12,7 @@ from fake_cuda import FakeArray, in_its_place
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.cuda.driver import Unordered
 from mpicoll.state import METHODS
 
 pytestmark = pytest.mark.mpi
@@ -187,6 +188,21 @@ def test_a_call_is_learned_and_goes_the_short_way(fake, ours):
     ours.Allreduce(MPI.IN_PLACE, [array, 4], stream=9)
     ours.Allreduce(MPI.IN_PLACE, array, algorithm="ring")
     assert len(peers.learned) == 1 and len(peers.ran) == 3
+
+
+def test_a_call_that_cannot_be_ordered_leaves_all_as_it_was(fake, ours, monkeypatch):
+    peers, array = ours._state.gpus.peers, fake.array(np.ones(4, "f4"))
+
+    def run(*call):
+        raise Unordered("a stream is being captured")
+
+    with monkeypatch.context() as place:
+        place.setattr(peers, "run", run)
+        for call in (ours.Allreduce, ours.Iallreduce):
+            with pytest.raises(Unordered):
+                call(MPI.IN_PLACE, array)
+    ours.Allreduce(MPI.IN_PLACE, array)
+    assert {*array.get()} == {P}
 
 
 def test_what_is_not_blocking(fake, ours):
