@@ -47,8 +47,8 @@ def refused(method: str, always: bool = False) -> NoReturn:
     whom = "no MPI library takes" if always else "this MPI library is not known to take"
     raise BufferError(
         f"{method}: a buffer in device memory, which {whom} there; use Send, Recv, Sendrecv, "
-        "Isend, Irecv, Send_init, Recv_init or a collective of mpicoll.Intracomm, or copy it to the "
-        "host"
+        "Isend, Irecv, Send_init, Recv_init or a collective of mpicoll.Intracomm, or copy it to "
+        "the host"
     )
 
 
