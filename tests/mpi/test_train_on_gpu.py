@@ -61,9 +61,10 @@ def test_the_same_parameters(comm, cupy, more):
 
 
 def test_a_checkpoint_of_a_gpu_goes_on_on_the_host(comm, cupy, folder):
-    config = {"batch": 24, "optimizer": "momentum", "checkpoint": str(folder / "kept")}
+    same = {"batch": 24, "algorithm": "ring"}  # the order of sums, on the host and on GPUs
+    config = {**same, "optimizer": "momentum", "checkpoint": str(folder / "kept")}
     data = blobs()
-    whole = run(Config(epochs=3, batch=24, device="gpu"), comm, dataset=data)
+    whole = run(Config(epochs=3, device="gpu", **same), comm, dataset=data)
     run(Config(epochs=1, device="gpu", **config), comm, dataset=data)
     run(Config(epochs=2, device="cpu", resume="auto", **config), comm, dataset=data)
     last = run(Config(epochs=3, device="gpu", resume="auto", **config), comm, dataset=data)
@@ -73,6 +74,7 @@ def test_a_checkpoint_of_a_gpu_goes_on_on_the_host(comm, cupy, folder):
 
 def test_a_convolution(comm, cupy):
     config = {"model": "conv", "channels": (2,), "hidden": (4,), "epochs": 1, "batch": 24}
+    config["algorithm"] = "ring"
     data = blobs(image=True)
     host = run(Config(**config), comm, dataset=data)
     device = run(Config(**config, device="gpu"), comm, dataset=data)
