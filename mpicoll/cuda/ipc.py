@@ -27,7 +27,7 @@ from mpicoll import _cuda, _cuda_launch, ops
 from mpicoll.cuda import kernels, reach, shapes
 from mpicoll.cuda.deaths import Watchdog
 from mpicoll.cuda.reach import Facts
-from mpicoll.cuda.registered import MOST, TABLE, Registered, Registry, agreed
+from mpicoll.cuda.registered import MOST, TABLE, Registered, Registry, agreed, together
 from mpicoll.cuda.shapes import Limits
 
 __all__ = ["TIMEOUT", "Peers", "Plan", "Registered"]
@@ -437,20 +437,9 @@ class Peers:
         What cannot be mapped by another process (stream-ordered pools, virtual memory management,
         managed memory) stays unregistered on all ranks, and goes through the window.
         """
-        self._check_together()
+        together(self._private, self.check)
         with self._on_device():
             return self._registry.register(spans, kept)
-
-    def _check_together(self) -> None:
-        """Raise on all ranks if one has something to raise.  Collective."""
-        problem = ""
-        try:
-            self.check()
-        except RuntimeError as error:
-            problem = str(error)
-        problem = agreed(self._private, problem)
-        if problem:
-            raise RuntimeError(problem)
 
     def empty(self, nbytes: int) -> tuple[int, Any]:
         """Memory of an allocation of its own, which is registered.  Collective.
@@ -462,7 +451,7 @@ class Peers:
         Raises:
             MemoryError: on all ranks, if one does not have so much.
         """
-        self._check_together()
+        together(self._private, self.check)
         with self._on_device():
             return self._registry.empty(nbytes)
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from mpicoll import _cuda
 
-__all__ = ["MOST", "TABLE", "Registered", "Registry", "agreed"]
+__all__ = ["MOST", "TABLE", "Registered", "Registry", "agreed", "together"]
 
 #: Registered buffers that a communicator may have at a time.
 MOST = 256
@@ -250,17 +250,14 @@ class Registry:
         Raises:
             RuntimeError: on all ranks, if one cannot, since its GPU is lost.
         """
-        problem = ""
-        try:
+
+        def unmap() -> None:
             if self._launcher.captured:  # when graphs run nobody knows
                 _cuda.synchronize_device()
             self._launcher.await_registered()
             self._unmap(mapped)
-        except RuntimeError as error:
-            problem = str(error)
-        problem = agreed(self._private, problem)
-        if problem:
-            raise RuntimeError(problem)
+
+        together(self._private, unmap)
 
     def _unmap(self, mapped: Iterable[_Exported]) -> None:
         for found in mapped:
@@ -289,3 +286,19 @@ def agreed(private: MPI.Intracomm, problem: str) -> str:
     """The problem of the first rank that has one, "" where none has.  Collective."""
     problems = enumerate(private.allgather(problem))
     return next((f"rank {rank}: {text}" for rank, text in problems if text), "")
+
+
+def together(private: MPI.Intracomm, work: Callable[[], object]) -> None:
+    """Do something on every rank.  Collective.
+
+    Raises:
+        RuntimeError: on all ranks, if it has raised that on one.
+    """
+    problem = ""
+    try:
+        work()
+    except RuntimeError as error:
+        problem = str(error)
+    problem = agreed(private, problem)
+    if problem:
+        raise RuntimeError(problem)
