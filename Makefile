@@ -71,6 +71,6 @@ format: setup
 	$(RUN)/ruff format
 
 clean:
-	rm -rf .venv .venv-mpich build dist docs/_build docs/generated *.egg-info mpicoll/*.c .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-mpich build dist docs/_build docs/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find mpicoll tests tools -name __pycache__ -prune -exec rm -rf {} +
-	find mpicoll -name '*.so' -delete
+	find mpicoll \( -name '*.so' -o -name '*.c' \) -delete

@@ -14,10 +14,10 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-ENGINE = ("mpicoll._engine", "mpicoll._front")
+ENGINE = ("mpicoll.engine._engine", "mpicoll.engine._fast_path")
 #: Modules of Python that calls go through; compiled as they are, which saves 0.1 or 0.2
 #: microseconds in each call, a fifth of a short one.
-AS_THEY_ARE = ("mpicoll.blocking", "mpicoll.messages", "mpicoll.requests")
+AS_THEY_ARE = ("mpicoll.comm.blocking", "mpicoll.comm.messages", "mpicoll.requests.own")
 
 # No contraction: a fused multiply-add rounds differently from NumPy, and only where the compiler
 # chooses to use one.
@@ -65,9 +65,9 @@ class Build(build_ext):
 
 extensions = [
     Extension(
-        "mpicoll._clock",
-        ["mpicoll/_clock.pyx"],
-        depends=["mpicoll/_clock.h"],
+        "mpicoll.simulate._clock",
+        ["mpicoll/simulate/_clock.pyx"],
+        depends=["mpicoll/simulate/_clock.h"],
         extra_compile_args=FLAGS,
     ),
     Extension(
@@ -75,36 +75,36 @@ extensions = [
         ["mpicoll/_kernels.pyx"],
         depends=[
             "mpicoll/_kernels.pxd",
-            "mpicoll/_kernels.h",
-            "mpicoll/_kernels_body.h",
-            "mpicoll/_exact.h",
-            "mpicoll/_updates.h",
+            "mpicoll/ops/_kernels.h",
+            "mpicoll/ops/_kernels_body.h",
+            "mpicoll/ops/_exact.h",
+            "mpicoll/ops/_updates.h",
         ],
-        include_dirs=[numpy.get_include()],
+        include_dirs=["mpicoll/ops", numpy.get_include()],
         define_macros=NUMPY_API,
         extra_compile_args=[*FLAGS, "-fno-math-errno"],
     ),
     *(
         Extension(
-            f"mpicoll.{name}",
-            [f"mpicoll/{name}.pyx"],
-            depends=["mpicoll/_cuda.pxd"],
+            f"mpicoll.cuda.{name}",
+            [f"mpicoll/cuda/{name}.pyx"],
+            depends=["mpicoll/cuda/_driver.pxd"],
             extra_compile_args=FLAGS,
             libraries=["dl"],
         )
-        for name in ("_cuda", "_cuda_launch")
+        for name in ("_driver", "_launch")
     ),
     *(
         Extension(
             name,
             [f"{name.replace('.', '/')}.pyx"],
             depends=[
-                "mpicoll/_engine.pxd",
+                "mpicoll/engine/_engine.pxd",
                 "mpicoll/_kernels.pxd",
-                "mpicoll/_copy.h",
-                "mpicoll/_shared.h",
+                "mpicoll/engine/_copy.h",
+                "mpicoll/engine/_shared.h",
             ],
-            include_dirs=["mpicoll", mpi4py.get_include(), numpy.get_include()],
+            include_dirs=["mpicoll/engine", mpi4py.get_include(), numpy.get_include()],
             define_macros=NUMPY_API,
             extra_compile_args=FLAGS,
             optional=True,  # where the wrapper does not work, Python runs the plans

@@ -45,7 +45,7 @@ from gpu_libraries import WAYS, Bound, Nccl, Ours, Run, Torch, allocator
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.bench.sizes import parse_size
+from mpicoll.base.sizes import parse_size
 from mpicoll.bench.stats import median
 
 WORLD = MPI.COMM_WORLD

@@ -43,12 +43,13 @@ def measure(steps: int) -> dict[str, float]:
     from mpi4py import MPI
 
     import mpicoll
-    from mpicoll.train import Config, data, transfers
-    from mpicoll.train.exchange import Exchange
-    from mpicoll.train.flat import Flat
-    from mpicoll.train.gradients import Gradients
-    from mpicoll.train.loop import make_model
-    from mpicoll.train.workers import AllReduceWorkers
+    from mpicoll.train import Config, data
+    from mpicoll.train.driver.loop import make_model
+    from mpicoll.train.exchange import transfers
+    from mpicoll.train.exchange.buckets import Exchange
+    from mpicoll.train.models.flat import Flat
+    from mpicoll.train.ranks.workers import AllReduceWorkers
+    from mpicoll.train.strategies.gradients import Gradients
 
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
     config = Config(dataset="mnist5k", model="conv", dtype="float32", batch=BATCH, algorithm="ring")

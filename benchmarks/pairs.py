@@ -28,9 +28,9 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.base.sizes import parse_size
 from mpicoll.bench import environment, stats
 from mpicoll.bench.pattern import element_type
-from mpicoll.bench.sizes import parse_size
 from mpicoll.bench.start import Barrier
 from mpicoll.bench.workload import Workload, elements, prepare, symmetric
 

@@ -21,8 +21,9 @@ import numpy as np
 import training
 from numpy.typing import NDArray
 
-from mpicoll.train import consistency, data
-from mpicoll.train.shard import Push, Shard
+from mpicoll.train import data
+from mpicoll.train.servers import consistency
+from mpicoll.train.servers.shard import Push, Shard
 
 RADIUS = 5.0
 F = math.sqrt(2) * RADIUS  # two points of the ball are 2 RADIUS apart: (2 RADIUS)^2 / 2 = F^2

@@ -22,7 +22,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import tuning
 from mpicoll.bench.workload import Workload
-from mpicoll.collectives import COLLECTIVES
+from mpicoll.schedule.collectives import COLLECTIVES
 
 
 def persistent(comm: MPI.Intracomm, call: Any, **choice: Any) -> Callable[[], object]:

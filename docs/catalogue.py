@@ -12,8 +12,8 @@ from fractions import Fraction
 from tables import list_table
 
 from mpicoll import algorithms, tuning
-from mpicoll.collectives import COLLECTIVES, Collective
 from mpicoll.registry import LABELS, Algorithm, Value, in_words, read_value
+from mpicoll.schedule.collectives import COLLECTIVES, Collective
 
 #: Numbers of ranks for which the counts are tabulated, and the one of the drawings.
 SIZES = (2, 4, 5, 8, 64)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from mpicoll import algorithms, draw
-from mpicoll.machine import STEPS
+from mpicoll import algorithms
+from mpicoll.report import papers
 from mpicoll.simulate import simulate
+from mpicoll.simulate.machine import STEPS
 
 PICTURE = Path(__file__).resolve().parent / "growth.svg"
 NAMES = ("ring", "double_binary_tree")
@@ -29,7 +30,7 @@ def main() -> None:
     series = {name: steps(name, sizes) for name in NAMES}
     for name, found in series.items():
         print(name, found)
-    draw.by_ranks(PICTURE, series, "all-reduce, one port a rank", "steps")
+    papers.by_ranks(PICTURE, series, "all-reduce, one port a rank", "steps")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Importing this package starts nothing; ``mpicoll.Intracomm`` imports mpi4py, and
 when it is first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpicoll.schedule import (
@@ -24,9 +25,9 @@ from mpicoll.schedule import (
 
 if TYPE_CHECKING:
     from mpicoll.comm import Intercomm, Intracomm
-    from mpicoll.refusing import File, Message, Win
+    from mpicoll.comm.arrays import empty
+    from mpicoll.comm.refusing import File, Message, Win
     from mpicoll.requests import Prequest, Request
-    from mpicoll.windows import empty
 
 __version__ = "0.1.0"
 
@@ -56,21 +57,20 @@ __all__ = [
 ]
 
 
+#: Where the names are that start MPI when they are first used.
+_HOMES = {
+    "File": "comm.refusing",
+    "Intercomm": "comm",
+    "Intracomm": "comm",
+    "Message": "comm.refusing",
+    "Prequest": "requests",
+    "Request": "requests",
+    "Win": "comm.refusing",
+    "empty": "comm.arrays",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("Intercomm", "Intracomm"):
-        from mpicoll import comm
-
-        return getattr(comm, name)
-    if name in ("File", "Message", "Win"):
-        from mpicoll import refusing
-
-        return getattr(refusing, name)
-    if name in ("Prequest", "Request"):
-        from mpicoll import requests
-
-        return getattr(requests, name)
-    if name == "empty":
-        from mpicoll import windows
-
-        return windows.empty
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -7,7 +7,7 @@ for Python callers, `train.optimizers` that to updates.
 cimport numpy as cnp
 from libc.stdlib cimport free, malloc
 
-from mpicoll.wording import plural
+from mpicoll.base.wording import plural
 
 cnp.import_array()
 

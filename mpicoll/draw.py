@@ -1,6 +1,7 @@
 """Pictures of a schedule: as text for the terminal, as a space-time diagram for papers.
 
-Time counts steps: one message a step through each port of a rank (see :mod:`mpicoll.clock`).
+Time counts steps: one message a step through each port of a rank (see
+:mod:`mpicoll.simulate.clock`).
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpicoll.clock import Transfer, trace
-from mpicoll.matching import Cell
+from mpicoll.base.wording import plural
 from mpicoll.registry import Algorithm, Parameter, in_words
-from mpicoll.schedule import WORK
-from mpicoll.wording import plural
+from mpicoll.schedule.matching import Cell
+from mpicoll.schedule.steps import WORK
+from mpicoll.simulate.clock import Transfer, trace
 
-__all__ = ["by_ranks", "svg", "text"]
+__all__ = ["svg", "text"]
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -120,36 +121,6 @@ def svg(
     axes.set_title(f"{algorithm.collective} {algorithm.name}, P = {size}")
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.savefig(path)
-
-
-def by_ranks(
-    path: str | Path, series: Mapping[str, Mapping[int, float]], title: str, what: str
-) -> None:
-    """Draw lines by number of ranks, both axes logarithmic.
-
-    Args:
-        path: its ending chooses the format (svg, pdf, png).
-        series: for the name of each line, values by number of ranks.
-        title: of the plot.
-        what: the values, with their unit.
-
-    Raises:
-        ImportError: matplotlib is missing.
-        ValueError: the ending is of no known format.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for name, values in series.items():
-        ranks = sorted(values)
-        axes.plot(ranks, [values[rank] for rank in ranks], ".-", lw=1, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set(xlabel="number of ranks", ylabel=what, title=title)
-    axes.grid(color="0.9")
-    axes.legend()
-    figure.savefig(path, metadata={"Date": None} if Path(path).suffix == ".svg" else None)
 
 
 def _arrow(axes: object, transfer: Transfer, name: str) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpicoll import layout, ops
-from mpicoll.clock import check_call
-from mpicoll.collectives import Place
-from mpicoll.layout import Layout
-from mpicoll.matching import Cell, Matching, Memory, run
+from mpicoll import ops
 from mpicoll.registry import COMMUTATIVE, Algorithm, Parameter
-from mpicoll.schedule import GIVEN, WORK
+from mpicoll.schedule import layout
+from mpicoll.schedule.collectives import Place
+from mpicoll.schedule.layout import Layout
+from mpicoll.schedule.matching import Cell, Matching, Memory, run
+from mpicoll.schedule.steps import GIVEN, WORK
+from mpicoll.simulate.clock import check_call
 
 __all__ = ["execute"]
 

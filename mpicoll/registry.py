@@ -15,10 +15,9 @@ from math import isqrt
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from mpicoll import collectives
-from mpicoll.collectives import Collective
-from mpicoll.schedule import Channel, Schedule, as_channels
-from mpicoll.wording import plural
+from mpicoll.base.wording import plural
+from mpicoll.schedule import Channel, Schedule, as_channels, collectives
+from mpicoll.schedule.collectives import Collective
 
 __all__ = [
     "COMMUTATIVE",

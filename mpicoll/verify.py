@@ -13,24 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from mpicoll.clock import check_call, clock
-from mpicoll.collectives import Collective, Content, Place
-from mpicoll.likeness import is_period
-from mpicoll.machine import STEPS
-from mpicoll.matching import Blank, Cell, Matching, Memory, ScheduleError, run
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm, Parameter, Value
-from mpicoll.schedule import (
-    GIVEN,
-    WORK,
-    Channel,
-    Copy,
-    Location,
-    RecvReduce,
-    Round,
-    Send,
-    Step,
-    blocks,
-)
+from mpicoll.schedule import Channel, Copy, Location, RecvReduce, Round, Send, Step, blocks
+from mpicoll.schedule.collectives import Collective, Content, Place
+from mpicoll.schedule.matching import Blank, Cell, Matching, Memory, ScheduleError, run
+from mpicoll.schedule.steps import GIVEN, WORK
+from mpicoll.simulate.clock import check_call, clock
+from mpicoll.simulate.machine import STEPS
+from mpicoll.simulate.symmetry import is_period
 
 __all__ = ["Case", "Counts", "count", "verify"]
 

@@ -3,7 +3,7 @@
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import collectives
+from mpicoll.schedule import collectives
 
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 

@@ -151,7 +151,7 @@ def job(mpirun, tmp_path):
 @pytest.fixture
 def no_launcher(monkeypatch):
     """As where no launcher has started this process."""
-    from mpicoll import launcher
+    from mpicoll.base import launcher
 
     names = {name for entry in launcher._LAUNCHERS for name in entry[1:]}
     for name in names | {"SLURM_STEP_ID"}:

@@ -16,7 +16,7 @@ import threading
 import numpy as np
 
 from mpicoll.cuda import driver
-from mpicoll.cuda.driver import CudaError
+from mpicoll.errors import CudaError
 
 #: No process has memory there.
 BASE = 0x7FF0_0000_0000_0000

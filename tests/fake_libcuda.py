@@ -10,7 +10,7 @@ import ctypes
 import threading
 from types import SimpleNamespace
 
-from mpicoll import _cuda, _cuda_launch
+from mpicoll.cuda import _driver, _launch
 
 #: Contexts of two devices.
 HERE, AWAY = 1, 2
@@ -34,7 +34,7 @@ class Driver:
         self._library = ctypes.CDLL(library)
         self._log = (ctypes.c_char * (1 << 16)).in_dll(self._library, "fake_log")
         self._hold = ctypes.c_int.in_dll(self._library, "fake_hold")
-        _cuda.load()
+        _driver.load()
         self.be_in(HERE)
 
     def be_in(self, context):
@@ -81,17 +81,17 @@ class Driver:
 
     def launcher(self, array=None, current=None):
         """A launcher of rank 0 of 2, and the address of its alarm."""
-        alarm = _cuda.pinned(64)
+        alarm = _driver.pinned(64)
         ctypes.memset(alarm, 0, 64)
         channels = ((0, 1, 512, 0, 0),) * 2
-        made = _cuda_launch.Launcher(
+        made = _launch.Launcher(
             0, 0, [0, 0], alarm, 0, channels, 10**9, array or type(None), None, lambda: current
         )
         return made, alarm
 
 
 def plan(**changes):
-    """A `mpicoll.cuda.shapes.Launch`."""
+    """A `mpicoll.cuda.launches.Launch`."""
     plain = dict.fromkeys(NUMBERS, 0)
     return SimpleNamespace(
         **{**plain, "blocks": 1, "threads": 32, "needed": (0, 0), "order": (), **changes}

@@ -1,6 +1,6 @@
 """Reads a shard's trace again, and says where it breaks the consistency model.
 
-Independent of mpicoll.train.shard: it knows the rules and the trace alone.
+Independent of mpicoll.train.servers.shard: it knows the rules and the trace alone.
 """
 
 from collections import defaultdict

@@ -3,8 +3,8 @@
 import numpy as np
 
 from mpicoll.bench.records import Point, Run
-from mpicoll.cost import Costs
-from mpicoll.paths import critical_path
+from mpicoll.simulate.costs import Costs
+from mpicoll.simulate.critical_path import critical_path
 from mpicoll.tuning import NATIVE
 
 SIZES = tuple(8 << i for i in range(0, 22, 2))

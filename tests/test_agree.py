@@ -2,7 +2,8 @@
 
 import pytest
 
-from mpicoll import agree
+from mpicoll import errors
+from mpicoll.runtime import agree
 
 CALLS = """
 def call(rank):
@@ -204,5 +205,5 @@ def test_a_long_error_still_fits(job):
 
 def test_what_a_rank_cannot_tell_is_not_compared():
     agree.compare([{"count": 3}, {"count": None}, {}])
-    with pytest.raises(agree.Disagreement, match="count: 3 on ranks 0, 2, 4 on rank 1"):
+    with pytest.raises(errors.Disagreement, match="count: 3 on ranks 0, 2, 4 on rank 1"):
         agree.compare([{"count": 3}, {"count": 4}, {"count": 3}])

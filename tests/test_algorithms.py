@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpicoll import algorithms, local, ops
-from mpicoll.collectives import COLLECTIVES
 from mpicoll.registry import (
     COMMUTATIVE,
     PERMUTATION,
@@ -21,6 +20,7 @@ from mpicoll.registry import (
     register,
 )
 from mpicoll.schedule import Send
+from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.simulate import Model, simulate
 from mpicoll.verify import verify
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.bench.sizes import format_size, parse_size, parse_sizes, sweep
+from mpicoll.base.sizes import format_size, parse_size, parse_sizes, sweep
 
 SIZES = st.integers(min_value=0, max_value=1 << 50)
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import collectives
-from mpicoll import operands as pairs
 from mpicoll.buffers import Unsupported, parse
-from mpicoll.collectives import Place
+from mpicoll.buffers import pair as pairs
+from mpicoll.schedule import collectives
+from mpicoll.schedule.collectives import Place
 
 A = np.arange(12, dtype="f8")
 

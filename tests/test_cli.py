@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll import __version__, algorithms, launcher, registry
+from mpicoll import __version__, algorithms, registry
+from mpicoll.base import launcher
 from mpicoll.cli import parse
 from mpicoll.cli.errors import UsageError
 

@@ -7,10 +7,10 @@ import sys
 import pytest
 from synthetic import launched
 
-from mpicoll import cost_file, tuning_file
 from mpicoll.bench.records import Writer
 from mpicoll.cli import main
-from mpicoll.cost import CostModel, Costs, Piece
+from mpicoll.simulate.costs import CostModel, Costs, Piece
+from mpicoll.tuning import cost_files, rule_files
 
 pytest.importorskip("scipy")
 pytest.importorskip("pydantic")
@@ -77,7 +77,7 @@ def test_fit_prints_what_it_found(command, folder, tmp_path):
     ):
         assert words in done.out, words
     assert "curve: its schedule is unknown" in done.out
-    model = cost_file.read(tmp_path / "m.json")
+    model = cost_files.read(tmp_path / "m.json")
     assert model.general.links["intra"][-1].beta == pytest.approx(1e-10, rel=0.1)
     assert set(model.curves["allreduce"]) == {"native"}
     assert len(model.evidence["allreduce"]["ring"].replicates) == 80
@@ -191,7 +191,7 @@ def test_explain_ranks(command, folder):
 
 def test_two_links_need_nodes(command, refused, tmp_path):
     links = {"intra": (Piece(None, 1e-6, 1e-10),), "inter": (Piece(None, 1e-5, 1e-9),)}
-    cost_file.write(tmp_path / "m.json", CostModel(Costs(links)))
+    cost_files.write(tmp_path / "m.json", CostModel(Costs(links)))
     given = ("-P", "4", "-n", "4K", "-m", tmp_path / "m.json")
     assert "--per-node" in refused("predict", "allreduce", "ring", *given)
     assert "--per-node" in refused("explain", "allreduce", *given)
@@ -231,7 +231,7 @@ def test_tune_writes_what_a_communicator_reads(command, folder, tmp_path):
     done = command("tune", folder / "runs.jsonl", "-o", tmp_path / "tuning.json")
     assert done.status == 0 and f"set MPICOLL_TUNING={tmp_path}/tuning.json" in done.out
     assert "regret on other launches than those that chose" in done.out
-    table = tuning_file.load(str(tmp_path / "tuning.json"))
+    table = rule_files.load(str(tmp_path / "tuning.json"))
     assert {rule.ranks for rule in table["allreduce"]} == {2, 4, 8}
 
 

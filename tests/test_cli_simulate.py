@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from mpicoll import cost_file
-from mpicoll.cost import CostModel, Costs, Piece
+from mpicoll.simulate.costs import CostModel, Costs, Piece
+from mpicoll.tuning import cost_files
 
 
 def simulated(command, *words):
@@ -35,7 +35,7 @@ def test_simulate_reads_fitted_costs(command, tmp_path):
     pytest.importorskip("pydantic")
     general = Costs({"intra": (Piece(512, 1e-6, 0.0), Piece(None, 7e-6, 0.0))}, call=1e-6)
     own = Costs({"intra": (Piece(None, 3e-6, 0.0),)})
-    cost_file.write(tmp_path / "m.json", CostModel(general, {"allgather": {"ring": own}}))
+    cost_files.write(tmp_path / "m.json", CostModel(general, {"allgather": {"ring": own}}))
     words = ("allgather", "all", "-P", "4", "-n", "2K,4K", "--model", tmp_path / "m.json")
     found = {(c["algorithm"], c["size"]): c for c in simulated(command, *words)}
     assert found["ring", 2048]["time"] == pytest.approx(9e-6)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll.cli import batch, doctor
+from mpicoll.cli import batch
+from mpicoll.cli.commands import doctor
 
 SCRIPTS = Path(__file__).parent.parent / "slurm"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll import cost_file
-from mpicoll.cost import CostModel, Costs, Curve, Errors, Evidence, Piece
+from mpicoll.simulate.costs import CostModel, Costs, Curve, Errors, Evidence, Piece
+from mpicoll.tuning import cost_files
 
 pytest.importorskip("pydantic")
 
@@ -35,8 +35,8 @@ MODEL = CostModel(
 
 
 def test_a_model_is_read_back(tmp_path):
-    cost_file.write(tmp_path / "m.json", MODEL)
-    assert cost_file.read(tmp_path / "m.json") == MODEL
+    cost_files.write(tmp_path / "m.json", MODEL)
+    assert cost_files.read(tmp_path / "m.json") == MODEL
     assert os.listdir(tmp_path) == ["m.json"]
 
 
@@ -44,19 +44,19 @@ def test_links_are_all_that_a_set_needs(tmp_path):
     links = {"inter": [{"upto": None, "alpha": 1e-3, "beta": 0}]}
     text = json.dumps({"mpicoll": "model 1", "general": {"links": links}})
     (tmp_path / "m.json").write_text(text)
-    model = cost_file.read(tmp_path / "m.json")
+    model = cost_files.read(tmp_path / "m.json")
     assert model == CostModel(Costs({"inter": (Piece(None, 1e-3, 0.0),)}))
     assert model.costs("bcast", "ring", 4) == (model.general, False)
     assert model.general.piece(10, "intra").alpha == 1e-3
 
 
 def test_an_older_file_stays_where_a_new_one_cannot_be_written(tmp_path, monkeypatch):
-    cost_file.write(tmp_path / "m.json", MODEL)
+    cost_files.write(tmp_path / "m.json", MODEL)
     monkeypatch.setattr(os, "fsync", lambda descriptor: os.close(-1))
     with pytest.raises(OSError, match="Bad file descriptor"):
-        cost_file.write(tmp_path / "m.json", CostModel(COSTS))
+        cost_files.write(tmp_path / "m.json", CostModel(COSTS))
     assert os.listdir(tmp_path) == ["m.json"]
-    assert cost_file.read(tmp_path / "m.json") == MODEL
+    assert cost_files.read(tmp_path / "m.json") == MODEL
 
 
 def piece(**more):
@@ -81,7 +81,7 @@ def test_a_wrong_set_is_named(tmp_path, general, message):
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps({"mpicoll": "model 1", "general": general}))
     with pytest.raises(ValueError, match=message) as caught:
-        cost_file.read(path)
+        cost_files.read(path)
     assert str(path) in str(caught.value) and "`mpicoll fit`" in str(caught.value)
 
 
@@ -89,19 +89,19 @@ def test_a_wrong_set_is_named(tmp_path, general, message):
 def test_what_is_no_model(tmp_path, text):
     (tmp_path / "none").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="model '"):
-        cost_file.read(tmp_path / "none")
+        cost_files.read(tmp_path / "none")
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"gone': No such file"):
-        cost_file.read(tmp_path / "gone")
+        cost_files.read(tmp_path / "gone")
 
 
 def test_without_pydantic(tmp_path, monkeypatch):
-    cost_file.write(tmp_path / "m.json", MODEL)
+    cost_files.write(tmp_path / "m.json", MODEL)
     monkeypatch.setitem(sys.modules, "pydantic", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install mpicoll\[config\]"):
-        cost_file.read(tmp_path / "m.json")
+        cost_files.read(tmp_path / "m.json")
 
 
 def test_a_curve_goes_through_its_points_and_straight_between():

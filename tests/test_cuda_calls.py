@@ -29,7 +29,7 @@ def library(tmp_path_factory):
 @pytest.fixture
 def run(library):
     """Runs code with `driver`, `cuda` and `plan` in a process of its own."""
-    if importlib.util.find_spec("mpicoll._cuda") is None:
+    if importlib.util.find_spec("mpicoll.cuda._driver") is None:
         pytest.skip("nothing is built")
 
     def run_(code):

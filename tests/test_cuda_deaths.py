@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpicoll.cuda import deaths
-from mpicoll.cuda.deaths import Watchdog
+from mpicoll.cuda import liveness
+from mpicoll.cuda.liveness import Watchdog
 
 
 def descriptors():
@@ -55,7 +55,7 @@ def test_it_ends_at_once(monkeypatch):
             self.register, self.unregister = poll.register, poll.unregister
             self.poll = lambda *limit: (limits.append(limit), poll.poll(*limit))[1]
 
-    monkeypatch.setattr(deaths, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
+    monkeypatch.setattr(liveness, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
     before = descriptors()
     with subprocess.Popen(["sleep", "60"]) as process:
         watchdog = Watchdog({1: process.pid}, lambda: None)
@@ -74,7 +74,7 @@ def test_what_cannot_be_watched_leaves_nothing_behind(monkeypatch):
 
     before = descriptors()
     fake = SimpleNamespace(eventfd=os.eventfd, close=os.close, pidfd_open=pidfd_open)
-    monkeypatch.setattr(deaths, "os", fake)
+    monkeypatch.setattr(liveness, "os", fake)
     with pytest.raises(OSError, match="too many open files"):
         Watchdog({0: 1, 1: 2}, lambda: None)
     assert descriptors() == before

@@ -12,13 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpicoll import buffers, messages, on_device, relay, staging
-from mpicoll.call import METHODS, parse, place_of
-from mpicoll.cuda import buffers as device_buffers
-from mpicoll.cuda import driver, group, ipc, memory
-from mpicoll.cuda.buffers import is_device, recognise
-from mpicoll.device_requests import Enqueued
-from mpicoll.on_device import handle_of
+from mpicoll import buffers, errors
+from mpicoll.base import caller
+from mpicoll.comm import messages
+from mpicoll.comm.device import handle_of
+from mpicoll.cuda import arrays as device_buffers
+from mpicoll.cuda import driver, group, ipc, pinned, streams
+from mpicoll.cuda.arrays import is_device, recognise
+from mpicoll.requests.device import Enqueued
+from mpicoll.runtime import relay, staging
+from mpicoll.runtime.arguments import parse, place_of
+from mpicoll.runtime.calls import METHODS
 
 
 @pytest.fixture
@@ -266,19 +270,19 @@ def test_streams(fake):
 
 
 def test_pinned_memory_is_used_again(fake):
-    first = memory.pinned(5000, 0)
+    first = pinned.pinned(5000, 0)
     address = first.ctypes.data
     part = first[100:200]
     del first
-    assert memory.pinned(5000, 0).ctypes.data != address  # a view keeps it
+    assert pinned.pinned(5000, 0).ctypes.data != address  # a view keeps it
     del part
-    assert memory.pinned(8000, 0).ctypes.data == address  # of the same power of two
-    assert memory.pinned(0, 0).size == 0
+    assert pinned.pinned(8000, 0).ctypes.data == address  # of the same power of two
+    assert pinned.pinned(0, 0).size == 0
 
 
 def test_no_more_than_so_much_is_kept(fake, monkeypatch):
-    monkeypatch.setattr(memory, "KEPT", 8192)
-    held = [memory.pinned(4096, 0) for _ in range(3)]
+    monkeypatch.setattr(pinned, "KEPT", 8192)
+    held = [pinned.pinned(4096, 0) for _ in range(3)]
     assert len(fake.host) == 3
     del held
     assert len(fake.host) == 2
@@ -369,7 +373,7 @@ def test_copies_of_arrays_of_another_device_are_freed(fake, monkeypatch, name, n
     away = [recognise(array) for array in arrays]
     error = MemoryError("no 48 bytes of device memory; free some")
     monkeypatch.setattr(fake, name, at_call(number, error, getattr(fake, name)))
-    visit = on_device._Visit(0, away)
+    visit = streams.PeerCopies(0, away)
     with (
         pytest.raises(MemoryError, match=r"48 bytes .*; free some, or pass an array of device 0"),
         visit,
@@ -379,7 +383,7 @@ def test_copies_of_arrays_of_another_device_are_freed(fake, monkeypatch, name, n
         fake.synchronize(stream)
     assert [*fake.memory] == [array.ptr for array in arrays]
     monkeypatch.undo()
-    with on_device._Visit(0, [None, away[1]]) as visit:
+    with streams.PeerCopies(0, [None, away[1]]) as visit:
         assert visit.arrays[0] is None
         assert (visit.arrays[1].device, fake.place(visit.arrays[1].ptr)) == (0, 0)
     fake.synchronize(visit.stream)
@@ -449,7 +453,7 @@ def aware(monkeypatch, answer):
 @pytest.fixture
 def unsaid(monkeypatch):
     """What is warned of once has not been."""
-    monkeypatch.setattr(group.shared, "_WARNED", set())
+    monkeypatch.setattr(caller, "_WARNED", set())
 
 
 def apart():
@@ -543,7 +547,7 @@ def test_no_device(monkeypatch):
 def test_without_a_gpu_the_driver_says_why():
     if not driver.problem():
         pytest.skip("there is a driver")
-    with pytest.raises(driver.CudaError, match="no CUDA driver: "):
+    with pytest.raises(errors.CudaError, match="no CUDA driver: "):
         driver.driver()
 
 

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import pytest
 from fake_ranks import Cuda, Ranks, rank
 
-from mpicoll.cuda import ipc, reach, registered
+from mpicoll.cuda import ipc, links, registered
 from mpicoll.cuda.ipc import Peers
-from mpicoll.cuda.reach import Facts
+from mpicoll.cuda.links import Facts
 
 
 @pytest.fixture
 def cuda(monkeypatch):
     """The driver of all ranks, and what else they need of CuPy and the compiled part."""
     made = Cuda()
-    for module in (ipc, reach, registered):
+    for module in (ipc, links, registered):
         monkeypatch.setattr(module, "_cuda", made)
     monkeypatch.setattr(ipc, "_cuda_launch", SimpleNamespace(Launcher=Launcher))
     monkeypatch.setattr(ipc.kernels, "compiled", lambda size, limits: compiled(made))
@@ -175,21 +175,21 @@ def facts(*devices, **changes):
 
 
 def test_several_ranks_on_one_gpu(cuda):
-    assert reach.problem(facts(0, 1, 0), share=False) == "several ranks have the same GPU"
-    assert reach.problem(facts(0, 1, 0), share=True) == ""
-    assert reach.problem(facts(0, 0), share=True) == ""
+    assert links.problem(facts(0, 1, 0), share=False) == "several ranks have the same GPU"
+    assert links.problem(facts(0, 1, 0), share=True) == ""
+    assert links.problem(facts(0, 0), share=True) == ""
 
 
 def test_several_nodes(cuda):
     both = [*facts(0), *facts(1, host="another")]
-    assert reach.problem(both, share=False).startswith("the ranks are on several nodes")
+    assert links.problem(both, share=False).startswith("the ranks are on several nodes")
 
 
 def test_more_ranks_than_the_kernels_count(cuda):
-    assert reach.problem(facts(*[0] * 64), share=True) == ""
-    assert reach.problem(facts(*[0] * 65), share=True).startswith("65 ranks, and at most 64")
+    assert links.problem(facts(*[0] * 64), share=True) == ""
+    assert links.problem(facts(*[0] * 65), share=True).startswith("65 ranks, and at most 64")
 
 
 def test_a_rank_that_has_no_gpu(cuda):
     ranks = [*facts(0), *facts(1, problem="CudaError: no device")]
-    assert reach.problem(ranks, share=False) == "rank 1: CudaError: no device"
+    assert links.problem(ranks, share=False) == "rank 1: CudaError: no device"

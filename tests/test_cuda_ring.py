@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-reach = pytest.importorskip("mpicoll.cuda.reach")
+reach = pytest.importorskip("mpicoll.cuda.links")
 
 
 def graph(size, pairs):

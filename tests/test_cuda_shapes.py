@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpicoll.cuda import kernels, shapes
-from mpicoll.cuda.shapes import Call, Limits
+from mpicoll.cuda import kernels
+from mpicoll.cuda import launches as shapes
+from mpicoll.cuda.launches import Call, Limits
 
 BLOCK = 2048  # elements of float64; blocks are whole multiples of 16 bytes, and of no row
 SHORT, LONG = Limits(), Limits(small_bytes=0, one_shot=0, direct=0)

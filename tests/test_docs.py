@@ -18,8 +18,8 @@ import pytest
 
 import mpicoll
 from mpicoll import algorithms
-from mpicoll.collectives import COLLECTIVES
 from mpicoll.registry import find
+from mpicoll.schedule.collectives import COLLECTIVES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mpicoll import exact, ops
+from mpicoll import ops
+from mpicoll.ops import exact
 
 LEVELS = ops.simd_levels()
 FORMATS = {np.dtype("f4"): (24, -149, 127), np.dtype("f8"): (53, -1074, 1023)}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.layout import displaced, even, part
+from mpicoll.schedule.layout import displaced, even, part
 
 
 @given(st.integers(0, 10_000), st.integers(1, 200))

@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from mpicoll import layout, lowering, plan
-from mpicoll.spans import Span
+from mpicoll.engine import lowering, plan, planning
+from mpicoll.engine.spans import Span
+from mpicoll.schedule import layout
 
 PIECE = 64
 
@@ -16,7 +17,7 @@ def lowered(algorithm, rank, size, count, in_place=True, **parameters):
     shape = plan.Shape(
         "allreduce", algorithm, tuple(parameters.items()), rank, size, 0, in_place, 4, 4, cut, cut
     )
-    planned = plan.build(shape, piece=PIECE)
+    planned = planning.build(shape, piece=PIECE)
     return planned, lowering.lower(planned)
 
 
@@ -88,7 +89,7 @@ def test_messages_to_several_peers_go_in_turn():
 def test_partial_values_in_a_wider_type_wait_for_the_whole_phase():
     cut = layout.even(4 * PIECE, 4)
     shape = plan.Shape("allreduce", "parameter_server", (), 0, 4, 0, True, 2, 4, cut, cut)
-    planned = plan.build(shape, piece=PIECE, space=4 * PIECE)
+    planned = planning.build(shape, piece=PIECE, space=4 * PIECE)
     partial = [f for c in planned.channels for p in c.phases for f in p.folds if f.wide_target]
     assert partial
     channels = lowering.lower(planned)

@@ -11,7 +11,7 @@ from synthetic import launched, point
 
 from mpicoll import tuning
 from mpicoll.bench.records import Run
-from mpicoll.cost import Costs, Piece
+from mpicoll.simulate.costs import Costs, Piece
 
 pytest.importorskip("scipy")
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from synthetic import launched
 
-from mpicoll.cost import Costs, Piece
 from mpicoll.model.cells import gather
 from mpicoll.model.compare import NONE, SLOWER, adjusted, compare
+from mpicoll.simulate.costs import Costs, Piece
 
 pytest.importorskip("scipy")
 

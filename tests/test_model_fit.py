@@ -8,7 +8,7 @@ from synthetic import launched, point
 
 from mpicoll import tuning
 from mpicoll.bench.records import Run
-from mpicoll.cost import INTER, INTRA, Costs, Piece
+from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
 
 pytest.importorskip("scipy")
 
@@ -16,7 +16,7 @@ from mpicoll.model import equations
 from mpicoll.model.cells import Resampled, gather, noise
 from mpicoll.model.fit import NotIdentified, _between, fit, fit_set
 from mpicoll.model.validate import ranks_left_out, sizes_left_out, summarise, validated
-from mpicoll.predict import CURVE, GENERAL, OWN, predict, ranking
+from mpicoll.tuning.predict import CURVE, GENERAL, OWN, predict, ranking
 
 COSTS = Costs(
     {INTRA: (Piece(4096, 1e-6, 2e-10), Piece(None, 4e-6, 1e-10))},

@@ -6,7 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mpicoll import algorithms, exact, local, ops
+from mpicoll import algorithms, local, ops
+from mpicoll.ops import exact
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import RecvReduce, Send, given
 

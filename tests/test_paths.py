@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll import algorithms, paths
-from mpicoll.cost import INTER, INTRA, Costs, Piece
-from mpicoll.machine import Model
-from mpicoll.paths import Path, critical_path, evened, reference
+from mpicoll import algorithms
+from mpicoll.simulate import critical_path as paths
 from mpicoll.simulate import simulate
+from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
+from mpicoll.simulate.critical_path import Path, critical_path, evened, reference
+from mpicoll.simulate.machine import Model
 
 
 def costs(nodes=()):

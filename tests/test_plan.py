@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpicoll import algorithms, layout
-from mpicoll.plan import BLOCKS, INPUT, MESSAGES, OUTPUT, PIECE, SPACE, Move, Shape, build
-from mpicoll.spans import Span
+from mpicoll import algorithms
+from mpicoll.engine.plan import BLOCKS, INPUT, MESSAGES, OUTPUT, PIECE, Move, Shape
+from mpicoll.engine.planning import SPACE, build
+from mpicoll.engine.spans import Span
+from mpicoll.schedule import layout
 
 
 def shape(collective, algorithm, rank, size, count, **changes):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from synthetic import launched
 
-from mpicoll import cost_file
 from mpicoll.bench.records import Writer
-from mpicoll.cost import CostModel, Costs, Piece
+from mpicoll.simulate.costs import CostModel, Costs, Piece
+from mpicoll.tuning import cost_files
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -64,7 +64,7 @@ def measured(folder):
                 writer.run(made.name, made.facts)
                 for point in made.points:
                     writer.point(point)
-    cost_file.write(folder / "model.json", CostModel(costs))
+    cost_files.write(folder / "model.json", CostModel(costs))
 
 
 @pytest.mark.parametrize("command", SHOWN)

@@ -12,12 +12,12 @@ from synthetic import launched, seconds
 from mpicoll import cli
 from mpicoll.bench.records import Run, Writer
 from mpicoll.bench.stats import summarise
-from mpicoll.cost import INTRA, Costs, Piece
 from mpicoll.model import build
 from mpicoll.model.cells import gather
 from mpicoll.report import figures, page, papers, style, tables
 from mpicoll.report.collect import _columns, collect, maps
 from mpicoll.report.content import Mark, short
+from mpicoll.simulate.costs import INTRA, Costs, Piece
 
 COSTS = Costs({INTRA: (Piece(None, 2e-6, 1e-9),)}, gamma=2e-10, call=1e-6, step=5e-7)
 MEASURED = {"allreduce": ["ring", "recursive_doubling", "native"], "barrier": ["dissemination"]}

@@ -9,9 +9,6 @@ from hypothesis import given as each
 from hypothesis import strategies as st
 
 from mpicoll import algorithms
-from mpicoll.clock import clock
-from mpicoll.machine import STEPS
-from mpicoll.matching import Blank, Matching, ScheduleError, run
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import (
     Copy,
@@ -28,6 +25,9 @@ from mpicoll.schedule import (
     then,
     within,
 )
+from mpicoll.schedule.matching import Blank, Matching, ScheduleError, run
+from mpicoll.simulate.clock import clock
+from mpicoll.simulate.machine import STEPS
 from mpicoll.verify import verify
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll import settings
+from mpicoll.runtime import settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "environment.rst"
 

@@ -6,31 +6,33 @@ from types import SimpleNamespace
 
 from mpi4py import MPI
 
-from mpicoll import shared
+from mpicoll.engine import transport
 
 LIBRARY = MPI.Get_library_version()
 
 
 def engine(monkeypatch, built_for="", library=LIBRARY):
-    monkeypatch.setattr(shared, "_PROBLEM", "")
+    monkeypatch.setattr(transport, "_PROBLEM", "")
     made = SimpleNamespace(BUILT_FOR=built_for, library=lambda: library)
-    monkeypatch.setattr(shared, "_engine", made)
+    monkeypatch.setattr(transport, "_engine", made)
 
 
 def test_an_engine_of_this_library(monkeypatch):
     engine(monkeypatch, library=LIBRARY + "\0")
-    assert shared.engine_problem() == ""
+    assert transport.engine_problem() == ""
 
 
 def test_an_engine_built_for_another_library(monkeypatch):
     engine(monkeypatch, built_for="Elsewhere MPI")
-    assert shared.engine_problem().startswith("it is built for Elsewhere MPI, and this is ")
+    assert transport.engine_problem().startswith("it is built for Elsewhere MPI, and this is ")
 
 
 def test_an_engine_that_the_loader_has_linked_with_another_library(monkeypatch):
     engine(monkeypatch, library="Elsewhere MPI v7, package: none")
-    assert shared.engine_problem().startswith("it is linked with Elsewhere MPI v7, and mpi4py with")
-    assert "LD_LIBRARY_PATH" in shared.engine_problem()
+    assert transport.engine_problem().startswith(
+        "it is linked with Elsewhere MPI v7, and mpi4py with"
+    )
+    assert "LD_LIBRARY_PATH" in transport.engine_problem()
 
 
 def test_an_engine_that_cannot_be_loaded():
@@ -39,7 +41,7 @@ import sys
 
 class Finder:
     def find_spec(name, path, target=None):
-        if name == "mpicoll._engine":
+        if name == "mpicoll.engine._engine":
             raise ValueError("mpi4py.MPI.Datatype size changed")
 
 sys.meta_path.insert(0, Finder)

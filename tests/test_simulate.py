@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mpicoll.simulate
-from mpicoll import algorithms, layout
-from mpicoll.cost import INTER, INTRA, Costs, Piece
-from mpicoll.likeness import is_period
-from mpicoll.machine import Model, Sizes
-from mpicoll.matching import Message, ScheduleError
-from mpicoll.ports import Ports
+from mpicoll import algorithms
 from mpicoll.registry import Algorithm
-from mpicoll.schedule import Recv, Send, blocks, number_of_blocks, scratch
+from mpicoll.schedule import Recv, Send, blocks, layout, number_of_blocks, scratch
 from mpicoll.schedule import given as of_input
+from mpicoll.schedule.matching import Message, ScheduleError
 from mpicoll.simulate import TooLargeError, simulate
-from mpicoll.sweep import Plain, repeat
+from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
+from mpicoll.simulate.machine import Model, Sizes
+from mpicoll.simulate.ports import Ports
+from mpicoll.simulate.rounds import Plain, repeat
+from mpicoll.simulate.symmetry import is_period
 
 CATALOGUE = algorithms.catalogue()
 LONG = os.environ.get("MPICOLL_TEST_LONG", "") not in ("", "0")

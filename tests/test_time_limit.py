@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mpicoll import watch
+from mpicoll.base import wording
 
 LATE = """
 import time
@@ -271,4 +271,4 @@ def test_a_limit_that_is_no_number_is_refused_everywhere(job):
     ("ranks", "words"), [([3], "rank 3"), ([4, 0, 1], "ranks 0-1, 4"), ([2, 5], "ranks 2, 5")]
 )
 def test_ranks_in_words(ranks, words):
-    assert watch.ranges(ranks) == words
+    assert wording.ranges(ranks) == words

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.topology import ceil_log2, double_binary_tree, doubling, floor_log2
+from mpicoll.schedule.topology import ceil_log2, double_binary_tree, doubling, floor_log2
 
 SIZES = st.integers(1, 600)
 

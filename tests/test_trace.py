@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mpicoll import trace
 from mpicoll.cli import main
+from mpicoll.runtime import trace
 
 
 @pytest.fixture

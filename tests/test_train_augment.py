@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.train import Config, Dataset, augment
-from mpicoll.train.augment import Augmentation, parse
-from mpicoll.train.feeds import Reading
+from mpicoll.train import Config, Dataset
+from mpicoll.train.data import augment
+from mpicoll.train.data.augment import Augmentation, parse
+from mpicoll.train.data.feeds import Reading
 
 IMAGE = (4, 5, 2)
 PIXELS = np.arange(7 * 40.0).reshape(7, 40) + 1
@@ -75,4 +76,4 @@ def test_what_is_no_image_is_refused():
     labels = np.array([0, 1])
     flat = Dataset("flat", 2, np.zeros((2, 3)), labels, np.zeros((2, 3)), labels)
     with pytest.raises(ValueError, match="samples are 3 values and no images"):
-        Reading(flat, Config(augment="flip"))
+        Reading(flat, 0, "flip")

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from mpicoll import algorithms
 from mpicoll.cli import session
-from mpicoll.layout import part
-from mpicoll.train import Config, TrainingError, bits, checkpoints, run, tree
-from mpicoll.train.balance import Balance
-from mpicoll.train.sampler import shared
+from mpicoll.schedule.layout import part
+from mpicoll.train import Config, TrainingError, run
+from mpicoll.train.data.sampler import shared
+from mpicoll.train.driver import bits, checkpoints
+from mpicoll.train.exchange import tree
+from mpicoll.train.strategies.balance import Balance
 
 
 class Expression(str):
@@ -96,7 +98,9 @@ def test_what_does_not_go_together_is_refused(changes, message):
 def test_the_number_of_shards_may_be_left_out(command, monkeypatch, option, shards):
     seen = []
     monkeypatch.setattr(session, "communicator", lambda: None)
-    monkeypatch.setattr("mpicoll.train.report.main", lambda config, *_, **__: seen.append(config))
+    monkeypatch.setattr(
+        "mpicoll.train.driver.console.main", lambda config, *_, **__: seen.append(config)
+    )
     assert command("train", option, "digits").status == 0
     assert [(config.invariant, config.dataset) for config in seen] == [(shards, "digits")]
     done = command("train", "--invariant", "--strategy", "gossip")

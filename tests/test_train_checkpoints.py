@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpicoll.train import Config, Dataset, TrainingError, checkpoints, run
+from mpicoll.train import Config, Dataset, TrainingError, run
+from mpicoll.train.driver import checkpoints
 
 ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(2, np.float32)}
 

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mpicoll.train import exchange, wire
-from mpicoll.train.exchange import Exchange, default_bucket
-from mpicoll.train.flat import Flat
-from mpicoll.train.transfers import Narrow, Sparse, Sum
-from mpicoll.train.workers import OneProcess
+from mpicoll.train.exchange import buckets as exchange
+from mpicoll.train.exchange import wire
+from mpicoll.train.exchange.buckets import Exchange, default_bucket
+from mpicoll.train.exchange.transfers import Narrow, Sparse, Sum
+from mpicoll.train.models.flat import Flat
+from mpicoll.train.ranks.workers import OneProcess
 
 FLOATS = st.floats(-1e4, 1e4, width=32)
 

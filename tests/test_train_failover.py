@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from mpicoll.train import optimizers
-from mpicoll.train.client import Client
-from mpicoll.train.consistency import parse
-from mpicoll.train.placement import Place
-from mpicoll.train.replica import Replica
-from mpicoll.train.server import Server
-from mpicoll.train.shard import Push, Shard
+from mpicoll.train.servers.client import Client
+from mpicoll.train.servers.consistency import parse
+from mpicoll.train.servers.replica import Replica
+from mpicoll.train.servers.server import Server
+from mpicoll.train.servers.shard import Push, Shard, ShardRange
 
 PROGRAM = """
 import json, os, signal, sys, time
@@ -188,7 +187,7 @@ class Row:
         return Replica(*args, rank=rank, health=self.health)
 
     def _client(self, worker):
-        place, vectors = Place(self.ranks[0], 0, 1), (np.zeros(1), np.ones(1))
+        place, vectors = ShardRange(self.ranks[0], 0, 1), (np.zeros(1), np.ones(1))
         return Client(self.net.at(worker), [place], [0], *vectors, self.poll, np.inf)
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from mpicoll.cli import main
-from mpicoll.train import MLP, Config, TrainingError, config_file, data, memory, run
+from mpicoll.train import MLP, Config, TrainingError, data, run
 from mpicoll.train.data import Dataset
-from mpicoll.train.flat import Flat
-from mpicoll.train.rows import Rows
-from mpicoll.train.workers import OneProcess
+from mpicoll.train.data.rows import Rows
+from mpicoll.train.driver import config_file, memory
+from mpicoll.train.models.flat import Flat
+from mpicoll.train.ranks.workers import OneProcess
 
 
 def idx(array):
@@ -342,7 +343,7 @@ def test_data_that_cannot_fit_are_not_read(monkeypatch, tmp_path):
     config = Config(dataset=str(tmp_path / "own.npz"), dtype="float32", epochs=1)
     assert memory.reading(config) == {"data": 6000 * (1 + 8 + 4)}
     monkeypatch.setattr(memory, "available", lambda: 50_000)
-    monkeypatch.setattr("mpicoll.train.loop.load", None)
+    monkeypatch.setattr("mpicoll.train.driver.loop.load", None)
     with pytest.raises(TrainingError, match=r"1 rank\(s\) of this node need 0\.1 MB more \(data 0"):
         run(config)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from clouds import clouds
 
-from mpicoll.train import Config, TrainingError, history, predicted, run
+from mpicoll.train import Config, TrainingError, run
+from mpicoll.train.driver import history, predicted
 from mpicoll.train.records import Step
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mpicoll.train import draws
-from mpicoll.train.layers import Convolution, Dense, Dropout, MaxPool, Reshape
+from mpicoll.train.data import draws
 from mpicoll.train.models import MLP, Batch, Sequential, convnet
+from mpicoll.train.models.layers import Convolution, Dense, Dropout, MaxPool, Reshape
 
 
 def images(samples=3, seed=1):

@@ -7,11 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from mpicoll.train import Config, Dataset, TrainingError, parity, run, threads, transfers
+from mpicoll.train import Config, Dataset, TrainingError, run, threads
 from mpicoll.train.data import load_mnist5k
-from mpicoll.train.flat import Flat
+from mpicoll.train.data.sampler import Sampler
+from mpicoll.train.driver import parity
+from mpicoll.train.exchange import transfers
 from mpicoll.train.models import MLP, Batch
-from mpicoll.train.sampler import Sampler
+from mpicoll.train.models.flat import Flat
 
 
 def blobs(samples=120, classes=3, features=4, seed=0):

@@ -11,7 +11,10 @@ import launch
 import numpy as np
 import pytest
 
-from mpicoll.train import Config, checkpoints, health, placement
+from mpicoll.train import Config
+from mpicoll.train.driver import checkpoints
+from mpicoll.train.ranks import health
+from mpicoll.train.strategies import placement
 
 SURVIVES = {"options": ("--with-ft", "ulfm")}
 

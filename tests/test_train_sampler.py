@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.train.sampler import Sampler, shared
+from mpicoll.train.data.sampler import Sampler, shared
 
 counts = st.integers(1, 200)
 

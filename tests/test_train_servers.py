@@ -10,10 +10,13 @@ import staleness
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.train import Config, consistency, messages, optimizers, server_trainer
-from mpicoll.train.consistency import Adaptive, parse
-from mpicoll.train.server import Server
-from mpicoll.train.shard import Event, Push, Shard
+from mpicoll.train import Config, optimizers
+from mpicoll.train.ranks import waiting
+from mpicoll.train.servers import consistency, messages
+from mpicoll.train.servers.consistency import Adaptive, parse
+from mpicoll.train.servers.server import Server
+from mpicoll.train.servers.shard import Event, Push, Shard
+from mpicoll.train.strategies import parameter_server
 
 
 def make(model, workers=3, optimizer="sgd", push_rate="share", rate=lambda step: 1.0):
@@ -81,12 +84,12 @@ def test_what_servers_cannot_do_is_refused_by_name(changes, message):
 def test_who_waits_polls_and_then_sleeps_longer_and_longer(monkeypatch):
     pauses = []
     monkeypatch.setattr(messages.time, "sleep", pauses.append)
-    messages.wait_until(lambda: len(pauses) == 30, lambda: False)
+    waiting.wait_until(lambda: len(pauses) == 30, lambda: False)
     assert pauses[:20] == [0] * 20
     assert pauses[20:] == [min(2e-5 * 2**k, 1e-3) for k in range(10)]
     pauses.clear()
     moved = iter([False] * 22 + [True])
-    messages.wait_until(lambda: len(pauses) == 25, lambda: next(moved, False))
+    waiting.wait_until(lambda: len(pauses) == 25, lambda: next(moved, False))
     assert pauses[20:] == [2e-5, 4e-5, 0, 0, 0]  # what moves is awaited eagerly
 
 
@@ -95,7 +98,7 @@ def test_who_waits_keeps_the_time_limit(monkeypatch):
     monkeypatch.setattr(messages.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(messages.time, "sleep", lambda _: None)
     with pytest.raises(TimeoutError, match="no message has come within MPICOLL_TIMEOUT=7 s"):
-        messages.wait_until(lambda: False, lambda: False, 7)
+        waiting.wait_until(lambda: False, lambda: False, 7)
     assert next(clock) == 9
 
 
@@ -331,7 +334,7 @@ def test_changes_of_a_bound_are_written_with_the_trace(tmp_path):
     for clock in range(10):
         for worker, seconds in ((0, 0.1), (1, 0.29)):
             push(shard, worker, clock, seconds=seconds, used=0.1)
-    server_trainer._write_trace(tmp_path / "shard-2.jsonl", shard)
+    parameter_server._write_trace(tmp_path / "shard-2.jsonl", shard)
     lines = [json.loads(line) for line in (tmp_path / "shard-2.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["push"] * 20 + ["change"]
     assert lines[-1]["bound"] == 3 and "worker 1 takes 2.90" in lines[-1]["reason"]

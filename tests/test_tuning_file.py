@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from mpicoll import tuning, tuning_file
+from mpicoll import tuning
+from mpicoll.tuning import rule_files
 
 pytest.importorskip("pydantic")
 
@@ -26,7 +27,7 @@ def test_a_file_comes_before_the_built_in_rules(tmp_path):
         },
         about={"machine": "a cluster"},
     )
-    table = tuning.combined(tuning.BUILTIN, tuning_file.load(path))
+    table = tuning.combined(tuning.BUILTIN, rule_files.load(path))
     for near in (True, False):
         here = tuning.for_layout(table, near)
         assert tuning.choose("allreduce", 2, 1 << 30, here).algorithm == "native"
@@ -40,7 +41,7 @@ def test_a_file_comes_before_the_built_in_rules(tmp_path):
 
 def test_rules_for_a_layout(tmp_path):
     rules = {"bcast": [{"near": True, "algorithms": ["chain segments=4"]}]}
-    table = tuning_file.load(write(tmp_path / "t", rules))
+    table = rule_files.load(write(tmp_path / "t", rules))
     assert tuning.for_layout(table, False) == {"bcast": ()}
     assert tuning.choose("bcast", 2, 8, tuning.for_layout(table, True)).algorithm == "chain"
 
@@ -62,7 +63,7 @@ def test_rules_for_a_layout(tmp_path):
 def test_a_wrong_rule_is_named(tmp_path, rules, message):
     path = write(tmp_path / "wrong.json", rules)
     with pytest.raises(ValueError, match=message) as caught:
-        tuning_file.load(path)
+        rule_files.load(path)
     assert path in str(caught.value)
 
 
@@ -71,15 +72,15 @@ def test_what_is_no_tuning_file(tmp_path, text):
     path = tmp_path / "none"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="tuning file "):
-        tuning_file.load(str(path))
+        rule_files.load(str(path))
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"tuning file .*gone.* No such file"):
-        tuning_file.load(str(tmp_path / "gone"))
+        rule_files.load(str(tmp_path / "gone"))
 
 
 def test_without_pydantic(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install mpicoll\[config\]"):
-        tuning_file.load(write(tmp_path / "t", {}))
+        rule_files.load(write(tmp_path / "t", {}))

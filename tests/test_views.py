@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpicoll import collectives, packing, vectors
-from mpicoll.buffers import parse
-from mpicoll.call import METHODS
-from mpicoll.collectives import Place
-from mpicoll.operands import operands
+from mpicoll.buffers import packing, parse, vectors
+from mpicoll.buffers.pair import operands
+from mpicoll.runtime.calls import METHODS
+from mpicoll.schedule import collectives
+from mpicoll.schedule.collectives import Place
 
 
 def elements(buffer):

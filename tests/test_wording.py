@@ -3,7 +3,7 @@
 import pytest
 
 from mpicoll import algorithms, draw
-from mpicoll.wording import plural
+from mpicoll.base.wording import plural
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,9 @@ from mpicoll.registry import (
     per_rank,
     register,
 )
-from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
-from mpicoll.topology import binomial_tree, ceil_log2
+from mpicoll.schedule import Recv, RecvReduce, Send
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import binomial_tree, ceil_log2
 
 _REFERENCE = (
     "E. Chan, M. Heimlich, A. Purkayastha, R. van de Geijn, Collective communication: theory, "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mpicoll.registry import EQUAL_BLOCKS, per_rank, register
-from mpicoll.schedule import Copy, Recv, Rounds, Send, given, scratch
-from mpicoll.topology import ceil_log2, doubling
+from mpicoll.schedule import Copy, Recv, Send, given, scratch
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import ceil_log2, doubling
 
 _REFERENCE = (
     "J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal, D. Weathersby, Efficient algorithms for all-to-all "

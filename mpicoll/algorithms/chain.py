@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mpicoll.registry import COMMUTATIVE, one_block, register
-from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, pipelined
+from mpicoll.schedule import Channels, Recv, RecvReduce, Send, pipelined
+from mpicoll.schedule.steps import Rounds
 
 _REFERENCE = (
     "J. Pjesivac-Grbovic, T. Angskun, G. Bosilca, G. E. Fagg, E. Gabriel, J. J. Dongarra, "

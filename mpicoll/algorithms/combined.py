@@ -13,8 +13,9 @@ from mpicoll.algorithms.recursive import (
     stands_in,
 )
 from mpicoll.registry import COMMUTATIVE, per_rank, register
-from mpicoll.schedule import Recv, Rounds, Send, within
-from mpicoll.topology import binomial_tree, ceil_log2, floor_log2
+from mpicoll.schedule import Recv, Send, within
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import binomial_tree, ceil_log2, floor_log2
 
 
 def bcast_scatter_allgather(rank: int, size: int, root: int) -> Rounds:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mpicoll.registry import register
-from mpicoll.schedule import Recv, Rounds, Send
-from mpicoll.topology import ceil_log2, doubling
+from mpicoll.schedule import Recv, Send
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import ceil_log2, doubling
 
 
 def barrier_dissemination(rank: int, size: int) -> Rounds:

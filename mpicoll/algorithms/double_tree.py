@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mpicoll.registry import COMMUTATIVE, SAME_BITS, register
-from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, channels, pipelined, then
-from mpicoll.topology import (
+from mpicoll.schedule import Channels, Recv, RecvReduce, Send, channels, pipelined, then
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import (
     Node,
     ceil_log2,
     double_binary_tree,

@@ -18,8 +18,9 @@ from itertools import pairwise
 from mpicoll.algorithms.binomial import bcast_binomial
 from mpicoll.algorithms.ring import allreduce_ring
 from mpicoll.registry import COMMUTATIVE, LABELS, SAME_BITS, one_block, per_rank, register
-from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, pipelined, within
-from mpicoll.topology import Nodes, binomial_tree, ceil_log2, nodes_of
+from mpicoll.schedule import Channels, Recv, RecvReduce, Send, pipelined, within
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import Nodes, binomial_tree, ceil_log2, nodes_of
 
 REFERENCE = (
     "M. Cho, U. Finkler, M. Serrano, D. Kung, H. Hunter, BlueConnect: decomposing all-reduce for "

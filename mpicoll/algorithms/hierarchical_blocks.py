@@ -19,8 +19,9 @@ from mpicoll.algorithms.hierarchical import (
 )
 from mpicoll.algorithms.ring import allgather_ring, reduce_scatter_ring
 from mpicoll.registry import COMMUTATIVE, LABELS, per_rank, register
-from mpicoll.schedule import Channels, Recv, Rounds, Send, pipelined, within
-from mpicoll.topology import Nodes
+from mpicoll.schedule import Channels, Recv, Send, pipelined, within
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import Nodes
 
 
 def _shares(known: Nodes) -> list[tuple[tuple[int, ...], ...]]:

@@ -6,8 +6,9 @@ from functools import lru_cache
 
 from mpicoll.algorithms.double_tree import reduce_tree
 from mpicoll.registry import RANK_ORDER, register
-from mpicoll.schedule import Channels, Recv, Rounds, Send, pipelined
-from mpicoll.topology import double_binary_tree
+from mpicoll.schedule import Channels, Recv, Send, pipelined
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import double_binary_tree
 
 
 def reduce_in_order_tree(

@@ -7,7 +7,8 @@ master's one port, P - 1 messages at a time.
 from __future__ import annotations
 
 from mpicoll.registry import RANK_ORDER, SAME_BITS, one_block, per_rank, register
-from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
+from mpicoll.schedule import Recv, RecvReduce, Send
+from mpicoll.schedule.steps import Rounds
 
 _REFERENCE = (
     "E. Chan, M. Heimlich, A. Purkayastha, R. van de Geijn, Collective communication: theory, "

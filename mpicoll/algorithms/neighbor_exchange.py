@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mpicoll.registry import EVEN_SIZE, per_rank, register
-from mpicoll.schedule import Recv, Rounds, Send
+from mpicoll.schedule import Recv, Send
+from mpicoll.schedule.steps import Rounds
 
 
 def allgather_neighbor_exchange(rank: int, size: int) -> Rounds:

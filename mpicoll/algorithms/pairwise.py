@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mpicoll.registry import COMMUTATIVE, per_rank, register
-from mpicoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, given
+from mpicoll.schedule import Copy, Recv, RecvReduce, Send, given
+from mpicoll.schedule.steps import Rounds
 
 _REFERENCE = (
     "R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations "

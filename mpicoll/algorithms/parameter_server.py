@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mpicoll.algorithms.linear import gather_linear
 from mpicoll.registry import RANK_ORDER, SAME_BITS, per_rank, register
-from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
+from mpicoll.schedule import Recv, RecvReduce, Send
+from mpicoll.schedule.steps import Rounds
 
 
 def allreduce_parameter_server(rank: int, size: int) -> Rounds:

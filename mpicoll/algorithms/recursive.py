@@ -8,8 +8,9 @@ The 2^k ranks that take part are numbered by *places*.
 from __future__ import annotations
 
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, per_rank, register
-from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
-from mpicoll.topology import doubling, floor_log2
+from mpicoll.schedule import Recv, RecvReduce, Send
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import doubling, floor_log2
 
 _REFERENCE = (
     "R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations "

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpicoll.registry import COMMUTATIVE, PERMUTATION, SAME_BITS, per_rank, register
-from mpicoll.schedule import Channels, Recv, RecvReduce, Rounds, Send, channels, within
+from mpicoll.schedule import Channels, Recv, RecvReduce, Send, channels, within
+from mpicoll.schedule.steps import Rounds
 
 _REFERENCE = (
     "P. Patarasuk, X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mpicoll.registry import RANK_ORDER, register
-from mpicoll.schedule import Recv, RecvReduce, Rounds, Send, given, within
-from mpicoll.topology import ceil_log2, doubling, floor_log2
+from mpicoll.schedule import Recv, RecvReduce, Send, given, within
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import ceil_log2, doubling, floor_log2
 
 _REFERENCE = (
     "P. Sanders, J. L. Traff, Parallel prefix (scan) algorithms for MPI, EuroPVM/MPI 2006, "

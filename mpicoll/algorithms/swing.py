@@ -13,8 +13,9 @@ from mpicoll.algorithms.recursive import (
     stands_in,
 )
 from mpicoll.registry import COMMUTATIVE, SAME_BITS, register
-from mpicoll.schedule import Recv, RecvReduce, Rounds, Send
-from mpicoll.topology import floor_log2
+from mpicoll.schedule import Recv, RecvReduce, Send
+from mpicoll.schedule.steps import Rounds
+from mpicoll.schedule.topology import floor_log2
 
 
 def _partner(place: int, step: int, power: int) -> int:

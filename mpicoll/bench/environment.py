@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpicoll.bench.sizes import parse_size
+from mpicoll.base.sizes import parse_size
 
 if TYPE_CHECKING:
     from mpi4py import MPI

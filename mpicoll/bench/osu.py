@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
+from mpicoll.base.wording import plural
 from mpicoll.bench.records import Point
-from mpicoll.wording import plural
 
 # Of these a rank's own message is one of P blocks, and OSU's size is that of one.
 _BY_BLOCK = ("allgather", "gather", "scatter", "alltoall")

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mpicoll.base.wording import plural
 from mpicoll.bench.stats import Summary, summarise
 from mpicoll.registry import Value, in_words
-from mpicoll.wording import plural
 
 FORMAT = 1
 

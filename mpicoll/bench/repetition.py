@@ -9,7 +9,7 @@ from math import gcd
 
 from mpi4py import MPI
 
-from mpicoll.arrays import Stopwatch
+from mpicoll.base.arrays import Stopwatch
 from mpicoll.bench import environment
 from mpicoll.bench.workload import Call, Workload, symmetric
 

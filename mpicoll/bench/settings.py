@@ -40,7 +40,7 @@ class Settings:
         cold: Whether each repetition finds its buffers in no cache.
         in_place: Whether input and output are the same memory, where there is such a form.
         skew: How far block lengths of the v-variants lie apart, see `workload.lengths`.
-        device: Where the buffers are, one of `mpicoll.arrays.DEVICES`.
+        device: Where the buffers are, one of `mpicoll.base.arrays.DEVICES`.
     """
 
     algorithms: dict[str, tuple[str, ...]]

@@ -22,7 +22,7 @@ import os
 
 from mpi4py import MPI
 
-from mpicoll.bench.clocks import GlobalClock, clock
+from mpicoll.base.clocks import GlobalClock, clock
 from mpicoll.bench.stats import median
 
 #: Seconds after which clocks are compared again.

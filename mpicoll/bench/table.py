@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from mpicoll.base.sizes import format_size
+from mpicoll.base.wording import plural
 from mpicoll.bench import environment
 from mpicoll.bench.records import Point
-from mpicoll.bench.sizes import format_size
-from mpicoll.collectives import collective
-from mpicoll.wording import plural
+from mpicoll.schedule.collectives import collective
 
 
 class Column(NamedTuple):

@@ -1,8 +1,8 @@
 """What is measured: the buffers of one collective at one size, the call, and the right answer.
 
-All of it follows from the collective's definition (:mod:`mpicoll.collectives`): which blocks a rank
-gives, which it gets, and what is in them. The variants whose blocks may differ in length have the
-same, with other lengths and another method.
+All of it follows from the collective's definition (:mod:`mpicoll.schedule.collectives`): which
+blocks a rank gives, which it gets, and what is in them. The variants whose blocks may differ in
+length have the same, with other lengths and another method.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll import algorithms, arrays
+from mpicoll import algorithms
+from mpicoll.base import arrays
 from mpicoll.bench.pattern import Array, Pattern, Wrong, is_float
 from mpicoll.bench.records import VARIANTS
-from mpicoll.collectives import COLLECTIVES, Collective, Content, Place
 from mpicoll.registry import EQUAL_BLOCKS
+from mpicoll.schedule.collectives import COLLECTIVES, Collective, Content, Place
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -246,7 +247,7 @@ def prepare(
         in_place: Whether input and output are the same memory, where there is such a form.
         skew: How far block lengths of the variants lie apart, see `lengths`.
         pool: Bytes over which the places for the buffers are spread; 0 for a single place.
-        device: Where the buffers are, one of `mpicoll.arrays.DEVICES`.
+        device: Where the buffers are, one of `mpicoll.base.arrays.DEVICES`.
     """
     definition = COLLECTIVES[base(collective)]
     if collective == "barrier":

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mpicoll import __version__
-from mpicoll.cli import (
+from mpicoll.cli.commands import (
     bench,
     compare,
     doctor,

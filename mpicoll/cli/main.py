@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from mpicoll.base.launcher import launch
 from mpicoll.cli.errors import RankError, UsageError, describe
-from mpicoll.launcher import launch
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
 COLLECTIVE_COMMANDS = ("bench", "train", "doctor")

@@ -15,8 +15,8 @@ from mpicoll.cli.errors import UsageError, describe, usage
 
 if TYPE_CHECKING:
     from mpicoll.bench.records import Run
-    from mpicoll.cost import CostModel
     from mpicoll.model.cells import Cell, Left
+    from mpicoll.simulate.costs import CostModel
 
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUNS", help="Files that `mpicoll bench -J` wrote.")
@@ -90,11 +90,11 @@ def model(path: Path) -> CostModel:
     Raises:
         UsageError: it cannot be read, or is none; or pydantic is missing.
     """
-    from mpicoll import cost_file
+    from mpicoll.tuning import cost_files
 
     need(["pydantic"], "config")
     with usage():
-        return cost_file.read(path)
+        return cost_files.read(path)
 
 
 def nodes(parameters: CostModel, ranks: int, per_node: int | None) -> tuple[int, ...]:

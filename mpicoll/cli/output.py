@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mpicoll.launcher import launch
+from mpicoll.base.launcher import launch
 
 if TYPE_CHECKING:
     from rich.console import Console

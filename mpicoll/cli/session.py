@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from mpicoll.base.launcher import launch, mismatch
 from mpicoll.cli.errors import UsageError, describe
-from mpicoll.launcher import launch, mismatch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,7 +39,7 @@ def use_gpu() -> None:
     """
     from mpi4py import MPI
 
-    from mpicoll import arrays
+    from mpicoll.base import arrays
 
     comm = world()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())

@@ -64,7 +64,7 @@ def sizes(
     Raises:
         UsageError: if they contradict each other, or one is no size.
     """
-    from mpicoll.bench.sizes import parse_size, parse_sizes, sweep
+    from mpicoll.base.sizes import parse_size, parse_sizes, sweep
 
     if factor is not None and step is not None:
         raise UsageError("--stepfactor and --stepbytes exclude each other; drop one")

@@ -16,4 +16,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # By name: they need the communicators, which are built upon this package.
-    return getattr(importlib.import_module("mpicoll.cuda.zero_copy"), name)
+    home = importlib.import_module("mpicoll.comm.arrays")
+    return home.empty_on_device if name == "empty" else home.register

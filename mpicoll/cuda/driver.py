@@ -1,7 +1,8 @@
 """The functions of the CUDA driver that bring bytes to the host and back.
 
-They are those of the compiled module ``mpicoll._cuda``, which is imported when they are first
-asked for.  Whoever wants to run without a GPU puts something else in its place, by :func:`use`.
+They are those of the compiled module ``mpicoll.cuda._driver``, which is imported when they are
+first asked for.  Whoever wants to run without a GPU puts something else in its place, by
+:func:`use`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-__all__ = ["CudaError", "Functions", "Unordered", "driver", "is_wanted", "problem", "use"]
+from mpicoll.errors import CudaError
+
+__all__ = ["Functions", "driver", "is_wanted", "problem", "use"]
 
 #: Modules of which each can bring arrays in device memory.
 _BRINGERS = ("cupy", "torch", "numba.cuda", "jax", "pycuda", "tensorflow")
-
-
-class CudaError(RuntimeError):
-    """What the CUDA driver has reported."""
-
-
-class Unordered(RuntimeError):
-    """A call cannot be put in the order of those before it; it has not been made."""
 
 
 class Functions(Protocol):
@@ -126,11 +121,11 @@ def problem() -> str:
     global _used, _problem
     if _used is None and _problem is None:
         try:
-            compiled = importlib.import_module("mpicoll._cuda")
+            compiled = importlib.import_module("mpicoll.cuda._driver")
             compiled.load()
             _used = cast(Functions, compiled)
         except ModuleNotFoundError:
-            _problem = "mpicoll._cuda has not been built"
+            _problem = "mpicoll.cuda._driver has not been built"
         except CudaError as error:
             _problem = str(error)
     return "" if _used is not None else _problem or ""

@@ -11,7 +11,7 @@ it to the next one.
     through pinned memory of the host, in segments: while one travels between the ranks the next one
     leaves its device and the one before reaches its own.  Large vectors of blocking all-reduces,
     reduces and reduce-scatters within a node, by MPI's operators, are reduced by the GPUs, which
-    read what others have written there (:mod:`mpicoll.relay`); everything else by the host.
+    read what others have written there (:mod:`mpicoll.runtime.relay`); everything else by the host.
 
 Where a program has imported nothing that makes arrays in device memory when it builds the
 communicator, on whatever rank, nothing is agreed: then such arrays go through the host as a whole.
@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from mpicoll import libraries, shared
+from mpicoll.base import caller, libraries
+from mpicoll.base.wording import ranges
 from mpicoll.cuda import driver
-from mpicoll.cuda.driver import CudaError
-from mpicoll.watch import ranges
+from mpicoll.errors import CudaError, TransportWarning
 
 __all__ = [
     "AWARE",
@@ -117,9 +117,7 @@ def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None
     if without:
         problem = devices[without[0]].problem
         if len(without) < len(devices):  # else there is no such array
-            shared.warn(
-                f"arrays in device memory go through the host: {ranges(without)}: {problem}"
-            )
+            _warn(f"arrays in device memory go through the host: {ranges(without)}: {problem}")
         return None
     number = devices[private.Get_rank()].number
     peers, why = None, f"MPICOLL_GPU={wanted} asks for it"
@@ -133,12 +131,12 @@ def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None
         does_not = "says that it is not" if devices[unaware[0]].aware is False else "does not say"
         why += f"; is the MPI library CUDA-aware? It {does_not}"
     if wanted == "auto" and _are_near(devices):
-        shared.warn(
+        _warn(
             f"GPUs of one node do not reach each other's memory, so {transport} serves: {why} "
             f"(MPICOLL_GPU={transport} asks for that, without this warning)"
         )
     elif wanted not in ("auto", transport):
-        shared.warn(f"MPICOLL_GPU={wanted} is not possible, so {transport} serves: {why}")
+        _warn(f"MPICOLL_GPU={wanted} is not possible, so {transport} serves: {why}")
     return Group(transport, why, devices, None, number)
 
 
@@ -187,3 +185,7 @@ def _peers(private: MPI.Intracomm, number: int, seconds: float) -> tuple[Any, st
         return None, f"{ranges(missing)}: {problems[missing[0]]}"
     peers, why = ipc.Peers.open(private, number, seconds)
     return peers, why
+
+
+def _warn(message: str) -> None:
+    caller.warn_once(message, TransportWarning, MPI.COMM_WORLD.Get_rank())

@@ -23,12 +23,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll import _cuda, _cuda_launch, ops
-from mpicoll.cuda import kernels, reach, shapes
-from mpicoll.cuda.deaths import Watchdog
-from mpicoll.cuda.reach import Facts
-from mpicoll.cuda.registered import MOST, TABLE, Registered, Registry, agreed, together
-from mpicoll.cuda.shapes import Limits
+from mpicoll import ops
+from mpicoll.base.consensus import agreed, together
+from mpicoll.cuda import _driver, _launch, kernels, launches, links
+from mpicoll.cuda.launches import Limits
+from mpicoll.cuda.links import Facts
+from mpicoll.cuda.liveness import Watchdog
+from mpicoll.cuda.registered import MOST, TABLE, Registered, Registry
 
 __all__ = ["TIMEOUT", "Peers", "Plan", "Registered"]
 
@@ -112,13 +113,13 @@ class Peers:
             None, and why, on all ranks alike, where it cannot be done; else, in words, where it
             cannot be done as well as it might.
         """
-        facts = private.allgather(reach.facts_of(device))
-        problem = reach.problem(facts, share) or agreed(private, reach.unlinked(facts))
+        facts = private.allgather(links.facts_of(device))
+        problem = links.problem(facts, share) or agreed(private, links.unlinked(facts))
         if problem:
             return None, problem
         limits = limits or Limits.of(private.Get_size())
         if not limits.ring:
-            limits = limits._replace(ring=reach.ring(facts))
+            limits = limits._replace(ring=links.ring(facts))
         if len({*private.allgather(limits.ring)}) > 1:
             return None, "the ranks see different links between their GPUs"
         peers = cls(private, device, seconds, facts, limits)
@@ -146,9 +147,9 @@ class Peers:
         return cupy.cuda.Device(self.device)
 
     def _make_window(self) -> None:
-        self._stream = _cuda.stream()
+        self._stream = _driver.stream()
         self._window = self._allocate(self._limits.window(self._size))
-        self._handle = _cuda.export(self._window)
+        self._handle = _driver.export(self._window)
 
     def _map_windows(self) -> None:
         met = self._neighbours()
@@ -166,18 +167,18 @@ class Peers:
         return {order[place - 1], order[(place + 1) % self._size]}
 
     def _write_pattern(self) -> None:
-        _cuda.write(self._window, self._pattern(self._rank), self._stream)
+        _driver.write(self._window, self._pattern(self._rank), self._stream)
 
     def _read_patterns(self) -> None:
         for rank, window in enumerate(self._windows):
             if not window:
                 continue
             pattern = self._pattern(rank)
-            if _cuda.read(window, len(pattern), self._stream) != pattern:
+            if _driver.read(window, len(pattern), self._stream) != pattern:
                 raise RuntimeError(f"memory of rank {rank} reads other than it was written")
 
     def _clear_pattern(self) -> None:
-        _cuda.write(self._window, bytes(len(self._pattern(self._rank))), self._stream)
+        _driver.write(self._window, bytes(len(self._pattern(self._rank))), self._stream)
 
     def _pattern(self, rank: int) -> bytes:
         return PATTERN + self._facts[rank].pid.to_bytes(8, "little")
@@ -187,10 +188,10 @@ class Peers:
         import cupy
 
         self._functions = kernels.compiled(self._size, self._limits)
-        self._alarm = _cuda.pinned(ALARM)
+        self._alarm = _driver.pinned(ALARM)
         ctypes.memset(self._alarm, 0, ALARM)
         table = self._allocate(TABLE * self._size)
-        self._launcher = _cuda_launch.Launcher(
+        self._launcher = _launch.Launcher(
             self.device,
             self._rank,
             self._windows,
@@ -208,8 +209,8 @@ class Peers:
             self._private, self.device, self._launcher, table, self._stream, numbers
         )
         for function in self._functions.values():
-            _cuda.make_ready(function.ptr)
-        _cuda.synchronize(self._stream)
+            _driver.make_ready(function.ptr)
+        _driver.synchronize(self._stream)
         self._watchdog = Watchdog(
             {rank: fact.pid for rank, fact in enumerate(self._facts) if rank != self._rank},
             self._launcher.stop,
@@ -229,13 +230,13 @@ class Peers:
         )
 
     def _allocate(self, nbytes: int) -> int:
-        address: int = _cuda.allocate_mappable(nbytes)
+        address: int = _driver.allocate_mappable(nbytes)
         self._owned.append(address)
-        _cuda.clear(address, nbytes, self._stream)
+        _driver.clear(address, nbytes, self._stream)
         return address
 
     def _map(self, handle: bytes) -> int:
-        address: int = _cuda.map(handle)
+        address: int = _driver.map(handle)
         self._mapped.append(address)
         return address
 
@@ -252,17 +253,17 @@ class Peers:
         registry, self._registry = self._registry, None
         try:
             with self._on_device():
-                _cuda.synchronize_device()  # the watchdog ends waits for a process that has died
+                _driver.synchronize_device()  # the watchdog ends waits for a process that has died
                 self._look_last()
                 self._end_watchdog()
                 for address in mapped:
-                    _cuda.unmap(address)
+                    _driver.unmap(address)
                 if registry is not None:
                     registry.unmap_all()
                 self._free_own()
                 if _all_have_come(self._private, registry):
                     for address in owned:
-                        _cuda.free_mappable(address)
+                        _driver.free_mappable(address)
                     if registry is not None:
                         registry.let_all_go()
         except RuntimeError as error:
@@ -288,12 +289,12 @@ class Peers:
     def _free_own(self) -> None:
         """Free what no kernel, no thread and no peer looks at any more."""
         if self._stream:
-            _cuda.free_stream(self._stream)
+            _driver.free_stream(self._stream)
             self._stream = 0
         if self._alarm:
             if self._launcher is not None:
                 self._launcher.drop_alarm()
-            _cuda.free_pinned(self._alarm)
+            _driver.free_pinned(self._alarm)
             self._alarm = 0
 
     # ---- Calls ----
@@ -307,11 +308,11 @@ class Peers:
             dtype: of the elements.
             nbytes: of the whole vector.
         """
-        if collective not in (shapes.RING if self._limits.ring else shapes.COLLECTIVES):
+        if collective not in (launches.RING if self._limits.ring else launches.COLLECTIVES):
             return False
-        if collective not in shapes.REDUCING:
+        if collective not in launches.REDUCING:
             return True
-        return op in shapes.OPS and _type(op, dtype) in shapes.TYPES
+        return op in launches.OPS and _type(op, dtype) in launches.TYPES
 
     def run(
         self, collective: str, send: Any, recv: Any, op: str | None, root: int, stream: Any
@@ -375,13 +376,13 @@ class Peers:
         call = self._call(collective, send, recv, op, dtype, root)
         if call.nbytes == 0:
             return None
-        launch = shapes.plan(call, self._limits, self._registry.any)
+        launch = launches.plan(call, self._limits, self._registry.any)
         self._launcher.remember(*arguments, launch, self._functions[launch.kernel].ptr)
         return arguments
 
     def _call(
         self, collective: str, send: Any, recv: Any, op: str | None, dtype: Any, root: int
-    ) -> shapes.Call:
+    ) -> launches.Call:
         rank, size = self._rank, self._size
         given = 0 if send is None else send.nbytes
         wanted = 0 if recv is None else recv.nbytes
@@ -400,9 +401,9 @@ class Peers:
             nbytes = wanted
         elif collective == "reduce_scatter":
             nbytes = wanted if in_place else given
-        reduced = op if collective in shapes.REDUCING else None
+        reduced = op if collective in launches.REDUCING else None
         type = _type(reduced, dtype) if reduced else ""
-        return shapes.Call(collective, nbytes, rank, size, root, reduced or "", type, in_place)
+        return launches.Call(collective, nbytes, rank, size, root, reduced or "", type, in_place)
 
     def check(self) -> None:
         """Raise if a wait on the GPU has not ended in time, or a peer has died."""
@@ -475,7 +476,7 @@ class Plan:
         """Enqueue it; see :meth:`Peers.run`."""
         peers = self._peers
         peers.check()
-        self._captured = self._captured or _cuda.capturing(getattr(stream, "ptr", stream))
+        self._captured = self._captured or _driver.capturing(getattr(stream, "ptr", stream))
         # The launcher forgets calls: all where memory is registered, one where there are many.
         if self._known is None or not peers._launcher.known_call(*self._known):
             collective, send, recv, op, root = self._call

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mpicoll.cuda.shapes import BULK, OPS, TYPES, Limits
+from mpicoll.cuda.launches import BULK, OPS, TYPES, Limits
 
 __all__ = ["FAMILIES", "compiled", "enums", "names", "options", "source"]
 

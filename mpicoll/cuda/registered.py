@@ -12,14 +12,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from mpicoll import _cuda
+from mpicoll.base.consensus import agreed, together
+from mpicoll.cuda import _driver
 
-__all__ = ["MOST", "TABLE", "Registered", "Registry", "agreed", "together"]
+__all__ = ["MOST", "TABLE", "Registered", "Registry"]
 
 #: Registered buffers that a communicator may have at a time.
 MOST = 256
@@ -52,7 +53,7 @@ class _Exported(NamedTuple):
     """What other processes need to map an allocation.
 
     Attributes:
-        pid, number: name the allocation on this host, see :func:`mpicoll._cuda.buffer_id`.
+        pid, number: name the allocation on this host, see :func:`mpicoll.cuda._driver.buffer_id`.
         handle: by which it is mapped.
         offset: of the memory in question.
     """
@@ -75,7 +76,7 @@ class _Mapped:
         key = device, found.pid, found.number
         with self._lock:
             if key not in self._found:
-                self._found[key] = [_cuda.map(found.handle), 0]
+                self._found[key] = [_driver.map(found.handle), 0]
             self._found[key][1] += 1
             return self._found[key][0]
 
@@ -87,7 +88,7 @@ class _Mapped:
             entry[1] -= 1
             if not entry[1]:
                 del self._found[key]
-                _cuda.unmap(entry[0])
+                _driver.unmap(entry[0])
 
 
 _mapped = _Mapped()
@@ -97,14 +98,14 @@ class _Block:
     """Memory of an allocation of its own, freed when its user and all peers have let it go."""
 
     def __init__(self, device: int, nbytes: int) -> None:
-        self._device, self.address = device, _cuda.allocate_mappable(nbytes)
+        self._device, self.address = device, _driver.allocate_mappable(nbytes)
         self.held = 2
 
     def let_go(self) -> None:
         self.held -= 1
         if not self.held:
-            with _cuda.on(self._device):  # a finalizer may run in any thread
-                _cuda.free_mappable(self.address)
+            with _driver.on(self._device):  # a finalizer may run in any thread
+                _driver.free_mappable(self.address)
 
 
 class _Token:
@@ -232,7 +233,7 @@ class Registry:
                         mapped.append(found)
             words = b"".join(word.to_bytes(8, "little") for word in row)
             number = self._free[-1]
-            _cuda.write(self._table + 8 * number * self._size, words, self._stream)
+            _driver.write(self._table + 8 * number * self._size, words, self._stream)
         except RuntimeError as error:
             problem = str(error)
         if agreed(self._private, problem):
@@ -253,7 +254,7 @@ class Registry:
 
         def unmap() -> None:
             if self._launcher.captured:  # when graphs run nobody knows
-                _cuda.synchronize_device()
+                _driver.synchronize_device()
             self._launcher.await_registered()
             self._unmap(mapped)
 
@@ -274,31 +275,9 @@ def _exported(address: int, length: int) -> _Exported | None:
     if not length:
         return None
     try:
-        if not _cuda.exportable(address):
+        if not _driver.exportable(address):
             return None
-        base, _ = _cuda.address_range(address)
-        return _Exported(os.getpid(), _cuda.buffer_id(base), _cuda.export(base), address - base)
+        base, _ = _driver.address_range(address)
+        return _Exported(os.getpid(), _driver.buffer_id(base), _driver.export(base), address - base)
     except RuntimeError:
         return None
-
-
-def agreed(private: MPI.Intracomm, problem: str) -> str:
-    """The problem of the first rank that has one, "" where none has.  Collective."""
-    problems = enumerate(private.allgather(problem))
-    return next((f"rank {rank}: {text}" for rank, text in problems if text), "")
-
-
-def together(private: MPI.Intracomm, work: Callable[[], object]) -> None:
-    """Do something on every rank.  Collective.
-
-    Raises:
-        RuntimeError: on all ranks, if it has raised that on one.
-    """
-    problem = ""
-    try:
-        work()
-    except RuntimeError as error:
-        problem = str(error)
-    problem = agreed(private, problem)
-    if problem:
-        raise RuntimeError(problem)

@@ -10,12 +10,12 @@ from typing import Any
 from mpicoll import __version__, tuning
 from mpicoll.bench.records import Run
 from mpicoll.bench.runs import machine
-from mpicoll.cost import CostModel
 from mpicoll.model import choose
 from mpicoll.model.cells import Cell, Left, Resampled, by_choice, is_native, launches, noise
 from mpicoll.model.choose import Crossover, Pick, Regret
 from mpicoll.model.fit import REPLICATES, fit
 from mpicoll.model.validate import validated
+from mpicoll.simulate.costs import CostModel
 from mpicoll.tuning import NATIVE
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpicoll.base.wording import plural
 from mpicoll.bench.records import Point, Run
-from mpicoll.collectives import COLLECTIVES
-from mpicoll.cost import Costs
-from mpicoll.paths import Path, critical_path
 from mpicoll.registry import Value
+from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.simulate.costs import Costs
+from mpicoll.simulate.critical_path import Path, critical_path
 from mpicoll.tuning import NATIVE, Choice, check, placed
-from mpicoll.wording import plural
 
 Array = npt.NDArray[np.float64]
 
@@ -35,7 +35,8 @@ class Cell:
         nodes: the node of each rank.
         near: whether all ranks shared memory.
         launches: seconds of each repetition, by the name of the launch.
-        under: the costs under which its path is found; None: see :func:`mpicoll.paths.reference`.
+        under: the costs under which its path is found; None: see
+        :func:`mpicoll.simulate.critical_path.reference`.
     """
 
     collective: str

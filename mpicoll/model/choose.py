@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpicoll import tuning
-from mpicoll.cost import CostModel, interval
 from mpicoll.model.cells import Array, Cell, Resampled, is_native, launches
-from mpicoll.predict import predict
+from mpicoll.simulate.costs import CostModel, interval
 from mpicoll.tuning import NATIVE, Choice
+from mpicoll.tuning.predict import predict
 
 #: A choice is kept for the next size unless another is faster by more than this.
 LEAST_GAIN = 0.02

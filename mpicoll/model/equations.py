@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from mpicoll.collectives import COLLECTIVES
-from mpicoll.cost import Costs, Piece
 from mpicoll.model.cells import Array, Cell
+from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.simulate.costs import Costs, Piece
 
 #: Sine of the angle to all other columns below which a column counts as their sum.
 LEAST_ANGLE = 0.02
@@ -73,7 +73,8 @@ class Equations:
         return [int(m) for m in np.unique(self._entries.nbytes[mine])]
 
     def columns(self, ends: Ends) -> dict[str, Array]:
-        """The columns, by the names that :meth:`mpicoll.cost.Costs.numbers` gives them."""
+        """The columns, by the names that :meth:`mpicoll.simulate.costs.Costs.numbers` gives
+        them."""
         columns = dict(self._single)
         e = self._entries
         for number, link in enumerate(self.links):

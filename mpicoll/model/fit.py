@@ -20,10 +20,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from mpicoll.cost import CostModel, Costs, Curve, Evidence, interval
 from mpicoll.model import equations
 from mpicoll.model.cells import Array, Cell, Resampled, by_choice, is_native, launches
 from mpicoll.model.equations import Ends, Equations
+from mpicoll.simulate.costs import CostModel, Costs, Curve, Evidence, interval
 
 MOST_PIECES = 4
 #: The longest message of a piece is so many times the shortest at least.

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from mpicoll.cost import CostModel, Errors
 from mpicoll.model.cells import Cell, by_choice, is_native
 from mpicoll.model.fit import Fitted, NotIdentified, fit_all, fit_curve, fit_set
+from mpicoll.simulate.costs import CostModel, Errors
 
 FOLDS = 3
 #: Sizes, and numbers of ranks, below which nothing is left out: too few would remain.

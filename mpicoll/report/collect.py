@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from mpicoll import tuning
 from mpicoll.bench.records import Run
-from mpicoll.collectives import collective as definition
-from mpicoll.cost import INTER, INTRA, Costs
 from mpicoll.model import choose
 from mpicoll.model.cells import Cell, is_native, usable
 from mpicoll.model.choose import Table
-from mpicoll.predict import predict
 from mpicoll.report.content import Content, Map, Section, Series, Square, key_of, sections, short
+from mpicoll.schedule.collectives import collective as definition
+from mpicoll.simulate.costs import INTER, INTRA, Costs
 from mpicoll.tuning import Choice
+from mpicoll.tuning.predict import predict
 
 if TYPE_CHECKING:
     from mpicoll.model.build import Found

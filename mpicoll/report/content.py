@@ -20,9 +20,9 @@ from mpicoll import tuning
 from mpicoll.bench import table
 from mpicoll.bench.records import Point, Run
 from mpicoll.bench.stats import summarise
-from mpicoll.collectives import COLLECTIVES, collective
 from mpicoll.model.cells import launch_of
 from mpicoll.model.choose import Crossover
+from mpicoll.schedule.collectives import COLLECTIVES, collective
 from mpicoll.tuning import NATIVE, Choice
 
 if TYPE_CHECKING:

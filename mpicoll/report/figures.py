@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mpicoll.bench.sizes import format_size
+from mpicoll.base.sizes import format_size
 from mpicoll.report.content import Mark, Section
 from mpicoll.report.style import Line
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +186,33 @@ def _dash(line: Line) -> Any:
     if line.dash == "8 0":
         return "-"
     return (0, tuple(float(part) / 2 for part in line.dash.split()))
+
+
+def by_ranks(
+    path: str | Path, series: Mapping[str, Mapping[int, float]], title: str, what: str
+) -> None:
+    """Draw lines by number of ranks, both axes logarithmic.
+
+    Args:
+        path: its ending chooses the format (svg, pdf, png).
+        series: for the name of each line, values by number of ranks.
+        title: of the plot.
+        what: the values, with their unit.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: the ending is of no known format.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, values in series.items():
+        ranks = sorted(values)
+        axes.plot(ranks, [values[rank] for rank in ranks], ".-", lw=1, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set(xlabel="number of ranks", ylabel=what, title=title)
+    axes.grid(color="0.9")
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None} if Path(path).suffix == ".svg" else None)

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from html import escape as escaped
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpicoll.base.wording import plural
 from mpicoll.bench import table
 from mpicoll.bench.environment import without_folders
 from mpicoll.bench.records import Run
-from mpicoll.cost import Errors
 from mpicoll.model.choose import Crossover
 from mpicoll.report.content import Map, Section, Square
 from mpicoll.report.style import Line
-from mpicoll.wording import plural
+from mpicoll.simulate.costs import Errors
 
 if TYPE_CHECKING:
     from mpicoll.model.build import Found

@@ -20,20 +20,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpicoll.train.batch import Batch
     from mpicoll.train.config import Config
     from mpicoll.train.data import Dataset
+    from mpicoll.train.data.batch import Batch
+    from mpicoll.train.data.sampler import DistributedSampler, Sampler
     from mpicoll.train.distributed import (
         DistributedOptimizer,
         average_gradients,
         broadcast_parameters,
     )
-    from mpicoll.train.loop import run
+    from mpicoll.train.driver.console import main
+    from mpicoll.train.driver.loop import run
     from mpicoll.train.models import MLP, Model, Sequential, convnet
+    from mpicoll.train.ranks.workers import TrainingError
     from mpicoll.train.records import Epoch, Result, Step
-    from mpicoll.train.report import main
-    from mpicoll.train.sampler import DistributedSampler, Sampler
-    from mpicoll.train.workers import TrainingError
 
 __all__ = [
     "MLP",
@@ -58,23 +58,23 @@ __all__ = [
 
 _HOMES = {
     "MLP": "models",
-    "Batch": "batch",
+    "Batch": "data.batch",
     "Config": "config",
     "Dataset": "data",
     "DistributedOptimizer": "distributed",
-    "DistributedSampler": "sampler",
+    "DistributedSampler": "data.sampler",
     "Epoch": "records",
     "Model": "models",
     "Result": "records",
-    "Sampler": "sampler",
+    "Sampler": "data.sampler",
     "Sequential": "models",
     "Step": "records",
-    "TrainingError": "workers",
+    "TrainingError": "ranks.workers",
     "average_gradients": "distributed",
     "broadcast_parameters": "distributed",
     "convnet": "models",
-    "main": "report",
-    "run": "loop",
+    "main": "driver.console",
+    "run": "driver.loop",
 }
 
 

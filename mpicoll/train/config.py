@@ -7,13 +7,14 @@ import re
 from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
-from mpicoll.arrays import DEVICES
-from mpicoll.train import augment, consistency, wire
-from mpicoll.train.data import DATASETS, is_path
-from mpicoll.train.models import MODELS
+from mpicoll.base.arrays import DEVICES
+from mpicoll.train.data import DATASETS, augment, is_path
+from mpicoll.train.exchange import wire
+from mpicoll.train.models.networks import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS
 from mpicoll.train.schedules import SCALINGS, SCHEDULES
-from mpicoll.train.shard import PUSH_RATES
+from mpicoll.train.servers import consistency
+from mpicoll.train.servers.shard import PUSH_RATES
 
 DTYPES = ("float64", "float32", "float16")
 STRATEGIES = ("allreduce", "zero1", "parameter_server", "local_sgd", "gossip")
@@ -44,7 +45,8 @@ class Config:
         hidden: Sizes of the hidden layers of an `mlp`, or of `conv` after its convolutions.
         channels: Output channels of the convolutions of `conv`, first to last.
         augment: `shift:N` (move each image by up to N pixels), `flip` (mirror half of them) or
-            both, `shift:N,flip`, anew in each epoch; None for nothing (`mpicoll.train.augment`).
+            both, `shift:N,flip`, anew in each epoch; None for nothing
+            (`mpicoll.train.data.augment`).
         data_servers: So many ranks, the last, read and augment samples for the others, ahead of
             need, and do nothing else.
         dropout: Share of hidden values set to zero while training.
@@ -76,12 +78,12 @@ class Config:
             gradients are kept in float32 where it is float16.
         strategy: `allreduce`, or `zero1`: each rank updates a part and keeps the optimizer's state
             for that part alone (Rajbhandari et al. 2020), `parameter_server`, `local_sgd` or
-            `gossip` (`mpicoll.train.mixing`).
+            `gossip` (`mpicoll.train.strategies.apart`).
         servers: With `parameter_server`: so many ranks, the last, serve and do nothing else;
             `colocated`: every rank works and serves a part; `decentralized`: every rank works and
             holds all, workers push to each other.
         consistency: With `parameter_server`: `bsp`, `ssp:S`, `adaptive:MIN,MAX[,M]` or `async`
-            (`mpicoll.train.consistency`).
+            (`mpicoll.train.servers.consistency`).
         push_rate: Learning rate of one push where each makes an update: times its `share` of the
             samples of a step, divided by one plus its `staleness`, or in `full`.
         workers: With `parameter_server`: ranks that compute, to be checked against what `servers`
@@ -104,10 +106,10 @@ class Config:
         keep: How many are kept, beside the one with the best test accuracy.
         resume: A checkpoint, or a folder of them, to go on from; `auto`: the last in `checkpoint`,
             if there is one.
-        metrics: Folder to write metrics to (`mpicoll.train.metrics`), None for none.
+        metrics: Folder to write metrics to (`mpicoll.train.driver.metrics`), None for none.
         invariant: Virtual shards that every batch is cut into, so that the bits of the result are
-            the same on any number of ranks up to that (`mpicoll.train.tree`); None: sums depend on
-            the number of ranks.
+            the same on any number of ranks up to that (`mpicoll.train.exchange.tree`); None: sums
+            depend on the number of ranks.
         deterministic: Refuse what makes bits depend on the bucket size: all-reduce algorithms in
             which the order of a sum depends on where in a bucket it is, such as ring.
         balance: `none`: all ranks take as many samples; `speed`: as many as they are fast.

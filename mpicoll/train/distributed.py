@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.train.flat import Flat
+from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer, empty_state
-from mpicoll.train.workers import AllReduceWorkers, require_equal
+from mpicoll.train.ranks.workers import AllReduceWorkers, require_equal
 
 if TYPE_CHECKING:
     from mpi4py import MPI

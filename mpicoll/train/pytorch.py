@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mpicoll.train import transfers
-from mpicoll.train import wire as formats
-from mpicoll.train.batch import Batch
-from mpicoll.train.exchange import Exchange
-from mpicoll.train.flat import Flat
-from mpicoll.train.workers import AllReduceWorkers, require_equal
+from mpicoll.train.data.batch import Batch
+from mpicoll.train.exchange import transfers
+from mpicoll.train.exchange import wire as formats
+from mpicoll.train.exchange.buckets import Exchange
+from mpicoll.train.models.flat import Flat
+from mpicoll.train.ranks.workers import AllReduceWorkers, require_equal
 
 if TYPE_CHECKING:
     from mpi4py import MPI

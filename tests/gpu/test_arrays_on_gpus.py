@@ -8,12 +8,12 @@ import sharing
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import staging
-from mpicoll.collectives import COLLECTIVES
+from mpicoll.runtime import staging
+from mpicoll.schedule.collectives import COLLECTIVES
 
 pytestmark = [
     pytest.mark.mpi,
-    pytest.mark.filterwarnings("ignore::mpicoll.shared.TransportWarning"),
+    pytest.mark.filterwarnings("ignore::mpicoll.errors.TransportWarning"),
 ]
 
 WORLD = MPI.COMM_WORLD

@@ -6,7 +6,7 @@ import sharing
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.bench import engine
+from mpicoll.bench import sweep
 from mpicoll.bench.settings import Settings
 from mpicoll.bench.workload import AUTO
 from mpicoll.cli import gpus
@@ -29,7 +29,7 @@ def test_a_sweep(world, collective):
         device="gpu",
     )
     points = []
-    engine.sweep(comm, settings, points.append)
+    sweep.sweep(comm, settings, points.append)
     if world.Get_rank() == 0:
         assert {(point.device, point.wrong) for point in points} == {("gpu", 0)}
         assert sorted(point.algorithm for point in points) == [AUTO] * 2 + ["native"] * 2

@@ -10,8 +10,8 @@ import launch
 import pytest
 import sharing
 
+from mpicoll.base.launcher import launch as launched
 from mpicoll.bench import records
-from mpicoll.launcher import launch as launched
 
 pytestmark = pytest.mark.skipif(
     launched().name != "none", reason="starts jobs, which a job's rank cannot"

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.arrays import stopwatch
-from mpicoll.bench import engine, environment, repetition, resume, stats, workload
-from mpicoll.bench.clocks import GlobalClock, Reading, closest
-from mpicoll.bench.group import Skipped
+from mpicoll.base.arrays import stopwatch
+from mpicoll.base.clocks import GlobalClock, Reading, closest
+from mpicoll.bench import environment, repetition, resume, stats, workload
+from mpicoll.bench import sweep as engine
+from mpicoll.bench.measurement import Skipped
 from mpicoll.bench.pattern import Pattern
 from mpicoll.bench.settings import STARTS, Settings
 from mpicoll.bench.start import Barrier, Window, next_window

@@ -7,8 +7,8 @@ import fake_cupy
 import numpy as np
 import pytest
 
-from mpicoll.arrays import stopwatch
-from mpicoll.bench import engine
+from mpicoll.base.arrays import stopwatch
+from mpicoll.bench import sweep
 from mpicoll.bench.repetition import repetitions
 from mpicoll.bench.settings import Settings
 from mpicoll.bench.workload import AUTO, METHODS, prepare, serving
@@ -70,7 +70,7 @@ def test_a_sweep(comm, seen):
         settings = Settings(
             {"allreduce": algorithms}, (64,), (np.dtype("f4"),), iterations=2, device=device
         )
-        engine.sweep(comm, settings, points.append)
+        sweep.sweep(comm, settings, points.append)
         if comm.rank == 0:
             assert {point.algorithm for point in points} == {*algorithms}
             assert {(point.device, point.wrong) for point in points} == {(device, 0)}

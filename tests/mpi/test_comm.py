@@ -12,9 +12,11 @@ from arguments import call, made
 from mpi4py import MPI
 from mpi4py.util.dtlib import to_numpy_dtype
 
-from mpicoll import algorithms, collectives, dispatch, ops
+from mpicoll import algorithms, ops
+from mpicoll.base import caller
 from mpicoll.comm import FallbackWarning, Intracomm
 from mpicoll.registry import COMMUTATIVE
+from mpicoll.schedule import collectives
 
 pytestmark = pytest.mark.mpi
 
@@ -316,7 +318,7 @@ def derived():
 
 def test_reductions_of_derived_datatypes_go_to_the_library_visibly(monkeypatch, derived):
     ours = settings(monkeypatch)
-    monkeypatch.setattr(dispatch, "_WARNED", set())
+    monkeypatch.setattr(caller, "_WARNED", set())
     datatype, op = derived
     send, recv, want = np.array([3, RANK], "u8"), np.zeros(2, "u8"), np.zeros(2, "u8")
     WORLD.Allreduce([send, 1, datatype], [want, 1, datatype], op)
@@ -345,7 +347,7 @@ def test_reductions_of_derived_datatypes_go_to_the_library_visibly(monkeypatch, 
 
 
 def test_fallback_policies(monkeypatch, derived):
-    monkeypatch.setattr(dispatch, "_WARNED", set())
+    monkeypatch.setattr(caller, "_WARNED", set())
     datatype, op = derived
     arguments = [np.ones(2, "u8"), 1, datatype], [np.ones(2, "u8"), 1, datatype], op
     silent = settings(monkeypatch, MPICOLL_FALLBACK="silent")
@@ -359,7 +361,7 @@ def test_fallback_policies(monkeypatch, derived):
 
 
 def test_what_the_environment_names_and_cannot_serve_is_a_fallback(monkeypatch):
-    monkeypatch.setattr(dispatch, "_WARNED", set())
+    monkeypatch.setattr(caller, "_WARNED", set())
     ours = settings(monkeypatch, MPICOLL_ALLREDUCE="ring", MPICOLL_FALLBACK="silent")
     monkeypatch.delenv("MPICOLL_ALLREDUCE", raising=False)
     op = MPI.Op.Create(compose, commute=False)

@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import Intracomm, algorithms, hooks, ops, progress, shared
-from mpicoll.collectives import COLLECTIVES
-from mpicoll.shared import TransportWarning
+from mpicoll import Intracomm, algorithms, hooks, ops
+from mpicoll.base import caller
+from mpicoll.engine import planning, progress, transport
+from mpicoll.errors import TransportWarning
+from mpicoll.schedule.collectives import COLLECTIVES
 
 WORLD = MPI.COMM_WORLD
 RANK, P = WORLD.Get_rank(), WORLD.Get_size()
 
 pytestmark = pytest.mark.skipif(
-    bool(shared.engine_problem()), reason=f"no engine: {shared.engine_problem()}"
+    bool(transport.engine_problem()), reason=f"no engine: {transport.engine_problem()}"
 )
 
 
-@pytest.fixture(scope="module", params=shared.TRANSPORTS)
+@pytest.fixture(scope="module", params=transport.TRANSPORTS)
 def ours(request):
     """A communicator of each transport; rank 0's environment decides."""
     before = os.environ.get("MPICOLL_TRANSPORT")
@@ -135,9 +137,8 @@ def test_narrow_sums_in_parts():
 
 
 def runner_plan(shape):
-    from mpicoll import plan
 
-    return plan.build(shape, piece=512, space=1024)
+    return planning.build(shape, piece=512, space=1024)
 
 
 def test_an_error_in_an_operator_ends_the_call_and_the_communicator():
@@ -164,7 +165,7 @@ def test_an_error_in_an_operator_ends_the_call_and_the_communicator():
 
 
 def shape(comm, send, recv):
-    from mpicoll.call import parse, place_of
+    from mpicoll.runtime.arguments import parse, place_of
     from mpicoll.tuning import Choice, check
 
     # Every rank folds, so that none waits for one that has failed.
@@ -505,8 +506,8 @@ def test_where_memory_cannot_be_shared_messages_serve(monkeypatch):
     def refused(*arguments):
         raise OSError(28, "No space left on device")
 
-    shared._WARNED.clear()
-    monkeypatch.setattr(shared.os, "memfd_create", refused)
+    caller._WARNED.clear()
+    monkeypatch.setattr(transport.os, "memfd_create", refused)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = Intracomm(WORLD.Dup())
@@ -522,9 +523,9 @@ def test_where_memory_cannot_be_shared_messages_serve(monkeypatch):
 
 @pytest.mark.skipif(P == 1, reason="nothing is shared")
 def test_one_rank_without_engine_is_enough_for_python(monkeypatch):
-    shared._WARNED.clear()
+    caller._WARNED.clear()
     if RANK == P - 1:
-        monkeypatch.setattr(shared, "engine_problem", lambda: "of a test")
+        monkeypatch.setattr(transport, "engine_problem", lambda: "of a test")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = Intracomm(WORLD.Dup())
@@ -538,7 +539,7 @@ def test_one_rank_without_engine_is_enough_for_python(monkeypatch):
 @pytest.fixture
 def together(monkeypatch):
     """A communicator whose ranks copy even short messages together."""
-    monkeypatch.setattr(shared, "TOGETHER", 1)
+    monkeypatch.setattr(transport, "TOGETHER", 1)
     ours = Intracomm(WORLD.Dup())
     if not (ours.shared_memory() or {"reads": False})["reads"]:
         ours.Free()
@@ -581,7 +582,7 @@ def test_a_sender_that_waits_copies_too(together):
 
 @pytest.mark.skipif(P == 1, reason="nothing is sent")
 def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
-    device = shared._engine.Device
+    device = transport._engine.Device
 
     def without_writing(locals, me, memory, geometry, processes, *others):
         # Rank 0 helps processes that do not exist.
@@ -589,8 +590,8 @@ def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
             locals, me, memory, geometry, [1 << 30] * P if RANK == 0 else processes, *others
         )
 
-    monkeypatch.setattr(shared._engine, "Device", without_writing)
-    monkeypatch.setattr(shared, "TOGETHER", 1)
+    monkeypatch.setattr(transport._engine, "Device", without_writing)
+    monkeypatch.setattr(transport, "TOGETHER", 1)
     ours = Intracomm(WORLD.Dup())
     if not (ours.shared_memory() or {"reads": False})["reads"]:
         pytest.skip("other processes' memory cannot be read")
@@ -625,12 +626,12 @@ def test_what_is_folded_while_it_is_read(together, python, name):
 
 @pytest.mark.skipif(P != 2, reason="what two ranks reduce is read")
 def test_what_is_to_be_folded_and_cannot_be_read(monkeypatch):
-    device = shared._engine.Device
+    device = transport._engine.Device
 
     def of_nobody(locals, me, memory, geometry, processes, *others):
         return device(locals, me, memory, geometry, [1 << 30] * len(processes), *others)
 
-    monkeypatch.setattr(shared._engine, "Device", of_nobody)
+    monkeypatch.setattr(transport._engine, "Device", of_nobody)
     ours = Intracomm(WORLD.Dup())
     if not (ours.shared_memory() or {"reads": False})["reads"]:
         pytest.skip("other processes' memory cannot be read")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import fused
+from mpicoll.buffers import buckets
 from mpicoll.comm import Intracomm
 
 pytestmark = pytest.mark.mpi
@@ -46,7 +46,7 @@ def test_same_as_one_call_an_array(ours, how, in_place):
 def test_small_ones_travel_together(ours, monkeypatch):
     ours.Allreduce(tensors(), [np.zeros_like(t) for t in tensors()], algorithm="ring")
     assert ours.stats().calls == {("allreduce", "ring"): 4}  # f4, f8, f4, i8
-    monkeypatch.setattr(fused, "BUCKET", 60)
+    monkeypatch.setattr(buckets, "BUCKET", 60)
     same = [np.full(5, RANK + 1.0) for _ in range(4)] + [np.ones(100), np.ones(1)]
     ours.Allreduce(MPI.IN_PLACE, same, MPI.MAX, algorithm="linear")
     assert ours.stats().calls["allreduce", "linear"] == 6
@@ -56,7 +56,7 @@ def test_small_ones_travel_together(ours, monkeypatch):
 def test_what_is_no_list_of_arrays(ours):
     recv = np.zeros(2)
     for spec in ([recv, 2], [recv, MPI.DOUBLE], (recv, 2, MPI.DOUBLE), [recv, (2, 0)]):
-        assert not fused.is_list(spec)
+        assert not buckets.is_list(spec)
         ours.Allreduce(np.ones(2), spec)
         assert recv.tolist() == [P, P]
 

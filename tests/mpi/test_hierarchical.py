@@ -5,9 +5,10 @@ import pytest
 from arguments import P, call, fill, made
 from mpi4py import MPI
 
-from mpicoll import algorithms, local, state
+from mpicoll import algorithms, local
 from mpicoll.comm import Intracomm
 from mpicoll.registry import LABELS
+from mpicoll.runtime import state
 
 pytestmark = pytest.mark.mpi
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import hooks, trace
-from mpicoll import state as module
+from mpicoll import hooks
 from mpicoll.comm import Intracomm
+from mpicoll.runtime import state as module
+from mpicoll.runtime import trace
 
 pytestmark = pytest.mark.mpi
 

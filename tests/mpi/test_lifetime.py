@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import state as module
 from mpicoll.comm import Intracomm
+from mpicoll.runtime import state as module
 
 pytestmark = pytest.mark.mpi
 

@@ -9,11 +9,12 @@ import pytest
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll import Intracomm, cost_file
-from mpicoll.cost import CostModel, Costs, Curve, Evidence, Piece
-from mpicoll.predict import predict
-from mpicoll.train import Config, predicted, run
-from mpicoll.tuning import Choice, check
+from mpicoll import Intracomm
+from mpicoll.simulate.costs import CostModel, Costs, Curve, Evidence, Piece
+from mpicoll.train import Config, run
+from mpicoll.train.driver import predicted
+from mpicoll.tuning import Choice, check, cost_files
+from mpicoll.tuning.predict import predict
 
 pytest.importorskip("pydantic")
 
@@ -30,7 +31,7 @@ def model(monkeypatch):
 
     def write(found):
         if RANK == 0:
-            cost_file.write(folder / "model.json", found)
+            cost_files.write(folder / "model.json", found)
             monkeypatch.setenv("MPICOLL_MODEL", str(folder / "model.json"))
         WORLD.Barrier()
         return folder

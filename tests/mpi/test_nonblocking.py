@@ -8,11 +8,14 @@ import pytest
 from arguments import call, made
 from mpi4py import MPI
 
-from mpicoll import algorithms, collectives, lanes, progress, state
-from mpicoll.call import METHODS
+from mpicoll import algorithms
 from mpicoll.comm import Intracomm
-from mpicoll.dispatch import FallbackWarning
+from mpicoll.engine import lanes, progress
+from mpicoll.errors import FallbackWarning
 from mpicoll.requests import Prequest, Request
+from mpicoll.runtime import state
+from mpicoll.runtime.calls import METHODS
+from mpicoll.schedule import collectives
 
 pytestmark = pytest.mark.mpi
 

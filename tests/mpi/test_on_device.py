@@ -8,10 +8,11 @@ from fake_cuda import in_its_place
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import refusing, staging
-from mpicoll.collectives import COLLECTIVES
+from mpicoll.comm import refusing
 from mpicoll.cuda import group
-from mpicoll.cuda.driver import CudaError
+from mpicoll.errors import CudaError
+from mpicoll.runtime import staging
+from mpicoll.schedule.collectives import COLLECTIVES
 
 pytestmark = pytest.mark.mpi
 

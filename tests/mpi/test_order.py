@@ -5,8 +5,9 @@ import pytest
 from arguments import P, call, fill, made
 from mpi4py import MPI
 
-from mpicoll import algorithms, dispatch, local
-from mpicoll.bench import engine
+from mpicoll import algorithms, local
+from mpicoll.base import caller
+from mpicoll.bench import sweep
 from mpicoll.bench.settings import Settings
 from mpicoll.comm import FallbackWarning, Intracomm
 from mpicoll.registry import PERMUTATION
@@ -66,7 +67,7 @@ def test_a_wrong_order_is_refused_on_all_ranks(ours):
 def test_the_environment_names_an_order_for_communicators_of_its_size(monkeypatch):
     order = [*range(1, P), 0]
     monkeypatch.setenv("MPICOLL_ALLREDUCE", f"ring order={','.join(map(str, order))}")
-    monkeypatch.setattr(dispatch, "_WARNED", set())
+    monkeypatch.setattr(caller, "_WARNED", set())
     ours = Intracomm(WORLD.Dup())
     words = f"ring order={','.join(map(str, order))} (MPICOLL_ALLREDUCE)"
     assert words in ours.explain("allreduce")
@@ -98,7 +99,7 @@ def test_bench_measures_an_order():
     )
     ours = Intracomm(WORLD)
     points = []
-    engine.sweep(ours, settings, points.append)
+    sweep.sweep(ours, settings, points.append)
     points = ours.bcast(points)
     reversed_ = ",".join(map(str, reversed(range(P)))) + "," * (P == 1)
     assert {p.choice for p in points} == {"native", f"ring order={reversed_}"}

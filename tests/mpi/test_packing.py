@@ -5,9 +5,11 @@ import pytest
 from arguments import call, made
 from mpi4py import MPI
 
-from mpicoll import algorithms, collectives, packing
+from mpicoll import algorithms
+from mpicoll.buffers import packing
+from mpicoll.buffers.packing import Part
 from mpicoll.comm import Intracomm
-from mpicoll.packing import Part
+from mpicoll.schedule import collectives
 
 pytestmark = pytest.mark.mpi
 

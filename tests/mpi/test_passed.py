@@ -7,10 +7,11 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import dispatch, hooks
-from mpicoll.call import METHODS
+from mpicoll import hooks
+from mpicoll.base import caller
 from mpicoll.comm import Cartcomm, Distgraphcomm, FallbackWarning, Graphcomm, Intracomm
-from mpicoll.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
+from mpicoll.comm.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
+from mpicoll.runtime.calls import METHODS
 
 pytestmark = pytest.mark.mpi
 
@@ -20,7 +21,7 @@ LEFT, RIGHT = (RANK - 1) % P, (RANK + 1) % P
 
 
 def settings(monkeypatch, **environment):
-    monkeypatch.setattr(dispatch, "_WARNED", set())
+    monkeypatch.setattr(caller, "_WARNED", set())
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return Intracomm(WORLD.Dup())
@@ -278,7 +279,7 @@ def test_intercommunicators_are_passed_through_and_counted(between):
 
 @pytest.mark.mpi(min_size=2)
 def test_the_policy_holds_for_intercommunicators(monkeypatch, between):
-    monkeypatch.setattr(dispatch, "_WARNED", set())
+    monkeypatch.setattr(caller, "_WARNED", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):

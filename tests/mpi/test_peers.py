@@ -12,8 +12,8 @@ from fake_cuda import FakeArray, in_its_place
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.cuda.driver import Unordered
-from mpicoll.state import METHODS
+from mpicoll.errors import Unordered
+from mpicoll.runtime.state import METHODS
 
 pytestmark = pytest.mark.mpi
 

@@ -8,9 +8,9 @@ from fake_cuda import in_its_place
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import refusing
-from mpicoll.call import METHODS
-from mpicoll.passed import NEIGHBOURHOOD
+from mpicoll.comm import refusing
+from mpicoll.comm.passed import NEIGHBOURHOOD
+from mpicoll.runtime.calls import METHODS
 
 pytestmark = pytest.mark.mpi
 

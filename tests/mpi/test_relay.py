@@ -9,7 +9,8 @@ from fake_cuda import FakeArray, in_its_place
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import relay, staging
+from mpicoll.base import caller
+from mpicoll.runtime import relay, staging
 
 pytestmark = pytest.mark.mpi
 
@@ -134,10 +135,10 @@ def test_where_it_cannot_be_had(fake, ours, monkeypatch):
 
     if RANK == P - 1:
         monkeypatch.setattr(relay, "_folds", missing)
-    monkeypatch.setattr(mpicoll.shared, "_WARNED", set())
+    monkeypatch.setattr(caller, "_WARNED", set())
     array = fake.array(np.full(9000, 1.0))
     if RANK == 0 and P > 1:
-        with pytest.warns(mpicoll.shared.TransportWarning, match="no compiler here"):
+        with pytest.warns(mpicoll.errors.TransportWarning, match="no compiler here"):
             ours.Allreduce(MPI.IN_PLACE, array)
     else:
         ours.Allreduce(MPI.IN_PLACE, array)

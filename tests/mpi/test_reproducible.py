@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import exact, plan
 from mpicoll.buffers import Unsupported
 from mpicoll.comm import Intracomm
+from mpicoll.engine import plan, planning
+from mpicoll.ops import exact
 
 pytestmark = pytest.mark.mpi
 
@@ -112,7 +113,7 @@ def test_where_space_is_short_every_fold_is_still_whole(ours, monkeypatch):
         assert P == 1 or folds
         return made
 
-    original = plan.build
+    original = planning.build
     monkeypatch.setattr(plan, "build", built)
     rows = contributions(3001, "f8")
     out = np.zeros(3001)

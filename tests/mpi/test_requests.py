@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import hooks, progress, state, trace
+from mpicoll import hooks
 from mpicoll.comm import Intracomm
-from mpicoll.native_requests import LibraryPrequest, LibraryRequest
+from mpicoll.engine import progress
 from mpicoll.requests import Prequest, Request
+from mpicoll.requests.library import LibraryPrequest, LibraryRequest
+from mpicoll.runtime import state, trace
 
 pytestmark = pytest.mark.mpi
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import algorithms, layout, local, ops, registry
-from mpicoll.plan import PIECE, SPACE, Shape, build
-from mpicoll.runner import Execution
-from mpicoll.schedule import Copy, Recv, RecvReduce, Send, given, scratch
+from mpicoll import algorithms, local, ops, registry
+from mpicoll.engine.plan import PIECE, Shape
+from mpicoll.engine.planning import SPACE, build
+from mpicoll.engine.runner import Execution
+from mpicoll.schedule import Copy, Recv, RecvReduce, Send, given, layout, scratch
 
 pytestmark = pytest.mark.mpi
 

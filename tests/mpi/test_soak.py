@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import progress, state
 from mpicoll.comm import Intracomm
+from mpicoll.engine import progress
+from mpicoll.runtime import state
 
 pytestmark = pytest.mark.mpi
 

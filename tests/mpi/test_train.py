@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.train import Config, Dataset, TrainingError, main, parity, run
+from mpicoll.train import Config, Dataset, TrainingError, main, run
 from mpicoll.train.data import DATASETS
+from mpicoll.train.driver import parity
 from mpicoll.train.models import MLP
 
 pytestmark = pytest.mark.mpi

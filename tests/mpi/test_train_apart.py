@@ -5,8 +5,10 @@ import pytest
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import Config, mixing, parity, run
-from mpicoll.train.workers import AllReduceWorkers
+from mpicoll.train import Config, run
+from mpicoll.train.driver import parity
+from mpicoll.train.ranks.workers import AllReduceWorkers
+from mpicoll.train.strategies import apart
 
 pytestmark = [
     pytest.mark.mpi,
@@ -45,13 +47,13 @@ def test_they_are_apart_between_averages(comm):
     config = Config(strategy="local_sgd", average_every=3, batch=8, epochs=1, check_every=1)
     weights = {}
 
-    class Watched(mixing.PeriodicAverage):
+    class Watched(apart.PeriodicAverage):
         def mix(self, step, values, state):
             super().mix(step, values, state)
             seen.append(len(set(comm.allgather(values.tobytes()))) == 1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixing, "PeriodicAverage", Watched)
+        patch.setattr(apart, "PeriodicAverage", Watched)
         weights = run(config, comm, dataset=clouds()).parameters
     assert seen == [step % 3 == 0 or comm.size == 1 for step in range(1, 14)]
     assert weights.keys() == {"layer1.weight", "layer1.bias"}
@@ -60,7 +62,7 @@ def test_they_are_apart_between_averages(comm):
 @pytest.mark.parametrize("graph", ["ring", "exponential"])
 def test_gossip_keeps_the_mean(comm, graph):
     workers = AllReduceWorkers(comm, None)
-    gossip = mixing.Gossip(workers, graph)
+    gossip = apart.Gossip(workers, graph)
     values = np.random.default_rng(comm.rank).standard_normal(9)
     mean = np.mean(comm.allgather(values), axis=0)
     for step in range(1, 60):
@@ -75,7 +77,7 @@ def test_an_exponential_graph_averages_exactly_after_log_p_rounds(comm, size):
         pytest.skip("fewer ranks")
     group = comm.Split(comm.rank < size, comm.rank)
     if comm.rank < size:
-        gossip = mixing.Gossip(AllReduceWorkers(group, None), "exponential")
+        gossip = apart.Gossip(AllReduceWorkers(group, None), "exponential")
         values = np.full(3, 2.0**comm.rank)
         for step in range(1, size.bit_length()):
             gossip.mix(step, values, [])

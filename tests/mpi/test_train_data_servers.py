@@ -11,8 +11,9 @@ import pytest
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import Config, Dataset, TrainingError, parity, run
-from mpicoll.train.rows import Rows
+from mpicoll.train import Config, Dataset, TrainingError, run
+from mpicoll.train.data.rows import Rows
+from mpicoll.train.driver import parity
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),

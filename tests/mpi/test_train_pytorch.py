@@ -9,7 +9,7 @@ from clouds import clouds
 from mpi4py import MPI
 
 from mpicoll.train import Config, DistributedSampler, TrainingError, run
-from mpicoll.train.sampler import Sampler
+from mpicoll.train.data.sampler import Sampler
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from mpicoll.train.pytorch import DistributedOptimizer, TorchModel, arrays  # noqa: E402

@@ -11,7 +11,8 @@ import pytest
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import Config, TrainingError, checkpoints, memory, parity, run
+from mpicoll.train import Config, TrainingError, run
+from mpicoll.train.driver import checkpoints, memory, parity
 
 pytestmark = [
     pytest.mark.mpi,

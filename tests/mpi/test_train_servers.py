@@ -12,16 +12,9 @@ import staleness
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import (
-    MLP,
-    Config,
-    TrainingError,
-    checkpoints,
-    consistency,
-    history,
-    parity,
-    run,
-)
+from mpicoll.train import MLP, Config, TrainingError, run
+from mpicoll.train.driver import checkpoints, history, parity
+from mpicoll.train.servers import consistency
 
 pytestmark = [
     pytest.mark.mpi,

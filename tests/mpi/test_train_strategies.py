@@ -18,10 +18,10 @@ from mpicoll.train import (
     broadcast_parameters,
     convnet,
     optimizers,
-    parity,
     run,
 )
-from mpicoll.train.batch import Batch
+from mpicoll.train.data.batch import Batch
+from mpicoll.train.driver import parity
 
 pytestmark = [
     pytest.mark.mpi,

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import algorithms, plan, vectors
-from mpicoll.call import METHODS
+from mpicoll import algorithms
+from mpicoll.buffers import vectors
 from mpicoll.comm import Intracomm
+from mpicoll.engine import plan, planning
 from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS
+from mpicoll.runtime.calls import METHODS
 
 pytestmark = pytest.mark.mpi
 
@@ -239,7 +241,7 @@ def test_reduce_scatter_asks_for_the_counts_it_is_not_given(ours):
 @pytest.mark.parametrize("how", [{"piece": 8, "space": 8}, {"piece": 56, "space": 200}])
 def test_messages_longer_than_a_piece(monkeypatch, how):
     """A small limit stands in for the largest count of MPI, 2^31 - 1."""
-    build = plan.build
+    build = planning.build
     monkeypatch.setattr(plan, "build", lambda shape, piece: build(shape, **how))
     ours = Intracomm(WORLD.Dup())
     counts = [rank * 5 % 17 + 9 for rank in range(P)]

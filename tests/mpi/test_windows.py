@@ -9,8 +9,10 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import Intracomm, algorithms, windows
-from mpicoll.collectives import COLLECTIVES
+from mpicoll import Intracomm, algorithms
+from mpicoll.base import caller
+from mpicoll.engine import windows
+from mpicoll.schedule.collectives import COLLECTIVES
 
 WORLD = MPI.COMM_WORLD
 P, RANK = WORLD.size, WORLD.rank
@@ -184,7 +186,7 @@ def test_memory_that_nobody_has():
     comm = Intracomm(WORLD.Dup())
     for size in (1 << 62, 1 << 47):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", mpicoll.shared.TransportWarning)
+            warnings.simplefilter("ignore", mpicoll.errors.TransportWarning)
             with pytest.raises((MemoryError, ValueError)):
                 mpicoll.empty(size, "u1", comm)
     comm.Barrier()
@@ -211,8 +213,8 @@ def test_more_windows_than_there_are():
     comm = Intracomm(WORLD.Dup())
     many = [mpicoll.empty(5000, "f8", comm) for _ in range(windows.MOST)]
     if near(comm):
-        with pytest.warns(mpicoll.shared.TransportWarning) if RANK == 0 else _nothing():
-            mpicoll.shared._WARNED.clear()
+        with pytest.warns(mpicoll.errors.TransportWarning) if RANK == 0 else _nothing():
+            caller._WARNED.clear()
             many.append(mpicoll.empty(5000, "f8", comm))
     for array in many[-3:]:
         array[:] = 1

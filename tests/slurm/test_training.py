@@ -6,7 +6,7 @@ import json
 import launch
 import pytest
 
-from mpicoll.train import checkpoints
+from mpicoll.train.driver import checkpoints
 from slurm import lab
 
 DATA = f"{lab.SHARED}/data.npz"

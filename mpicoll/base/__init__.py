@@ -1,0 +1,1 @@
+"""What any room may need and what needs nothing of mpicoll but its errors."""

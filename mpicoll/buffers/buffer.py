@@ -1,0 +1,120 @@
+"""What a buffer is once it has been parsed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpicoll.buffers.packing import Packed
+from mpicoll.buffers.staged import OnDevice
+from mpicoll.cuda.arrays import DeviceArray
+
+__all__ = ["Buffer", "Kind", "View"]
+
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One argument of a collective.
+
+    Attributes:
+        memory: the bytes used, all blocks; a view of the caller's memory, or what is packed.
+        count: elements of one block.
+        blocks: number of blocks.
+        dtype: NumPy dtype of an element, None if it has none (then only moved, not reduced).
+        itemsize: bytes of an element.
+        datatype: MPI datatype of an element, None if the library has none.
+        writable: whether the memory may be written.
+        order: "C" or "F" for an array of which the order of the axes matters, else "".
+        packed: what goes by value in ``memory``; of derived datatypes, as bytes.
+        given: the argument as mpi4py takes it, where that is not this memory.
+        array: the caller's array, if there is one.
+        device: the caller's array in device memory; then ``memory`` has its addresses, at which the
+            host must not look.
+    """
+
+    memory: Bytes
+    count: int
+    blocks: int
+    dtype: np.dtype[Any] | None
+    itemsize: int
+    datatype: MPI.Datatype | None
+    writable: bool
+    order: str = ""
+    packed: Packed | None = None
+    given: Any = None
+    array: npt.NDArray[Any] | None = None
+    device: DeviceArray | None = None
+
+    @property
+    def name(self) -> str:
+        """The element's type in words."""
+        if self.datatype is not None:
+            return str(self.datatype.Get_name())
+        return str(self.dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.count * self.itemsize
+
+    def message(self, reduced: bool) -> list[Any]:
+        """The argument as mpi4py wants it: memory, count of one block, datatype."""
+        if self.given is not None:
+            return list(self.given)
+        if self.datatype is None:
+            return [self.memory, self.block_bytes, MPI.BYTE]
+        if reduced and self.datatype == MPI.BYTE:
+            return [self.memory, self.count, MPI.UINT8_T]  # bytes are no numbers to MPI
+        return [self.memory, self.count, self.datatype]
+
+    def on_host(self, loads: bool = True) -> Buffer:
+        """The same buffer where what is in device memory goes by value.
+
+        ``loads``: whether the device's bytes are wanted, not only overwritten.
+        """
+        if self.device is None:
+            return self
+        offset = self.memory.ctypes.data - self.device.ptr if self.memory.size else 0
+        packed = OnDevice(self.device, offset, self.memory.size, loads)
+        return replace(self, memory=packed.memory, packed=packed, device=None)
+
+    def on_stream(self, stream: int) -> Buffer:
+        """The same buffer, in device memory, ordered on a stream."""
+        if self.device is None:
+            raise TypeError("stream= is for arrays in device memory; leave it out")
+        return replace(self, device=replace(self.device, stream=stream))
+
+
+class Kind(NamedTuple):
+    """An element: its MPI datatype, its NumPy dtype, its extent in bytes."""
+
+    datatype: MPI.Datatype | None
+    dtype: np.dtype[Any] | None
+    itemsize: int
+
+
+class View(NamedTuple):
+    """All of an owner's elements.
+
+    Attributes:
+        memory: their bytes, in the owner's memory or by value.
+        kind: what an element is.
+        order: of the axes: "C" or "F", "" where both are the same.
+        array: the owner as an array, if it is one.
+        packed: what goes by value in ``memory``, if anything.
+        device: the owner as an array in device memory, if it is one.
+    """
+
+    memory: Bytes
+    kind: Kind
+    order: str = ""
+    array: npt.NDArray[Any] | None = None
+    packed: Packed | None = None
+    device: DeviceArray | None = None

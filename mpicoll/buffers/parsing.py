@@ -1,0 +1,374 @@
+"""What mpi4py takes as a buffer, as a flat view of the memory used: parsed and checked.
+
+A message is an array (or bytes, array.array, memoryview, DLPack object, ...), or a list or tuple of
+it: ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, count, datatype]``,
+``[buffer, (count, displacement), datatype]``, ``[buffer, count, displacement, datatype]``.
+Counts and displacements are in elements of the datatype.  A count is that of one block where a
+collective takes a block a rank (all-gather's receive buffer, ...), as in MPI.
+
+An array that is contiguous, in C or in Fortran order, is its memory, as in mpi4py.  Any other array
+goes by value, in the order of its axes in memory: Fortran's if the first axis has the smallest
+strides, else C's; counts and displacements are in its elements, in that order.
+
+Errors are of the classes that mpi4py raises: TypeError for what is no buffer or has no datatype,
+ValueError for counts, BufferError for memory that is not writable.  What a program may legally pass
+but mpicoll cannot serve raises :class:`Unsupported` instead, so that the caller can hand it to the
+MPI library.  That must be the same on all ranks: to collectives that only move data, of which MPI
+wants equal type signatures alone, derived datatypes go by value (see
+:mod:`mpicoll.buffers.packing`); to reductions, of which it wants equal datatypes, they are
+unsupported.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpicoll.base.wording import plural
+from mpicoll.buffers import packing
+from mpicoll.buffers.buffer import Buffer, Bytes, Kind, View
+from mpicoll.buffers.datatypes import byte_order_error, kind_of, kind_of_dtype
+from mpicoll.buffers.packing import Part
+from mpicoll.cuda.arrays import DeviceArray, recognise
+from mpicoll.errors import Unsupported
+
+__all__ = ["by_value", "goes_by_value", "items", "natural", "parse", "view"]
+
+
+#: DLPack device types whose memory the CPU reaches: CPU, CUDA and ROCm pinned, CUDA managed.
+_HOST = (1, 3, 11, 13)
+
+
+def parse(
+    message: Any,
+    *,
+    what: str = "buffer",
+    writable: bool = False,
+    blocks: int = 1,
+    moved: bool = False,
+) -> Buffer:
+    """The memory, count and type that a message names.
+
+    Args:
+        message: see the module's docstring.
+        what: how to call it in an error, e.g. "send buffer".
+        writable: whether it is going to be written.
+        blocks: number of blocks; an explicit count is that of one block.
+        moved: whether it is only moved, not reduced, so that any datatype will do.
+
+    Raises:
+        TypeError: no buffer, or no MPI datatype.
+        ValueError: a count that does not fit the buffer.
+        BufferError: not writable, not in this machine's byte order, not in memory that the CPU
+            reaches; not contiguous, where it is no array or has a derived datatype.
+        Unsupported: derived datatypes, ``MPI.BOTTOM``.
+    """
+    owner, count, displacement, datatype = _unpack(message, what)
+    if moved and goes_by_value(owner, datatype):
+        _, extent = datatype.Get_extent()
+
+        def parts(held: int) -> list[Part]:
+            entries = held - displacement * extent
+            number = blocks * (_share(entries, extent, blocks, what) if count is None else count)
+            return [Part(displacement * extent, number, datatype)]
+
+        return by_value(message, count or 0, parts, what, writable, blocks)
+    seen = view(owner, datatype, count or 0, what, writable)
+    kind = seen.kind
+    memory, count = _range(seen.memory, count, displacement, kind, blocks, what)
+    return Buffer(
+        memory,
+        count,
+        blocks,
+        kind.dtype,
+        kind.itemsize,
+        kind.datatype,
+        writable,
+        seen.order,
+        seen.packed,
+        array=seen.array,
+        device=seen.device,
+    )
+
+
+def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> View:
+    """All of the owner's elements.
+
+    ``datatype`` overrules the owner's own; ``counted``: elements that the message asks for, as far
+    as it says.  Raises as :func:`parse` does.
+    """
+    kind = None if datatype is None else kind_of(datatype, what)
+    if owner is None or owner is MPI.BOTTOM:
+        return View(*_bottom(owner, counted, kind, what))
+    array, memory = _array(owner, writable, what)
+    if isinstance(array, DeviceArray):
+        return _device_view(array, kind, writable, what)
+    dtype = array.dtype
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise TypeError(
+            f"{what}: elements of dtype {dtype} have no bytes to send; convert them by "
+            "array.astype, or send objects by the lower-case method"
+        )
+    if kind is None:
+        kind = kind_of_dtype(dtype, what)
+    elif not dtype.isnative and kind.datatype != MPI.BYTE:
+        raise byte_order_error(dtype, what)
+    order = _order(array)
+    if memory is not None:
+        return View(memory, kind, order)
+    if writable and not array.flags.writeable:
+        raise BufferError(
+            f"{what}: read-only; pass a writable array (array.copy(), or bytearray for bytes)"
+        )
+    if array.flags.c_contiguous or array.flags.f_contiguous:
+        return View(array.ravel(order="K").view(np.uint8), kind, order, array)
+    if writable and any(n > 1 and not s for n, s in zip(array.shape, array.strides, strict=True)):
+        raise BufferError(
+            f"{what}: several elements at one address (shape {array.shape}, strides "
+            f"{array.strides}); pass array.copy()"
+        )
+    packed = packing.strided(array, order)
+    return View(packed.memory, kind, order, array, packed)
+
+
+def _device_view(array: DeviceArray, kind: Kind | None, writable: bool, what: str) -> View:
+    """All elements of an array in device memory."""
+    dtype = array.dtype
+    if kind is None:
+        kind = Kind(None, None, array.itemsize) if dtype is None else kind_of_dtype(dtype, what)
+    elif dtype is not None and not dtype.isnative and kind.datatype != MPI.BYTE:
+        raise byte_order_error(dtype, what)
+    if writable and not array.writable:
+        raise BufferError(f"{what}: read-only in device memory; pass a writable array, or a copy")
+    return View(array.addresses, kind, array.order, device=array)
+
+
+def goes_by_value(owner: Any, datatype: Any) -> bool:
+    """Whether elements that are only moved have to be copied one behind the other."""
+    typed = isinstance(datatype, MPI.Datatype) and datatype != MPI.DATATYPE_NULL
+    return typed and (owner is MPI.BOTTOM or not packing.is_flat(datatype))
+
+
+def by_value(
+    message: Any,
+    counted: int,
+    parts: Callable[[int], Sequence[Part]],
+    what: str,
+    writable: bool,
+    blocks: int = 1,
+) -> Buffer:
+    """A buffer of bytes that are a copy of elements of any datatypes.
+
+    Args:
+        message: the argument, a list or tuple that begins with the owner of the memory.
+        counted: elements that it asks for, as far as it says.
+        parts: the elements, given the bytes of memory that there are.
+        what, writable, blocks: see :func:`parse`.
+
+    Raises:
+        TypeError, ValueError, BufferError: see :func:`parse`.
+    """
+    owner = message[0]
+    if owner is MPI.BOTTOM:
+        packed = packing.absolute(parts(0), what)
+    else:
+        seen = view(owner, MPI.BYTE, counted, what, writable)
+        if seen.device is not None:
+            raise BufferError(
+                f"{what}: a derived datatype of elements in device memory; pass a contiguous array "
+                "of them, cupy.ascontiguousarray(view) for example"
+            )
+        if seen.packed is not None:
+            raise BufferError(
+                f"{what}: not contiguous, but a derived datatype says where elements are in "
+                "memory; pass the array that this one is a view of, or numpy.ascontiguousarray"
+            )
+        packed = packing.typed(seen.memory, parts(seen.memory.size), what)
+    return Buffer(
+        packed.memory,
+        packed.memory.size // blocks,
+        blocks,
+        np.dtype(np.uint8),
+        1,
+        MPI.BYTE,
+        writable,
+        packed=packed,
+        given=message,
+    )
+
+
+def items(message: Any, what: str, form: str) -> tuple[Any, Any, Any, Any]:
+    """Buffer, count, displacement and datatype as they are given; None for what is not there.
+
+    Args:
+        message: a buffer, or a list of these.
+        what: names it in errors.
+        form: how a list may look, for errors.
+
+    Raises:
+        ValueError: a list of one item, or of more than four.
+    """
+    if not isinstance(message, (list, tuple)):
+        return message, None, None, None
+    owner: Any
+    count: Any = None
+    displacement: Any = None
+    datatype: Any = None
+    if len(message) == 2:
+        owner, second = message
+        if isinstance(second, (MPI.Datatype, str)):
+            datatype = second
+        else:
+            count = second
+    elif len(message) == 3:
+        owner, count, datatype = message
+    elif len(message) == 4:
+        owner, count, displacement, datatype = message
+    else:
+        raise ValueError(f"{what}: a list of {plural(len(message), 'item')}; pass {form}")
+    return owner, count, displacement, datatype
+
+
+def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:
+    """Buffer, count (None: all there is), displacement and datatype (None: the buffer's own)."""
+    owner, count, displacement, datatype = items(
+        message,
+        what,
+        "[buffer, count, datatype] or a shorter form of it (for a list of numbers: "
+        "numpy.array(numbers))",
+    )
+    if isinstance(count, (list, tuple)):
+        if len(count) != 2 or len(message) == 4:
+            raise ValueError(f"{what}: {count!r} in the place of (count, displacement)")
+        count, displacement = count
+    return (
+        owner,
+        None if count is None else natural(count, "count", what),
+        0 if displacement is None else natural(displacement, "displacement", what),
+        datatype,
+    )
+
+
+def natural(value: Any, name: str, what: str) -> int:
+    """A count or displacement as an int.
+
+    Raises:
+        TypeError: no integer.
+        ValueError: negative.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        hint = "; lists of arrays are for the blocking Allreduce alone" if np.ndim(value) else ""
+        if isinstance(value, (float, complex)):
+            hint = "; pass numbers as an array, by numpy.array"
+        raise TypeError(f"{what}: {name} {value!r} must be an integer{hint}") from None
+    if number < 0:
+        raise ValueError(f"{what}: {name} {number} must not be negative")
+    return number
+
+
+def _bottom(owner: Any, counted: int, kind: Kind | None, what: str) -> tuple[Bytes, Kind]:
+    if owner is MPI.BOTTOM:
+        raise Unsupported(f"{what} is MPI.BOTTOM (absolute addresses)")
+    if kind is None:
+        raise TypeError(f"{what}: None is no buffer; pass an array (of length 0 for nothing)")
+    if counted:
+        raise ValueError(f"{what}: the buffer is None but the count is {counted}; pass an array")
+    return np.empty(0, np.uint8), kind
+
+
+def _array(
+    owner: Any, writable: bool, what: str
+) -> tuple[npt.NDArray[Any] | DeviceArray, Bytes | None]:
+    """The owner as an array; and its memory, if that cannot be had through the array."""
+    if isinstance(owner, np.ndarray):
+        return owner.view(np.ndarray), None
+    try:
+        return np.asarray(memoryview(owner)), None
+    except TypeError:
+        pass  # has no buffer
+    except (ValueError, RuntimeError) as error:
+        raise TypeError(f"{what}: {error}; pass [buffer, count, datatype]") from None
+    on_device = recognise(owner, what)
+    if on_device is not None:
+        return on_device, None
+    device = getattr(owner, "__dlpack_device__", None)
+    if device is None:
+        raise TypeError(
+            f"{what}: expected an array, bytes or another buffer, or [buffer, count, datatype], "
+            f"not {type(owner).__name__}"
+        )
+    if device()[0] not in _HOST:
+        raise BufferError(
+            f"{what}: a {type(owner).__name__} in the memory of a device that is no CUDA one "
+            f"(DLPack's type {int(device()[0])}); copy it to the host"
+        )
+    try:
+        array = np.from_dlpack(owner)
+        # NumPy takes what comes without a read-only flag for read-only, mpi4py for writable.
+        held = MPI.buffer.frombuffer(owner, readonly=not writable).cast("B")
+        memory = np.frombuffer(held, np.uint8)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise BufferError(f"{what}: {error}; pass a contiguous array in host memory") from None
+    return array, memory
+
+
+def _order(array: npt.NDArray[Any]) -> str:
+    """The order of the axes, "" where both orders are the same."""
+    flags = array.flags
+    if flags.c_contiguous or flags.f_contiguous:
+        return "" if flags.c_contiguous and flags.f_contiguous else "FC"[flags.c_contiguous]
+    strides = [abs(s) for n, s in zip(array.shape, array.strides, strict=True) if n > 1]
+    if len(strides) < 2:
+        return ""
+    return "F" if all(strides) and strides == sorted(strides) else "C"
+
+
+def _range(
+    memory: Bytes, count: int | None, displacement: int, kind: Kind, blocks: int, what: str
+) -> tuple[Bytes, int]:
+    """The bytes used, and the elements of one block."""
+    held, offset = memory.size, displacement * kind.itemsize
+    if offset > held:
+        raise ValueError(
+            f"{what}: displacement {displacement} is beyond the end of a buffer of "
+            f"{plural(held // kind.itemsize, 'element')} of {plural(kind.itemsize, 'byte')}"
+        )
+    if count is None:
+        count = _share(held - offset, kind.itemsize, blocks, what)
+    used = count * blocks * kind.itemsize
+    if used > held - offset:
+        times = f"{blocks} blocks of " if blocks > 1 else ""
+        raise ValueError(
+            f"{what}: too small: {times}{plural(count, 'element')} of "
+            f"{plural(kind.itemsize, 'byte')} would need {plural(used, 'byte')}, there are "
+            f"{held - offset}; pass a larger buffer or a smaller count"
+        )
+    return memory[offset : offset + used], count
+
+
+def _share(held: int, extent: int, blocks: int, what: str) -> int:
+    """Elements of one block where the buffer is cut into equal ones."""
+    if held and extent < 1:
+        raise ValueError(
+            f"{what}: how many elements of {extent} bytes fit cannot be told; pass a count"
+        )
+    entries, rest = divmod(max(held, 0), max(extent, 1))
+    if rest:
+        raise ValueError(
+            f"{what}: {held} bytes are not a multiple of the datatype's {extent} bytes; pass a "
+            "count"
+        )
+    count, rest = divmod(entries, blocks)
+    if rest:
+        raise ValueError(
+            f"{what}: {plural(entries, 'element')} cannot be cut into {blocks} equal blocks, one a "
+            f"rank; make their number a multiple of {blocks} or pass [buffer, count, datatype]"
+        )
+    return count

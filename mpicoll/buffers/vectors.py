@@ -1,0 +1,358 @@
+"""The buffers of collectives whose blocks may differ in length: Allgatherv, Alltoallw, ...
+
+A vector is an array, or a list or tuple of it: ``[buffer, datatype]``, ``[buffer, counts]``,
+``[buffer, (counts, displacements)]``, ``[buffer, counts, datatype]``,
+``[buffer, (counts, displacements), datatype]``, ``[buffer, counts, displacements, datatype]``, as
+in mpi4py: one integer as counts stands for equal blocks, one as displacements for equal distances;
+without counts the buffer is cut into blocks that differ by at most one element.  For Alltoallw it
+is ``[buffer, datatypes]``, ``[buffer, (counts, displacements), datatypes]`` or
+``[buffer, counts, displacements, datatypes]``, with displacements in bytes.
+
+Errors are those of :mod:`mpicoll.buffers`; and ValueError for a block that is not within the
+buffer, and for receive blocks that overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.base.wording import plural
+from mpicoll.buffers.buffer import Buffer, View
+from mpicoll.buffers.datatypes import kind_of
+from mpicoll.buffers.packing import Part
+from mpicoll.buffers.pair import Operands, check_apart, differ, no_place, order_error
+from mpicoll.buffers.parsing import by_value, goes_by_value, items, natural, parse, view
+from mpicoll.errors import Unsupported
+from mpicoll.schedule import layout
+from mpicoll.schedule.collectives import Collective, Place
+from mpicoll.schedule.layout import Layout
+
+__all__ = ["ALL", "METHODS", "OWN", "count", "operands", "parse_typed", "parse_vector"]
+
+#: Every rank knows the length of every block.
+ALL = "all"
+#: A rank knows the lengths of the blocks that it gives or gets.
+OWN = "own"
+
+#: The methods whose blocks may differ, and which lengths a rank knows.
+METHODS = {
+    "Allgatherv": ALL,
+    "Alltoallv": OWN,
+    "Alltoallw": OWN,
+    "Gatherv": OWN,
+    "Reduce_scatter": ALL,
+    "Scatterv": OWN,
+}
+
+
+def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tuple[Buffer, Layout]:
+    """The memory of a vector, up to the end of its last block, and its blocks in elements."""
+    owner, counts, displacements, datatype = _unpack(message, what)
+    cut = None if counts is None else _numbers(counts, blocks, "counts", what)
+    places = None
+    if isinstance(displacements, (int, np.integer)):
+        distance = natural(displacements, "displacement", what)
+        places = [distance * index for index in range(blocks)]
+    elif displacements is not None:
+        places = _numbers(displacements, blocks, "displacements", what)
+    if goes_by_value(owner, datatype):
+        _, extent = datatype.Get_extent()
+
+        def parts(held: int) -> list[Part]:
+            vector = layout.displaced(
+                _even(held, extent, blocks, what) if cut is None else cut, places
+            )
+            pairs = zip(vector.offsets, vector.counts, strict=True)
+            return [Part(offset * extent, count, datatype) for offset, count in pairs]
+
+        return _by_value(message, sum(cut or ()), parts, what, writable)
+    seen = view(owner, datatype, sum(cut or ()), what, writable)
+    itemsize = seen.kind.itemsize
+    if cut is None:
+        cut = _even(seen.memory.size, itemsize, blocks, what)
+    vector = layout.displaced(cut, places)
+    _check_blocks(layout.scaled(vector, itemsize), seen.memory.size, what, writable)
+    return _beginning(seen, _extent(vector) * itemsize, sum(cut), writable), vector
+
+
+def _beginning(seen: View, used: int, count: int, writable: bool) -> Buffer:
+    """A buffer of the first bytes that there are."""
+    memory, kind, order, array, packed, device = seen
+    return Buffer(
+        memory[:used],
+        count,
+        1,
+        kind.dtype,
+        kind.itemsize,
+        kind.datatype,
+        writable,
+        order,
+        packed,
+        array=array,
+        device=device,
+    )
+
+
+def _even(held: int, extent: int, blocks: int, what: str) -> list[int]:
+    """Elements of each block where the message does not say."""
+    if held % max(extent, 1) or (held and extent < 1):
+        raise ValueError(
+            f"{what}: {held} bytes are not a multiple of the datatype's {extent} bytes; pass counts"
+        )
+    return list(layout.even(held // max(extent, 1), blocks).counts)
+
+
+def _by_value(
+    message: Any,
+    counted: int,
+    parts: Callable[[int], list[Part]],
+    what: str,
+    writable: bool,
+) -> tuple[Buffer, Layout]:
+    """A copy of elements of any datatypes, one part a block, and the blocks in bytes."""
+    lengths: list[int] = []
+
+    def noted(held: int) -> list[Part]:
+        found = parts(held)
+        lengths[:] = [part.nbytes for part in found]
+        return found
+
+    return by_value(message, counted, noted, what, writable), layout.displaced(lengths)
+
+
+def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tuple[Buffer, Layout]:
+    """The memory of a vector with a datatype a block, and its blocks in bytes."""
+    if not isinstance(message, (list, tuple)) or not 2 <= len(message) <= 4:
+        raise TypeError(
+            f"{what}: pass [buffer, (counts, displacements in bytes), datatypes], not "
+            f"{type(message).__name__}"
+        )
+    owner, datatypes = message[0], list(message[-1])
+    counts: Any = [1] * blocks
+    displacements: Any = [0] * blocks
+    if len(message) == 3:
+        counts, displacements = message[1]
+    elif len(message) == 4:
+        counts, displacements = message[1:3]
+    if len(datatypes) != blocks:
+        raise ValueError(
+            f"{what}: {plural(len(datatypes), 'datatype')} for {plural(blocks, 'rank')}; "
+            "pass one a rank"
+        )
+    numbers = _numbers(counts, blocks, "counts", what)
+    places = _numbers(displacements, blocks, "displacements", what)
+    if any(goes_by_value(owner, datatype) for datatype in datatypes):
+        kinds = [
+            d if goes_by_value(owner, d) else MPI.Datatype(kind_of(d, what).datatype)
+            for d in datatypes
+        ]
+        parts = [*map(Part, places, numbers, kinds)]
+        return _by_value(message, sum(numbers), lambda held: parts, what, writable)
+    sizes = [kind_of(datatype, what).itemsize for datatype in datatypes]
+    seen = view(owner, MPI.BYTE, sum(numbers), what, writable)
+    vector = layout.displaced(
+        [count * size for count, size in zip(numbers, sizes, strict=True)], places
+    )
+    _check_blocks(vector, seen.memory.size, what, writable)
+    return _beginning(seen, _extent(vector), sum(vector.counts), writable), vector
+
+
+def count(message: Any, *, what: str) -> int:
+    """Elements of a buffer; 0 if it is refused, -1 if it is unsupported."""
+    try:
+        return parse(message, what=what).count
+    except Unsupported:
+        return -1
+    except (TypeError, ValueError, BufferError):
+        return 0
+
+
+def _unpack(message: Any, what: str) -> tuple[Any, Any, Any, Any]:
+    """Buffer, counts, displacements and datatype; None for what is not there."""
+    owner, counts, displacements, datatype = items(
+        message, what, "[buffer, (counts, displacements), datatype] or a shorter form of it"
+    )
+    if isinstance(counts, tuple) and len(message) < 4:
+        if len(counts) != 2:
+            raise ValueError(
+                f"{what}: a tuple of {plural(len(counts), 'item')} in the place of "
+                "(counts, displacements); write counts alone as a list"
+            )
+        counts, displacements = counts
+    return owner, counts, displacements, datatype
+
+
+def _numbers(values: Any, blocks: int, name: str, what: str) -> list[int]:
+    """One natural number a block."""
+    if isinstance(values, (int, np.integer)):
+        return [natural(values, name, what)] * blocks
+    try:
+        numbers = [natural(value, name, what) for value in values]
+    except TypeError:
+        raise TypeError(f"{what}: {name} {values!r} must be integers, one a rank") from None
+    if len(numbers) != blocks:
+        raise ValueError(
+            f"{what}: {len(numbers)} {name} for {plural(blocks, 'rank')}; pass one a rank"
+        )
+    return numbers
+
+
+def _extent(vector: Layout) -> int:
+    """Where the last block that is not empty ends."""
+    pairs = zip(vector.offsets, vector.counts, strict=True)
+    return max((offset + count for offset, count in pairs if count), default=0)
+
+
+def _check_blocks(vector: Layout, held: int, what: str, apart: bool) -> None:
+    """Blocks, in bytes, must be within the buffer, and apart where they are written."""
+    blocks = sorted(
+        (offset, count, rank)
+        for rank, (offset, count) in enumerate(zip(vector.offsets, vector.counts, strict=True))
+        if count
+    )
+    end, before = 0, 0
+    for offset, count, rank in blocks:
+        if offset + count > held:
+            raise ValueError(
+                f"{what}: block {rank} ends at byte {offset + count}, behind the end of a buffer "
+                f"of {plural(held, 'byte')}; pass a larger buffer, smaller counts or displacements"
+            )
+        if apart and offset < end:
+            raise ValueError(
+                f"{what}: blocks {before} and {rank} overlap, so that the result is undefined; "
+                "change counts or displacements"
+            )
+        end, before = offset + count, rank
+
+
+def operands(
+    definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, counts: Sequence[int] | None
+) -> Operands:
+    """Parse and check the two buffers of one of :data:`METHODS` as one rank calls it.
+
+    Args:
+        definition: the collective, under the method's name.
+        place: rank, size and root.
+        sendbuf, recvbuf: as the caller passed them; what is not significant is not looked at.
+        counts: elements of each rank's block of the result (Reduce_scatter).
+
+    Raises:
+        TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.buffers.pair.operands`.
+    """
+    if definition.name == "reduce_scatter":
+        return _reduce_scatter(definition, place, sendbuf, recvbuf, counts)
+    scatters = definition.name == "scatter"
+    sends = not definition.input_alone and bool([*definition.held(place)])
+    receives = not definition.output_alone and bool([*definition.wanted(place)])
+    whole, alone = (sendbuf, recvbuf) if scatters else (recvbuf, sendbuf)
+    if alone is MPI.IN_PLACE and (sends or receives):
+        buffer, cut = _side(definition, place, whole, not scatters, True)
+        return Operands(buffer, buffer, True, (cut, cut))
+    for side, given in (("send", sendbuf), ("receive", recvbuf)):
+        if given is MPI.IN_PLACE:
+            raise no_place(definition, side, place)
+    if scatters and not sends:
+        recv, output = _side(definition, place, recvbuf, True, False)
+        return Operands(None, recv, False, (output, output))
+    send, input = _side(definition, place, sendbuf, False, sends)
+    if not sends and not receives:
+        return Operands(send, None, False, (input, input))
+    recv, output = _side(definition, place, recvbuf, True, receives)
+    _check_pair(definition, send, recv, input.counts[place.rank], output.counts[place.rank])
+    _check_apart(definition, (send, input, sends), (recv, output, receives))
+    # Where one side is the rank's own block alone, the other knows the lengths of all.
+    return Operands(send, recv, False, (input if sends else output, output if receives else input))
+
+
+def _side(
+    definition: Collective, place: Place, message: Any, writable: bool, whole: bool
+) -> tuple[Buffer, Layout]:
+    """A buffer of blocks of all ranks, or of this rank's block alone; its blocks in bytes."""
+    what = "receive buffer" if writable else "send buffer"
+    if not whole:
+        alone = parse(message, what=what, writable=writable, moved=True)
+        lengths = [alone.block_bytes * (rank == place.rank) for rank in range(place.size)]
+        return alone, layout.displaced(lengths)
+    read = parse_typed if definition.method == "Alltoallw" else parse_vector
+    buffer, vector = read(message, what=what, writable=writable, blocks=place.size)
+    return buffer, layout.scaled(vector, buffer.itemsize)
+
+
+def _reduce_scatter(
+    definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, counts: Any
+) -> Operands:
+    if recvbuf is MPI.IN_PLACE:
+        raise no_place(definition, "receive", place)
+    in_place = sendbuf is MPI.IN_PLACE
+    recv = parse(recvbuf, what="receive buffer", writable=True)
+    send = recv if in_place else parse(sendbuf, what="send buffer")
+    cut = layout.displaced(_numbers(counts, place.size, "recvcounts", "receive buffer"))
+    total, own = sum(cut.counts), cut.counts[place.rank]
+    needed = [("send", send, total)]
+    if not in_place:
+        needed.append(("receive", recv, own))
+        if differ(send, recv, True):
+            raise _types(send, recv)
+        _check_apart(definition, (send, cut, False), (recv, cut, False))
+        _check_order(send, recv)
+    for side, buffer, count in needed:
+        if buffer.count != count:
+            raise ValueError(
+                f"{side} buffer of {plural(buffer.count, 'element')}, but recvcounts="
+                f"{list(cut.counts)} ask for {count}; change one, or pass [buffer, count, datatype]"
+            )
+    return Operands(send, recv, in_place, (cut, cut))
+
+
+def _types(send: Buffer, recv: Buffer) -> ValueError:
+    return ValueError(
+        f"send buffer of {send.name} but receive buffer of {recv.name}: both must have the "
+        "same datatype; convert one with array.astype"
+    )
+
+
+def _check_pair(
+    definition: Collective, send: Buffer, recv: Buffer, sent: int, received: int
+) -> None:
+    """What a rank sends to itself must be what it receives from itself."""
+    if definition.method != "Alltoallw" and differ(send, recv, False):
+        raise _types(send, recv)
+    if sent != received:
+        raise ValueError(
+            f"this rank sends {plural(sent, 'byte')} to itself but receives {received}: the counts "
+            "must be equal; change one"
+        )
+    _check_order(send, recv)
+
+
+def _check_order(send: Buffer, recv: Buffer) -> None:
+    """Blocks of any lengths do not say which elements of two shapes correspond."""
+    if {send.order, recv.order} == {"C", "F"}:
+        raise order_error(send, recv)
+
+
+def _intervals(buffer: Buffer, blocks: Layout, whole: bool) -> list[tuple[int, int]]:
+    """Addresses of the bytes used, first and behind the last."""
+    base = buffer.memory.ctypes.data
+    pairs = zip(blocks.offsets, blocks.counts, strict=True) if whole else [(0, buffer.memory.size)]
+    return [(base + offset, base + offset + count) for offset, count in pairs if count]
+
+
+def _check_apart(
+    definition: Collective, send: tuple[Buffer, Layout, bool], recv: tuple[Buffer, Layout, bool]
+) -> None:
+    """The blocks used must be apart; of strided arrays, the arrays."""
+    if send[0].packed is not None or recv[0].packed is not None:
+        check_apart(send[0], recv[0], definition)
+        return
+    sent, received = _intervals(*send), _intervals(*recv)
+    if any(a < d and c < b for a, b in sent for c, d in received):
+        side = "receive" if definition.name == "scatter" else "send"
+        raise ValueError(
+            "blocks of send and receive buffer overlap, which MPI forbids; pass MPI.IN_PLACE as "
+            f"the {side} buffer, or a copy"
+        )

@@ -1,0 +1,1 @@
+"""The subcommands of ``mpicoll``, one module each."""

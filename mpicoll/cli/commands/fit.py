@@ -1,0 +1,217 @@
+"""``mpicoll fit``: what the machine costs, from measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpicoll.base.wording import plural
+from mpicoll.cli import measured, output
+from mpicoll.cli.errors import usage
+from mpicoll.cli.measured import Mix, Oversubscribed, Runs
+from mpicoll.cli.options import Json
+
+if TYPE_CHECKING:
+    from mpicoll.model.build import Found
+    from mpicoll.model.choose import Crossover
+    from mpicoll.simulate.costs import CostModel, Costs, Errors, Evidence
+
+_UNITS = {"alpha": "us a message", "beta": "ns a byte", "gamma": "ns a byte reduced"}
+_SCALES = {"beta": 1e9, "gamma": 1e9}
+
+
+def command(
+    runs: Runs,
+    file: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the parameters go.")
+    ] = Path("model.json"),
+    mix: Mix = False,
+    oversubscribed: Oversubscribed = False,
+    json: Json = False,
+) -> int:
+    """Fit what messages, bytes, reductions, rounds and calls cost, and say how good that is.
+
+    Parameters that the measurements do not tell are refused, with what is to be measured for them.
+    Errors are those for sizes, and numbers of ranks, that were left out of the fit.
+    """
+    measured.need(["scipy"], "fit")
+    from mpicoll.model.build import build, steps
+    from mpicoll.tuning import cost_files
+
+    found = measured.runs(runs, mix)
+    cells, left = measured.cells(found, oversubscribed)
+    with output.progress() as progress, usage():
+        task = progress.add_task("fitting", total=steps(cells))
+        result = build(found, cells, left, done=lambda: progress.update(task, advance=1))
+    cost_files.write(file, result.model)
+    for remark in result.remarks:
+        output.remark(f"mpicoll: {remark}")
+    if json:
+        output.facts(_facts(result, file))
+    else:
+        _print(result)
+        output.text(f"written to {file}")
+    return 0
+
+
+def _facts(result: Found, file: Path) -> dict[str, Any]:
+    crossovers = [{**vars(c), "place": c.place._asdict()} for c in result.crossovers]
+    general = result.model.general_evidence
+    return {
+        **result.model.about,
+        "file": str(file),
+        "general": result.model.general.numbers(),
+        "intervals": general.intervals() if general else {},
+        "condition": general.condition if general else None,
+        "refused": general.refused if general else {},
+        "crossovers": crossovers,
+        "remarks": result.remarks,
+    }
+
+
+def _print(result: Found) -> None:
+    model = result.model
+    about, general = model.about, model.general_evidence
+    assert general is not None
+    named = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
+    ranks = ", ".join(map(str, general.ranks))
+    output.text(
+        f"{about['launches']} launch{'es' * (about['launches'] != 1)}, P = {ranks}; {named}"
+    )
+    output.text("\nAll algorithms together (serves what was not measured):")
+    _parameters(model.general, general)
+    output.text("\nEach by itself; errors in % of the measured time, for what was left out:")
+    _sets(model)
+    _all_errors(model, result.noise)
+    _crossovers(result.crossovers)
+    _regrets(result)
+
+
+def _parameters(costs: Costs, evidence: Evidence) -> None:
+    """A row for each parameter, and what there is to say about it."""
+    intervals = evidence.intervals()
+    rows = []
+    for name, value in costs.numbers().items():
+        kind = name.split()[0]
+        scale = _SCALES.get(kind, 1e6)
+        if name in evidence.refused:
+            rows.append((name, "-", "-", _UNITS.get(kind, f"us a {kind}"), _why(evidence, name)))
+            continue
+        low, high = intervals.get(name, (value, value))
+        spread = f"{low * scale:.4g} .. {high * scale:.4g}"
+        rows.append((name, f"{value * scale:.4g}", spread, _UNITS.get(kind, f"us a {kind}"), ""))
+    heads = ("parameter", "value", "95 % interval", "unit", "")
+    output.table(heads, rows, right=("value",), fold="")
+    for link, pieces in costs.links.items():
+        alone = (costs.step + pieces[0].alpha) * 1e6
+        output.text(f"a short message alone, {link}: {alone:.4g} us (step + alpha)")
+    output.text(f"condition number {evidence.condition:.3g}, {plural(evidence.points, 'point')}")
+
+
+def _why(evidence: Evidence, name: str) -> str:
+    return f"not identified: {evidence.refused[name]}"
+
+
+def _sets(model: CostModel) -> None:
+    rows = []
+    for collective, choices in model.evidence.items():
+        for choice, evidence in choices.items():
+            costs = model.own.get(collective, {}).get(choice)
+            pieces = "curve"
+            if costs is not None:
+                pieces = " + ".join(str(len(own)) for own in costs.links.values())
+            rows.append(
+                (
+                    collective,
+                    choice,
+                    str(evidence.points),
+                    pieces,
+                    "-" if evidence.condition is None else f"{evidence.condition:.3g}",
+                    *_percents(evidence.sizes_left_out),
+                    *_percents(evidence.ranks_left_out),
+                )
+            )
+    numbers = ("points", "pieces", "condition")
+    errors = [
+        f"{what}: {name}" for what in ("sizes", "P") for name in ("median", "p90", "max", "bias")
+    ]
+    heads = ("collective", "choice", *numbers, *errors)
+    output.table(heads, rows, right=(*numbers, *errors))
+    output.text(
+        "curve: its schedule is unknown, so it is measured times and straight lines between"
+    )
+
+
+def _percents(errors: Errors | None) -> tuple[str, ...]:
+    if errors is None:
+        return ("-",) * 4
+    values = (errors.median, errors.p90, errors.largest)
+    return (*(f"{100 * value:.1f}" for value in values), f"{100 * errors.bias:+.1f}")
+
+
+def _all_errors(model: CostModel, noise: float | None) -> None:
+    from mpicoll.simulate.costs import Errors
+
+    output.text("")
+    rows = []
+    for what, name in (("sizes", "sizes_left_out"), ("P", "ranks_left_out")):
+        own = model.about.get(name)
+        general = getattr(model.general_evidence, name)
+        rows.append((f"{what} left out, own parameters", *_percents(own and Errors(**own))))
+        rows.append((f"{what} left out, all together", *_percents(general)))
+    heads = ("error [%]", "median", "p90", "max", "bias")
+    output.table(heads, rows, right=heads[1:])
+    spread = "unknown: a single launch" if noise is None else f"{100 * noise:.1f} %"
+    output.text(f"noise floor, the spread of identical launches: {spread}")
+
+
+def _crossovers(found: tuple[Crossover, ...]) -> None:
+    if not found:
+        return
+    output.text("\nWhere another choice becomes the fastest, bytes of the whole vector:")
+    heads = ("collective", "P", "from", "to", "measured", "predicted", "either is as good")
+    output.table(
+        heads,
+        (
+            (
+                c.place.collective,
+                str(c.place.ranks),
+                c.before,
+                c.after,
+                _size(c.measured),
+                _size(c.predicted),
+                "-" if c.alike is None else f"{c.alike[0]:.0f} .. {c.alike[1]:.0f}",
+            )
+            for c in found
+            if c.told
+        ),
+        right=("P", "measured", "predicted", "either is as good"),
+    )
+    if untold := sum(not c.told for c in found):
+        output.text(f"{untold} more that the launches do not tell from noise")
+
+
+def _size(value: tuple[float, float, float] | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value[0]:.0f} ({value[1]:.0f} .. {value[2]:.0f})"
+
+
+def _regrets(result: Found) -> None:
+    if not result.regrets:
+        return
+    output.text(
+        "\nWhat a choice costs, t(pick) / t(best) - 1, on other launches than those that picked:"
+    )
+    heads = ("chosen by", "calls", "mean [%]", "worst [%]", "the worst")
+    output.table(
+        heads,
+        (
+            (way, str(r.n), f"{100 * r.mean:.2f}", f"{100 * r.worst:.1f}", r.where)
+            for way, r in result.regrets.items()
+        ),
+        right=("calls", "mean [%]", "worst [%]"),
+        fold="the worst",
+    )

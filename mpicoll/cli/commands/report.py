@@ -1,0 +1,146 @@
+"""``mpicoll report``: sweeps as one page, and as figures for papers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpicoll.base.wording import plural
+from mpicoll.cli import measured, output
+from mpicoll.cli.errors import UsageError, usage
+from mpicoll.cli.measured import Mix, Oversubscribed, Runs
+
+if TYPE_CHECKING:
+    from mpicoll.bench.records import Run
+    from mpicoll.model.build import Found
+    from mpicoll.model.cells import Cell, Left
+
+_FORMATS = ("svg", "png", "pdf")
+
+
+def command(
+    runs: Runs,
+    file: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the page goes.")
+    ] = Path("report.html"),
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="FILE",
+            help="Parameters that `mpicoll fit` wrote; without them RUNS are fitted.",
+        ),
+    ] = None,
+    no_model: Annotated[
+        bool, typer.Option("--no-model", help="Show what was measured, and no model.")
+    ] = False,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help="Write each plot to a file, too."),
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", help=f"Of these files: {', '.join(_FORMATS)}.")
+    ] = "svg",
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="Of a training run: all ranks, for Chrome or Perfetto."
+        ),
+    ] = None,
+    mix: Mix = False,
+    oversubscribed: Oversubscribed = False,
+) -> int:
+    """Write a page of sweeps, or of a training run: one file that needs no network.
+
+    It shows times and bandwidths with intervals and repetitions, the model and its errors, the
+    lower bound, where the fastest algorithm changes, what the default choice costs, and where and
+    how all was measured. For a folder that `mpicoll train --metrics` wrote it shows that run:
+    losses, accuracies, and each rank's time.
+    """
+    if any((path / "rank-0.jsonl").is_file() for path in runs):
+        return _training(runs, file, trace)
+    if trace is not None:
+        raise UsageError("--trace is of a training run: give the folder of its --metrics")
+    if no_model and model is not None:
+        raise UsageError("--no-model and --model exclude one another; drop one")
+    if format_ not in _FORMATS:
+        raise UsageError(f"unknown --format {format_!r}; choose one of {', '.join(_FORMATS)}")
+    measured.need(["plotly"] + ["matplotlib"] * (figures is not None), "plot")
+    from mpicoll.report import page
+    from mpicoll.report.collect import collect
+
+    found = measured.runs(runs, mix)
+    cells, result, remarks = _modelled(found, model, no_model, oversubscribed)
+    with usage():
+        content = collect(found, cells, result, oversubscribed=oversubscribed, remarks=remarks)
+    for remark in content.remarks:
+        output.remark(f"mpicoll: {remark}")
+    page.write(file, content)
+    output.text(f"written to {file}")
+    if figures is not None:
+        from mpicoll.report import papers
+
+        figures.mkdir(parents=True, exist_ok=True)
+        count = len(papers.write(figures, content, format_))
+        output.text(f"{plural(count, 'figure')} written to {figures}")
+    return 0
+
+
+def _training(folders: list[Path], file: Path, trace: Path | None) -> int:
+    """The page of a training run."""
+    if len(folders) > 1:
+        raise UsageError(f"{len(folders)} paths, one a training run: give its folder alone")
+    measured.need(["plotly"], "plot")
+    from mpicoll.report import training
+    from mpicoll.train.driver import history
+    from mpicoll.tuning.cost_files import write_atomically
+
+    with usage():
+        found = history.read(folders[0])
+    training.write(file, found)
+    output.text(f"written to {file}")
+    if trace is not None:
+        write_atomically(trace, json.dumps(history.chrome(found)))
+        output.text(f"trace of {plural(found.ranks, 'rank')} written to {trace}")
+    return 0
+
+
+def _modelled(
+    runs: list[Run], model: Path | None, no_model: bool, oversubscribed: bool
+) -> tuple[list[Cell], Found | None, list[str]]:
+    """What can be put together, a model of it, and what is to be said of either."""
+    from mpicoll.model.cells import gather
+
+    try:
+        cells, left = gather(runs, oversubscribed=oversubscribed)
+    except ValueError as error:  # there is still what was measured
+        return [], None, [f"no model: {error}"]
+    if no_model:
+        return cells, None, []
+    if model is not None:
+        return cells, _judged(cells, left, model), []
+    try:
+        return cells, _fitted(runs, cells, left), []
+    except ValueError as error:
+        return cells, None, [f"no model: {error}"]
+
+
+def _fitted(runs: list[Run], cells: list[Cell], left: Left) -> Found:
+    measured.need(["scipy"], "fit")
+    from mpicoll.model.build import build, steps
+
+    with output.progress() as progress:
+        task = progress.add_task("fitting", total=steps(cells))
+        return build(runs, cells, left, done=lambda: progress.update(task, advance=1))
+
+
+def _judged(cells: list[Cell], left: Left, path: Path) -> Found:
+    """A model of a file, beside measurements that it need not be fitted to."""
+    from mpicoll.model.build import judged
+
+    with usage():
+        return judged(measured.model(path), cells, left)

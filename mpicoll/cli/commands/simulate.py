@@ -1,0 +1,371 @@
+"""``mpicoll simulate``: how long a collective takes under a model of the machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from statistics import median_low
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpicoll.cli import output, parse
+from mpicoll.cli.errors import UsageError, usage
+from mpicoll.cli.options import Collective, Json, Set
+from mpicoll.report import papers
+
+if TYPE_CHECKING:
+    from mpicoll.registry import Algorithm, Value
+    from mpicoll.simulate.costs import CostModel, Costs
+    from mpicoll.simulate.machine import Model
+
+_DEFAULTS = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
+
+
+def command(
+    collective: Collective,
+    algorithm: Annotated[
+        str, typer.Argument(metavar="ALGORITHM", help="Such as ring, or all of them: all.")
+    ],
+    ranks: Annotated[
+        str, typer.Option("-P", metavar="LIST", help="Numbers of ranks, as 4, 1-33 or 2,4,8.")
+    ] = "4",
+    size: Annotated[
+        str, typer.Option("-n", "--size", metavar="LIST", help="Sizes in bytes, as 8,64K,1M.")
+    ] = "1M",
+    alpha: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time per message; 1us if not given.")
+    ] = None,
+    beta: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time per byte sent; 100ps if not given.")
+    ] = None,
+    gamma: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time per byte reduced; 50ps if not given.")
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time of a round in which a rank receives.")
+    ] = None,
+    call: Annotated[str | None, typer.Option(metavar="TIME", help="Time of every call.")] = None,
+    inter_alpha: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time per message between nodes.")
+    ] = None,
+    inter_beta: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time per byte between nodes.")
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit`, in place of these."),
+    ] = None,
+    per_node: Annotated[
+        int, typer.Option(min=0, metavar="L", help="Ranks of a node, one after the other; 0: all.")
+    ] = 0,
+    ports: Annotated[
+        int, typer.Option(min=1, help="Messages a rank sends, and receives, at a time.")
+    ] = 1,
+    straggler: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RANK=FACTOR", help="A rank that everything takes longer, as 3=2.5."),
+    ] = None,
+    stragglers: Annotated[
+        float, typer.Option(min=0, max=1, metavar="CHANCE", help="Chance of each rank to be slow.")
+    ] = 0.0,
+    factor: Annotated[
+        str, typer.Option(metavar="FACTOR", help="How much longer everything takes these.")
+    ] = "2",
+    draws: Annotated[
+        int, typer.Option(min=1, help="How often they are drawn; the time is the median.")
+    ] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    root: Annotated[int, typer.Option(help="Root rank.")] = 0,
+    set_: Set = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw time by number of ranks: .svg, .pdf or .png."),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Simulate an algorithm under the alpha-beta-gamma model.
+
+    The time of up to some 100,000 messages is found by following each of them. With more, one rank
+    stands for all that do the same, or the rounds of all ranks are swept; where neither serves, up
+    to 16 million are followed. The last column says how.
+    Where the ranks do not divide the size, one rank for all counts with the largest block.
+
+    `formula` is the textbook's time of this algorithm. It takes P for a power of two that divides
+    the size, and is an upper estimate for algorithms of several channels. `bound` is what no
+    algorithm can beat: the least latency, bandwidth and arithmetic, added up. Both are for one port
+    and one kind of link, without steps, calls, and stragglers; elsewhere there is a dash.
+    """
+    from mpicoll import algorithms
+    from mpicoll.base.sizes import parse_sizes
+    from mpicoll.simulate.clock import check_call
+
+    counts, parameters = parse.ranks(ranks), parse.parameters(set_ or [])
+    times = {"alpha": alpha, "beta": beta, "gamma": gamma, "step": step, "call": call}
+    machine = _Machine(
+        source=_read(model, {**times, "inter-alpha": inter_alpha, "inter-beta": inter_beta})
+        if model
+        else _given(times, inter_alpha, inter_beta, per_node),
+        per_node=per_node,
+        ports=ports,
+        slow=_slow(straggler or []),
+        chance=stragglers,
+        factor=_factor("--factor", factor),
+        draws=draws,
+        seed=seed,
+    )
+    if algorithm == "all" and parameters:
+        raise UsageError("--set needs one algorithm; name it instead of all")
+    with usage():
+        names = algorithms.names(collective) if algorithm == "all" else (algorithm,)
+        chosen = [algorithms.find(collective, name) for name in names]
+        sizes = parse_sizes(size)
+        for count in counts:
+            check_call(count, root)
+            if algorithm != "all":
+                chosen[0].fitting(count, parameters)
+    calls = [
+        (entry, count, n)
+        for count in counts
+        for n in sizes
+        for entry in chosen
+        if algorithm != "all" or entry.runs_on(count)
+    ]
+    with output.progress() as progress:
+        tried = [
+            _case(entry, count, n, machine, root, parameters, algorithm == "all")
+            for entry, count, n in progress.track(calls, description="simulating")
+        ]
+    found = [case for case in tried if case]
+    if plot is not None:
+        _plot(plot, collective, found)
+    if json:
+        output.facts({"model": machine.facts(), "cases": found})
+    else:
+        _print(collective, found)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """What the options say of the machine."""
+
+    source: CostModel
+    per_node: int
+    ports: int
+    slow: Mapping[int, Fraction]
+    chance: float
+    factor: Fraction
+    draws: int
+    seed: int
+
+    def facts(self) -> dict[str, Any]:
+        """For the reader of JSON: seconds."""
+        general = self.source.general
+        pieces = {kind: pieces[-1] for kind, pieces in general.links.items()}
+        first = next(iter(pieces.values()))
+        return {
+            "alpha": first.alpha,
+            "beta": first.beta,
+            "gamma": general.gamma,
+            "step": general.step,
+            "call": general.call,
+            "ports": self.ports,
+            "per_node": self.per_node or None,
+        }
+
+    def costs(
+        self, entry: Algorithm, parameters: Mapping[str, Value], size: int
+    ) -> tuple[Costs, bool]:
+        """The costs of an algorithm on so many ranks, and whether they are its own."""
+        from mpicoll.registry import in_words
+
+        words = " ".join(filter(None, (entry.name, in_words(parameters))))
+        return self.source.costs(entry.collective, words, size)
+
+    def nodes(self, size: int) -> tuple[int, ...]:
+        """The node of each rank."""
+        return tuple(rank // self.per_node for rank in range(size)) if self.per_node else ()
+
+    def models(self, costs: Costs, size: int, nodes: tuple[int, ...]) -> list[Model]:
+        """The machine of each draw of stragglers; without any, one."""
+        from mpicoll.simulate.machine import Model
+
+        model = replace(Model.of(costs, parse.ATTOSECONDS, self.ports), nodes=nodes, slow=self.slow)
+        if not self.chance:
+            return [model]
+        found = []
+        for draw in range(self.draws):
+            dice = random.Random(f"{self.seed} {size} {draw}")
+            slow = {rank: self.factor for rank in range(size) if dice.random() < self.chance}
+            found.append(replace(model, slow={**slow, **self.slow}))
+        return found
+
+
+def _given(
+    times: Mapping[str, str | None],
+    inter_alpha: str | None,
+    inter_beta: str | None,
+    per_node: int,
+) -> CostModel:
+    """Costs from the options."""
+    from mpicoll.simulate.costs import INTER, INTRA, CostModel, Costs, Piece
+
+    def seconds(name: str, text: str | None) -> float:
+        written = _DEFAULTS[name.removeprefix("inter-")] if text is None else text
+        return parse.attoseconds(f"--{name}", written) / parse.ATTOSECONDS
+
+    values = {name: seconds(name, text) for name, text in times.items()}
+    links = {INTRA: (Piece(None, values.pop("alpha"), values.pop("beta")),)}
+    if inter_alpha is not None or inter_beta is not None:
+        if not per_node:
+            raise UsageError("--inter-alpha and --inter-beta need --per-node, the ranks of a node")
+        alpha = inter_alpha if inter_alpha is not None else times["alpha"]
+        beta = inter_beta if inter_beta is not None else times["beta"]
+        links[INTER] = (Piece(None, seconds("inter-alpha", alpha), seconds("inter-beta", beta)),)
+    return CostModel(Costs(links, values["gamma"], values["call"], values["step"]))
+
+
+def _read(path: Path, times: Mapping[str, str | None]) -> CostModel:
+    """Costs from a file."""
+    from mpicoll.tuning import cost_files
+
+    both = [name for name, text in times.items() if text is not None]
+    if both:
+        raise UsageError(f"--model and --{both[0]} exclude each other; drop one of them")
+    try:
+        with usage():
+            return cost_files.read(path)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--model needs pydantic, which cannot be loaded ({error}); install it with "
+            "`pip install pydantic`"
+        ) from None
+
+
+def _slow(texts: list[str]) -> dict[int, Fraction]:
+    found = {}
+    for text in texts:
+        rank, _, factor = text.partition("=")
+        if not rank.isdecimal():
+            raise UsageError(f"--straggler {text!r}: write a rank and a factor, as 3=2.5")
+        found[int(rank)] = _factor("--straggler", factor)
+    return found
+
+
+def _factor(option: str, text: str) -> Fraction:
+    try:
+        factor = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        factor = Fraction(0)
+    if factor < 1:
+        raise UsageError(f"{option}: {text!r} is no factor of at least 1, such as 2.5")
+    return factor
+
+
+def _case(
+    entry: Algorithm,
+    size: int,
+    nbytes: int,
+    machine: _Machine,
+    root: int,
+    given: dict[str, Value],
+    one_of_many: bool,
+) -> dict[str, Any] | None:
+    """One case as plain values, times in seconds; None where it would take too long."""
+    from mpicoll.simulate import TooLargeError, simulate
+
+    nodes, parameters = machine.nodes(size), dict(given)
+    costs, own = machine.costs(entry, given, size)
+    if "nodes" in entry.parameters:
+        named = parameters.setdefault("nodes", nodes)
+        nodes = nodes or (named if isinstance(named, tuple) else ())
+    try:
+        with usage():
+            results = [
+                simulate(entry, size, nbytes, model, root, parameters)
+                for model in machine.models(costs, size, nodes)
+            ]
+    except UsageError as error:
+        if not one_of_many or not isinstance(error.__cause__, TooLargeError):
+            raise
+        output.remark(f"mpicoll: left out: {error}")
+        return None
+    drawn = sorted(result.makespan / parse.ATTOSECONDS for result in results)
+    complete, result = entry.complete(parameters), results[0]
+    piece = next(iter(costs.links.values()))[0]
+    numbers = (piece.alpha, piece.beta, costs.gamma)
+    textbook = machine.ports == 1 and not (costs.step or costs.call or machine.slow)
+    textbook &= not machine.chance and [len(p) for p in costs.links.values()] == [1]
+    return {
+        "collective": entry.collective,
+        "algorithm": entry.name,
+        "parameters": complete,
+        "P": size,
+        "size": nbytes,
+        "root": root if entry.definition.rooted else None,
+        "time": median_low(drawn),
+        **({"slowest": drawn[-1], "draws": drawn} if machine.chance else {}),
+        "formula": entry.textbook(size, nbytes, *numbers, complete) if textbook else None,
+        "bound": entry.definition.bound(size, nbytes, *numbers) if textbook else None,
+        "own_costs": own,
+        "rounds": entry.count("rounds", size, root, complete),
+        "messages": result.messages,
+        "bytes_sent": result.bytes_sent,
+        "bytes_sent_max": result.bytes_sent_max,
+        "how": result.how,
+        "exact": result.exact,
+    }
+
+
+def _plot(path: Path, collective: str, found: list[dict[str, Any]]) -> None:
+    from mpicoll.base.sizes import format_size
+
+    series: dict[str, dict[int, float]] = {}
+    for case in found:
+        name = f"{case['algorithm']} {format_size(case['size'])}"
+        series.setdefault(name, {})[case["P"]] = case["time"]
+    try:
+        with usage():
+            papers.by_ranks(path, series, collective, "time [s]")
+    except ImportError as error:
+        raise UsageError(
+            f"--plot needs matplotlib, which cannot be loaded ({error}); "
+            "install it with `pip install matplotlib`"
+        ) from None
+
+
+def _print(collective: str, found: list[dict[str, Any]]) -> None:
+    from mpicoll.base.sizes import format_size
+    from mpicoll.bench.table import microseconds
+
+    output.text(
+        f"{collective}: time of the slowest rank, in microseconds; size of the total vector"
+    )
+    slowest = {"slowest": "slowest [us]"} if any("slowest" in case for case in found) else {}
+    times = {"time": "time [us]", **slowest, "formula": "formula [us]", "bound": "bound [us]"}
+    traffic = {
+        "rounds": "rounds",
+        "messages": "messages",
+        "bytes_sent": "sent, all ranks [B]",
+        "bytes_sent_max": "sent, most of a rank [B]",
+    }
+    numbers = ("P", "size [B]", *times.values(), *traffic.values())
+    output.table(
+        ("algorithm", *numbers, "how"),
+        (
+            (
+                case["algorithm"],
+                str(case["P"]),
+                format_size(case["size"]),
+                *("-" if case[name] is None else microseconds(case[name]) for name in times),
+                *(str(case[name]) for name in traffic),
+                case["how"],
+            )
+            for case in found
+        ),
+        right=numbers,
+    )

@@ -1,0 +1,164 @@
+"""``mpicoll verify``: prove schedules right, one number of ranks at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from mpicoll.base.wording import plural
+from mpicoll.cli import output, parse
+from mpicoll.cli.errors import UsageError, usage
+from mpicoll.cli.options import Json, Set
+
+if TYPE_CHECKING:
+    from mpicoll.registry import Algorithm, Value
+    from mpicoll.verify import Case
+
+
+class _Call(NamedTuple):
+    algorithm: Algorithm
+    size: int
+    root: int
+    parameters: dict[str, Value]
+
+
+def command(
+    collective: Annotated[
+        str | None, typer.Argument(metavar="COLLECTIVE", help="All of them, if none is named.")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Argument(metavar="ALGORITHM", help="All of them, if none is named.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every algorithm of every collective.")
+    ] = False,
+    ranks: Annotated[
+        str, typer.Option("-P", metavar="LIST", help="Numbers of ranks, as 4, 1-33 or 2,4,8.")
+    ] = "1-33",
+    roots: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Roots, as 0,last or all; auto: all up to 16 ranks, else 0,1,last.",
+        ),
+    ] = "auto",
+    segments: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="For algorithms that have segments; auto: 1,2,5, of more than 16 blocks 1,2.",
+        ),
+    ] = "auto",
+    set_: Set = None,
+    json: Json = False,
+) -> int:
+    """Verify schedules: every contribution exactly once, no deadlock, and the promised counts.
+
+    The exit status is 1 if any is wrong.
+    """
+    sizes, written = parse.ranks(ranks), parse.roots(roots)
+    parameters = parse.parameters(set_ or [])
+    if everything and collective is not None:
+        raise UsageError(f"--all and the collective {collective!r} exclude each other; drop one")
+    if parameters and algorithm is None:
+        raise UsageError("--set needs one algorithm; name a collective and an algorithm")
+    with usage():
+        chosen = _chosen(collective, algorithm)
+        for entry in chosen:
+            entry.complete(parameters)
+    calls = list(_calls(chosen, sizes, written, parameters, parse.segments(segments)))
+    if not calls:
+        misfits = [entry.misfit(size, parameters) for entry in chosen for size in sizes]
+        if all(misfits):  # one algorithm, as each collective has some for any number of ranks
+            raise UsageError(f"{chosen[0].collective} {chosen[0].name}: {misfits[0]}")
+        raise UsageError(
+            f"--roots {roots!r} names no rank of -P {ranks!r}; give 0 to {max(sizes) - 1}, last or "
+            "all"
+        )
+    cases = _verify(calls)
+    ok = all(case.ok for case in cases)
+    if json:
+        output.facts({"ok": ok, "cases": [case.as_dict() for case in cases]})
+    else:
+        _print(cases)
+    return 0 if ok else 1
+
+
+def _chosen(collective: str | None, algorithm: str | None) -> tuple[Algorithm, ...]:
+    from mpicoll import algorithms
+
+    if collective is None:
+        return algorithms.catalogue()
+    if algorithm is None:
+        return tuple(algorithms.find(collective, name) for name in algorithms.names(collective))
+    return (algorithms.find(collective, algorithm),)
+
+
+def _calls(
+    chosen: tuple[Algorithm, ...],
+    sizes: tuple[int, ...],
+    written: tuple[int | str, ...],
+    parameters: dict[str, Value],
+    segments: tuple[int, ...],
+) -> Iterator[_Call]:
+    for algorithm in chosen:
+        for size in sizes:
+            if algorithm.misfit(size, parameters):
+                continue
+            pieces = parse.segments_of(segments, algorithm.blocks(size))
+            settings = [parameters] if parameters else algorithm.tried(size, pieces)
+            roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
+            for root in roots:
+                yield from (_Call(algorithm, size, root, setting) for setting in settings)
+
+
+def _verify(calls: list[_Call]) -> list[Case]:
+    from mpicoll.verify import verify
+
+    with output.progress() as progress:
+        return [
+            verify(call.algorithm, call.size, call.root, call.parameters)
+            for call in progress.track(calls, description="verifying")
+        ]
+
+
+def _print(cases: list[Case]) -> None:
+    from mpicoll.registry import in_words
+
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        groups.setdefault((case.collective, case.algorithm), []).append(case)
+    output.table(
+        ("collective", "algorithm", "P", "cases", "verdict"),
+        (
+            (*names, _span([c.size for c in group]), str(len(group)), _verdict(group))
+            for names, group in groups.items()
+        ),
+        right=("cases",),
+    )
+    wrong = [case for case in cases if not case.ok]
+    for case in wrong:
+        root = f", root {case.root}" if case.root else ""
+        settings = "".join(f", {word}" for word in in_words(case.parameters).split())
+        output.text(f"{case.collective} {case.algorithm}, P = {case.size}{root}{settings}:")
+        for problem in case.problems:
+            output.text(f"  {problem}")
+    output.text(f"{len(cases) - len(wrong)} of {plural(len(cases), 'case')} right")
+
+
+def _verdict(group: list[Case]) -> str:
+    wrong = sum(not case.ok for case in group)
+    return f"{wrong} wrong" if wrong else "right"
+
+
+def _span(sizes: list[int]) -> str:
+    """Numbers as the shortest list of numbers and ranges, as -P takes it."""
+    parts: list[list[int]] = []
+    for size in sorted(set(sizes)):
+        if parts and parts[-1][-1] + 1 == size:
+            parts[-1] = [parts[-1][0], size]
+        else:
+            parts.append([size])
+    return ",".join("-".join(map(str, part)) for part in parts)

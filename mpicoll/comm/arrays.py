@@ -1,0 +1,138 @@
+"""Arrays that the GPUs of a communicator read and write where they lie."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpicoll.cuda.registered import Registered
+from mpicoll.engine import progress
+
+if TYPE_CHECKING:
+    from mpicoll.comm import Intracomm
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from mpicoll.comm.intracomm import Intracomm
+
+__all__ = ["empty", "empty_on_device", "register"]
+
+
+def empty_on_device(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -> Any:
+    """A CuPy array that long collectives of a communicator read and write where it lies.
+
+    It is used as any other array of CuPy.  It may be of another shape on each rank.  Its memory, an
+    allocation of its own, is given back in the first registration on ``comm`` (this function,
+    :func:`register`, a persistent operation) after all ranks have dropped theirs, or when ``comm``
+    has been freed and the array is gone.  Where the transport is not ``cuda_ipc``, or with more
+    than 256 of them, it is an ordinary array.
+
+    Collective.
+
+    Args:
+        shape: of this rank's array.
+        dtype: of its elements, which are not set.
+        comm: an :class:`mpicoll.Intracomm`.
+
+    Raises:
+        ModuleNotFoundError: there is no CuPy.
+        MemoryError: on all ranks, if one of them does not have so much memory; says how much.
+        TypeError: not such a communicator.
+    """
+    import cupy
+    import numpy as np
+
+    peers = _peers(comm)
+    if peers is None:
+        return cupy.empty(shape, dtype)
+    lengths = (shape,) if isinstance(shape, int) else shape
+    nbytes = math.prod(lengths) * np.dtype(dtype).itemsize
+    with progress.meanwhile():
+        address, token = peers.empty(nbytes)
+    memory = cupy.cuda.UnownedMemory(address, nbytes, token, peers.device)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def register(array: Any, comm: Intracomm) -> Registered:
+    """Let long collectives of a communicator read and write an array where it lies.
+
+    The array, and so its memory, is kept until the returned object's ``close()`` has been called on
+    all ranks and ``empty``, ``register`` or a persistent operation is made after that, or ``comm``
+    is freed.  Memory that another process cannot map (CuPy's ``MemoryAsyncPool``, managed memory,
+    virtual memory management) stays as it is: ``direct`` of the returned object is False then, on
+    all ranks alike.
+
+    Collective.
+
+    Args:
+        array: contiguous, with ``__cuda_array_interface__``, on the current device.
+        comm: an :class:`mpicoll.Intracomm`.
+
+    Raises:
+        TypeError: no such array, or not such a communicator.
+        BufferError: not contiguous.
+    """
+    from mpicoll.cuda.arrays import recognise
+
+    peers = _peers(comm)
+    found = recognise(array)
+    if found is None:
+        raise TypeError(f"expected an array in device memory, not {type(array).__name__}")
+    if peers is None:
+        return Registered(None, ())
+    with progress.meanwhile():
+        return peers.register([(found.ptr, found.nbytes)], array)
+
+
+def _peers(comm: Any) -> Any:
+    """What runs the collectives of a communicator between GPUs, None if nothing does."""
+    from mpicoll.comm.intracomm import Intracomm
+
+    if not isinstance(comm, Intracomm):
+        kind = type(comm)
+        raise TypeError(
+            f"comm must be an mpicoll.Intracomm, not {kind.__module__}.{kind.__qualname__}"
+        )
+    gpus = comm._ready().gpus
+    return None if gpus is None else gpus.peers
+
+
+def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -> npt.NDArray[Any]:
+    """An array that collectives of a communicator read where it lies, without a copy on the way.
+
+    It is used as any other array, as a send or receive buffer of ``comm`` and of others; messages
+    from it to ranks of the same node on ``comm`` are what is faster.  It may be of another shape on
+    each rank.  Its memory belongs to all ranks of the node, and is given back in the first call of
+    ``empty`` on ``comm`` after all of them have dropped theirs, or when ``comm`` has been freed and
+    the arrays are gone.  Where memory cannot be shared, or with more than 64 of them, it is an
+    ordinary array.  A forked child shares it with its parent.
+
+    Collective; no time limit holds for it.
+
+    Args:
+        shape: of this rank's array.
+        dtype: of its elements, which are not set.
+        comm: an :class:`mpicoll.Intracomm`.
+
+    Raises:
+        TypeError: not such a communicator; or a dtype of Python objects.
+        ValueError: a negative shape.
+    """
+    from mpicoll.comm import Intracomm
+
+    if not isinstance(comm, Intracomm):
+        kind = type(comm)
+        raise TypeError(
+            f"comm must be an mpicoll.Intracomm, not {kind.__module__}.{kind.__qualname__}"
+        )
+    model = np.broadcast_to(np.empty((), dtype), shape)  # checks both, and takes no memory
+    if model.dtype.hasobject:
+        raise TypeError(f"an array of {model.dtype} holds Python objects, which cannot be shared")
+    windows = comm._ready().windows
+    with progress.meanwhile():
+        memory = windows.take(model.nbytes)
+    return np.ndarray(model.shape, model.dtype, memory)

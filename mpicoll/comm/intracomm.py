@@ -1,0 +1,374 @@
+"""The communicator: mpi4py's, with collectives whose algorithm can be chosen.
+
+``Intracomm(c)`` is collective over ``c`` and keeps its handle, so that point-to-point messages
+still meet those of ``c``.  Messages of the collectives travel on a private communicator, made once
+for each handle (see :mod:`mpicoll.runtime.state`): two objects on one handle share it, and freeing
+the handle frees it.  ``Dup, Dup_with_info, Clone, Split, Split_type, Create, Create_group,
+Create_from_group`` and ``Shrink`` return this class, ready for use; ``Create_cart, Create_graph,
+Create_dist_graph`` and ``Create_dist_graph_adjacent`` return it with mpi4py's topology methods.
+What ``Idup`` and ``Idup_with_info`` return is made ready by its first collective call, as are
+copies and unpickled objects.  ``Create_intercomm`` returns :class:`mpicoll.comm.passed.Intercomm`.
+``Ishrink`` and what else makes intercommunicators (``Spawn``, ...) stay mpi4py's.
+
+Every collective goes one way, see :mod:`mpicoll.comm.dispatch`.  A mistake that all ranks make
+raises on all of them; one that a single rank makes raises there, while the others wait for it.  So
+let an
+uncaught exception end the job: start scripts by ``python -m mpi4py script.py``, or run their main
+part within :func:`abort_on_exception`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from mpi4py import MPI
+
+from mpicoll import algorithms, tuning
+from mpicoll.base import launcher
+from mpicoll.base.wording import plural
+from mpicoll.comm.blocking import Blocking
+from mpicoll.comm.messages import Messages
+from mpicoll.comm.nonblocking import Nonblocking
+from mpicoll.comm.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
+from mpicoll.comm.persistent import Persistent
+from mpicoll.engine import progress
+from mpicoll.errors import FallbackWarning
+from mpicoll.runtime.state import State, Stats, attach, find
+from mpicoll.schedule import collectives
+from mpicoll.tuning import NATIVE, Table, hints
+
+__all__ = [
+    "Cartcomm",
+    "Distgraphcomm",
+    "FallbackWarning",
+    "Graphcomm",
+    "Intercomm",
+    "Intracomm",
+    "Stats",
+]
+
+
+_C = TypeVar("_C", bound="Intracomm")
+
+
+class Intracomm(Messages, Blocking, Nonblocking, Persistent):
+    """An intracommunicator whose collectives run by an algorithm of one's choice.
+
+    Args:
+        comm: an intracommunicator.  Collective over it: all its ranks build theirs.
+
+    Raises:
+        TypeError: not an intracommunicator.
+        ValueError: the null communicator; or the environment of rank 0 has a setting
+            (``MPICOLL_ALLREDUCE=ring``, ``MPICOLL_FALLBACK=warn``) that is not understood.
+
+    The collectives take what mpi4py's take, and by keyword ``algorithm=`` (one of
+    ``mpicoll list``, or ``"native"``: the MPI library's own) and that algorithm's parameters.  All
+    ranks must pass the same.  Without ``algorithm`` the environment of rank 0 decides, else a
+    table, by the number of bytes.  Non-blocking and persistent ones without ``algorithm`` are the
+    library's own, and return its requests, unless ``MPICOLL_PROGRESS=thread`` on rank 0; with it
+    see :mod:`mpicoll.requests`.  What mpicoll cannot serve (reductions of derived datatypes) goes
+    to the MPI library's own collective, under the policy ``MPICOLL_FALLBACK``: ``error``, ``warn``
+    (once, the default) or ``silent``; with ``algorithm`` given it is an error.  Neighbourhood
+    collectives (``Neighbor_allgather``, ``Neighbor_alltoallw``, ...) are always passed through to
+    the library, and so are all collectives of intercommunicators (:class:`Intercomm`): counted as
+    such by :meth:`stats`, under the same policy.
+
+    Buffers may be arrays in the memory of CUDA devices, of CuPy for example; then ``stream=`` names
+    the stream that orders the call, if not the one that is current in their library.
+
+    On a communicator with a topology (``MPI.Cartcomm``, ...) it has the methods of that, too.
+
+    They raise TypeError, ValueError and BufferError for arguments that do not fit (see
+    :mod:`mpicoll.buffers`), and MPI.Exception, after a call of the communicator's error handler,
+    for what MPI reports.  After a failure while messages were under way, every later call raises
+    RuntimeError.
+    """
+
+    def __new__(cls: type[_C], comm: MPI.Comm | None = None) -> _C:
+        if isinstance(comm, MPI.Intercomm):
+            raise TypeError(
+                "mpicoll.Intracomm cannot be built on an intercommunicator; use its Merge(), or "
+                "mpicoll.Intercomm, which passes its collectives through"
+            )
+        if comm is not None and not isinstance(comm, MPI.Comm):
+            raise TypeError(f"expected an mpi4py communicator, not {type(comm).__name__}")
+        # Of mpi4py's several constructors the one that all bases have.
+        made: Any = MPI.Intracomm.__new__(_with_topology(cls, comm), comm)
+        return made
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        if comm is None:
+            raise TypeError("expected an mpi4py communicator, not None")
+        if not comm:
+            raise ValueError("the communicator is MPI.COMM_NULL; pass one that has this rank in it")
+        launcher.warn_if_alone(MPI.COMM_WORLD.Get_size())
+        self._state = attach(self)
+
+    # --- communicators ---
+
+    def Dup(self: _C, info: MPI.Info | None = None) -> _C:
+        """Duplicate the communicator; without ``info`` with its hints."""
+        if info is not None:
+            return self.Dup_with_info(info)
+        with progress.meanwhile():
+            return self._adopt(super().Dup(), self._hints())
+
+    def Dup_with_info(self: _C, info: MPI.Info) -> _C:
+        """Duplicate the communicator with hints."""
+        with progress.meanwhile():
+            return self._hinted(self._adopt(super().Dup_with_info(info)), info)
+
+    def Clone(self: _C) -> _C:
+        """Clone the communicator, with its hints."""
+        with progress.meanwhile():
+            return self._adopt(super().Clone(), self._hints())
+
+    def Set_info(self, info: MPI.Info) -> None:
+        """Set hints.  Collective.
+
+        ``mpicoll_allreduce = "ring order=0,2,1"``, and the same of every collective, chooses for
+        calls on this communicator that name no algorithm, until ``default`` is set in its place;
+        rank 0's are taken.  Hints that are not named stay as they are.
+
+        Raises:
+            ValueError: on all ranks, for a hint of mpicoll's that is not understood.
+            MPI.Exception: on all ranks, where one passes the null handle.
+        """
+        state = self._ready()
+        with progress.meanwhile():
+            missing = state.private.allreduce(info == MPI.INFO_NULL, MPI.LOR)
+        super().Set_info(MPI.INFO_NULL if missing else info)
+        self._hinted(self, info)
+
+    def Get_info(self) -> MPI.Info:
+        """The hints that are in use, those of mpicoll's among them."""
+        info = super().Get_info()
+        for key, value in hints.written(self._hints()).items():
+            info.Set(key, value)
+        return info
+
+    def Split(self, color: int = 0, key: int = 0) -> Intracomm:
+        """Split the communicator by color and key."""
+        with progress.meanwhile():
+            return self._child(super().Split(color, key))
+
+    def Split_type(
+        self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL
+    ) -> Intracomm:
+        """Split the communicator by split type."""
+        with progress.meanwhile():
+            return self._hinted(self._child(super().Split_type(split_type, key, info)), info)
+
+    def Create(self, group: MPI.Group) -> Intracomm:
+        """Create a communicator of a group."""
+        with progress.meanwhile():
+            return self._child(super().Create(group))
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> Intracomm:
+        """Create a communicator of a group; collective over the group alone."""
+        with progress.meanwhile():
+            return self._child(super().Create_group(group, tag))
+
+    @classmethod
+    def Create_from_group(
+        cls,
+        group: MPI.Group,
+        stringtag: str = "org.mpi4py",
+        info: MPI.Info = MPI.INFO_NULL,
+        errhandler: MPI.Errhandler | None = None,
+    ) -> Intracomm:
+        """Create a communicator of a group, of a session for example."""
+        made = Intracomm(super().Create_from_group(group, stringtag, info, errhandler))
+        return made._hinted(made, info)
+
+    def Shrink(self) -> Intracomm:
+        """Create a communicator without the processes that have failed."""
+        with progress.meanwhile():
+            return self._child(super().Shrink())
+
+    def Create_cart(self, *arguments: Any, **more: Any) -> Cartcomm:
+        """Create a communicator with a Cartesian topology; see mpi4py's method."""
+        with progress.meanwhile():
+            return self._child(super().Create_cart(*arguments, **more))
+
+    def Create_graph(self, *arguments: Any, **more: Any) -> Graphcomm:
+        """Create a communicator with a graph topology; see mpi4py's method."""
+        with progress.meanwhile():
+            return self._child(super().Create_graph(*arguments, **more))
+
+    def Create_dist_graph(self, *arguments: Any, **more: Any) -> Distgraphcomm:
+        """Create a communicator with a distributed graph topology; see mpi4py's method."""
+        with progress.meanwhile():
+            return self._child(super().Create_dist_graph(*arguments, **more))
+
+    def Create_dist_graph_adjacent(self, *arguments: Any, **more: Any) -> Distgraphcomm:
+        """Create a communicator with a distributed graph topology; see mpi4py's method."""
+        with progress.meanwhile():
+            return self._child(super().Create_dist_graph_adjacent(*arguments, **more))
+
+    def Create_intercomm(self, *arguments: Any, **more: Any) -> Intercomm:
+        """Create an intercommunicator; see mpi4py's method."""
+        policy = self._state.settings.policy if self._state is not None else ""
+        with progress.meanwhile():
+            return Intercomm(super().Create_intercomm(*arguments, **more), policy)
+
+    def Free(self) -> None:
+        """Free the communicator.
+
+        Raises:
+            RuntimeError: a collective is under way on it.
+        """
+        self._let_go("Free")
+        super().Free()
+
+    def free(self) -> None:
+        """Free the communicator, if it is one that can be freed.  Raises as ``Free`` does."""
+        self._let_go("free")
+        super().free()
+
+    def Disconnect(self) -> None:
+        """Disconnect from the communicator.  Raises as ``Free`` does."""
+        self._let_go("Disconnect")
+        super().Disconnect()
+
+    def _let_go(self, method: str) -> None:
+        """Raise if a collective is under way: its messages would have nowhere to go."""
+        state = self._state or (find(self) if self else None)
+        if state is not None and state.under_way and not state.closed and state.failure is None:
+            progress.poll()
+            if state.under_way:
+                raise RuntimeError(
+                    f"{method} of a communicator with "
+                    f"{plural(len(state.under_way), 'collective')} under way: "
+                    f"{', '.join(map(repr, state.under_way))}; Wait for them first"
+                )
+
+    def _adopt(self, comm: _C, hinted: Table | None = None) -> _C:
+        """Set up an object of this class that mpi4py has made."""
+        settings = self._state.settings if self._state is not None else None
+        comm._state = attach(comm, settings, hinted)
+        return comm
+
+    def _hints(self) -> Table:
+        state = self._state or find(self)
+        return {} if state is None else state.hints
+
+    def _hinted(self, comm: _C, info: MPI.Info) -> _C:
+        """Let a communicator that this rank is in have hints."""
+        if comm:
+            state = comm._ready()
+            with progress.meanwhile():
+                state.hint(hints.agreed(state.private, info, state.hints))
+        return comm
+
+    def _child(self, comm: MPI.Comm) -> Any:
+        """An object of mpi4py's as one of this class, set up if this rank is in it."""
+        child = Intracomm.__new__(Intracomm, comm)
+        return self._adopt(child) if child else child
+
+    # --- what ran and would run ---
+
+    def stats(self) -> Stats:
+        """What ran on this rank: this communicator's collectives by algorithm, and fallbacks."""
+        state = self._local()
+        return Stats(state.counted(), dict(state.fallbacks))
+
+    def shared_memory(self) -> dict[str, int] | None:
+        """The memory that the ranks of this node share for this communicator; None if none.
+
+        ``bytes`` in all, but for windows; ``slots`` of each rank of ``slot`` bytes each;
+        ``inside``: longest message, in bytes, that needs no slot; ``reads``: whether large messages
+        are read from the memory of their sender; ``windows``: bytes in arrays of
+        :func:`mpicoll.empty`.
+        """
+        device = self._local().device
+        return None if device is None else device.memory_of_node()
+
+    def gpu_transport(self) -> str | None:
+        """How arrays in device memory travel on this communicator, and why not faster.
+
+        ``cuda_ipc``, ``aware`` or ``staged``, and in parentheses what has kept a faster one from
+        serving; None where nothing was agreed, and such arrays go through the host as a whole.  See
+        :mod:`mpicoll.cuda.group`.
+        """
+        gpus = self._local().gpus
+        return None if gpus is None else gpus.described()
+
+    def explain(self, collective: str, nbytes: int = 0) -> str:
+        """Which algorithm a call without ``algorithm=`` would run, why, and how long it takes.
+
+        The time is predicted where ``MPICOLL_MODEL`` names fitted parameters.
+
+        Args:
+            collective: name as in ``mpicoll list``, or of a neighbourhood collective.
+            nbytes: bytes of the whole vector (of all blocks, for all-gather, reduce-scatter, ...).
+
+        Raises:
+            ValueError: unknown collective, or a negative number of bytes.
+        """
+        state = self._local()
+        if collective in NEIGHBOURHOOD:
+            return (
+                f"{collective} on {plural(state.size, 'rank')}: {NATIVE} (passed through: "
+                f"neighbourhood collectives are the MPI library's own); known are {NATIVE}"
+            )
+        collectives.collective(collective)
+        if nbytes < 0:
+            raise ValueError(f"nbytes={nbytes} must not be negative")
+        choice = tuning.choose(
+            collective,
+            state.size,
+            nbytes,
+            state.table,
+            lambda candidate: tuning.fits(collective, candidate, state.size),
+        )
+        time = ""
+        if state.settings.model is not None:
+            from mpicoll.tuning import predict  # with all that a simulation needs
+
+            time = "; " + predict.in_words(
+                state.settings.model, collective, choice, state.size, nbytes, state.nodes
+            )
+        choice = tuning.placed(collective, choice, state.nodes)
+        known = ", ".join((*algorithms.names(collective), NATIVE))
+        return (
+            f"{collective} of {plural(nbytes, 'byte')} on {plural(state.size, 'rank')}: "
+            f"{choice.words} ({choice.source}){time}; known are {known}"
+        )
+
+    def _local(self) -> State:
+        """What belongs to the handle, without setting it up (which is collective)."""
+        state = self._state or find(self)
+        if state is None:
+            raise ValueError("no collective has been called on this communicator yet")
+        self._state = state
+        state.check()
+        return state
+
+
+class Cartcomm(Neighbourhood, Intracomm, MPI.Cartcomm):
+    """An :class:`Intracomm` with a Cartesian topology."""
+
+    def Sub(self, remain_dims: Sequence[bool]) -> Cartcomm:
+        """Create communicators of lower-dimensional subgrids."""
+        with progress.meanwhile():
+            return self._child(super().Sub(remain_dims))
+
+
+class Graphcomm(Neighbourhood, Intracomm, MPI.Graphcomm):
+    """An :class:`Intracomm` with a graph topology."""
+
+
+class Distgraphcomm(Neighbourhood, Intracomm, MPI.Distgraphcomm):
+    """An :class:`Intracomm` with a distributed graph topology."""
+
+
+def _with_topology(cls: type[Intracomm], comm: MPI.Comm | None) -> type[Intracomm]:
+    """The class for a communicator: that of its topology where ``cls`` does not say otherwise."""
+    if cls is Intracomm:
+        for made in (Cartcomm, Graphcomm, Distgraphcomm):
+            if isinstance(comm, made.__bases__[-1]):
+                return made
+    return cls

@@ -1,0 +1,58 @@
+"""How one rank ends the job of all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from mpi4py import MPI
+
+__all__ = ["abort_on_exception", "end_job"]
+
+
+#: Seconds between an error's message and the end of the job: a launcher that is told to end it may
+#: drop what it has not yet read from its processes.
+GRACE = 0.3
+
+
+@contextmanager
+def abort_on_exception() -> Iterator[None]:
+    """Let an exception end the whole job, instead of leaving the other ranks waiting for this one.
+
+    Prints the traceback with the rank before it and calls ``MPI_Abort``.  ``SystemExit`` with a
+    status other than 0 ends the job with that status.  With one rank it does nothing.  To be used
+    as ``with abort_on_exception(): main()``, or as a decorator.
+    """
+    try:
+        yield
+    except BaseException as error:
+        status = _exit_status(error)
+        if status == 0 or MPI.Is_finalized() or MPI.COMM_WORLD.Get_size() == 1:
+            raise
+        rank = f"[rank {MPI.COMM_WORLD.Get_rank()}] "
+        if isinstance(error, SystemExit):
+            text = f"exit with status {error.code}"
+        else:
+            text = "".join(traceback.format_exception(error)).rstrip()
+        sys.stderr.write("".join(f"{rank}{line}\n" for line in text.splitlines()))
+        end_job(status)
+
+
+def end_job(status: int) -> NoReturn:
+    """End all ranks at once, with an exit status; what was written before is seen."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(GRACE)
+    MPI.COMM_WORLD.Abort(status)
+    os._exit(status)  # MPICH's MPI_Abort may return before the launcher ends this process
+
+
+def _exit_status(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1

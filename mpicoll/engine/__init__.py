@@ -1,0 +1,1 @@
+"""Running schedules on real memory: plans, the transport between ranks, and what executes them."""

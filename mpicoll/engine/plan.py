@@ -1,0 +1,151 @@
+"""From a schedule to bytes: where every message of one collective call begins and ends.
+
+A :class:`Plan` holds offsets into buffers, never addresses: the user's input, the user's output,
+and temporary space of the plan's own.  It is built without communication, so one rank may
+find a plan in its cache where another builds it.  A runner (:mod:`mpicoll.engine.runner`) executes
+it.
+
+What the schedule leaves open is settled here, the same way on both sides of a message:
+
+* a work block lives in the output where the output has it, else in temporary space, and reads
+  through to the input until something writes it;
+* messages without content are dropped, unless they carry no blocks on purpose (a barrier's);
+* blocks that are not adjacent are packed;
+* messages longer than :data:`PIECE` are cut, so that no count nears 2^31 and receive space is
+  bounded;
+* what is reduced is received aside.  Where that would take more than :data:`SPACE`, the pieces of
+  a round are received row by row (piece p of every sender, then piece p + 1), and within a row, if
+  need be, sender by sender into an accumulator.  The fold is the same expression all the same.
+  Only a round that also sends what it reduces needs room for the whole block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from mpicoll.engine.spans import Span
+from mpicoll.registry import Value
+from mpicoll.schedule.layout import Layout
+
+__all__ = [
+    "BLOCKS",
+    "INPUT",
+    "MESSAGES",
+    "OUTPUT",
+    "PIECE",
+    "Fold",
+    "Message",
+    "Move",
+    "Phase",
+    "Plan",
+    "PlannedChannel",
+    "Shape",
+]
+
+#: Buffers: the user's two, blocks in temporary space, and from here on one a channel's messages.
+INPUT, OUTPUT, BLOCKS, MESSAGES = 0, 1, 2, 3
+
+#: Longest message, bytes.
+PIECE = 4 << 20
+
+
+class Move(NamedTuple):
+    """Copy bytes."""
+
+    target: Span
+    source: Span
+
+
+class Message(NamedTuple):
+    """Send or receive bytes."""
+
+    peer: int
+    span: Span
+
+
+class Fold(NamedTuple):
+    """``target = operands[0] op operands[1] op ...``, from left to right.
+
+    ``wide_first`` and ``wide_target``: the first operand, the target is in the accumulator's type
+    (see :class:`mpicoll.ops.Reduction`).
+    """
+
+    target: Span
+    operands: tuple[Span, ...]
+    wide_first: bool = False
+    wide_target: bool = False
+
+
+class Phase(NamedTuple):
+    """Moves, then messages posted, then (all received) stores and folds.
+
+    The last phase of a round also waits until the round's sends are complete.
+    """
+
+    moves: tuple[Move, ...]
+    receives: tuple[Message, ...]
+    sends: tuple[Message, ...]
+    stores: tuple[Move, ...]
+    folds: tuple[Fold, ...]
+    last: bool
+
+
+class PlannedChannel(NamedTuple):
+    """The phases of one channel; for the segments see :class:`mpicoll.schedule.Channel`."""
+
+    phases: tuple[Phase, ...]
+    segment: int
+    segments: int
+    window: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All that a plan depends on.
+
+    Attributes:
+        collective, algorithm, parameters: which schedule; parameters as (name, value) pairs.
+        rank, size, root: who takes part.
+        in_place: the input is where the output is (always so in a broadcast; in a scatter: the
+            root's own block stays in its input).
+        itemsize: bytes per element; data movement counts in bytes, 1.
+        wide: bytes per element of the accumulator.
+        input, output: the blocks, in elements.  Where a rank hands in or gets its own block alone,
+            that one stands at the beginning of the buffer whatever its offset here.
+        whole: no fold is parted, even where space is short: messages are cut shorter instead.
+    """
+
+    collective: str
+    algorithm: str
+    parameters: tuple[tuple[str, Value], ...]
+    rank: int
+    size: int
+    root: int
+    in_place: bool
+    itemsize: int
+    wide: int
+    input: Layout
+    output: Layout
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Offsets for one shape.
+
+    Attributes:
+        shape: what it was built for.
+        before: copies made first.
+        channels: the messages.
+        after: copies made last.
+        temporary: bytes of each temporary buffer (:data:`BLOCKS`, :data:`MESSAGES` and on).
+        spare: what the runner keeps for the next run.
+    """
+
+    shape: Shape
+    before: tuple[Move, ...]
+    channels: tuple[PlannedChannel, ...]
+    after: tuple[Move, ...]
+    temporary: tuple[int, ...]
+    spare: list[Any] = field(default_factory=list, compare=False, repr=False)

@@ -1,0 +1,269 @@
+"""Memory that the ranks of one node share, and what the engine's messages go through.
+
+The memory has no name in any file system: its first rank makes it, the others open it through
+``/proc``, and it is gone when the last of them has ended, however that happens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import secrets
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.base import caller
+from mpicoll.engine.plan import Plan
+from mpicoll.errors import TransportWarning
+
+_engine: Any = None
+_front: Any = None
+_PROBLEM = ""
+try:
+    _engine = importlib.import_module("mpicoll.engine._engine")
+    _front = importlib.import_module("mpicoll.engine._fast_path")
+except ModuleNotFoundError:
+    _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
+except (ImportError, ValueError) as error:  # built for another MPI, whose handles differ in size
+    _PROBLEM = f"it cannot be loaded ({error}): install mpicoll again with this MPI's mpicc on PATH"
+
+__all__ = [
+    "TRANSPORTS",
+    "Geometry",
+    "Transport",
+    "connect",
+    "drop_buffers",
+    "engine_problem",
+    "front",
+    "geometry",
+    "is_active",
+    "is_near",
+    "memory_of",
+    "program",
+    "starter",
+]
+
+#: What ``MPICOLL_TRANSPORT`` accepts: all there is; slots alone; MPI's messages alone.
+TRANSPORTS = ("auto", "shm", "mpi")
+
+#: Bytes of all slots of a rank, of its longest slot, and of its shortest.
+_SPACE, _LONGEST, _SHORTEST = 4 << 20, 1 << 20, 64 << 10
+#: Ranks of one node that share memory; more than that use MPI's messages.
+_RANKS = 256
+#: Bytes of the proof that two ranks see the same memory.
+_PROOF = 64
+#: Messages at least this long are read from the sender's memory, if they have one reader.  Between
+#: cores that share a cache slots would be better up to 256 KiB, between others they are far worse.
+REMOTE = 8 << 10
+#: Those at least this long are copied by both sides: one core alone does not use all bandwidth.
+TOGETHER = 512 << 10
+#: Steps without progress before the processor is offered to others: where every rank has one, and
+#: where not.
+_PATIENT, _IMPATIENT = 4000, 30
+
+
+class Geometry(NamedTuple):
+    """How the memory is divided (see ``_shared.h``): equal on all ranks of a node."""
+
+    slots: int
+    slot: int
+    inside: int
+
+
+def geometry(ranks: int) -> Geometry:
+    """Slots of each rank, bytes of a slot, longest message inside its queue entry.
+
+    A rank has slots for two messages to each of the others where these are few.
+    """
+    slots = max(4, min(2 * (ranks - 1), 64))
+    slot = max(_SHORTEST, min(_LONGEST, _power(_SPACE // slots)))
+    return Geometry(slots, slot, max(256, min(4096, _power((32 << 10) // ranks))))
+
+
+def _power(number: int) -> int:
+    """The largest power of two that is not larger."""
+    return 1 << (number.bit_length() - 1)
+
+
+def engine_problem() -> str:
+    """Why the compiled engine cannot run here, "" if it can."""
+    if _PROBLEM:
+        return _PROBLEM
+    library = MPI.Get_library_version()
+    if _engine.BUILT_FOR not in library:
+        return f"it is built for {_engine.BUILT_FOR}, and this is {_first_words(library)}"
+    # Two libraries on one machine: the loader may have found another one than mpi4py has.
+    if _engine.library().rstrip(_ENDS) != library.rstrip(_ENDS):
+        return (
+            f"it is linked with {_first_words(_engine.library())}, and mpi4py with "
+            f"{_first_words(library)}: look at LD_LIBRARY_PATH and LD_PRELOAD, or build it again"
+        )
+    return ""
+
+
+#: What may follow the text of a library's version.
+_ENDS = " \n\0"
+
+
+def _first_words(library: str) -> str:
+    return library.split(",")[0].split("\n")[0].strip(_ENDS)
+
+
+class Transport(NamedTuple):
+    """What the messages of a communicator go through.
+
+    Attributes:
+        device: the engine's, None without one; all ranks have one, or none has.
+        slot: bytes of the smallest slot of all nodes, 0 where no two ranks share memory.
+        reads: whether all ranks that share memory also read from that of their senders.
+    """
+
+    device: Any = None
+    slot: int = 0
+    reads: bool = False
+
+
+def _warn(message: str) -> None:
+    caller.warn_once(message, TransportWarning, MPI.COMM_WORLD.Get_rank())
+
+
+def connect(private: MPI.Intracomm, transport: str) -> Transport:
+    """Set up what messages go through.  Collective over ``private``."""
+    problem = engine_problem()
+    everywhere = private.allreduce(not problem, MPI.LAND)
+    if problem:
+        _warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
+    if not everywhere:
+        return Transport()
+    node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
+    try:
+        return _connect(private, node, transport)
+    finally:
+        node.Free()
+
+
+def program(planned: Plan, device: Any) -> Any:
+    """A plan, made ready for the engine."""
+    return _engine.Program(planned, device)
+
+
+def is_near(device: Any) -> bool:
+    """Whether this rank shares memory with all others, of which there are some."""
+    return bool(device.is_near())
+
+
+def is_active(planned: Plan) -> bool:
+    """Whether the engine runs the plan now."""
+    return any(made.active for made in planned.spare)
+
+
+def drop_buffers(planned: Plan) -> None:
+    """Let a plan that is not under way forget the buffers of its last run."""
+    for made in planned.spare:
+        made.drop()
+
+
+def front(*arguments: Any) -> Any:
+    """The engine's short way in; see ``_front.Front``."""
+    return _front.Front(*arguments)
+
+
+def starter(*arguments: Any) -> Any:
+    """The short way of a persistent call; see ``_front.Starter``."""
+    return _front.Starter(*arguments)
+
+
+def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Transport:
+    ranks = node.allgather((private.Get_rank(), os.getpid(), _processors()))
+    memory, problem = None, ""
+    shape = geometry(len(ranks))
+    if transport != "mpi" and 1 < len(ranks) <= _RANKS:
+        memory, problem = memory_of(node, _engine.space(len(ranks), shape))
+    shared = memory is not None
+    reads = shared and transport == "auto" and _engine_reads(node, [pid for _, pid, _ in ranks])
+    # Cutting messages is for all ranks alike.
+    slots = private.allreduce(shape.slot if shared else 1 << 62, MPI.MIN)
+    slots = 0 if slots == 1 << 62 else slots
+    all_read = bool(private.allreduce(reads or not shared, MPI.LAND)) and slots > 0
+    if problem and node.Get_rank() == 0:
+        _warn(f"shared memory does not serve: {problem}; MPI's messages are used instead")
+    locals = [-1] * private.Get_size()
+    for number, (rank, _, _) in enumerate(ranks):
+        locals[rank] = number if shared else -1
+    crowded = len(ranks) > len(frozenset[int]().union(*(own for _, _, own in ranks)))
+    return Transport(
+        _engine.Device(
+            locals,
+            node.Get_rank(),
+            memory,
+            shape,
+            [pid for _, pid, _ in ranks] if reads else [],
+            REMOTE,
+            TOGETHER,
+            _IMPATIENT if crowded else _PATIENT,
+            private,
+        ),
+        slots,
+        all_read,
+    )
+
+
+def _processors() -> frozenset[int]:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]:
+    """Zeros that all ranks of the node map, None on all of them if one cannot; and why."""
+    proof = secrets.token_bytes(_PROOF)
+    descriptor, problem, place = -1, "", None
+    if node.Get_rank() == 0:
+        try:
+            descriptor = os.memfd_create("mpicoll", os.MFD_CLOEXEC)
+            os.truncate(descriptor, length + _PROOF)
+            place = os.getpid(), descriptor, proof
+        except (AttributeError, OSError, OverflowError) as error:
+            problem = f"no memory can be made for it ({error})"
+    place = node.bcast(place)
+    memory = None
+    if place is not None:
+        pid, number, proof = place
+        try:
+            if node.Get_rank() == 0:
+                memory = _mapped(descriptor, length + _PROOF)
+                memory[length:] = np.frombuffer(proof, np.uint8)
+        except (OSError, ValueError, OverflowError) as error:
+            memory, problem = None, f"it cannot be mapped ({error})"
+        node.Barrier()
+        if node.Get_rank() != 0:
+            try:
+                descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+                memory = _mapped(descriptor, length + _PROOF)
+                if memory[length:].tobytes() != proof:
+                    memory, problem = None, "rank 0 of the node has other memory (a container?)"
+            except (OSError, ValueError, OverflowError) as error:
+                memory, problem = None, f"it cannot be opened ({error})"
+    problem = next(filter(None, node.allgather(problem)), "")
+    if descriptor >= 0:
+        os.close(descriptor)
+    return (None, problem) if problem else (memory, "")
+
+
+def _mapped(descriptor: int, length: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(descriptor, length), np.uint8)
+
+
+def _engine_reads(node: MPI.Intracomm, processes: list[int]) -> bool:
+    """Whether every rank of the node can read the memory of its neighbours."""
+    token = np.frombuffer(secrets.token_bytes(_PROOF), np.uint8)
+    every = node.allgather((token.ctypes.data, token.tobytes()))
+    peer = (node.Get_rank() + 1) % node.Get_size()
+    found = np.zeros(_PROOF, np.uint8)
+    address, content = every[peer]
+    read = _engine.read_memory(processes[peer], address, found) and found.tobytes() == content
+    return bool(node.allreduce(read, MPI.LAND))  # tokens live until all have read

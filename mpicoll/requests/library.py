@@ -1,0 +1,286 @@
+"""The MPI library's own requests, and what mpicoll has to add to them.
+
+They keep what the caller has passed alive, a temporary for example, which mpi4py leaves to the
+caller.  With ``MPICOLL_TIMEOUT`` or ``MPICOLL_CHECK=1`` their own ``Wait``, ``Test``, ... and
+mpicoll's functions for several requests (:class:`mpicoll.requests.Request`) also look at the clock,
+and raise where the ranks do not agree.  The library's ``Waitall`` and its like take them for what
+they are, and do neither.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NoReturn
+
+from mpi4py import MPI
+
+from mpicoll.base import caller
+from mpicoll.engine import progress
+from mpicoll.engine.lanes import Stock
+from mpicoll.requests.base import Watched, fill
+from mpicoll.requests.standalone import StandalonePlan
+from mpicoll.runtime import agree
+from mpicoll.runtime.calls import Prepared
+from mpicoll.runtime.observe import observing
+from mpicoll.runtime.state import State
+from mpicoll.runtime.watch import Patience, Ticket
+
+__all__ = [
+    "KeptPrequest",
+    "KeptRequest",
+    "LibraryPrequest",
+    "LibraryRequest",
+    "Restarted",
+    "started",
+]
+
+
+class KeptRequest(MPI.Request):
+    """A request that keeps its operation's arguments alive as long as it is there."""
+
+    kept: object = None
+
+
+class KeptPrequest(MPI.Prequest):
+    """The same for a persistent operation."""
+
+    kept: object = None
+
+
+class _Limited(Watched):
+    """A request with a time limit, if there is one."""
+
+    _state: State
+    _ticket: Ticket | None = None
+
+    def patience(self) -> Callable[[], object]:
+        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
+        if self._ticket is None or self._state.watch is None:
+            return os.sched_yield
+        patience = Patience(self._state.watch, self._ticket)
+
+        def pause() -> None:
+            if not self.pending or self.Get_status():
+                return
+            try:
+                patience.pause()
+            except TimeoutError as error:
+                self._state.fail(error)
+                self._state.abandon(self)
+                raise
+
+        return pause
+
+
+class _LimitedPlan(_Limited):
+    """The same for a persistent operation; a trace and hooks hear of its starts."""
+
+    _prepared: Prepared
+    _number = 0
+
+    def _bind(self, state: State, prepared: Prepared) -> None:
+        """It is made now.  Collective."""
+        self._state, self._prepared = state, prepared
+        if state.watch is not None:
+            self._number = state.watch.plan()
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """It is started in the ``with`` block."""
+        state, prepared = self._state, self._prepared
+        with observing(state, prepared, complete=False):
+            yield
+            if state.watch is not None:
+                self._ticket = state.watch.enter(prepared.described(), self._number)
+
+
+class LibraryRequest(_Limited, KeptRequest):
+    """A request that is looked after; see the module."""
+
+    _comparison: agree.Comparison | None = None
+
+    @classmethod
+    def of(
+        cls,
+        request: MPI.Request,
+        state: State,
+        ticket: Ticket | None,
+        comparison: agree.Comparison | None,
+    ) -> LibraryRequest:
+        """The request of an operation that has just been started."""
+        made = cls(request)
+        made._state, made._ticket, made._comparison = state, ticket, comparison
+        return made
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has been started, and not been found complete by its owner."""
+        return self != MPI.REQUEST_NULL
+
+    def _agreed(self) -> bool:
+        """Whether the ranks agree, as far as they are to say; raises if they do not."""
+        if self._comparison is None:
+            return True
+        if self._comparison.error is not None:
+            self._state.abandon(self)
+            raise self._comparison.error
+        return self._comparison.over
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait until the collective is complete on this rank."""
+        progress.until(lambda: self.Test(status), self.patience())
+        return True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether the collective is complete on this rank."""
+        caller.check()
+        progress.poll()
+        return self._agreed() and MPI.Request.Test(self, status)
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Whether ``Wait`` would return, or raise, at once."""
+        progress.poll()
+        if self._comparison is not None and not self._comparison.over:
+            return False
+        failed = self._comparison is not None and self._comparison.error is not None
+        return failed or MPI.Request.Get_status(self, status)
+
+    def wait(self, status: MPI.Status | None = None) -> Any:
+        """Wait until the collective is complete on this rank."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, Any]:
+        """Whether the collective is complete on this rank, and None."""
+        return self.Test(status), None
+
+
+def started(
+    request: MPI.Request,
+    state: State,
+    ticket: Ticket | None,
+    comparison: agree.Comparison | None,
+    arguments: object,
+) -> KeptRequest:
+    """The request of an operation that has just been started, looked after if that is wanted."""
+    kept = KeptRequest(request)
+    if ticket is not None or comparison is not None:
+        kept = LibraryRequest.of(request, state, ticket, comparison)
+    kept.kept = arguments
+    return kept
+
+
+class LibraryPrequest(_LimitedPlan, LibraryRequest, KeptPrequest):
+    """A persistent request that is looked after; see the module.
+
+    Also where a trace or hooks are there when it is made, which hear of its starts.
+    """
+
+    _started = False
+
+    @classmethod
+    def bound(cls, request: MPI.Prequest, state: State, prepared: Prepared) -> LibraryPrequest:
+        """The request of an operation that has been made."""
+        made = cls(request)
+        made._bind(state, prepared)
+        return made
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has been started, and not been found complete by its owner."""
+        return self._started
+
+    def Start(self) -> None:
+        """Start the collective."""
+        self._state.check()
+        with self._starting():
+            MPI.Prequest.Start(self)
+            self._started = True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether the collective is complete on this rank."""
+        done = super().Test(status)
+        self._started = self._started and not done
+        return done
+
+
+class Restarted(_LimitedPlan, StandalonePlan):
+    """A persistent collective where the MPI library, before MPI 4.0, has none of its own.
+
+    Its starts are on a communicator of its own, as they may come in another order on each rank.
+    That is the communicator's, which hands it to another one later, and frees it with itself:
+    freeing this, or dropping it, is local.
+
+    Args:
+        state: of the communicator.  Collective over it.
+        prepared: the call.
+        comm: whose error handler is told of what goes wrong.
+        begin: starts the library's non-blocking collective on a communicator.
+        stock: where it takes that communicator from, such as ``state.lanes.whole``.
+    """
+
+    _request: MPI.Request = MPI.REQUEST_NULL
+
+    def __init__(
+        self,
+        state: State,
+        prepared: Prepared,
+        comm: MPI.Intracomm,
+        begin: Callable[[MPI.Intracomm], MPI.Request],
+        stock: Stock[int],
+    ) -> None:
+        self._bind(state, prepared)
+        number, self._unbind = stock.take(self, state.pause)
+        self._comm, self._begin = state.lanes.comms[number], begin
+        handler = comm.Get_errhandler()
+        self._comm.Set_errhandler(handler)
+        handler.Free()
+
+    def __bool__(self) -> bool:
+        return self._unbind.alive
+
+    def Start(self) -> None:
+        """Start the collective.
+
+        Raises:
+            RuntimeError: it is under way; or a collective on the communicator has failed.
+            ValueError: it, or its communicator, has been freed.
+        """
+        if not self:
+            raise ValueError("Start of a request that has been freed; make a new one")
+        self._state.check()
+        super().Start()
+
+    def _start(self) -> None:
+        with self._starting():
+            self._request = self._begin(self._comm)
+            self._state.restarted.add(self)
+
+    def _complete(self, status: MPI.Status | None) -> bool:
+        done = self._request.Test(status)
+        if done:
+            self._state.restarted.discard(self)
+        return done
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Whether ``Wait`` would return, or raise, at once."""
+        caller.check()
+        progress.poll()
+        if not self._pending:
+            fill(status)
+            return True
+        return self._request.Get_status(status)
+
+    def _close(self) -> None:
+        if self:
+            self._unbind()
+            del self._begin, self._prepared
+
+    def Cancel(self) -> NoReturn:
+        """Collectives cannot be cancelled.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("a collective cannot be cancelled, which MPI forbids; Wait for it")

@@ -1,0 +1,332 @@
+"""Non-blocking and persistent collectives by mpicoll's own algorithms.
+
+They are no requests of the MPI library, so its ``Waitall`` refuses them; :meth:`Request.Waitall`
+and its like take both kinds.  They make progress while this process is inside any call of mpicoll,
+or all the time where a thread sees to it (see :mod:`mpicoll.engine.progress`), not elsewhere:
+without the thread a rank that waits in a receive of the MPI library for something that another rank
+sends only after such a collective, waits for ever.
+
+With ``MPICOLL_TIMEOUT`` a call that waits for them is given that time.  With ``MPICOLL_CHECK=1``
+they wait for the ranks to agree before they send anything, without keeping anybody waiting.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Literal, NoReturn, TypeVar
+
+from mpi4py import MPI
+
+from mpicoll.base import caller
+from mpicoll.engine import plan, progress
+from mpicoll.engine.lanes import Lane
+from mpicoll.engine.runner import Execution
+from mpicoll.requests.base import Watched, fill
+from mpicoll.requests.several import Completion
+from mpicoll.runtime import agree
+from mpicoll.runtime.calls import Prepared
+from mpicoll.runtime.observe import Observation, observe
+from mpicoll.runtime.state import State
+from mpicoll.runtime.watch import Patience, Ticket
+
+__all__ = ["Prequest", "Request"]
+
+_R = TypeVar("_R", bound="Request")
+
+#: Stages of a request: not started, or found complete by its owner; complete; under way.
+INACTIVE, COMPLETE, ACTIVE = range(3)
+
+
+class Request(Completion, Watched):
+    """A collective under way.  It keeps its buffers alive until it is complete.
+
+    ``Wait`` and ``Test`` raise what went wrong; then the communicator cannot be used any more.
+
+    Args:
+        state: of the communicator.
+        prepared: the call.
+        report: told of a failure before it is raised.
+    """
+
+    def __init__(
+        self, state: State, prepared: Prepared, report: Callable[[BaseException], None]
+    ) -> None:
+        assert prepared.call is not None
+        self._state, self._prepared, self._report = state, prepared, report
+        self._call = prepared.call
+        self._name = prepared.definition.method
+        self._shape = self._call.shape(prepared.choice)
+        self._plan: plan.Plan | None = None
+        self._lane: Lane | None = None
+        self._execution: Execution | None = None
+        self._ticket: Ticket | None = None
+        self._comparison: agree.Comparison | None = None
+        self._observation: Observation | None = None
+        self._error: BaseException | None = None
+        self._complaint: BaseException | None = None  # a hook's
+        self._stage = INACTIVE
+
+    @classmethod
+    def begin(
+        cls: type[_R], state: State, prepared: Prepared, report: Callable[[BaseException], None]
+    ) -> _R:
+        """Start a call."""
+        request = cls(state, prepared, report)
+        request._ticket, request._comparison = state.start(prepared)
+        request._plan = state.borrow(request._shape)
+        request._lane = state.lanes.join(request)
+        request._activate()
+        return request
+
+    def __bool__(self) -> bool:
+        return self.pending
+
+    def __repr__(self) -> str:
+        how = "active" if self._stage == ACTIVE else "inactive"
+        return f"<{type(self).__name__} of {self._name} by {self._shape.algorithm}, {how}>"
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has been started, and not been found complete by its owner."""
+        return self._stage != INACTIVE
+
+    @property
+    def owner(self) -> State:
+        """See :class:`mpicoll.engine.progress.Operation`."""
+        return self._state
+
+    # --- running ---
+
+    def _activate(self) -> None:
+        self._stage, self._execution = ACTIVE, None
+        self._observation = observe(self._state, self._prepared)
+        progress.add(self)
+        progress.poll()
+
+    def advance(self) -> None:
+        """See :class:`mpicoll.engine.progress.Operation`."""
+        try:
+            if self._execution is None:
+                if not self._may_start():
+                    return
+                self._execution = self._execute()
+            if not self._execution.test():
+                return
+            self._call.write_back()
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        self._finish()
+
+    def _execute(self) -> Execution:
+        assert self._plan is not None and self._lane is not None
+        self._call.load()
+        step = self._observation.step if self._observation is not None else None
+        memory, reduction = self._call.memory(), self._call.reduction
+        return self._state.execute(self._plan, self._lane, *memory, reduction, step)
+
+    def _may_start(self) -> bool:
+        assert self._lane is not None
+        if self._comparison is not None:
+            if self._comparison.error is not None:
+                raise self._comparison.error
+            if not self._comparison.over:
+                return False
+        return self._state.lanes.is_first(self, self._lane)
+
+    def _finish(self) -> None:
+        self._execution = None
+        self._state.count(self._shape.collective, self._shape.algorithm)
+        self._tell(None)
+        self._release()
+        progress.remove(self)
+        self._stage = COMPLETE  # last: whoever waits goes on from here
+
+    def _fail(self, error: BaseException) -> None:
+        """Messages may be under way: buffers and requests must stay, and no call follow."""
+        self._state.fail(error)
+        self._tell(error)
+        progress.remove(self)
+        self._error = error
+
+    def _tell(self, failure: BaseException | None) -> None:
+        """Tell trace and hooks of the end; whatever those raise is for who waits."""
+        observation, self._observation = self._observation, None
+        if observation is not None:
+            try:
+                observation.end(failure)
+            except Exception as error:
+                self._complaint = error
+
+    def _release(self) -> None:
+        """Give back all that the call has needed."""
+        assert self._plan is not None and self._lane is not None
+        self._state.lanes.leave(self, self._lane)
+        self._state.give_back(self._plan)
+        self._plan = self._lane = None
+        del self._call, self._prepared
+
+    # --- waiting ---
+
+    def _over(self) -> bool:
+        return self._stage != ACTIVE or self._error is not None
+
+    def _completed(self, status: MPI.Status | None) -> None:
+        """The owner hears that it is over, and of what went wrong."""
+        if self._error is not None:
+            self._report(self._error)
+            raise self._error
+        self._stage = INACTIVE
+        fill(status)
+        complaint, self._complaint = self._complaint, None
+        if complaint is not None:
+            raise complaint
+
+    def patience(self) -> Callable[[], object]:
+        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
+        if self._ticket is None or self._state.watch is None:
+            return os.sched_yield
+        patience = Patience(self._state.watch, self._ticket)
+
+        def pause() -> None:
+            if self._over():
+                return
+            try:
+                patience.pause()
+            except TimeoutError as error:
+                with progress.lock:
+                    if self._over():
+                        return
+                    self._fail(error)
+                raise
+
+        return pause
+
+    # --- mpi4py's methods ---
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait until the collective is complete on this rank."""
+        caller.check()
+        progress.until(self._over, self.patience())
+        self._completed(status)
+        return True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether the collective is complete on this rank."""
+        done = self.Get_status()
+        if done:
+            self._completed(status)
+        return done
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Whether ``Wait`` would return, or raise, at once."""
+        caller.check()
+        progress.poll()
+        if self._over():
+            fill(status)
+        return self._over()
+
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """Wait until the collective is complete on this rank."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
+        """Whether the collective is complete on this rank, and None."""
+        return self.Test(status), None
+
+    def Free(self) -> None:
+        """Free an inactive request.
+
+        Raises:
+            RuntimeError: the collective is under way.
+        """
+        if self._stage == ACTIVE:
+            raise RuntimeError(
+                f"Free of {self._name} under way, which MPI forbids; complete it by Wait first"
+            )
+
+    def free(self) -> None:
+        """Free an inactive request."""
+        self.Free()
+
+    def Cancel(self) -> NoReturn:
+        """Collectives cannot be cancelled.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"{self._name} cannot be cancelled, which MPI forbids; Wait for it")
+
+
+class Prequest(Request):
+    """A persistent collective: bound to its buffers, started by ``Start`` any number of times.
+
+    Collective: ranks that are to compare their calls do so here, and not at each start.
+    """
+
+    def __init__(
+        self, state: State, prepared: Prepared, report: Callable[[BaseException], None]
+    ) -> None:
+        super().__init__(state, prepared, report)
+        self._number = 0 if state.watch is None else state.watch.plan()
+        self._plan = self._state.build(self._shape)
+        self._lane, self._unbind = state.lanes.plans.take(self, state.pause)
+        self._short = state.starter(self._plan, self._lane, self._call)
+
+    def __bool__(self) -> bool:
+        return self._unbind.alive
+
+    def Start(self) -> None:
+        """Start the collective.
+
+        Raises:
+            RuntimeError: it is under way; or a collective on the communicator has failed.
+            ValueError: it, or its communicator, has been freed.
+        """
+        short = self._short
+        if short is not None and short.start(self):
+            return
+        if not self._unbind.alive:
+            raise ValueError(
+                f"Start of {self._name} by a request that has been freed; make a new one"
+            )
+        self._state.check()
+        if self._stage == ACTIVE:
+            raise RuntimeError(f"Start of {self._name} under way; complete it by Wait first")
+        if self._state.watch is not None:
+            self._ticket = self._state.watch.enter(self._prepared.described(), self._number)
+        self._activate()
+
+    def Free(self) -> None:
+        """Free an inactive request: its lane, and its hold on the buffers.
+
+        Raises:
+            RuntimeError: the collective is under way.
+        """
+        super().Free()
+        if self._unbind.alive:
+            self._unbind()
+            self._plan = self._lane = self._short = None
+            del self._call, self._prepared
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait until the collective is complete on this rank."""
+        short = self._short
+        if status is None and short is not None and short.wait(self):
+            return True
+        return super().Wait(status)
+
+    @staticmethod
+    def Startall(requests: Sequence[Prequest | MPI.Prequest]) -> None:
+        """Start persistent requests, mpicoll's or the MPI library's."""
+        for request in requests:
+            request.Start()
+
+    def _may_start(self) -> bool:
+        return True  # on a lane of its own
+
+    def _release(self) -> None:
+        pass  # until freed

@@ -1,0 +1,205 @@
+"""Completing several requests, mpicoll's and the MPI library's in any mixture.
+
+A request is *pending* from its start until a call has told the caller that it is complete; only
+pending ones count for the functions that complete one or some.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from mpi4py import MPI
+
+from mpicoll.engine import progress
+from mpicoll.requests.base import Watched
+
+__all__ = ["Anyone", "Completion"]
+
+
+Anyone: TypeAlias = Watched | MPI.Request
+
+
+#: What :meth:`Completion.waitany` and its like find: index, whether there is an answer, message.
+_Any: TypeAlias = tuple[int, bool, Any]
+_Some: TypeAlias = tuple[list[int] | None, list[Any] | None]
+_Found = TypeVar("_Found")
+
+
+class Completion:
+    """mpi4py's functions on several requests, for both kinds.
+
+    They raise as the requests' own ``Wait`` and ``Test`` do.
+    """
+
+    @staticmethod
+    def Waitall(
+        requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
+    ) -> Literal[True]:
+        """Wait for all requests, in whatever order they complete."""
+        _until(lambda: _all_complete(requests), requests)
+        for request, status in zip(requests, _extended(statuses, len(requests)), strict=True):
+            request.Wait(status)
+        return True
+
+    @staticmethod
+    def Testall(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> bool:
+        """Whether all requests are complete."""
+        return _all_complete(requests) and Completion.Waitall(requests, statuses)
+
+    @staticmethod
+    def Waitany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> int:
+        """Wait for one request; its index, ``MPI.UNDEFINED`` if none is pending."""
+        return _wait(lambda: _test_any(requests, status, _test), lambda found: found[1], requests)[
+            0
+        ]
+
+    @staticmethod
+    def Testany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> tuple[int, bool]:
+        """The index of a complete request and True, else ``MPI.UNDEFINED`` and False.
+
+        ``MPI.UNDEFINED`` and True if none is pending.
+        """
+        return _test_any(requests, status, _test)[:2]
+
+    @staticmethod
+    def Waitsome(
+        requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
+    ) -> list[int] | None:
+        """Wait for one request or more; their indices, None if none is pending."""
+        return _wait(lambda: _test_some(requests, statuses, _test), _is_some, requests)[0]
+
+    @staticmethod
+    def Testsome(
+        requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
+    ) -> list[int] | None:
+        """Indices of the complete requests, None if none is pending."""
+        return _test_some(requests, statuses, _test)[0]
+
+    @staticmethod
+    def waitall(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> list[Any]:
+        """Wait for all requests; what each ``wait`` returns."""
+        _until(lambda: _all_complete(requests), requests)
+        pairs = zip(requests, _extended(statuses, len(requests)), strict=True)
+        return [request.wait(status) for request, status in pairs]
+
+    @staticmethod
+    def testall(
+        requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
+    ) -> tuple[bool, list[Any] | None]:
+        """Whether all requests are complete, and what each ``wait`` returns then."""
+        if not _all_complete(requests):
+            return False, None
+        return True, Completion.waitall(requests, statuses)
+
+    @staticmethod
+    def waitany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> tuple[int, Any]:
+        """Wait for one request; its index, and what its ``wait`` returns."""
+        index, _, message = _wait(
+            lambda: _test_any(requests, status, _test_message), lambda found: found[1], requests
+        )
+        return index, message
+
+    @staticmethod
+    def testany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> _Any:
+        """The same as ``Testany``, and what the request's ``wait`` returns."""
+        return _test_any(requests, status, _test_message)
+
+    @staticmethod
+    def waitsome(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> _Some:
+        """Wait for one request or more; their indices, and what each ``wait`` returns."""
+        return _wait(lambda: _test_some(requests, statuses, _test_message), _is_some, requests)
+
+    @staticmethod
+    def testsome(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> _Some:
+        """Indices of the complete requests, and what each ``wait`` returns."""
+        return _test_some(requests, statuses, _test_message)
+
+
+def _wait(
+    test: Callable[[], _Found], over: Callable[[_Found], bool], requests: Sequence[Anyone]
+) -> _Found:
+    """Test until it is over; what the last test has found."""
+    found: list[_Found] = []
+
+    def done() -> bool:
+        found[:] = [test()]
+        return over(found[0])
+
+    _until(done, requests)
+    return found[0]
+
+
+def _until(done: Callable[[], object], requests: Sequence[Anyone]) -> None:
+    """Poll until ``done()``, within the requests' time limits."""
+    pauses = [r.patience() for r in requests if isinstance(r, Watched)] or [os.sched_yield]
+
+    def pause() -> None:
+        for each in pauses:
+            each()
+
+    progress.until(done, pause)
+
+
+def _all_complete(requests: Sequence[Anyone]) -> bool:
+    return all(request.Get_status() for request in requests)
+
+
+def _is_some(found: _Some) -> bool:
+    return found[0] != []
+
+
+#: Tests one request: whether it is complete, None if it is not pending; and its message.
+_Tested: TypeAlias = tuple[bool | None, Any]
+_Test: TypeAlias = Callable[[Anyone, MPI.Status | None], _Tested]
+
+
+def _test(request: Anyone, status: MPI.Status | None) -> _Tested:
+    if isinstance(request, Watched):
+        return request.Test(status) if request.pending else None, None
+    index, over = MPI.Request.Testany([request], status)
+    return None if over and index == MPI.UNDEFINED else over, None
+
+
+def _test_message(request: Anyone, status: MPI.Status | None) -> _Tested:
+    if isinstance(request, Watched):
+        return _test(request, status)
+    index, over, message = MPI.Request.testany([request], status)
+    return None if over and index == MPI.UNDEFINED else over, message
+
+
+def _test_any(requests: Sequence[Anyone], status: MPI.Status | None, test: _Test) -> _Any:
+    none_pending = True
+    for index, request in enumerate(requests):
+        over, message = test(request, status)
+        if over:
+            return index, True, message
+        none_pending &= over is None
+    return MPI.UNDEFINED, none_pending, None
+
+
+def _test_some(requests: Sequence[Anyone], statuses: list[MPI.Status] | None, test: _Test) -> _Some:
+    none_pending = True
+    indices: list[int] = []
+    messages = []
+    for index, request in enumerate(requests):
+        status = None
+        if statuses is not None:
+            status = statuses[len(indices)] if len(indices) < len(statuses) else MPI.Status()
+        over, message = test(request, status)
+        none_pending &= over is None
+        if over:
+            if status is not None and statuses is not None and len(indices) == len(statuses):
+                statuses.append(status)
+            indices.append(index)
+            messages.append(message)
+    return (None, None) if none_pending else (indices, messages)
+
+
+def _extended(statuses: list[MPI.Status] | None, count: int) -> list[MPI.Status | None]:
+    """One status a request; the list grows as long as they are, as in mpi4py."""
+    if statuses is None:
+        return [None] * count
+    statuses += [MPI.Status() for _ in range(len(statuses), count)]
+    return [*statuses[:count]]

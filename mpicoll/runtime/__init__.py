@@ -1,0 +1,1 @@
+"""What one communicator keeps, and how one call on it is carried out."""

@@ -1,0 +1,173 @@
+"""What rank 0 reads from its environment when a communicator is built."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+from mpicoll import tuning
+from mpicoll.base.wording import ranges
+from mpicoll.cuda import group
+from mpicoll.engine.transport import TRANSPORTS
+from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.simulate.costs import CostModel
+from mpicoll.tuning import cost_files, rule_files
+
+__all__ = ["Settings", "policy_from", "read"]
+
+#: The variables of mpicoll's, those that other places read among them.
+VARIABLES = frozenset(
+    {f"MPICOLL_{name.upper()}" for name in COLLECTIVES}
+    | {"MPICOLL_FALLBACK", "MPICOLL_PROGRESS", "MPICOLL_TRANSPORT", "MPICOLL_GPU"}
+    | {"MPICOLL_TIMEOUT", "MPICOLL_CHECK", "MPICOLL_MODEL", "MPICOLL_TUNING", "MPICOLL_TRACE"}
+    | {"MPICOLL_SIMD", "MPICOLL_SHARE_CORES"}
+)
+#: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
+POLICIES = ("error", "warn", "silent")
+
+
+class Settings(NamedTuple):
+    """What rank 0 read from its environment; the same on all ranks."""
+
+    table: tuning.Table
+    policy: str
+    #: Seconds that a call may wait; 0: for ever.
+    timeout: float = 0.0
+    #: Whether ranks compare their calls before they run.
+    check: bool = False
+    #: Common name of the trace's files, "" for none.
+    trace: str = ""
+    #: One of :data:`mpicoll.engine.transport.TRANSPORTS`.
+    transport: str = "auto"
+    #: Whether a thread of each process makes progress.
+    progress: bool = False
+    #: Fitted parameters, for predictions; None without.
+    model: CostModel | None = None
+    #: One of :data:`mpicoll.cuda.group.TRANSPORTS`.
+    gpu: str = "auto"
+
+
+def read(private: MPI.Intracomm) -> Settings:
+    """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
+    found: Settings | str = ""
+    if private.Get_rank() == 0:
+        try:
+            found = _settings_from(os.environ)
+        except ValueError as error:
+            found = str(error)
+    found = private.bcast(found)
+    if isinstance(found, str):
+        raise ValueError(found)
+    if found.progress:
+        levels = private.allgather(MPI.Query_thread())
+        below = [rank for rank, level in enumerate(levels) if level < MPI.THREAD_MULTIPLE]
+        if below:
+            raise RuntimeError(
+                f"MPICOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE, which {ranges(below)} did not "
+                "get; set mpi4py.rc.thread_level = 'multiple' before MPI is imported, or unset "
+                "MPICOLL_PROGRESS"
+            )
+    return found
+
+
+def policy_from(environment: Mapping[str, str]) -> str:
+    """What to do with a call that mpicoll cannot serve.
+
+    Raises:
+        ValueError: the environment has something else.
+    """
+    policy = environment.get("MPICOLL_FALLBACK", "warn")
+    if policy not in POLICIES:
+        raise ValueError(f"MPICOLL_FALLBACK={policy!r} must be one of {', '.join(POLICIES)}")
+    return policy
+
+
+def _warn_of_misspelt(environment: Mapping[str, str]) -> None:
+    """Tell of variables whose names are nearly those of mpicoll's."""
+    for name in sorted(environment.keys() - VARIABLES):
+        if name.startswith("MPICOLL_") and (near := get_close_matches(name, VARIABLES, 1, 0.9)):
+            warnings.warn(f"{name} is no variable of mpicoll's; is {near[0]} meant?", stacklevel=2)
+
+
+def _settings_from(environment: Mapping[str, str]) -> Settings:
+    _warn_of_misspelt(environment)
+    check = environment.get("MPICOLL_CHECK") or "0"
+    if check not in ("0", "1"):
+        raise ValueError(f"MPICOLL_CHECK={check!r} must be 1 or 0")
+    thread = environment.get("MPICOLL_PROGRESS") or ""
+    if thread not in ("", "thread"):
+        raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
+    model = _model_from(environment)
+    return Settings(
+        _table_from(environment, model),
+        policy_from(environment),
+        timeout=_timeout_from(environment),
+        check=check == "1",
+        trace=environment.get("MPICOLL_TRACE", ""),
+        transport=_transport_from(environment),
+        progress=thread == "thread",
+        model=model,
+        gpu=_gpu_from(environment),
+    )
+
+
+def _model_from(environment: Mapping[str, str]) -> CostModel | None:
+    path = environment.get("MPICOLL_MODEL", "")
+    try:
+        return cost_files.read(path) if path else None
+    except (ValueError, ModuleNotFoundError) as error:
+        raise ValueError(f"MPICOLL_MODEL: {error}") from None
+
+
+def _table_from(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:
+    path = environment.get("MPICOLL_TUNING", "")
+    try:
+        file = rule_files.load(path) if path else {}
+    except (ValueError, ModuleNotFoundError) as error:
+        raise ValueError(f"MPICOLL_TUNING: {error}") from None
+    asked = tuning.from_environment(environment)
+    return tuning.combined(tuning.BUILTIN, _predicted(environment, model), file, asked)
+
+
+def _predicted(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:
+    """The rules that follow from fitted parameters."""
+    if model is None:
+        return {}
+    source = f"cost model {environment['MPICOLL_MODEL']}"
+    try:
+        return tuning.table_from(model.rules, source, tuning.MODEL)
+    except ValueError as error:
+        raise ValueError(f"MPICOLL_MODEL: {source}: {error}") from None
+
+
+def _transport_from(environment: Mapping[str, str]) -> str:
+    transport = environment.get("MPICOLL_TRANSPORT") or "auto"
+    if transport not in TRANSPORTS:
+        raise ValueError(f"MPICOLL_TRANSPORT={transport!r} must be one of {', '.join(TRANSPORTS)}")
+    return transport
+
+
+def _gpu_from(environment: Mapping[str, str]) -> str:
+    transport = environment.get("MPICOLL_GPU") or "auto"
+    if transport not in group.TRANSPORTS:
+        raise ValueError(f"MPICOLL_GPU={transport!r} must be one of {', '.join(group.TRANSPORTS)}")
+    return transport
+
+
+def _timeout_from(environment: Mapping[str, str]) -> float:
+    value = environment.get("MPICOLL_TIMEOUT") or "0"
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise ValueError(
+            f"MPICOLL_TIMEOUT={value!r} must be a number of seconds, or 0 for no limit"
+        )
+    return seconds

@@ -1,0 +1,209 @@
+"""Integer clocks over schedules, message by message.
+
+A message of m bytes occupies the sender's output port and the receiver's input port for
+``alpha + beta m``; a rank that has received something in a round needs ``step``, and ``gamma`` for
+each byte it reduces, before the next round begins.  Which messages go first where ports are few:
+see :mod:`mpicoll.simulate.ports`.  Times are integers, so results are exact and repeatable.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mpicoll.registry import Algorithm, Parameter
+from mpicoll.schedule import Channel, RecvReduce
+from mpicoll.schedule.matching import Blank, Cell, Matching, Message, Open, ScheduleError
+from mpicoll.simulate.machine import STEPS, Model, Sizes
+from mpicoll.simulate.ports import Ports
+
+__all__ = ["Result", "Transfer", "check_call", "clock", "follow", "trace"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulation found.
+
+    Attributes:
+        finish: time until each rank is done.
+        sent: bytes sent by each rank.
+        messages: messages sent.
+        how: how it was found, in words.
+        exact: the time is that of every message followed by itself; else an upper bound.
+    """
+
+    finish: tuple[int, ...]
+    sent: tuple[int, ...]
+    messages: int
+    how: str = "every message"
+    exact: bool = True
+
+    @property
+    def makespan(self) -> int:
+        """Time until the last rank is done."""
+        return max(self.finish, default=0)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent, all ranks together."""
+        return sum(self.sent)
+
+    @property
+    def bytes_sent_max(self) -> int:
+        """Bytes sent by the rank that sends most."""
+        return max(self.sent, default=0)
+
+
+class Transfer(NamedTuple):
+    """One message on its way, for drawings and for critical paths."""
+
+    start: int
+    end: int
+    sender: int
+    receiver: int
+    channel: int
+    cells: tuple[Cell, ...]
+    reduces: bool
+    nbytes: int
+
+
+def clock(
+    matching: Matching,
+    model: Model,
+    sizes: Sizes | None = None,
+    transfers: list[Transfer] | None = None,
+) -> Result:
+    """Run a matching under the clock; without ``sizes`` every message is empty.
+
+    ``transfers``, if given, receives every message in the order it starts.
+
+    Raises:
+        ScheduleError: something is left over (deadlock, unmatched messages).
+    """
+    ports = Ports(matching.size, model.ports)
+    works = bool(model.step or (sizes and model.gamma))  # ranks have something to do between rounds
+    finish = [0] * matching.size
+    sent = [0] * matching.size
+    messages = now = number = 0
+    events: list[tuple[int, int, Message | Open]] = []
+    while True:
+        while matching.complete:
+            current = matching.complete.popleft()
+            later = now + _after(current, matching, model, sizes) if works else now
+            finish[current.rank] = max(finish[current.rank], later)
+            if later > now:
+                number += 1
+                heapq.heappush(events, (later, number, current))
+            else:
+                matching.close(current)
+        for message in matching.ready:
+            assert message.sender is not None and message.receiver is not None
+            source, channel = message.sender.rank, message.sender.channel
+            key = (now, message.position, message.distance, channel, source)
+            ports.wait(key, source, message.receiver.rank, message)
+        matching.ready.clear()
+        for source, target, message in ports.begin():
+            assert message.sender is not None
+            channel = message.sender.channel
+            length = sizes.of(message.sent, matching.channels[channel].segment) if sizes else 0
+            receiver = (source + message.distance) % matching.ranks
+            end = now + model.message(source, receiver, length)
+            sent[source] += length
+            messages += 1
+            number += 1
+            heapq.heappush(events, (end, number, message))
+            if transfers is not None:
+                cells = matching.cells(message.sent, matching.channels[channel].segment)
+                reduces = isinstance(message.step, RecvReduce)
+                transfers.append(
+                    Transfer(now, end, source, target, channel, cells, reduces, length)
+                )
+        if not events:
+            break
+        now = events[0][0]
+        while events and events[0][0] == now:
+            event = heapq.heappop(events)[2]
+            if isinstance(event, Open):
+                matching.close(event)
+                continue
+            assert event.sender is not None and event.receiver is not None
+            ends = event.sender.rank, event.receiver.rank
+            ports.release(*ends)
+            for rank in ends:
+                finish[rank] = max(finish[rank], now)
+            matching.deliver(event)
+    leftover = matching.stuck()
+    if leftover:
+        raise ScheduleError("; ".join(leftover))
+    return Result(tuple(finish), tuple(sent), messages)
+
+
+def _after(current: Open, matching: Matching, model: Model, sizes: Sizes | None) -> int:
+    """What a rank still has to do when all messages of a round are through."""
+    if not current.arrived:
+        return 0
+    reduced = 0
+    if sizes and model.gamma:
+        segment = matching.channels[current.channel].segment
+        reduced = sum(
+            sizes.of(step.block, segment)
+            for step, _ in current.arrived
+            if isinstance(step, RecvReduce)
+        )
+    return model.after(current.rank, reduced)
+
+
+def trace(
+    algorithm: Algorithm,
+    size: int,
+    root: int = 0,
+    parameters: Mapping[str, Parameter] | None = None,
+    nbytes: int = 0,
+    model: Model = STEPS,
+) -> list[Transfer]:
+    """Every message in the order it starts, by default under the :data:`STEPS` clock.
+
+    Raises:
+        ValueError: a size, root, count or parameter out of range.
+    """
+    check_call(size, root, nbytes)
+    programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]
+    transfers: list[Transfer] = []
+    follow(algorithm, programs, size, nbytes, model, transfers=transfers)
+    return transfers
+
+
+def follow(
+    algorithm: Algorithm,
+    programs: Sequence[Sequence[Channel]],
+    size: int,
+    nbytes: int,
+    model: Model,
+    largest: bool = False,
+    transfers: list[Transfer] | None = None,
+) -> Result:
+    """Run the schedules of all ranks under the clock, or of some that represent all of ``size``.
+
+    Raises:
+        ScheduleError: see :func:`clock`.
+    """
+    nblocks, memories = algorithm.blocks(size), [Blank() for _ in programs]
+    matching = Matching(programs, nblocks, algorithm.scratch(size), memories, ranks=size)
+    segments = programs[0][0].segments if programs[0] else 1
+    return clock(matching, model, Sizes(nbytes, nblocks, segments, largest), transfers)
+
+
+def check_call(size: int, root: int, nbytes: int = 0) -> None:
+    """Check a number of ranks, a root and a size.
+
+    Raises:
+        ValueError: fewer than one rank, a root that is none of them, or a negative size.
+    """
+    if nbytes < 0:
+        raise ValueError(f"nbytes={nbytes} must not be negative")
+    if size < 1:
+        raise ValueError(f"P={size} ranks: at least 1 is needed")
+    if not 0 <= root < size:
+        raise ValueError(f"root={root} is not among the ranks 0 .. {size - 1}")

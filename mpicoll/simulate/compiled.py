@@ -1,0 +1,199 @@
+"""Schedules as arrays, for the compiled clock: millions of messages, each followed by itself.
+
+Which send meets which receive does not depend on time: between two ranks, messages of a channel go
+in the order posted.  So they are paired here, all at once, and what is left to the clock is when.
+Segments are alike but for the lengths of their blocks, so one is held for all.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+from typing import Any
+
+import numpy as np
+
+from mpicoll.base.wording import plural
+from mpicoll.schedule import Channel, Copy, RecvReduce, Round, Send
+from mpicoll.schedule.matching import ScheduleError
+from mpicoll.simulate.clock import Result
+from mpicoll.simulate.costs import INTER, INTRA
+from mpicoll.simulate.machine import Model, Sizes
+
+try:
+    from mpicoll.simulate import _clock
+except ImportError:  # not built: clock.py is there always
+    _clock = None  # type: ignore[assignment]
+
+__all__ = ["available", "run"]
+
+#: Costs below this, and paces, are multiplied in 128 bits.
+_LARGEST_COST, _LARGEST_PACE = 1 << 62, 1 << 31
+_NO_END = (1 << 63) - 1
+
+Array = Any
+
+
+def available(model: Model) -> bool:
+    """Whether the compiled clock is there, and takes a model's numbers."""
+    if _clock is None:
+        return False
+    pieces = [piece for kind in (INTRA, INTER) for piece in model.pieces(kind)]
+    costs = [model.gamma, model.step, *(int(max(p.alpha, p.beta)) for p in pieces)]
+    pace = _unit(model) * max(model.slow.values(), default=Fraction(1))
+    return max(costs) < _LARGEST_COST and pace < _LARGEST_PACE
+
+
+def run(programs: Sequence[Sequence[Channel]], ranks: int, sizes: Sizes, model: Model) -> Result:
+    """What :func:`mpicoll.simulate.clock.clock` finds, many times as fast.
+
+    Args:
+        programs: of all ranks, or of those that represent all ``ranks`` (see :mod:`.matching`).
+        ranks: number of ranks.
+        sizes: how long blocks are.
+        model: the machine, see :func:`available`.
+
+    Raises:
+        ScheduleError: something is left over (deadlock, unmatched messages).
+    """
+    first = programs[0][0] if programs[0] else Channel(())
+    sides = _Sides(sizes)
+    for rank, program in enumerate(programs):
+        channels = len(program) // first.segments
+        for number, channel in enumerate(program[:channels]):
+            sides.add(rank, number, channel.rounds, ranks)
+    if not sides.rounds:
+        return Result((0,) * len(programs), (0,) * len(programs), 0)
+    channels = len(programs[0]) // first.segments
+    arrays = {**sides.arrays(len(programs), channels, ranks), **_costs(model)}
+    arrays |= {"shorter": sizes.lengths[0], "more": sizes.lengths[1]}
+    senders, receivers = arrays["sender"], (arrays["sender"] + arrays["distance"]) % ranks
+    pace = np.full(ranks, _unit(model))
+    for rank, factor in model.slow.items():
+        pace[rank] = int(factor * _unit(model))
+    arrays |= {"rank_pace": pace, "pace": np.maximum(pace[senders], pace[receivers])}
+    nodes = np.asarray(model.nodes) if model.nodes else np.zeros(ranks, "i8")
+    arrays["link"] = nodes[senders] != nodes[receivers]
+    numbers = {
+        **{"ranks": len(programs), "channels": channels, "ports": model.ports},
+        **{"segments": first.segments, "window": first.window, "unit_pace": _unit(model)},
+        **{"step": model.step, "gamma": model.gamma, "messages": len(senders)},
+        "pairs": int(arrays["pair"].max()) + 1,
+    }
+    typed = {name: np.ascontiguousarray(values, _TYPES[name]) for name, values in arrays.items()}
+    finish, sent, messages, through = _clock.run(numbers, typed)
+    if through < len(programs) * first.segments:
+        raise ScheduleError(
+            f"{plural(len(programs) * first.segments - through, 'segment')} never complete"
+        )
+    return Result(tuple(finish), tuple(sent), messages)
+
+
+_TYPES = {
+    **dict.fromkeys(("first_round", "first_side", "reduced", "reduced_longer"), "i8"),
+    **dict.fromkeys(("blocks", "longer", "pace", "shorter", "more", "rank_pace"), "i8"),
+    **dict.fromkeys(("first_piece", "upto", "alpha", "beta"), "i8"),
+    **dict.fromkeys(("sides", "sender", "receiver", "position", "distance"), "i4"),
+    **dict.fromkeys(("channel", "pair", "link"), "i4"),
+    "receives": "u1",
+}
+
+
+def _unit(model: Model) -> int:
+    """What the pace of a rank that is not slow is counted by."""
+    return lcm(*(factor.denominator for factor in model.slow.values()))
+
+
+def _costs(model: Model) -> dict[str, Array]:
+    kinds = [model.pieces(kind) for kind in (INTRA, INTER)]
+    pieces = [piece for kind in kinds for piece in kind]
+    return {
+        "first_piece": [0, len(kinds[0]), len(pieces)],
+        "upto": [_NO_END if piece.upto is None else piece.upto for piece in pieces],
+        "alpha": [int(piece.alpha) for piece in pieces],
+        "beta": [int(piece.beta) for piece in pieces],
+    }
+
+
+class _Sides:
+    """Both sides of all messages, as they are read.
+
+    Args:
+        sizes: how long blocks are.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.counts = sizes.counts
+        self.rounds = 0
+        #: Of each channel of each rank, so many rounds.
+        self.lengths = array("q")
+        # Of each side: sender, distance, channel; its round, place in it, blocks, those longer.
+        self.sent, self.received = array("q"), array("q")
+        self.reduces = array("b")
+
+    def add(self, rank: int, channel: int, rounds: Any, ranks: int) -> None:
+        """Read the rounds of a channel."""
+        before = self.rounds
+        for steps in rounds:
+            self.rounds += self._read(rank, channel, steps, ranks)
+        self.lengths.append(self.rounds - before)
+
+    def _read(self, rank: int, channel: int, steps: Round, ranks: int) -> bool:
+        found = False
+        for position, step in enumerate(steps):
+            if isinstance(step, Copy):
+                continue
+            found, peer = True, step.peer
+            if peer == rank or not 0 <= peer < ranks:
+                raise ScheduleError(f"{step} of rank {rank} has no such peer among {ranks}")
+            blocks, longer = self.counts(step.block)
+            place = (self.rounds, position, blocks, longer)
+            if isinstance(step, Send):
+                self.sent.extend((rank, (peer - rank) % ranks, channel, *place))
+            else:
+                self.received.extend((peer, (rank - peer) % ranks, channel, *place))
+                self.reduces.append(isinstance(step, RecvReduce))
+        return found
+
+    def arrays(self, count: int, channels: int, ranks: int) -> dict[str, Array]:
+        """Messages, and the rounds that they are in.
+
+        Raises:
+            ScheduleError: a message has one side only, or its sides differ in length.
+        """
+        sent = np.frombuffer(self.sent, "i8").reshape(-1, 7)
+        received = np.frombuffer(self.received, "i8").reshape(-1, 7)
+        # Of the ranks that one represents, the number does not matter, and neither does the order.
+        keys = [
+            ((side[:, 0] % count) * ranks + side[:, 1]) * channels + side[:, 2]
+            for side in (sent, received)
+        ]
+        orders = [np.argsort(key, kind="stable") for key in keys]
+        if len(sent) != len(received) or np.any(keys[0][orders[0]] != keys[1][orders[1]]):
+            raise ScheduleError("some messages are sent and not received, or the reverse")
+        send, receive = (side[order] for side, order in zip((sent, received), orders, strict=True))
+        if np.any(send[:, 5] != receive[:, 5]):
+            raise ScheduleError("a rank sends other blocks than its peer expects")
+        receiver = (send[:, 0] + send[:, 1]) % count
+        rounds = np.concatenate([send[:, 3], receive[:, 3]])
+        order = np.argsort(rounds, kind="stable")
+        reduces = np.frombuffer(self.reduces, "b")[orders[1]].astype(bool)
+        folded = receive[reduces]
+        return {
+            "first_round": np.concatenate([[0], np.cumsum(self.lengths)]),
+            "first_side": np.searchsorted(rounds[order], np.arange(self.rounds + 1)),
+            "sides": order % len(send),
+            "receives": np.bincount(receive[:, 3], minlength=self.rounds) > 0,
+            "reduced": np.bincount(folded[:, 3], folded[:, 5], self.rounds),
+            "reduced_longer": np.bincount(folded[:, 3], folded[:, 6], self.rounds),
+            "sender": send[:, 0],
+            "receiver": receiver,
+            "distance": send[:, 1],
+            "channel": send[:, 2],
+            "position": send[:, 4],
+            "blocks": send[:, 5],
+            "longer": send[:, 6],
+            "pair": np.unique(send[:, 0] * count + receiver, return_inverse=True)[1],
+        }

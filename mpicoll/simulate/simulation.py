@@ -1,0 +1,289 @@
+"""How long a collective takes on a machine: few ranks message by message, many with less work.
+
+Three ways lead to the same times:
+
+* every message is followed by itself (:mod:`mpicoll.simulate.clock`, or compiled:
+  :mod:`mpicoll.simulate.compiled`);
+* where ranks do the same, each turned by its rank, one represents all, or one for each place in a
+  node: of equal blocks over equal links, exactly;
+* rounds of all ranks are swept as arrays (:mod:`mpicoll.simulate.rounds`), where a rank sends one
+  message and receives one at a time.
+
+That ranks do the same is never assumed: the schedules of sampled ranks are compared.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+
+from mpicoll.base.wording import plural
+from mpicoll.registry import Algorithm, Parameter, Value
+from mpicoll.schedule import Schedule
+from mpicoll.simulate.clock import Result, Transfer, check_call, follow, trace
+from mpicoll.simulate.machine import Model, Sizes
+from mpicoll.simulate.symmetry import Program, is_period, weight
+
+__all__ = ["METHODS", "Model", "Result", "TooLargeError", "Transfer", "simulate", "trace"]
+
+#: Ways to simulate; see :func:`simulate`.
+METHODS = ("auto", "events", "compiled", "representative", "sweep")
+
+#: Messages that are followed one by one without looking for a faster way; and at most, those of
+#: all segments too where the clock is compiled.
+_FEW, _MANY, _WITH_SEGMENTS = 1 << 18, 1 << 22, 1 << 24
+#: Steps of all ranks that are read at most.
+_READABLE = 1 << 24
+#: Up to here the schedules of all ranks are compared, above those of a sample.
+_COMPARED = 64
+
+Part = Callable[..., Schedule]
+Programs = Callable[[int], Program]
+
+
+class TooLargeError(ValueError):
+    """A simulation that would take too long."""
+
+
+class _Call:
+    """One call, and what all ways need to know of it."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        size: int,
+        nbytes: int,
+        model: Model,
+        root: int,
+        complete: dict[str, Value],
+    ) -> None:
+        self.algorithm, self.size, self.nbytes = algorithm, size, nbytes
+        self.model, self.root, self.complete = model, root, complete
+        self.nblocks = algorithm.blocks(size)
+
+    def programs(self, part: Part) -> Programs:
+        return self.algorithm.program(part, self.size, self.root, self.complete)
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm.collective} {self.algorithm.name}"
+
+    @property
+    def uneven(self) -> bool:
+        """Whether blocks differ in length."""
+        return bool(self.nblocks and self.nbytes % self.nblocks)
+
+    def sizes(self, program: Program, largest: bool = False) -> Sizes:
+        segments = program[0].segments if program else 1
+        return Sizes(self.nbytes, self.nblocks, segments, largest)
+
+    def events(self, programs: Sequence[Program], largest: bool = False) -> Result:
+        from mpicoll.simulate import compiled
+
+        if compiled.available(self.model):
+            return compiled.run(programs, self.size, self.sizes(programs[0], largest), self.model)
+        return follow(self.algorithm, programs, self.size, self.nbytes, self.model, largest)
+
+    def beyond(self, steps: float, program: Program) -> bool:
+        """Whether so many steps, two of each message, are too many to be followed."""
+        from mpicoll.simulate import compiled
+
+        segments = program[0].segments if program else 1
+        if compiled.available(self.model):
+            return steps > 2 * _WITH_SEGMENTS or steps > 2 * _MANY * segments
+        return steps > 2 * _MANY
+
+    @property
+    def samples(self) -> list[int]:
+        """Ranks whose schedules are compared."""
+        if self.size <= _COMPARED:
+            return list(range(self.size))
+        special = [0, 1, self.size // 2, -1, random.Random(self.size).randrange(self.size)]
+        if self.algorithm.definition.rooted:
+            special += [self.root - 1, self.root, self.root + 1]
+        return sorted({rank % self.size for rank in special})
+
+
+def simulate(
+    algorithm: Algorithm,
+    size: int,
+    nbytes: int,
+    model: Model | None = None,
+    root: int = 0,
+    parameters: Mapping[str, Parameter] | None = None,
+    method: str = "auto",
+) -> Result:
+    """Simulate one collective of ``nbytes`` (the total vector) on ``size`` ranks.
+
+    Args:
+        algorithm: from the registry.
+        size: number of ranks.
+        nbytes: bytes of the total vector.
+        model: the machine.
+        root: of a rooted collective.
+        parameters: of the algorithm.
+        method: ``events`` follows every message, ``compiled`` too, by the compiled clock where it
+            has been built; ``representative`` some ranks for all, and takes
+            every block to be as long as the longest; ``sweep`` rounds of all ranks; ``auto``
+            chooses.  All find the same where the blocks are equally long.
+
+    Raises:
+        ValueError: a size, root, count, parameter or method out of range; or the method does not
+            serve this schedule.
+        TooLargeError: it would take too long.
+    """
+    model = model or Model()
+    check_call(size, root, nbytes)
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is none of {', '.join(METHODS)}")
+    if model.nodes and len(model.nodes) != size:
+        raise ValueError(f"nodes of {plural(len(model.nodes), 'rank')}, and there are {size}")
+    outside = [rank for rank in model.slow if not 0 <= rank < size]
+    if outside:
+        raise ValueError(f"rank {outside[0]} is slow, but is not among the ranks 0 .. {size - 1}")
+    call = _Call(algorithm, size, nbytes, model, root, algorithm.fitting(size, parameters))
+    whole = call.programs(algorithm.schedule)
+    messages = algorithm.count("messages", size, root, parameters)
+    with _without_collector():
+        if method == "events":
+            every = [whole(rank) for rank in range(size)]
+            found = follow(algorithm, every, size, nbytes, model)
+        elif method == "compiled" or (method == "auto" and messages <= _FEW):
+            found = call.events([whole(rank) for rank in range(size)])
+        else:
+            found = _in_parts(call, method)
+    if model.call:
+        found = replace(found, finish=tuple(time + model.call for time in found.finish))
+    return found
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Schedules of many ranks are millions of objects, none of them garbage in a circle."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _in_parts(call: _Call, method: str) -> Result:
+    """The parts of an algorithm one after the other, each by the way that serves it."""
+    start: Sequence[int] = (0,) * call.size
+    sent, count, ways, exact = [0] * call.size, 0, [], True
+    for part in call.algorithm.parts or (call.algorithm.schedule,):
+        found = _part(call, part, method, start)
+        start, count, exact = found.finish, count + found.messages, exact and found.exact
+        sent = [a + b for a, b in zip(sent, found.sent, strict=True)]
+        ways.append(found.how)
+    return Result(tuple(start), tuple(sent), count, "; then ".join(dict.fromkeys(ways)), exact)
+
+
+def _part(call: _Call, part: Part, method: str, start: Sequence[int]) -> Result:
+    from mpicoll.simulate.rounds import SeveralMessagesError
+
+    programs = call.programs(part)
+    together = min(start) == max(start)
+    if method in ("auto", "representative") and together:
+        period = _period(call, programs)
+        if period:
+            return _from(start[0], _represented(call, programs, period))
+    if method == "representative" and not call.algorithm.parts:
+        raise ValueError(f"{call.name}: ranks do not all do the same, so that none represent all")
+    limit = _READABLE // call.size
+    steps = median(weight(programs(rank), limit) for rank in call.samples)
+    if steps > limit:
+        return _repeated(call, programs, start)
+    if len(programs(0)) == 1 or method == "sweep":
+        try:
+            return _swept(call, [programs(rank) for rank in range(call.size)], start)
+        except SeveralMessagesError as error:
+            if method == "sweep":
+                raise ValueError(f"{call.name} cannot be swept: {error}") from None
+    if not together or call.beyond(steps * call.size, programs(0)):
+        raise _too_large(call)
+    return _from(start[0], call.events([programs(rank) for rank in range(call.size)]))
+
+
+def _from(start: int, found: Result) -> Result:
+    """The same, begun later."""
+    return replace(found, finish=tuple(start + time for time in found.finish)) if start else found
+
+
+def _swept(call: _Call, programs: Sequence[Program], start: Sequence[int]) -> Result:
+    from mpicoll.simulate.rounds import sweep
+
+    found = sweep(programs, call.size, call.sizes(programs[0]), call.model, start)
+    return replace(found, how="rounds of all ranks")
+
+
+def _represented(call: _Call, programs: Programs, period: int) -> Result:
+    """Simulate the first ranks, which represent all, with blocks as long as the longest."""
+    from mpicoll.simulate.rounds import SeveralMessagesError, sweep
+
+    def some() -> list[Program]:
+        return [programs(rank) for rank in range(period)]
+
+    # Each message is two steps.
+    steps = weight(programs(0), _READABLE) * period
+    try:
+        if steps <= 2 * _FEW:
+            found = call.events(some(), largest=True)
+        else:
+            sizes = call.sizes(some()[0], largest=True)
+            found = sweep(some(), call.size, sizes, call.model)
+    except SeveralMessagesError:
+        if call.beyond(steps, programs(0)):
+            raise _too_large(call) from None
+        found = call.events(some(), largest=True)
+    turns = call.size // period
+    how = f"{plural(period, 'rank')} for all"
+    if call.uneven:
+        how += ", largest block"
+    return Result(
+        found.finish * turns, found.sent * turns, found.messages * turns, how, not call.uneven
+    )
+
+
+def _period(call: _Call, programs: Programs) -> int | None:
+    """How many ranks represent all: those of a node, or twice as many; None if there are none."""
+    length = call.model.per_node
+    if call.model.slow or not length:
+        return None
+    fitting = (
+        period
+        for period in (length, 2 * length)
+        if is_period(period, call.size, programs, call.samples)
+    )
+    return next(fitting, None)
+
+
+def _repeated(call: _Call, programs: Programs, start: Sequence[int]) -> Result:
+    """Where all rounds of a rank are of one kind, as sampled ranks show, read one of each rank."""
+    from mpicoll.simulate.rounds import SeveralMessagesError, plain_rounds, repeat
+
+    sizes = call.sizes(programs(0), largest=True)
+    try:
+        samples = [list(plain_rounds(programs(rank), sizes)) for rank in call.samples]
+    except SeveralMessagesError:
+        raise _too_large(call) from None
+    if len({len(rounds) for rounds in samples}) > 1 or any(len(set(r)) != 1 for r in samples):
+        raise _too_large(call)
+    first = [next(plain_rounds(programs(rank), sizes)) for rank in range(call.size)]
+    found = repeat(first, len(samples[0]), call.model, start)
+    how = "rounds that repeat" + (", largest block" if call.uneven else "")
+    return replace(found, how=how, exact=not call.uneven)
+
+
+def _too_large(call: _Call) -> TooLargeError:
+    return TooLargeError(
+        f"{call.name} on {call.size} ranks has too many messages to be followed one by one, and "
+        f"its ranks do not all do the same here (stragglers and uneven nodes are reasons): give "
+        f"fewer ranks, or fewer segments"
+    )

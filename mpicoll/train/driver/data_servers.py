@@ -1,0 +1,395 @@
+"""Ranks that read, preprocess and augment samples for others, ahead of need.
+
+The last ranks of a run serve data; the others train, by themselves. A rank that trains tells its
+server which samples it will need for the next steps, and finds them there when it gets to them.
+Who waits looks whether all ranks are alive: none of them can be done without.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.train.config import Config
+from mpicoll.train.data import Dataset
+from mpicoll.train.data.datasets import Feed, Samples
+from mpicoll.train.data.feeds import Reading
+from mpicoll.train.driver import memory
+from mpicoll.train.ranks import signals
+from mpicoll.train.ranks.health import RankLost
+from mpicoll.train.ranks.survivors import Survivors
+from mpicoll.train.ranks.waiting import is_complete, is_death, time_limit, wait_until
+from mpicoll.train.ranks.workers import (
+    TrainingError,
+    Workers,
+    raise_together,
+    require_equal,
+    together,
+)
+from mpicoll.train.records import Result
+from mpicoll.train.strategies import placement
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = NDArray[Any]
+
+#: Tags: to a data server, and from it.
+_WANTED, _BATCH = 1, 2
+#: What a batch says first: it has not come; it is there; it could not be read; all are to stop.
+_NOTHING, _HERE, _FAILED, _SIGNALLED = range(4)
+#: Bytes of what it says, and of a label.
+_WORD = 8
+
+
+@dataclass
+class _Coming:
+    """A batch that was asked for."""
+
+    samples: Samples
+    epoch: int
+    data: NDArray[np.uint8]
+    requests: list[MPI.Request]
+    question: NDArray[np.int64]  # kept until it is sent
+
+
+class Served:
+    """As `Feed`, of samples that a data server reads.
+
+    Args:
+        comm: All ranks; nothing else with these tags is sent on it.
+        server: Rank of the data server.
+        dataset: The data: type and shape of samples.
+        look: Raises where a rank has died.
+        limit: Seconds to wait for samples.
+    """
+
+    #: One is computed with, one is there, one is made.
+    ahead = 2
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        server: int,
+        dataset: Dataset,
+        look: Callable[[], bool],
+        limit: float,
+    ) -> None:
+        self._comm, self._server, self._dataset = comm, server, dataset
+        self._look, self._limit = look, limit
+        self._silence: TimeoutError | None = None
+        self._coming: deque[_Coming] = deque()
+
+    def want(self, samples: Samples, epoch: int) -> None:
+        """See `Feed.want`."""
+        if not len(samples):
+            return
+        question = np.concatenate([np.array([epoch], np.int64), samples])
+        data = np.empty(_size(self._dataset, len(samples)), np.uint8)
+        _word(data)[0] = _NOTHING
+        with _deaths_seen(self._look):
+            requests = [
+                self._comm.Irecv(data, self._server, _BATCH),
+                self._comm.Isend(question, self._server, _WANTED),
+            ]
+        self._coming.append(_Coming(samples, epoch, data, requests, question))
+
+    def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
+        """See `Feed.take`; what was not asked for, or is next no more, is asked for now.
+
+        Raises:
+            OSError: The data server could not read them.
+            RankLost: A rank has died.
+        """
+        if not len(samples):
+            return self._dataset.train_inputs[:0], self._dataset.train_labels[:0]
+        first = self._coming[0] if self._coming else None
+        if first is None or first.epoch != epoch or not np.array_equal(first.samples, samples):
+            self.forget()
+            self.want(samples, epoch)
+        data = self._next()
+        word = _word(data)[0]
+        if word == _FAILED:
+            reason = bytes(data[_WORD:]).partition(b"\0")[0].decode(errors="replace")
+            raise OSError(f"data server, rank {self._server}: {reason}")
+        if word == _SIGNALLED:
+            signal.raise_signal(signal.SIGTERM)
+        inputs, labels = _parts(self._dataset, data, len(samples))
+        return inputs, labels.astype(self._dataset.train_labels.dtype, copy=False)
+
+    def forget(self) -> None:
+        """See `Feed.forget`."""
+        while self._coming:
+            self._next()
+
+    def look(self) -> None:
+        """See `Feed.look`."""
+        self._look()
+
+    def close(self) -> None:
+        """Nothing more will be wanted.
+
+        Raises:
+            RankLost: A rank has died.
+            TimeoutError: The data server was awaited in vain.
+        """
+        self.look()
+        if self._silence is not None:
+            raise self._silence
+        self.forget()
+        with _deaths_seen(self._look):
+            self._comm.Send(np.zeros(0, np.int64), self._server, _WANTED)
+
+    def _next(self) -> NDArray[np.uint8]:
+        """The batch that was asked for first, when it is there."""
+        coming = self._coming.popleft()
+
+        def arrived() -> bool:
+            # A receive from a rank that died may pass as complete, with nothing in it.
+            return all(map(is_complete, coming.requests)) and _word(coming.data)[0] != _NOTHING
+
+        try:
+            wait_until(arrived, self._look, self._limit)
+        except TimeoutError as error:
+            self._silence = error
+            raise
+        return coming.data
+
+
+@dataclass
+class _Tally:
+    """What a data server did.
+
+    Attributes:
+        batches, samples: So many it gave out.
+        preparing: Seconds in which it read and changed them.
+        seconds: All of its time.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    preparing: float = 0.0
+    seconds: float = 0.0
+
+
+class _DataServer:
+    """Answers what `Served` asks, until all have closed.
+
+    Args:
+        comm: As of `Served`.
+        clients: Ranks to answer.
+        dataset: The data.
+        feed: What reads them.
+        look: Raises where a rank has died.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        clients: Sequence[int],
+        dataset: Dataset,
+        feed: Feed,
+        look: Callable[[], bool],
+    ) -> None:
+        self._comm, self._open, self._look = comm, list(clients), look
+        self._dataset, self._feed = dataset, feed
+        self._sending: deque[tuple[MPI.Request, NDArray[np.uint8]]] = deque()
+        self._signalled = False
+
+    def serve(self) -> _Tally:
+        """Until all have closed.
+
+        Raises:
+            RankLost: A rank has died.
+        """
+        tally, start = _Tally(), time.perf_counter()
+        with signals.heard(self._hear), _deaths_seen(self._look):
+            wait_until(lambda: not self._open, lambda: self._poll(tally))
+            wait_until(lambda: not self._sending, self._sent)
+        tally.seconds = time.perf_counter() - start
+        return tally
+
+    def _hear(self) -> None:
+        self._signalled = True
+
+    def _poll(self, tally: _Tally) -> bool:
+        from mpi4py import MPI
+
+        self._look()
+        moved = self._sent()
+        for client in list(self._open):
+            status = MPI.Status()
+            message = self._comm.Improbe(client, _WANTED, status)
+            if message is None:
+                continue
+            moved = True
+            question = np.empty(status.Get_count(MPI.INT64_T), np.int64)
+            message.Recv(question)
+            if not len(question):
+                self._open.remove(client)
+                continue
+            start = time.perf_counter()
+            data = self._batch(question[1:], int(question[0]))
+            tally.preparing += time.perf_counter() - start
+            tally.batches += 1
+            tally.samples += len(question) - 1
+            self._sending.append((self._comm.Isend(data, client, _BATCH), data))
+        return moved
+
+    def _batch(self, samples: Samples, epoch: int) -> NDArray[np.uint8]:
+        size = _size(self._dataset, len(samples))
+        try:
+            data = np.empty(size, np.uint8)
+            _word(data)[0] = _SIGNALLED if self._signalled else _HERE
+            inputs, labels = _parts(self._dataset, data, len(samples))
+            inputs[...], labels[...] = self._feed.take(samples, epoch)
+        except Exception as error:
+            # As short as it can be: there may be no memory for more.
+            reason = f"{type(error).__name__}: {error}".encode()[: size - _WORD - 1] + b"\0"
+            data = np.empty(_WORD + len(reason), np.uint8)
+            data[_WORD:] = np.frombuffer(reason, np.uint8)
+            _word(data)[0] = _FAILED
+        return data
+
+    def _sent(self) -> bool:
+        self._look()
+        moved = False
+        while self._sending and self._sending[0][0].Test():
+            self._sending.popleft()
+            moved = True
+        return moved
+
+
+def _word(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """What a batch says first, a view of one number."""
+    return data[:_WORD].view(np.int64)
+
+
+@contextmanager
+def _deaths_seen(look: Callable[[], bool]) -> Iterator[None]:
+    """Where MPI says that a rank has died, say which."""
+    try:
+        yield
+    except Exception as error:
+        if not is_death(error):
+            raise
+        wait_until(lambda: False, look)  # it will know soon, and raise
+
+
+def _size(dataset: Dataset, samples: int) -> int:
+    """Bytes of a batch."""
+    row = dataset.features * dataset.train_inputs.dtype.itemsize
+    padding = -samples * row % _WORD
+    return _WORD + samples * row + padding + samples * _WORD
+
+
+def _parts(dataset: Dataset, data: NDArray[np.uint8], samples: int) -> tuple[Array, Array]:
+    """Views of the inputs and of the labels of a batch."""
+    dtype = dataset.train_inputs.dtype
+    end = _WORD + samples * dataset.features * dtype.itemsize
+    inputs = data[_WORD:end].view(dtype).reshape(samples, dataset.features)
+    return inputs, data[len(data) - samples * _WORD :].view(np.int64)
+
+
+def run(
+    config: Config,
+    comm: MPI.Intracomm,
+    needed: Mapping[str, int],
+    read: Callable[[], Dataset],
+    train: Callable[[Config, MPI.Intracomm, Dataset], Result],
+) -> Result:
+    """Train on the first ranks with data from the last; collective.
+
+    Args:
+        config: The run, with data servers.
+        comm: All ranks.
+        needed: Bytes that reading the data takes, by what for.
+        read: Reads the data, on any rank.
+        train: Trains on some ranks; collective over them.
+
+    Returns:
+        What they return, on all ranks.
+
+    Raises:
+        TrainingError: As `train`; on all ranks.
+        RankLost: A rank has died; each rank finds out by itself.
+        TimeoutError: A data server was awaited for longer than `MPICOLL_TIMEOUT` says.
+    """
+    workers = placement.members(config, comm)
+    survivors = workers if isinstance(workers, Survivors) else None
+    look: Callable[[], bool] = survivors.health.look if survivors else lambda: False
+    require_equal(workers, asdict(config), "give all ranks the same configuration")
+    memory.make_room(workers, needed)
+    with together(workers, "making data ready"):
+        config.worker_count(workers.size)
+        dataset = read().astype(config.dtype)
+        feed = Reading(dataset, config.seed, config.augment)
+    first = workers.size - config.data_servers
+    links = survivors.comm if survivors else comm.Dup()
+    result: Result | None = None
+    failure: Exception | None = None
+    try:
+        if workers.rank >= first:
+            clients = range(workers.rank - first, first, config.data_servers)
+            tally = _DataServer(links, clients, dataset, feed, look).serve()
+            _note(config, workers.rank, tally)
+        else:
+            group = _first(comm, first)
+            server = first + workers.rank % config.data_servers
+            served = Served(links, server, dataset, look, time_limit(comm))
+            try:
+                alone = replace(config, data_servers=0)
+                result = train(alone, group, replace(dataset, feed=served))
+            finally:
+                served.close()
+                group.Free()
+    except (RankLost, TimeoutError):  # there may be nobody to agree with
+        raise
+    except Exception as error:
+        failure = error
+    try:
+        return _outcome(workers, result, failure)
+    finally:
+        if survivors is None or not survivors.health.dead:
+            links.Free()
+
+
+def _first(comm: MPI.Intracomm, count: int) -> MPI.Intracomm:
+    """The first ranks; collective over these alone, so that no data server is awaited."""
+    everyone = comm.Get_group()
+    members = everyone.Incl(range(count))
+    made = comm.Create_group(members)
+    members.Free()
+    everyone.Free()
+    return made
+
+
+def _outcome(workers: Workers, result: Result | None, failure: Exception | None) -> Result:
+    """What the ranks that train have found, or why they could not; on all ranks."""
+    # What ends the training has been said on all ranks that train, in the same words.
+    words = workers.gather(str(failure) if isinstance(failure, TrainingError) else None)[0]
+    if words is not None:
+        raise TrainingError(words) from failure
+    raise_together(workers, "training with data servers", failure)
+    found = workers.gather(result)[0]
+    assert found is not None
+    return found
+
+
+def _note(config: Config, rank: int, tally: _Tally) -> None:
+    """Add what a data server did to the metrics of the run."""
+    if config.metrics is not None:
+        folder = Path(config.metrics)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"data-{rank}.jsonl", "a") as file:
+            file.write(json.dumps({"event": "served", **asdict(tally)}) + "\n")

@@ -1,0 +1,59 @@
+"""Who looks for deaths where ranks that wait cannot: in lockstep they are inside collectives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mpicoll.train.config import Config
+from mpicoll.train.ranks.health import Health, RankLost, dead, end, survives
+from mpicoll.train.ranks.waiting import is_death
+from mpicoll.train.strategies import placement
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: Seconds between two looks.
+_LOOK = 0.05
+
+
+@contextmanager
+def kept(config: Config, comm: MPI.Intracomm) -> Iterator[None]:
+    """While it is, a rank's death ends this process as all others, with one error.
+
+    A rank in a collective waits for the next, which waits for the dead, and nothing interrupts it:
+    so a thread looks. There is none where the launcher ends all ranks, where those that wait for
+    servers look themselves, and below ``MPI_THREAD_MULTIPLE``.
+
+    Args:
+        config: The run.
+        comm: All ranks.
+    """
+    from mpi4py import MPI
+
+    many = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    if not (survives() and many) or config.strategy == "parameter_server":
+        yield
+        return
+    seen, over = Health(comm, placement.titles(config, comm.Get_size())), threading.Event()
+
+    def look() -> None:
+        while not over.wait(_LOOK):
+            try:
+                seen.look()
+            except RankLost as error:
+                end(comm, error)
+
+    thread = threading.Thread(target=look, name="mpicoll lookout", daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception as error:
+        if is_death(error) or dead(comm):
+            thread.join()  # it ends this process as soon as it looks
+        raise
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,106 @@
+"""Who watches a run: files of metrics, TensorBoard, and the clock that suspects a hang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpicoll.train.config import Config
+from mpicoll.train.driver.board import Board
+from mpicoll.train.driver.metrics import Metrics
+from mpicoll.train.ranks.stacks import Stacks
+from mpicoll.train.ranks.survivors import Survivors
+from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.records import Epoch, Step
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Observers:
+    """All that is told of steps and epochs, on one rank.
+
+    Args:
+        config: The run.
+        workers: The ranks.
+        comm: The same ranks, to compare clocks; None for one process.
+        predicted: Seconds of communication a step, by the fitted model.
+        stacks: What suspects a hang.
+
+    Raises:
+        OSError: A file cannot be written.
+        ModuleNotFoundError: A package is missing.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workers: Workers,
+        comm: MPI.Intracomm | None,
+        predicted: float | None,
+        stacks: Stacks,
+    ) -> None:
+        self._comm, self._may_die = comm, isinstance(workers, Survivors)
+        self._files: list[Metrics | Board] = []
+        self._metrics = None
+        if config.metrics is not None:
+            rank, size = workers.rank, workers.size
+            self._metrics = Metrics(Path(config.metrics), rank, size, config, predicted)
+            self._files.append(self._metrics)
+        if config.tensorboard is not None and workers.rank == 0:
+            self._files.append(Board(config.tensorboard))
+        self._own: MPI.Intracomm | None = None  # of comparisons of clocks
+        self._steps, self._communicated = 0, 0.0
+        self._stacks = stacks
+
+    @property
+    def communicated(self) -> float:
+        """Mean seconds a step in which this rank communicated."""
+        return self._communicated / max(1, self._steps)
+
+    def add(self, record: Step | Epoch) -> None:
+        """Tell all of a step or an epoch."""
+        if isinstance(record, Step):
+            self._steps += 1
+            self._communicated += record.exposed + record.hidden
+            self._stacks.alive()
+        if isinstance(record, Epoch):
+            self._stacks.rest()
+        for file in self._files:
+            file.add(record)
+
+    def compare_clocks(self) -> None:
+        """Note how far this rank's clock is from that of rank 0, for traces; collective.
+
+        Where a rank may die, nothing is noted: the others would wait for it.
+        """
+        if self._metrics is None or self._may_die:
+            return
+        if self._comm is None:
+            self._metrics.add_clock(time.perf_counter(), 0.0)
+            return
+        from mpi4py import MPI
+
+        from mpicoll.base import clocks  # starts MPI
+        from mpicoll.runtime import state
+
+        if self._own is None:
+            self._own = MPI.Intracomm(self._comm).Dup()  # the user's messages are not ours
+        wait: Callable[[MPI.Request], object] = MPI.Request.Wait
+        found = state.find(self._comm)
+        if found is not None and found.watch is not None:
+            found.watch.begin("a comparison of clocks")
+            wait = found.wait
+        self._metrics.add_clock(*clocks.measure(self._own, wait))
+
+    def free(self) -> None:
+        """Free what was made on the ranks; collective, where no message is under way."""
+        if self._own is not None:
+            self._own.Free()
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        for file in self._files:
+            file.close()

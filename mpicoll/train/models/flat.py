@@ -1,0 +1,101 @@
+"""Named arrays as views of one vector, so that one all-reduce or one update serves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import DTypeLike, NDArray
+
+from mpicoll.base.arrays import library_of, put
+
+Array = NDArray[Any]
+
+
+class Flat:
+    """Named arrays laid out one after the other in one vector.
+
+    Args:
+        arrays: The arrays; their values are copied.
+        dtype: Type of the vector, None for that of the arrays.
+        out: The vector to lay them out in, None for a new one; of the right length and type.
+
+    Attributes:
+        vector: Shape (elements,), all values.
+        views: Name and view of each array.
+        spans: Name and (start, end) of each array in `vector`.
+
+    Raises:
+        TypeError: The arrays are not all of one floating type.
+        ValueError: There are none.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        dtype: DTypeLike | None = None,
+        out: Array | None = None,
+    ) -> None:
+        if not arrays:
+            raise ValueError("the model has no parameters: return at least one array")
+        dtypes = {name: array.dtype for name, array in arrays.items()}
+        first = next(iter(dtypes.values()))
+        for name, other in dtypes.items():
+            if other != first or other.kind != "f":
+                raise TypeError(
+                    f"parameter {name} is {other}, the first is {first}: "
+                    "give all parameters the same floating type"
+                )
+        length = sum(array.size for array in arrays.values())
+        library = library_of(next(iter(arrays.values())))
+        self.vector: Array = (
+            library.zeros(length, first if dtype is None else dtype) if out is None else out
+        )
+        self.views: dict[str, Array] = {}
+        self.spans: dict[str, tuple[int, int]] = {}
+        start = 0
+        for name, array in arrays.items():
+            self.spans[name] = start, start + array.size
+            self.views[name] = self.vector[start : start + array.size].reshape(array.shape)
+            start += array.size
+        self.assign(arrays)
+
+    def assign(self, arrays: Mapping[str, Array]) -> None:
+        """Copy values of arrays with the same names and shapes.
+
+        Raises:
+            ValueError: Names or shapes differ.
+        """
+        self.require_names(arrays)
+        for name, array in arrays.items():
+            put(self.view(name, array), array)
+
+    def require_names(self, arrays: Mapping[str, Any]) -> None:
+        """Check that there is one array for each parameter.
+
+        Raises:
+            ValueError: Names are missing or too many.
+        """
+        if arrays.keys() != self.views.keys():
+            raise ValueError(
+                f"arrays are {', '.join(arrays)}, parameters are {', '.join(self.views)}: "
+                "return one gradient for each parameter"
+            )
+
+    def view(self, name: str, array: Array) -> Array:
+        """The view that an array of this name belongs into.
+
+        Raises:
+            ValueError: There is none of this name, or its shape is another.
+        """
+        if name not in self.views:
+            raise ValueError(
+                f"array {name} is of no parameter: parameters are {', '.join(self.views)}"
+            )
+        view = self.views[name]
+        if array.shape != view.shape:
+            raise ValueError(
+                f"array {name} has shape {array.shape}, its parameter {view.shape}: "
+                "return gradients in the shapes of the parameters"
+            )
+        return view

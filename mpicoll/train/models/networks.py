@@ -1,0 +1,235 @@
+"""Models in NumPy. A model is anything that has the methods of `Model`.
+
+Parameters and gradients are mappings from names to arrays. A model holds no state of its own: the
+training loop owns the parameters and passes them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.base.arrays import library_of
+from mpicoll.train.data.batch import Batch
+from mpicoll.train.models.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
+
+__all__ = ["MLP", "Batch", "Model", "Parameters", "Sequential", "convnet", "push_gradients"]
+
+Array = NDArray[Any]
+Parameters = Mapping[str, Array]
+Push = Callable[[str, "Array | None"], None]
+
+
+class Model(Protocol):
+    """What the training loop asks of a model.
+
+    A model may also have a method `push_gradients(parameters, batch, push)` that returns the loss
+    alone and calls `push(name, gradient)` for each parameter as soon as its gradient is final: then
+    the gradients of the last layers are sent while those of the first are still computed.
+    """
+
+    def initial_parameters(self, seed: int) -> dict[str, Array]:
+        """Parameters to start from; the same for the same seed."""
+
+    def loss_and_gradients(
+        self, parameters: Parameters, batch: Batch
+    ) -> tuple[float, Mapping[str, Array | None]]:
+        """This rank's share of the loss and of its gradients.
+
+        Both are sums over the samples of `batch`, divided by `batch.total`: summed over the ranks
+        they are means over the global batch, however unevenly it is cut. Zeros for no samples. None
+        for a gradient says that the parameter had no part in this batch.
+        """
+
+    def losses_and_scores(
+        self, parameters: Parameters, inputs: Array, labels: Array
+    ) -> tuple[Array, Array]:
+        """Loss of each sample, shape (samples,), and score of each class, (samples, classes)."""
+
+
+def push_gradients(model: Model, parameters: Parameters, batch: Batch, push: Push) -> float:
+    """Loss of a batch; its gradients go to `push`, as they are found where the model can do that.
+
+    Raises:
+        ValueError: The model returned gradients of other names than the parameters'.
+    """
+    own = getattr(model, "push_gradients", None)
+    if own is not None:
+        return float(own(parameters, batch, push))
+    loss, gradients = model.loss_and_gradients(parameters, batch)
+    if gradients.keys() != parameters.keys():
+        raise ValueError(
+            f"arrays are {', '.join(gradients)}, parameters are {', '.join(parameters)}: "
+            "return one gradient for each parameter"
+        )
+    for name in reversed(list(parameters)):
+        push(name, gradients[name])
+    return float(loss)
+
+
+class Sequential:
+    """Layers one after the other, trained on the cross entropy of a softmax over the last outputs.
+
+    Parameters are called `layer1.weight`, `layer1.bias`, ..., counting layers that have any.
+
+    Args:
+        layers: First to last; the last gives a score of each class.
+        inputs: Shape of a sample.
+        dtype: Floating type of the parameters.
+
+    Raises:
+        ValueError: A layer does not fit the shape of what comes before it.
+    """
+
+    def __init__(self, layers: Sequence[Layer], inputs: tuple[int, ...], dtype: str) -> None:
+        self.layers = tuple(layers)
+        self.dtype = np.dtype(dtype)
+        self.shapes = [inputs]
+        for layer in self.layers:
+            self.shapes.append(layer.output_shape(self.shapes[-1]))
+        probe = np.random.default_rng(0)
+        self._names: list[dict[str, str]] = []
+        number = 0
+        for layer, shape in zip(self.layers, self.shapes[:-1], strict=True):
+            own = layer.initial(shape, probe)
+            number += bool(own)
+            self._names.append({name: f"layer{number}.{name}" for name in own})
+
+    def activations(self, samples: int) -> int:
+        """Values kept from the forward pass to the backward pass, an estimate."""
+        kept = sum(
+            prod(shape) * (layer.width**2 if isinstance(layer, Convolution) else 1)
+            for layer, shape in zip(self.layers, self.shapes[:-1], strict=True)
+        )
+        return samples * (kept + prod(self.shapes[-1]))
+
+    def initial_parameters(self, seed: int) -> dict[str, Array]:
+        """See `Model.initial_parameters`."""
+        generator = np.random.default_rng(seed)
+        parameters = {}
+        for layer, shape, names in zip(self.layers, self.shapes[:-1], self._names, strict=True):
+            for name, array in layer.initial(shape, generator).items():
+                parameters[names[name]] = array.astype(self.dtype)
+        return parameters
+
+    def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
+        """See `Model`: gradients of the last layer come first."""
+        memories, values = [], batch.inputs
+        for index, layer in enumerate(self.layers):
+            values, memory = layer.forward(self._own(parameters, index), values, batch)
+            memories.append(memory)
+        log_probabilities = _log_softmax(values)
+        losses = -_at_labels(log_probabilities, batch.labels)
+
+        error: Array | None = np.exp(log_probabilities)
+        assert error is not None
+        error[library_of(error).arange(len(error)), batch.labels] -= 1
+        error /= batch.total
+        error = error.astype(values.dtype, copy=False)
+        for index in reversed(range(len(self.layers))):
+            assert error is not None
+            error, gradients = self.layers[index].backward(
+                self._own(parameters, index), memories.pop(), error, index == 0
+            )
+            for name in reversed(gradients):
+                push(self._names[index][name], gradients[name])
+        return float(losses.sum(dtype=np.float64)) / batch.total
+
+    def loss_and_gradients(
+        self, parameters: Parameters, batch: Batch
+    ) -> tuple[float, dict[str, Array | None]]:
+        """See `Model.loss_and_gradients`."""
+        found: dict[str, Array | None] = {}
+        loss = self.push_gradients(parameters, batch, found.__setitem__)
+        return loss, {name: found[name] for name in parameters}
+
+    def losses_and_scores(
+        self, parameters: Parameters, inputs: Array, labels: Array
+    ) -> tuple[Array, Array]:
+        """See `Model.losses_and_scores`."""
+        values = inputs
+        for index, layer in enumerate(self.layers):
+            values, _ = layer.forward(self._own(parameters, index), values, None)
+        return -_at_labels(_log_softmax(values), labels), values
+
+    def _own(self, parameters: Parameters, index: int) -> dict[str, Array]:
+        """The parameters of a layer, under the names it knows."""
+        return {own: parameters[name] for own, name in self._names[index].items()}
+
+
+class MLP(Sequential):
+    """Fully connected layers with ReLU between them.
+
+    Without a hidden layer this is softmax regression (multinomial logistic regression).
+
+    Args:
+        sizes: Features, sizes of the hidden layers, classes.
+        dtype: Floating type of the parameters.
+        dropout: Share of the hidden values set to zero while training.
+
+    Raises:
+        ValueError: There are not at least two sizes, or one is not at least 1.
+    """
+
+    def __init__(
+        self, sizes: tuple[int, ...], dtype: str = "float64", dropout: float = 0.0
+    ) -> None:
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(f"layer sizes are {sizes}: give at least two, each at least 1")
+        super().__init__(_head(sizes[1:-1], sizes[-1], dropout), sizes[:1], dtype)
+
+
+def convnet(
+    image: tuple[int, int, int],
+    channels: tuple[int, ...],
+    hidden: tuple[int, ...],
+    classes: int,
+    dtype: str = "float64",
+    dropout: float = 0.0,
+) -> Sequential:
+    """Convolutions of width 3, each with ReLU and pooling by 2, then an `MLP`.
+
+    Args:
+        image: Height, width and channels.
+        channels: Output channels of each convolution.
+        hidden: Sizes of the hidden layers of the MLP.
+        classes: Number of classes.
+        dtype: Floating type of the parameters.
+        dropout: Share of the MLP's hidden values set to zero while training.
+
+    Raises:
+        ValueError: The image is too small for so many convolutions.
+    """
+    layers: list[Layer] = [Reshape(image)]
+    for count in channels:
+        layers += [Convolution(count), ReLU(), MaxPool()]
+    layers += [Reshape(), *_head(hidden, classes, dropout)]
+    return Sequential(layers, (prod(image),), dtype)
+
+
+def _head(hidden: tuple[int, ...], classes: int, dropout: float) -> list[Layer]:
+    layers: list[Layer] = []
+    for stream, outputs in enumerate(hidden):
+        layers += [Dense(outputs), ReLU()]
+        if dropout:
+            layers.append(Dropout(dropout, stream))
+    return [*layers, Dense(classes, gain=1.0)]
+
+
+def _log_softmax(scores: Array) -> Array:
+    scores = scores.astype(np.promote_types(scores.dtype, np.float32), copy=False)
+    shifted = scores - scores.max(axis=1, keepdims=True)  # so that exp cannot overflow
+    log_probabilities: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return log_probabilities
+
+
+def _at_labels(values: Array, labels: Array) -> Array:
+    return values[library_of(values).arange(len(values)), labels]
+
+
+#: Names of the models that come with mpicoll.
+MODELS = ("softmax", "mlp", "conv")

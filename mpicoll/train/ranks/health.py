@@ -1,0 +1,135 @@
+"""Which ranks have died: what MPI's fault tolerance (ULFM) knows, and what it means for a run.
+
+Without `mpirun --with-ft ulfm` (Open MPI 5) the launcher ends all ranks when one dies, and nothing
+here is ever heard of.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from mpicoll.train.ranks.workers import TrainingError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: What a rank may be, in words.
+WORKER, SERVER, DATA_SERVER = "a worker", "a server", "a data server"
+#: Seconds between two looks, and for all to have noticed before the first leaves.
+_PAUSE, _GRACE = 1e-3, 0.5
+
+_ending = threading.Lock()
+
+
+def survives(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this launch goes on when a rank dies."""
+    return environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("", "0", "false")
+
+
+def dead(comm: MPI.Intracomm) -> list[int]:
+    """Ranks of a communicator that have died, as far as this rank knows."""
+    failed, group = comm.Get_failed(), comm.Get_group()
+    try:
+        return sorted(failed.Translate_ranks(range(failed.Get_size()), group))
+    finally:
+        group.Free()
+        if failed.Get_size():  # else it may be MPI's own empty group
+            failed.Free()
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, where a rank has died: MPI_Finalize may wait for it for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(_GRACE)
+    os._exit(status)
+
+
+def end(comm: MPI.Intracomm, reason: Exception) -> NoReturn:
+    """End this process for the death of a rank; the first rank that is left says why."""
+    _ending.acquire()  # for good: two threads may come here, and one is to say it
+    lost = dead(comm)
+    if all(rank in lost for rank in range(comm.Get_rank())):
+        print(f"error: {reason}", file=sys.stderr, flush=True)
+    leave(1)
+
+
+class RankLost(TrainingError):
+    """A rank has died that the run cannot do without; each rank finds out by itself."""
+
+
+class Health:
+    """The ranks of a communicator, as far as this rank knows; nothing here is collective.
+
+    Args:
+        comm: The ranks.
+        titles: What each of them is, in words.
+
+    Attributes:
+        dead: Ranks that have died.
+        holders: Ranks that hold each shard, the first to answer for it first.
+        replaces: Whether the holders of a shard can stand in for each other; until then the run
+            needs all ranks.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, titles: Sequence[str]) -> None:
+        self._comm, self._titles = comm, titles
+        self._next = 0.0
+        self._fatal: str | None = None
+        self.dead: frozenset[int] = frozenset()
+        self.holders: list[list[int]] = []
+        self.replaces = False
+
+    def look(self) -> bool:
+        """Whether ranks have died since the last look.
+
+        Raises:
+            RankLost: One has that the run needs, such as a worker, or all that held a shard; from
+                then on in every call.
+        """
+        if self._fatal is not None:
+            raise RankLost(self._fatal)
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _PAUSE
+        found = frozenset(dead(self._comm))
+        if found == self.dead:
+            return False
+        self.dead = found
+        self._fatal = self._missed()
+        if self._fatal is not None:
+            raise RankLost(self._fatal)
+        return True
+
+    def chain(self, shard: int) -> list[int]:
+        """Ranks that hold a shard and are alive; the first answers for it."""
+        return [rank for rank in self.holders[shard] if rank not in self.dead]
+
+    def _missed(self) -> str | None:
+        """Why the run cannot go on, None if it can."""
+        for rank in sorted(self.dead):
+            if not self.replaces:
+                return (
+                    f"rank {rank}, {self._titles[rank]}, has died, and nobody stands in for it: go "
+                    "on from the last checkpoint with resume, or start again where there is none"
+                )
+            if self._titles[rank] == WORKER:
+                return (
+                    f"rank {rank}, a worker, has died: replicas keep what servers hold, not a "
+                    "worker's share of the data; go on from the last checkpoint with resume"
+                )
+        for shard, holders in enumerate(self.holders):
+            if not self.chain(shard):
+                ranks = ", ".join(map(str, holders))
+                return (
+                    f"rank(s) {ranks} have died, and with them part {shard} of the parameters: "
+                    f"go on from the last checkpoint with resume, or give more than the "
+                    f"{len(holders) - 1} replica(s) of this run"
+                )
+        return None

@@ -1,0 +1,138 @@
+"""Collectives for ranks of which some may die: everything goes through rank 0.
+
+A rank that waits polls, serves, and looks who is alive, so that nobody waits for the dead. Rank 0
+decides what each operation is made of: what it got. Once training has begun the last ranks, which
+only serve, may be missing; they contribute nothing that is added up.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.schedule.layout import part
+from mpicoll.train.ranks.health import Health
+from mpicoll.train.ranks.waiting import is_complete, is_death, time_limit, wait_until
+from mpicoll.train.ranks.workers import AllReduceWorkers
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+Array = NDArray[Any]
+
+#: A tag that neither a shard nor a data server has; the largest that every MPI allows.
+_TAG = 32767
+
+
+class Survivors(AllReduceWorkers):
+    """The ranks of a communicator; as `mpicoll.train.ranks.workers.Workers`.
+
+    Args:
+        comm: The ranks; collective.
+        titles: What each of them is, as `mpicoll.train.ranks.health.Health` has it.
+
+    Attributes:
+        health: Who is alive.
+        comm: The same ranks, for messages of other tags than `Survivors` uses.
+        computing: Number of ranks, the first, that compute and measure.
+        meanwhile: Looks who is alive, and moves on what this rank serves; whether anything moved.
+
+    Raises:
+        RankLost: A rank died meanwhile.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, titles: Sequence[str]) -> None:
+        from mpi4py import MPI
+
+        super().__init__(comm, None)
+        self.health, self.computing = Health(comm, titles), self.size
+        self.meanwhile: Callable[[], bool] = self.health.look
+        self._sending: list[tuple[MPI.Request, bytes]] = []
+        self._limit = time_limit(comm)
+        self.comm, made = MPI.Intracomm(comm).Idup()
+        wait_until(lambda: is_complete(made), self.health.look)
+
+    def begin(self) -> None:
+        """From now on some stand in for others; collective.
+
+        Raises:
+            RankLost: A rank died before.
+        """
+        self.gather(None)
+        self.health.replaces = True
+
+    def free(self) -> None:
+        """Free what the ranks made together."""
+        self.comm.Free()
+
+    def share(self, length: int) -> tuple[int, int]:
+        """See `Workers.share`: ranks that only serve take nothing."""
+        if self.rank >= self.computing:
+            return length, 0
+        return part(length, self.computing, self.rank)
+
+    def gather(self, fact: T) -> list[T]:
+        """See `Workers.gather`; None in place of what the dead would say."""
+        if self.rank:
+            self._send(fact, 0)
+            found: list[T] = self._receive(0)
+            return found
+        facts: list[Any] = [fact, *(None for _ in range(1, self.size))]
+        for rank in range(1, self.size):
+            facts[rank] = self._receive(rank)
+        for rank in range(1, self.size):
+            self._send(facts, rank)
+        return facts
+
+    def broadcast(self, values: Array) -> None:
+        """See `Workers.broadcast`."""
+        values[...] = self.gather(values if self.rank == 0 else None)[0]
+
+    def sum(self, values: Array) -> None:
+        """See `Workers.sum`."""
+        found = [theirs for theirs in self.gather(values) if theirs is not None]
+        values[...] = np.sum(found, axis=0)
+
+    def _send(self, fact: object, rank: int) -> None:
+        """Start to send; what is for the dead is lost."""
+        # What was for the dead is left alone, and kept.
+        self._sending = [(r, data) for r, data in self._sending if not is_complete(r)]
+        if rank in self.health.dead:
+            return
+        data = pickle.dumps(fact)
+        try:
+            self._sending.append((self.comm.Isend(data, rank, _TAG), data))
+        except Exception as error:
+            if not is_death(error):
+                raise
+
+    def _receive(self, rank: int) -> Any:
+        """What a rank sent; None if it died before."""
+        from mpi4py import MPI
+
+        found: list[bytearray] = []
+
+        def arrived() -> bool:
+            if rank in self.health.dead:
+                return True
+            status = MPI.Status()
+            try:
+                message = self.comm.Improbe(rank, _TAG, status)
+                if message is None:
+                    return False
+                data = bytearray(status.Get_elements(MPI.BYTE))
+                message.Recv(data)
+            except Exception as error:
+                if not is_death(error):
+                    raise
+                return False  # `look` will know it soon
+            found.append(data)
+            return True
+
+        wait_until(arrived, lambda: self.meanwhile(), self._limit)
+        return pickle.loads(bytes(found[0])) if found else None

@@ -1,0 +1,75 @@
+"""Waiting for messages of ranks that may die."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+_POLLS, _LEAST, _MOST = 20, 2e-5, 1e-3
+
+
+def is_death(error: Exception) -> bool:
+    """Whether MPI says that a rank has died (ULFM)."""
+    from mpi4py import MPI
+
+    return isinstance(error, MPI.Exception) and error.Get_error_class() in (
+        MPI.ERR_PROC_FAILED,
+        MPI.ERR_PROC_FAILED_PENDING,
+        MPI.ERR_REVOKED,
+    )
+
+
+def is_complete(request: MPI.Request) -> bool:
+    """Whether a request is over; never, if the other rank has died meanwhile."""
+    try:
+        return bool(request.Test())
+    except Exception as error:
+        if not is_death(error):
+            raise
+        return False
+
+
+def time_limit(comm: MPI.Intracomm) -> float:
+    """Seconds that a wait may take on a communicator: what `MPICOLL_TIMEOUT` says, or infinite."""
+    from mpicoll.runtime import state  # starts MPI
+
+    found = state.find(comm)
+    return math.inf if found is None or found.watch is None else found.watch.seconds
+
+
+def wait_until(
+    done: Callable[[], bool], meanwhile: Callable[[], bool], limit: float = math.inf
+) -> None:
+    """Poll until `done()`.
+
+    Args:
+        done: Whether to wait no more.
+        meanwhile: Moves other things on, and says whether it moved any.
+        limit: Seconds to wait while nothing moves.
+
+    Raises:
+        TimeoutError: The limit is exceeded.
+    """
+    pause, polls, since = _LEAST, 0, math.inf
+    while not done():
+        if meanwhile():
+            pause, polls, since = _LEAST, 0, math.inf
+        elif polls < _POLLS:
+            polls += 1
+            time.sleep(0)
+        else:
+            now = time.monotonic()
+            since = min(since, now)
+            if now - since > limit:
+                raise TimeoutError(
+                    f"no message has come within MPICOLL_TIMEOUT={limit:g} s: a rank hangs or is "
+                    "cut off, or a step takes longer than the limit"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST)

@@ -1,0 +1,1 @@
+"""The mechanism of parameter servers; it knows no configuration."""

@@ -1,0 +1,1 @@
+"""How ranks train one model together, one module a strategy."""

@@ -1,0 +1,429 @@
+"""One step of data-parallel SGD, and what it keeps from step to step.
+
+Every rank holds all parameters. In a step each computes the gradients of its part of the global
+batch, already divided by the size of the whole batch; their sum over the ranks is the gradient of
+the global batch, and all ranks make the same update. That is the same method as SGD in one process
+with the same global batches, and differs from it by rounding alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.base.arrays import host, hosted, put
+from mpicoll.train import optimizers, schedules
+from mpicoll.train.config import Config
+from mpicoll.train.data import Dataset
+from mpicoll.train.data.sampler import shared
+from mpicoll.train.exchange import transfers, tree, wire
+from mpicoll.train.exchange.buckets import Exchange, split
+from mpicoll.train.models import Model
+from mpicoll.train.models.flat import Flat
+from mpicoll.train.optimizers import Optimizer
+from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together
+from mpicoll.train.records import Step
+from mpicoll.train.strategies import apart as mixing
+from mpicoll.train.strategies.balance import Balance
+from mpicoll.train.strategies.gradients import Gradients
+
+Array = NDArray[Any]
+
+#: Steps without overflow after which the loss scale is doubled, and its highest value.
+_PATIENCE, _HIGHEST = 2000, 2.0**24
+#: What a snapshot holds beside arrays.
+_COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
+# Places in the header of an exchange; the seconds each rank computed come after them, then the loss
+# of each part of the batch. Who has nothing to say of a place leaves a zero: sums are exact.
+_FAILED, _NOT_FINITE, _STOP, _SIGNAL, _COMPUTE = range(5)
+
+
+class Trainer:
+    """The state of a run and its steps; every method is collective.
+
+    Args:
+        config: What to do.
+        workers: The ranks.
+        dataset: The data, of the type to compute in.
+        model: The model.
+        weights: Parameters, equal on all ranks; changed in place.
+        optimizer: What to make of a gradient, None for what `config` names.
+
+    Attributes:
+        weights: Parameters.
+        sampler: Global batches of a step, `accumulate` batches each.
+        number: Steps made, those skipped included.
+        position: Steps made in the epoch.
+        updates: Steps made, those skipped left out.
+        skipped, skipped_in_a_row: Steps skipped; since the last that was not.
+        scale, good: Factor of the loss; steps since it was changed.
+        compute: Seconds each rank computed, since somebody set them to zero.
+        asked: Set on any rank: `stop` is true on all ranks after the next step.
+        signalled: Set on any rank by a signal: `stop` and `interrupted` are true on all ranks after
+            the next step.
+        stop, interrupted: Whether a rank asked to stop, and whether it was told to by a signal.
+        failure: Set on any rank: the next step fails by it on all ranks.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workers: Workers,
+        dataset: Dataset,
+        model: Model,
+        weights: Flat,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self.weights = weights
+        self._narrow = Flat(weights.views, config.dtype) if config.dtype == "float16" else None
+        assert not isinstance(config.bucket, str)  # it is resolved
+        shards = config.invariant
+        own = parts_of(config, workers)
+        self._parts = slice(own.start, own.stop)
+        self._source = Gradients(
+            config, dataset, model, weights, own.start, shards or workers.size, len(own)
+        )
+        self._gradients = self._source.flat
+        self.sampler = self._source.sampler
+        self._sharded = config.strategy == "zero1"
+        self._exchange = Exchange(
+            workers,
+            self._gradients,
+            config.bucket,
+            _COMPUTE + workers.size + (shards or workers.size),
+            transfers.maker(config.strategy, wire.codec(config.wire), shards),
+            self._gradients.vector if shards is None else self._source.rows,
+        )
+        header = self._exchange.header
+        self._computed = header[_COMPUTE : _COMPUTE + workers.size]
+        self._losses = header[_COMPUTE + workers.size :]
+        self._balance = Balance(workers.size) if config.balance == "speed" else None
+        self._mixing = mixing.make(config, workers)
+        self._sharing = (
+            [workers.plan_share(weights.vector[s:e]) for s, e in self._exchange.bounds]
+            if self._sharded
+            else []
+        )
+        self._optimizer = optimizer or optimizers.make(
+            config.optimizer, config.momentum, config.weight_decay
+        )
+        owned = sum(end - start for start, end in self._exchange.owned)
+        self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
+        self._states = split(self._state, self._exchange.owned)
+        self.scale = config.first_scale or 1.0
+        self.good = 0
+        self.number = self.updates = self.skipped = self.skipped_in_a_row = self.position = 0
+        self.compute = np.zeros(workers.size)
+        self.asked = self.signalled = self.stop = self.interrupted = False
+        self.failure: Exception | None = None
+
+    @property
+    def views(self) -> dict[str, Array]:
+        """Parameters by name, in the type to compute in."""
+        return (self._narrow or self.weights).views
+
+    @property
+    def total_steps(self) -> int:
+        """Steps that the run makes if nothing ends it early."""
+        steps = self._config.epochs * self.sampler.steps
+        return steps if self._config.steps is None else min(steps, self._config.steps)
+
+    @property
+    def collectives(self) -> list[tuple[str, int]]:
+        """Name and bytes of each that sums the gradients of a step; none where there are others."""
+        config, item = self._config, self._gradients.vector.itemsize
+        if self._mixing is not None or config.wire != "full" or config.invariant is not None:
+            return []
+        names = ("reduce_scatter", "allgather") if self._sharded else ("allreduce",)
+        sizes = [item * (end - start) for start, end in self._exchange.bounds]
+        header = ("allreduce", self._exchange.header.nbytes)
+        return [*((name, nbytes) for name in names for nbytes in sizes), header]
+
+    def free(self) -> None:
+        """Free what the ranks made together."""
+        self._exchange.free()
+        for plan in self._sharing:
+            plan.Free()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the arrays that the optimizer keeps."""
+        return self._optimizer.slots
+
+    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """All that the next step depends on: arrays, whole on every rank, and numbers."""
+        arrays = {f"parameter/{name}": view for name, view in self.weights.views.items()}
+        for slot in self._state:
+            arrays[f"state/{slot}"] = self._whole(slot)
+        residual = self._exchange.residual()
+        if residual is not None:
+            # What the ranks have lost, they have lost together.
+            self._workers.sum(residual)
+            arrays["residual"] = residual
+        return hosted(arrays), {name: getattr(self, name) for name in _COUNTERS}
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        """Go back to a snapshot, perhaps of another number of ranks.
+
+        Args:
+            arrays: On rank 0; of the same parameters and optimizer.
+            facts: On all ranks.
+        """
+        first = self._workers.rank == 0
+        if first:
+            self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
+        self._workers.broadcast(self.weights.vector)
+        for slot, own in self._state.items():
+            whole = np.empty_like(self.weights.vector)
+            if first:
+                put(whole, arrays[f"state/{slot}"])
+            self._workers.broadcast(whole)
+            own[...] = np.concatenate([whole[s:e] for s, e in self._exchange.owned] or [whole[:0]])
+        residual = self._exchange.residual()
+        if residual is not None:
+            residual[...] = 0.0
+            if first and "residual" in arrays:
+                put(residual, arrays["residual"])
+            self._workers.broadcast(residual)
+            self._exchange.set_residual(residual / self._workers.size)
+        self._take_over()
+        for name in _COUNTERS:
+            setattr(self, name, facts[name])
+
+    def _whole(self, slot: str) -> Array:
+        """An array of the optimizer, of all ranks' parts."""
+        whole = np.zeros_like(self.weights.vector)
+        for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
+            whole[start:end] = state[slot]
+        if self._sharded:
+            self._workers.sum(whole)  # all but one are zeros
+        return whole
+
+    def steps(self, epoch: int, done: int) -> Iterator[Step]:
+        """Make the steps of an epoch that are left, until `stop` or the last of the run.
+
+        Args:
+            epoch: Number of the epoch, counted from 1.
+            done: Steps made in it.
+
+        Raises:
+            TrainingError: The model failed on a rank, or too many steps in a row were skipped.
+        """
+        self.position = done
+        for samples in self._source.batches(epoch, done):
+            self.position += 1
+            yield self.step(samples, epoch, self.position)
+            if self.stop or self.number == self._config.steps:
+                break
+        if self._mixing is not None:
+            # Measurements and checkpoints are of one set of parameters.
+            mixing.average(self._workers, self._mixed())
+            self._take_over()
+
+    def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
+        """Train on a global batch.
+
+        Args:
+            samples: Their indices, of all ranks together.
+            epoch: Number of the epoch, counted from 1.
+            position: Number of the step in the epoch, counted from 1.
+
+        Raises:
+            TrainingError: The model failed on a rank, or too many steps in a row were skipped.
+        """
+        where = f"step {position} of epoch {epoch}"
+        exchange, header = self._exchange, self._exchange.header
+        start = time.perf_counter()
+        exchange.begin()
+        header[:] = 0
+        failure = self.failure
+        source = self._source
+        loss = math.nan
+        try:
+            loss = source.compute(self.views, samples, epoch, exchange.ready, self.scale)
+        except Exception as error:
+            failure = failure or error
+        mine = time.perf_counter() - start - exchange.calls - source.loading
+        header[_FAILED] = failure is not None
+        if not source.finite:
+            header[_NOT_FINITE] = 1
+            failure = failure or source.failure(loss)
+        elif failure is None:
+            self._losses[self._parts] = source.losses
+        header[_STOP] = self.asked
+        header[_SIGNAL] = self.signalled
+        self._computed[self._workers.rank] = mine
+        exchange.finish()
+        if header[_FAILED]:
+            raise_together(self._workers, where, failure)
+
+        self.number += 1
+        self.interrupted = bool(header[_SIGNAL])
+        self.stop = bool(header[_STOP]) or self.interrupted
+        lr = self._rate()
+        scale = self.scale
+        norm, finite = self._norm()
+        skipped = bool(header[_NOT_FINITE]) or not finite
+        if skipped:
+            self._skip(where, failure)
+        else:
+            self._update(lr, norm)
+        if self._mixing is not None:
+            weights, *state = self._mixed()
+            self._mixing.mix(self.number, weights, state)
+            self._take_over()
+        self._watch_scale(skipped)
+        self._compare_parameters(where)
+        computed = self._computed
+        self.compute += computed
+        self._share_out(len(samples), computed)
+        waiting = min(exchange.reduced - exchange.computed, float(computed.max()) - mine)
+        return Step(
+            number=self.number,
+            epoch=epoch,
+            position=position,
+            of=self.sampler.steps,
+            loss=math.nan if header[_NOT_FINITE] else self._loss() / scale,
+            lr=lr,
+            skipped=skipped,
+            compute=mine,
+            exposed=exchange.exposed - waiting,
+            hidden=exchange.hidden,
+            waiting=waiting,
+            slowest=int(computed.argmax()),
+            loading=source.loading,
+            began=start,
+            spans=_spans(exchange, start),
+        )
+
+    def _loss(self) -> float:
+        """Of the global batch, times the factor of the loss."""
+        return float(tree.total_of_shards(self._losses))
+
+    def _share_out(self, samples: int, computed: Array) -> None:
+        """A step was made: give each rank a share of the next ones that follows its speed."""
+        if self._balance is None:
+            return
+        source, size = self._source, self._workers.size
+        every = np.arange(samples)
+        counts = [len(shared(every, size, rank, source.speeds)) for rank in range(size)]
+        if self._balance.add(np.array(counts, float), computed):
+            source.speeds = self._balance.speeds
+
+    # --- update ---
+
+    def _rate(self) -> float:
+        """Learning rate of the step that was just counted."""
+        config = self._config
+        base = config.lr * schedules.SCALINGS[config.lr_scaling](self._workers.size)
+        return schedules.rate(base, config.schedule, self.number, self.total_steps, config.warmup)
+
+    def _norm(self) -> tuple[float, bool]:
+        """Norm of the summed gradient, if it is clipped, and whether all of it is finite."""
+        vector, owned = self._gradients.vector, self._exchange.owned
+        facts = np.zeros(2)
+        for start, end in owned:
+            part = vector[start:end]
+            facts[0] += not np.isfinite(part).all()
+            if self._config.clip is not None:
+                facts[1] += float(np.square(part, dtype=np.float64).sum())
+        if self._sharded:
+            self._workers.sum(facts)
+        return math.sqrt(facts[1]) / self.scale if facts[1] >= 0 else math.nan, facts[0] == 0
+
+    def _update(self, lr: float, norm: float) -> None:
+        config, gradients = self._config, self._gradients.vector
+        factor = 1.0 / self.scale
+        if self._mixing is not None:
+            factor *= self._workers.size
+        if config.clip is not None and norm > config.clip:
+            factor *= config.clip / norm
+        self.updates += 1
+        for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
+            part = gradients[start:end]
+            if factor != 1:
+                part *= factor
+            weights = self.weights.vector[start:end]
+            self._optimizer.update(weights, part, state, lr, self.updates)
+        self._exchange.commit()
+        for plan in self._sharing:
+            plan.Start()
+        for plan in self._sharing:
+            plan.Wait()
+        self._take_over()
+        self.skipped_in_a_row = 0
+
+    def _mixed(self) -> list[Array]:
+        """Parameters, then the optimizer's arrays."""
+        return [self.weights.vector, *self._state.values()]
+
+    def _take_over(self) -> None:
+        """Parameters have changed: so must their copy in the type to compute in."""
+        if self._narrow is not None:
+            self._narrow.vector[...] = self.weights.vector
+
+    def _skip(self, where: str, failure: Exception | None) -> None:
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row <= self._config.skip_limit:
+            return
+        # The sum may overflow where no rank's own gradient does.
+        anywhere = self._exchange.header[_NOT_FINITE] > 0
+        own = failure if anywhere else FloatingPointError("the sum of the gradients overflows")
+        raise_together(self._workers, where, own)
+
+    def _watch_scale(self, skipped: bool) -> None:
+        """Dynamic loss scaling (Micikevicius et al. 2018)."""
+        if self._config.first_scale is None:
+            return
+        self.good += 1
+        if skipped:
+            self.scale, self.good = max(1.0, self.scale / 2), 0
+        elif self.good == _PATIENCE:
+            self.scale, self.good = min(_HIGHEST, self.scale * 2), 0
+
+    # --- checks ---
+
+    def _compare_parameters(self, where: str) -> None:
+        every = self._config.check_every
+        apart = self._mixing is not None
+        if not every or self.number % every or self._workers.size == 1 or apart:
+            return
+        sums = {name: zlib.crc32(host(view).data) for name, view in self.weights.views.items()}
+        everyone = self._workers.gather(sums)
+        for rank, theirs in enumerate(everyone):
+            for name, found in theirs.items():
+                if found != everyone[0][name]:
+                    raise TrainingError(
+                        f"after {where} parameter {name} of rank {rank} differs from that of rank "
+                        "0: a rank changed its parameters, or its sums have other bits; give an "
+                        "algorithm that gives all ranks the same bits, such as ring"
+                    )
+
+
+def _spans(exchange: Exchange, began: float) -> tuple[tuple[str, float, float], ...]:
+    """What this rank has done since the step began, in seconds after that."""
+    moments = [
+        ("compute", began, exchange.computed),
+        ("exchange", exchange.computed, exchange.reduced),
+        ("update", exchange.reduced, time.perf_counter()),
+        *((f"bucket {number}", *flight) for number, flight in enumerate(exchange.flights())),
+    ]
+    return tuple(
+        (name, round(start - began, 7), round(end - began, 7)) for name, start, end in moments
+    )
+
+
+def parts_of(config: Config, workers: Workers) -> range:
+    """Which parts of a batch, or of data to evaluate, this rank computes."""
+    if config.invariant is None:
+        return range(workers.rank, workers.rank + 1)
+    return tree.shards_of(workers.rank, workers.size, config.invariant)

@@ -1,0 +1,56 @@
+"""Hints of a communicator: ``mpicoll_allreduce = ring`` chooses for it alone.
+
+They go by MPI's info objects.  MPI libraries forget hints that are not their own, so mpicoll keeps
+them, and hands them to duplicates as MPI does.
+"""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.tuning import rules as tuning
+
+__all__ = ["DEFAULT", "PREFIX", "agreed", "written"]
+
+#: Of the keys that are mpicoll's, and the value that takes a hint back.
+PREFIX, DEFAULT = "mpicoll_", "default"
+
+
+def agreed(private: MPI.Intracomm, info: MPI.Info | None, before: tuning.Table) -> tuning.Table:
+    """Hints as rank 0's info object changes those there were.  Collective over ``private``.
+
+    Raises:
+        ValueError: on all ranks, if it has a key or a value that is not understood.
+    """
+    found: tuning.Table | str = before
+    if private.Get_rank() == 0 and info is not None and info != MPI.INFO_NULL:
+        try:
+            named = {key: value for key, value in info.items() if key.startswith(PREFIX)}
+            found = _changed(before, named)
+        except ValueError as error:
+            found = str(error)
+    found = private.bcast(found)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
+
+
+def _changed(before: tuning.Table, hints: dict[str, str]) -> tuning.Table:
+    for key in hints:
+        if key.removeprefix(PREFIX) not in COLLECTIVES:
+            known = ", ".join(PREFIX + name for name in COLLECTIVES)
+            raise ValueError(f"unknown hint {key!r}: known are {known}")
+    gone = {key.removeprefix(PREFIX) for key, value in hints.items() if value == DEFAULT}
+    asked = tuning.from_hints({key: value for key, value in hints.items() if value != DEFAULT})
+    return {name: rules for name, rules in {**before, **asked}.items() if name not in gone}
+
+
+def written(hints: tuning.Table) -> dict[str, str]:
+    """Hints as an info object has them."""
+    return {
+        f"{PREFIX}{name}": choice.words
+        for name, rules in hints.items()
+        for rule in rules
+        for choice in rule.candidates
+    }
