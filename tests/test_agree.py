@@ -195,7 +195,7 @@ def test_calls_that_agree_run(job):
 
 def test_a_long_error_still_fits(job):
     script = """
-    from mpicoll import agree
+    from mpicoll.runtime import agree
     facts = {"collective": "Allreduce", "error": "x" * 5000 if comm.rank else None}
     facts = agree.share(world, facts, lambda request, *_: request.Wait())
     assert [len(own["error"] or "") for own in facts] == [0, 400]

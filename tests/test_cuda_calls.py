@@ -37,7 +37,7 @@ def run(library):
             import sys
             sys.path.insert(0, {str(HERE)!r})
             from fake_libcuda import AWAY, HERE, Driver, plan
-            from mpicoll import _cuda as cuda
+            from mpicoll.cuda import _driver as cuda
             driver = Driver({str(library)!r})
         """
         code = textwrap.dedent(begin) + textwrap.dedent(code)

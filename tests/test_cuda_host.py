@@ -19,6 +19,7 @@ from mpicoll.comm.device import handle_of
 from mpicoll.cuda import arrays as device_buffers
 from mpicoll.cuda import driver, group, ipc, pinned, streams
 from mpicoll.cuda.arrays import is_device, recognise
+from mpicoll.errors import TransportWarning
 from mpicoll.requests.device import Enqueued
 from mpicoll.runtime import relay, staging
 from mpicoll.runtime.arguments import parse, place_of
@@ -482,7 +483,7 @@ def test_a_slower_transport_than_there_should_be_is_said_once(
     aware(monkeypatch, transport == "aware")
     peers[1][:] = None, "IPC is forbidden here"
     text = f"so {transport} serves: IPC is forbidden here.*MPICOLL_GPU={transport} asks for that"
-    with pytest.warns(group.shared.TransportWarning, match=text):
+    with pytest.warns(TransportWarning, match=text):
         assert group.connect(apart(), "auto", 0.0).transport == transport
     # Warnings are errors here.
     assert group.connect(apart(), "auto", 0.0).transport == transport
@@ -508,7 +509,7 @@ def test_any_ranks_no_is_no_for_all(fake, peers, monkeypatch):
     unaware = here._replace(aware=False)
     assert group.connect(Ranks({1: unaware}), "auto", 0.0).transport == "staged"
     none = here._replace(problem="no CUDA device")
-    with pytest.warns(group.shared.TransportWarning, match="rank 1: no CUDA device"):
+    with pytest.warns(TransportWarning, match="rank 1: no CUDA device"):
         assert group.connect(Ranks({1: none}), "auto", 0.0) is None
 
 
@@ -521,7 +522,7 @@ def test_a_transport_that_is_asked_for(fake, peers, unsaid, monkeypatch):
     text = "MPICOLL_GPU=cuda_ipc is not possible, so {} serves: IPC is forbidden here"
     for transport in ("staged", "aware"):
         aware(monkeypatch, transport == "aware")
-        with pytest.warns(group.shared.TransportWarning, match=text.format(transport)):
+        with pytest.warns(TransportWarning, match=text.format(transport)):
             assert group.connect(Ranks(), "cuda_ipc", 0.0).transport == transport
 
 
@@ -576,7 +577,7 @@ class Ended:
             synchronize_device=self.synchronize,
             **{name: self._teller(name) for name in OWN},
         )
-        monkeypatch.setattr(ipc, "_cuda", cuda)
+        monkeypatch.setattr(ipc, "_driver", cuda)
         monkeypatch.setattr(ipc.Peers, "_on_device", lambda peers: contextlib.nullcontext())
         came = types.SimpleNamespace(Test=lambda: True)
         private = types.SimpleNamespace(

@@ -19,8 +19,8 @@ def cuda(monkeypatch):
     """The driver of all ranks, and what else they need of CuPy and the compiled part."""
     made = Cuda()
     for module in (ipc, links, registered):
-        monkeypatch.setattr(module, "_cuda", made)
-    monkeypatch.setattr(ipc, "_cuda_launch", SimpleNamespace(Launcher=Launcher))
+        monkeypatch.setattr(module, "_driver", made)
+    monkeypatch.setattr(ipc, "_launch", SimpleNamespace(Launcher=Launcher))
     monkeypatch.setattr(ipc.kernels, "compiled", lambda size, limits: compiled(made))
 
     @contextlib.contextmanager

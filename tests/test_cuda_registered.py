@@ -17,7 +17,7 @@ TABLE, STREAM = 1 << 30, 9
 @pytest.fixture
 def cuda(monkeypatch):
     made = Cuda()
-    monkeypatch.setattr(registered, "_cuda", made)
+    monkeypatch.setattr(registered, "_driver", made)
     monkeypatch.setattr(registered, "_mapped", registered._Mapped())
     # What makes a process of a rank: its number; and what it maps, it maps on a device of its own.
     monkeypatch.setattr(registered, "os", SimpleNamespace(getpid=lambda: 100 + rank()))
@@ -53,7 +53,7 @@ def close(registry, comm):
 
 
 def registry_of(comm):
-    return registered.Registry(comm, rank(), Launcher(registered._cuda), TABLE, STREAM)
+    return registered.Registry(comm, rank(), Launcher(registered._driver), TABLE, STREAM)
 
 
 def written(cuda):

@@ -65,7 +65,7 @@ def links(monkeypatch):
             uuid=lambda ordinal: f"GPU-{shown[ordinal]}",
             linked=lambda a, b: (access(a, b), shown[b] in linked[shown[a]]),
         )
-        monkeypatch.setattr(reach, "_cuda", cuda)
+        monkeypatch.setattr(reach, "_driver", cuda)
         return [
             reach.Facts("", "host", 100 + number, f"GPU-{number}", 8)
             for number in range(len(linked))

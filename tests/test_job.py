@@ -27,7 +27,7 @@ def test_finalizing_frees_all(job):
     status, out, err = job(
         2,
         """
-        from mpicoll import state
+        from mpicoll.runtime import state
         kept = [comm.Dup(), Intracomm(MPI.COMM_SELF)]
         MPI.Finalize()
         assert not state._OPEN

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mpicoll import ops
+from mpicoll.ops import reductions
 
 DTYPES = {
     **{f"i{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)},
@@ -336,7 +337,7 @@ def test_pairs_of_any_field_names(level):
 
 
 def test_same_values_without_the_extension(monkeypatch):
-    monkeypatch.setattr(ops, "_kernels", None)
+    monkeypatch.setattr(reductions, "_kernels", None)
     assert ops.simd_levels() == ("numpy",)
     got = np.empty(2, "f4")
     ops.reduction("sum", "f4").fold(got, [np.ones(2, "f4")] * 3)

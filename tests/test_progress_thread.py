@@ -144,7 +144,7 @@ def test_hooks_and_failures_of_the_thread_reach_who_waits(job):
 def test_it_ends_with_the_program(job, end):
     """Also with an operation under way that nobody waits for."""
     script = f"""
-    from mpicoll import progress
+    from mpicoll.engine import progress
     assert progress.is_running()
     out = np.zeros(5)
     comm.Iallreduce(np.ones(5), out, algorithm="ring").Wait()
@@ -175,7 +175,7 @@ def test_it_sleeps_while_nothing_is_under_way(job):
 def test_a_forked_child_has_none(job):
     script = """
     import os, time
-    from mpicoll import progress
+    from mpicoll.engine import progress
     requests = [comm.Iallreduce(np.ones(5), np.zeros(5), algorithm="ring") for _ in range(5)]
     child = os.fork()
     if not child:

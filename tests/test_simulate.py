@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mpicoll.simulate
 from mpicoll import algorithms
 from mpicoll.registry import Algorithm
 from mpicoll.schedule import Recv, Send, blocks, layout, number_of_blocks, scratch
 from mpicoll.schedule import given as of_input
 from mpicoll.schedule.matching import Message, ScheduleError
-from mpicoll.simulate import TooLargeError, simulate
+from mpicoll.simulate import TooLargeError, simulate, simulation
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
 from mpicoll.simulate.machine import Model, Sizes
 from mpicoll.simulate.ports import Ports
@@ -89,10 +88,10 @@ def test_without_following_messages_the_same_is_found(monkeypatch, algorithm, si
         return
     root = size // 2 if algorithm.definition.rooted else 0
     want = simulate(algorithm, size, 48 * size, COSTS, root, method="events")
-    monkeypatch.setattr(mpicoll.simulate, "_FEW", 0)
+    monkeypatch.setattr(simulation, "_FEW", 0)
     assert outcome(simulate(algorithm, size, 48 * size, COSTS, root)) == outcome(want)
     # Rounds that cannot be read of all ranks repeat, or a few ranks stand for all.
-    monkeypatch.setattr(mpicoll.simulate, "_READABLE", 3 * size)
+    monkeypatch.setattr(simulation, "_READABLE", 3 * size)
     try:
         result = simulate(algorithm, size, 48 * size, COSTS, root)
     except TooLargeError:
@@ -102,8 +101,8 @@ def test_without_following_messages_the_same_is_found(monkeypatch, algorithm, si
 
 
 def test_the_rounds_of_scatter_and_allgather_repeat(monkeypatch):
-    monkeypatch.setattr(mpicoll.simulate, "_FEW", 0)
-    monkeypatch.setattr(mpicoll.simulate, "_READABLE", 64 * 20)
+    monkeypatch.setattr(simulation, "_FEW", 0)
+    monkeypatch.setattr(simulation, "_READABLE", 64 * 20)
     algorithm = algorithms.find("bcast", "scatter_allgather")
     call = algorithm, 64, 6400, COSTS, 5
     result = simulate(*call)

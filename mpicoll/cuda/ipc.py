@@ -215,11 +215,11 @@ class Peers:
             {rank: fact.pid for rank, fact in enumerate(self._facts) if rank != self._rank},
             self._launcher.stop,
         )
-        #: The compiled short way; see `_cuda_launch.Launcher.serve`.
+        #: The compiled short way; see `_launch.Launcher.serve`.
         self.serve = self._launcher.serve
 
     def _channels(self) -> tuple[tuple[int, ...], ...]:
-        """Of packets and in bulk, see `_cuda_launch.Launcher`; all slots lie in the window."""
+        """Of packets and in bulk, see `_launch.Launcher`; all slots lie in the window."""
         limits, size = self._limits, self._size
         packets, bulk = limits.region(size), limits.bulk_region(size)
         steps = [self._allocate(8 * warps) for warps in (limits.warps, limits.bulk_warps)]

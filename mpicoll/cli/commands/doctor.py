@@ -83,14 +83,14 @@ def examine() -> dict[str, Any]:
 
 def _installation() -> dict[str, Any]:
     import mpicoll
-    from mpicoll import ops
+    from mpicoll.ops import reductions
 
-    kernels = getattr(ops, "_kernels", None)
+    kernels = getattr(reductions, "_kernels", None)
     return {
         "version": mpicoll.__version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "simd": ops.simd_level(),
+        "simd": reductions.simd_level(),
         "kernels": kernels and {"compiler": libraries.compiler_of(kernels.__file__)},
         "blas_threads": libraries.blas_threads(),
     }

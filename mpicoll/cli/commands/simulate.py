@@ -15,7 +15,6 @@ import typer
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.options import Collective, Json, Set
-from mpicoll.report import papers
 
 if TYPE_CHECKING:
     from mpicoll.registry import Algorithm, Value
@@ -323,6 +322,7 @@ def _case(
 
 def _plot(path: Path, collective: str, found: list[dict[str, Any]]) -> None:
     from mpicoll.base.sizes import format_size
+    from mpicoll.report import papers
 
     series: dict[str, dict[int, float]] = {}
     for case in found:
