@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.train import data
-from mpicoll.train.data import Dataset, load_mnist5k, stratified_split
+from mpicoll.train.data import datasets as data
+from mpicoll.train.data.datasets import Dataset, load_mnist5k, stratified_split
 
 
 @pytest.fixture(scope="module")

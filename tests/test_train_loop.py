@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpicoll.train import Config, Dataset, TrainingError, run, threads
-from mpicoll.train.data import load_mnist5k
+from mpicoll.train.data.datasets import load_mnist5k
 from mpicoll.train.data.sampler import Sampler
 from mpicoll.train.driver import parity
 from mpicoll.train.exchange import transfers

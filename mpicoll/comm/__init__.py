@@ -3,7 +3,6 @@
 from mpicoll.comm.intracomm import (
     Cartcomm,
     Distgraphcomm,
-    FallbackWarning,
     Graphcomm,
     Intercomm,
     Intracomm,
@@ -14,7 +13,6 @@ from mpicoll.comm.job import abort_on_exception, end_job
 __all__ = [
     "Cartcomm",
     "Distgraphcomm",
-    "FallbackWarning",
     "Graphcomm",
     "Intercomm",
     "Intracomm",

@@ -33,21 +33,9 @@ from mpicoll.comm.nonblocking import Nonblocking
 from mpicoll.comm.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.comm.persistent import Persistent
 from mpicoll.engine import progress
-from mpicoll.errors import FallbackWarning
 from mpicoll.runtime.state import State, Stats, attach, find
 from mpicoll.schedule import collectives
 from mpicoll.tuning import NATIVE, Table, hints
-
-__all__ = [
-    "Cartcomm",
-    "Distgraphcomm",
-    "FallbackWarning",
-    "Graphcomm",
-    "Intercomm",
-    "Intracomm",
-    "Stats",
-]
-
 
 _C = TypeVar("_C", bound="Intracomm")
 

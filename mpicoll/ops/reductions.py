@@ -27,6 +27,18 @@ import numpy.typing as npt
 
 from mpicoll.base.wording import plural
 
+__all__ = [
+    "OPERATORS",
+    "Array",
+    "Reduction",
+    "UserFunction",
+    "reduction",
+    "simd_level",
+    "simd_levels",
+    "use_simd_level",
+    "user",
+]
+
 try:
     from mpicoll import _kernels
 except ImportError:  # a source tree where nothing has been built

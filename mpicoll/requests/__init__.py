@@ -1,11 +1,4 @@
 """What represents a call that has not ended."""
 
-from mpicoll.requests.own import (
-    Prequest,
-    Request,
-)
-
-__all__ = [
-    "Prequest",
-    "Request",
-]
+from mpicoll.requests.own import *
+from mpicoll.requests.own import __all__ as __all__

@@ -1,21 +1,4 @@
 """Predicting how long a schedule takes, without MPI."""
 
-from mpicoll.simulate.simulation import (
-    METHODS,
-    Model,
-    Result,
-    TooLargeError,
-    Transfer,
-    simulate,
-    trace,
-)
-
-__all__ = [
-    "METHODS",
-    "Model",
-    "Result",
-    "TooLargeError",
-    "Transfer",
-    "simulate",
-    "trace",
-]
+from mpicoll.simulate.simulation import *
+from mpicoll.simulate.simulation import __all__ as __all__

@@ -23,6 +23,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from mpicoll.train.data import numpy_files
 from mpicoll.train.data.rows import Rows
 
+__all__ = ["DATASETS", "Dataset", "Feed", "Inputs", "from_arrays", "is_path", "load"]
+
 Array = NDArray[Any]
 Samples = NDArray[np.int64]
 

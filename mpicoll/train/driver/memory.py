@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from mpicoll.base import arrays
-from mpicoll.train import data, optimizers
+from mpicoll.train import optimizers
 from mpicoll.train.config import Config
-from mpicoll.train.data import Dataset
+from mpicoll.train.data import Dataset, datasets
 from mpicoll.train.exchange import tree, wire
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
@@ -56,7 +56,7 @@ def reading(config: Config) -> Bytes:
     """Bytes that reading the data takes: as they are in files, as numbers, and in another type."""
     wanted = np.dtype(config.dtype)
     total = 0
-    for count, dtype in data.read_inputs(config.dataset):
+    for count, dtype in datasets.read_inputs(config.dataset):
         natural = dtype if dtype.kind == "f" else np.dtype(np.float64)
         other = wanted.itemsize if natural != wanted else 0
         total += count * (dtype.itemsize + natural.itemsize + other)
