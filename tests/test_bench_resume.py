@@ -8,9 +8,9 @@ from test_bench_records import POINT, write
 
 from mpicoll.bench.pattern import element_type
 from mpicoll.bench.resume import Earlier, earlier, key
-from mpicoll.bench.settings import Settings, groups, shuffled
+from mpicoll.bench.settings import SweepSettings, groups, shuffled
 
-SETTINGS = Settings(
+SETTINGS = SweepSettings(
     algorithms={"allreduce": ("ring", "native"), "barrier": ("tree",)},
     sizes=(1024, 2048, 1025),
     dtypes=(np.dtype("f4"), np.dtype("f8")),

@@ -34,7 +34,7 @@ from mpicoll.bench.repetition import (
     repetitions,
     visit_samples,
 )
-from mpicoll.bench.settings import Group, Settings
+from mpicoll.bench.settings import Group, SweepSettings
 from mpicoll.bench.start import Barrier, Start, Window, next_window
 from mpicoll.bench.stats import summarise
 from mpicoll.bench.watchdog import Watchdog
@@ -101,7 +101,7 @@ class Bench:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        settings: Settings,
+        settings: SweepSettings,
         run: str = "",
         oversubscribed: bool = False,
         beat: Callable[[str], None] = lambda what: None,

@@ -16,7 +16,7 @@ STARTS = ("barrier", "window")
 
 
 @dataclass(frozen=True)
-class Settings:
+class SweepSettings:
     """What to measure and how well.
 
     Attributes:
@@ -107,7 +107,7 @@ class Group:
         return Key(self.collective, self.ranks, kind, self.count, algorithm)
 
 
-def groups(settings: Settings, size: int, done: frozenset[Key] = frozenset()) -> list[Group]:
+def groups(settings: SweepSettings, size: int, done: frozenset[Key] = frozenset()) -> list[Group]:
     """What a sweep has to measure, in the order of a report; nothing twice.
 
     Args:

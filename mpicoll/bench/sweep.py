@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from mpicoll.bench.measurement import Bench, Skipped
 from mpicoll.bench.records import Point
-from mpicoll.bench.settings import Group, Key, Settings, groups, shuffled
+from mpicoll.bench.settings import Group, Key, SweepSettings, groups, shuffled
 from mpicoll.bench.watchdog import Watchdog
 
 #: Most seconds between two looks of a sleeping rank at whether the others are done.
@@ -27,7 +27,7 @@ _clock = time.perf_counter
 
 def sweep(
     comm: MPI.Intracomm,
-    settings: Settings,
+    settings: SweepSettings,
     report: Report,
     *,
     run: str = "",

@@ -20,7 +20,7 @@ from mpicoll.cli.measured import need
 if TYPE_CHECKING:
     from mpicoll.bench.measurement import Skipped
     from mpicoll.bench.records import Point, Run, Writer
-    from mpicoll.bench.settings import Key, Settings
+    from mpicoll.bench.settings import Key, SweepSettings
 
 #: Seconds without a finished point after which a line says that the sweep is alive.
 _HEARTBEAT = 15.0
@@ -159,13 +159,13 @@ class Begun(NamedTuple):
     """A sweep that may begin."""
 
     recorder: Recorder
-    settings: Settings
+    settings: SweepSettings
     done: frozenset[Key]
 
 
 def opened(
     facts: dict[str, Any],
-    settings: Settings,
+    settings: SweepSettings,
     seed: int | None,
     path: Path | None,
     resume: bool,

@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.bench import sweep
-from mpicoll.bench.settings import Settings
+from mpicoll.bench.settings import SweepSettings
 from mpicoll.bench.workload import AUTO
 from mpicoll.cli import gpus
 
@@ -20,7 +20,7 @@ COLLECTIVES = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "a
 def test_a_sweep(world, collective):
     with sharing.allowed():
         comm = mpicoll.Intracomm(world.Dup())
-    settings = Settings(
+    settings = SweepSettings(
         {collective: (AUTO, "native")},
         (64, 100_000),
         (np.dtype("f4"),),

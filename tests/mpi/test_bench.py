@@ -14,7 +14,7 @@ from mpicoll.bench import environment, repetition, resume, stats, workload
 from mpicoll.bench import sweep as engine
 from mpicoll.bench.measurement import Skipped
 from mpicoll.bench.pattern import Pattern
-from mpicoll.bench.settings import STARTS, Settings
+from mpicoll.bench.settings import STARTS, SweepSettings
 from mpicoll.bench.start import Barrier, Window, next_window
 from mpicoll.bench.watchdog import complaint, reporter
 
@@ -33,7 +33,7 @@ def sweep(comm, done=(), **options):
         "timeout": 50.0,
     }
     outcomes = []
-    settings = Settings(**{**defaults, **options})
+    settings = SweepSettings(**{**defaults, **options})
     engine.sweep(comm, settings, outcomes.append, run="r", done=frozenset(done))
     assert RANK == 0 or outcomes == []
     return comm.bcast(outcomes)

@@ -10,7 +10,7 @@ import pytest
 from mpicoll.base.arrays import stopwatch
 from mpicoll.bench import sweep
 from mpicoll.bench.repetition import repetitions
-from mpicoll.bench.settings import Settings
+from mpicoll.bench.settings import SweepSettings
 from mpicoll.bench.workload import AUTO, METHODS, prepare, serving
 
 pytestmark = pytest.mark.mpi
@@ -67,7 +67,7 @@ def test_a_sweep(comm, seen):
     named = {"gpu": (AUTO, "native", serving("allreduce")[0]), "cpu": (AUTO,)}
     for device, algorithms in named.items():
         points = []
-        settings = Settings(
+        settings = SweepSettings(
             {"allreduce": algorithms}, (64,), (np.dtype("f4"),), iterations=2, device=device
         )
         sweep.sweep(comm, settings, points.append)

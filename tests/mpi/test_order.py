@@ -8,7 +8,7 @@ from mpi4py import MPI
 from mpicoll import algorithms, local
 from mpicoll.base import caller
 from mpicoll.bench import sweep
-from mpicoll.bench.settings import Settings
+from mpicoll.bench.settings import SweepSettings
 from mpicoll.comm import FallbackWarning, Intracomm
 from mpicoll.registry import PERMUTATION
 
@@ -88,7 +88,7 @@ def test_the_environment_names_an_order_for_communicators_of_its_size(monkeypatc
 
 
 def test_bench_measures_an_order():
-    settings = Settings(
+    settings = SweepSettings(
         algorithms={"allreduce": ("ring", "native")},
         sizes=(64,),
         dtypes=(np.dtype("f4"),),

@@ -171,7 +171,7 @@ def command(
     comm = session.communicator()
     from mpicoll.bench import environment, pattern
     from mpicoll.bench import sweep as engine
-    from mpicoll.bench.settings import Settings
+    from mpicoll.bench.settings import SweepSettings
 
     numbers = numbers or (comm.Get_size(),)
     if numbers[-1] > comm.Get_size():
@@ -185,7 +185,7 @@ def command(
         dtypes = tuple(dict.fromkeys(map(pattern.element_type, datatype.split(","))))
         for dtype in dtypes:
             pattern.Pattern(dtype, op, numbers[-1])
-    settings = Settings(
+    settings = SweepSettings(
         algorithms=chosen,
         sizes=sizes,
         dtypes=dtypes,
