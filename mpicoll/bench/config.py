@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from mpicoll.base.files import parse_toml
 
 Size = int | str
 
@@ -77,7 +73,7 @@ def load(path: Path) -> Sweep:
             names it.
     """
     try:
-        written = tomllib.loads(path.read_text(encoding="utf-8"))
+        written = parse_toml(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     try:

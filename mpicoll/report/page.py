@@ -11,13 +11,13 @@ from html import escape as escaped
 from importlib import resources
 from pathlib import Path
 
+from mpicoll.base.files import write_atomically
 from mpicoll.base.wording import plural
 from mpicoll.bench import table
 from mpicoll.bench.records import Run
 from mpicoll.report import figures, style, tables
 from mpicoll.report.content import Content, Map, Section
 from mpicoll.report.style import Line
-from mpicoll.tuning.cost_files import write_atomically
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"

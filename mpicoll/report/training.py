@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape as escaped
 from pathlib import Path
 
+from mpicoll.base.files import write_atomically
 from mpicoll.base.wording import plural
 from mpicoll.report import page, tables
 from mpicoll.report.figures import Figure
@@ -12,7 +13,6 @@ from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train.driver import history
 from mpicoll.train.driver.history import History
-from mpicoll.tuning.cost_files import write_atomically
 
 #: Steps that are drawn, at most: of more, means of neighbours.
 _POINTS = 1000

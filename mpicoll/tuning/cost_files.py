@@ -20,16 +20,15 @@ the file: it follows from the replicates.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpicoll.base.files import checked_json, write_atomically
 from mpicoll.simulate.costs import CostModel, Costs, Curve, Errors, Evidence, Piece, check
 from mpicoll.tuning import rule_files
 
-__all__ = ["read", "write", "write_atomically"]
+__all__ = ["read", "write"]
 
 FORMAT = "model 1"
 
@@ -83,26 +82,6 @@ def write(path: str | Path, model: CostModel) -> None:
         "rules": model.rules,
     }
     write_atomically(path, json.dumps(content, indent=1) + "\n")
-
-
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file; whoever reads at the same time finds the old file or the new one.
-
-    Raises:
-        OSError: it cannot be written; the old file is still there.
-    """
-    path = Path(path)
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
 
 
 # --- to JSON --------------------------------------------------------------------------------------
@@ -261,9 +240,4 @@ def _validated(content: bytes) -> dict[str, Any]:
     names = {**globals(), **locals()}
     for made in (ErrorsOf, EvidenceOf, PieceOf, SetOf, CurveOf, File):
         made.model_rebuild(_types_namespace=names)
-    try:
-        return File.model_validate_json(content).model_dump()
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise ValueError(f"{place}: {first['msg']}") from None
+    return checked_json(content, File)

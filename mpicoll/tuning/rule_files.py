@@ -18,6 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from mpicoll.base.files import checked_json
 from mpicoll.tuning import rules as tuning
 
 __all__ = ["load", "rule_type"]
@@ -70,9 +71,4 @@ def _rules(content: bytes) -> dict[str, list[dict[str, Any]]]:
         about: dict[str, Any] = {}  # how it was made
         rules: dict[str, list[Rule]]  # type: ignore[valid-type]
 
-    try:
-        return File.model_validate_json(content).model_dump()["rules"]
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise ValueError(f"{place}: {first['msg']}") from None
+    return checked_json(content, File)["rules"]

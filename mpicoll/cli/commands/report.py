@@ -95,9 +95,9 @@ def _training(folders: list[Path], file: Path, trace: Path | None) -> int:
     if len(folders) > 1:
         raise UsageError(f"{len(folders)} paths, one a training run: give its folder alone")
     measured.need(["plotly"], "plot")
+    from mpicoll.base.files import write_atomically
     from mpicoll.report import training
     from mpicoll.train.driver import history
-    from mpicoll.tuning.cost_files import write_atomically
 
     with usage():
         found = history.read(folders[0])

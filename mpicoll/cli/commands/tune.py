@@ -52,8 +52,8 @@ def command(
     if base is not None and export != "mpich":
         raise UsageError("--base is for --export mpich; drop it")
     measured.need(["scipy"], "fit")
+    from mpicoll.base.files import write_atomically
     from mpicoll.model import build
-    from mpicoll.tuning import cost_files
 
     found = measured.runs(runs, mix)
     cells, left = measured.cells(found, oversubscribed)
@@ -67,7 +67,7 @@ def command(
     )
     with usage():
         text = _text(export, cells, rules, found, base)
-    cost_files.write_atomically(target, text)
+    write_atomically(target, text)
     regret = build.measured_regret(cells)
     if json:
         facts: dict[str, Any] = {"file": str(target), "rules": rules}

@@ -9,12 +9,12 @@ epochs = 20
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from mpicoll.base.files import parse_toml
 from mpicoll.train.config import Config
 
 KEYS = tuple(field.name for field in fields(Config))
@@ -41,16 +41,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def _parse(path: Path) -> Any:
     if path.suffix == ".toml":
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-
-        with open(path, "rb") as file:
-            try:
-                return tomllib.load(file)
-            except tomllib.TOMLDecodeError as error:
-                raise ValueError(f"{path} is no TOML: {error}") from None
+        try:
+            return parse_toml(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no TOML: {error}") from None
     if path.suffix in (".yaml", ".yml"):
         import yaml
 
