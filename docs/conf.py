@@ -6,6 +6,7 @@ catalogue, the command from its help texts, measurements and pictures from bench
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -25,9 +26,12 @@ import command  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
 import training_figures  # noqa: E402
+from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
 import mpicoll  # noqa: E402
 from mpicoll import algorithms, draw  # noqa: E402
+from mpicoll.train import Config  # noqa: E402
+from mpicoll.train.options import Options  # noqa: E402
 
 project = "mpicoll"
 version = release = mpicoll.__version__
@@ -80,6 +84,20 @@ def is_field(app: Any, what: str, name: str, member: Any, skip: bool, options: A
     return True if str(member.__doc__).startswith("Alias for field number") else None
 
 
+def with_fields(app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]) -> None:
+    """The fields of a run's configuration: the command's help, and what stands below each."""
+    if item is not Config:
+        return
+    below = ModuleAnalyzer.for_module(Options.__module__).find_attr_docs()
+    text = ["Attributes:"]
+    for field in dataclasses.fields(Options):
+        words = [field.metadata["help"], *below.get((Options.__name__, field.name), ())]
+        words[0] = re.sub(r"--([a-z-]+)", lambda m: f"`{m[1].replace('-', '_')}`", words[0])
+        text.append(f"    {field.name}: {' '.join(words)}")
+    at = lines.index("Raises:")
+    lines[at:at] = [*text, ""]
+
+
 def with_names(
     app: Any, what: str, name: str, item: Any, options: Any, signature: str, returned: str
 ) -> tuple[str, str]:
@@ -93,6 +111,7 @@ def with_names(
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", with_fields, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", with_names)
     app.connect("autodoc-skip-member", is_field)
     app.connect("builder-inited", generate)

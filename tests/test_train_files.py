@@ -12,7 +12,7 @@ import pytest
 
 from mpicoll.cli import main
 from mpicoll.train import MLP, Config, TrainingError, data, run
-from mpicoll.train.data import Dataset
+from mpicoll.train.data import Dataset, datasets
 from mpicoll.train.data.rows import Rows
 from mpicoll.train.driver import config_file, memory
 from mpicoll.train.models.flat import Flat
@@ -73,7 +73,7 @@ def test_digits_are_the_file_of_scikit_learn(monkeypatch, tmp_path):
     table[:, 5], table[:, -1] = 16, np.arange(1797) % 10
     path = tmp_path / "digits.csv.gz"
     np.savetxt(path, table, delimiter=",")
-    monkeypatch.setattr(data, "_file_of", lambda *_: path)
+    monkeypatch.setattr(datasets, "_file_of", lambda *_: path)
     found = data.load("digits")
     assert len(found.train_labels) + len(found.test_labels) == 1797
     assert found.image == (8, 8, 1) and found.train_inputs.max() == 1
@@ -349,14 +349,14 @@ def test_data_that_cannot_fit_are_not_read(monkeypatch, tmp_path):
 
 
 def test_what_reading_takes_is_known_from_the_heads_of_files(tmp_path):
-    assert data.read_inputs("fashion-mnist") == [(70_000 * 784, np.uint8)]
+    assert datasets.read_inputs("fashion-mnist") == [(70_000 * 784, np.uint8)]
     shards(tmp_path)
-    assert data.read_inputs(str(tmp_path)) == []  # mapped
+    assert datasets.read_inputs(str(tmp_path)) == []  # mapped
     np.save(tmp_path / "inputs-1.npy", np.zeros((3, 5), np.float32))
-    assert data.read_inputs(str(tmp_path)) == [(15, np.float32)]
+    assert datasets.read_inputs(str(tmp_path)) == [(15, np.float32)]
     (tmp_path / "damaged.npz").write_bytes(b"PK")
-    assert data.read_inputs(str(tmp_path / "damaged.npz")) == []
-    assert data.read_inputs(str(tmp_path / "none.npz")) == []
+    assert datasets.read_inputs(str(tmp_path / "damaged.npz")) == []
+    assert datasets.read_inputs(str(tmp_path / "none.npz")) == []
 
 
 def test_the_limit_of_a_control_group_counts(monkeypatch, tmp_path):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo
 
 Collective = Annotated[
     str, typer.Argument(metavar="COLLECTIVE", help="Such as allreduce; see `mpicoll list`.")
@@ -21,3 +25,39 @@ Set = Annotated[
         help="A parameter of the algorithm, as segments=4, order=2,0,1,3 or nodes=0,0,1,1.",
     ),
 ]
+
+Command = TypeVar("Command", bound=Callable[..., int])
+
+
+def from_fields(cls: type) -> Callable[[Command], Command]:
+    """Give a command the fields of a dataclass as options (`mpicoll.base.options.option`).
+
+    They stand behind the command's positional parameters, and in front of those by keyword; the
+    command takes them by ``**``.
+    """
+
+    def with_options(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        before = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+        after = [p for p in own if p.kind is p.KEYWORD_ONLY]
+        made = [p.replace(kind=p.KEYWORD_ONLY) for p in (*before, *_parameters(cls), *after)]
+        made.sort(key=lambda p: not isinstance(p.default, ArgumentInfo))  # arguments come first
+        command.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+        return command
+
+    return with_options
+
+
+def _parameters(cls: type) -> Iterator[inspect.Parameter]:
+    types = get_type_hints(cls)
+    for field in fields(cls):
+        more: dict[str, Any] = dict(field.metadata)
+        written, default = more.pop("words", types[field.name]), field.default
+        if isinstance(default, tuple):
+            written, default = str, ",".join(map(str, default))
+        more.pop("in_file", None)
+        make = typer.Argument if more.pop("argument", False) else typer.Option
+        info = make(default, *more.pop("names"), **more)
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=written
+        )

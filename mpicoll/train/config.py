@@ -12,6 +12,7 @@ from mpicoll.train.data import DATASETS, augment, is_path
 from mpicoll.train.exchange import wire
 from mpicoll.train.models.networks import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS
+from mpicoll.train.options import Options
 from mpicoll.train.schedules import SCALINGS, SCHEDULES
 from mpicoll.train.servers import consistency
 from mpicoll.train.servers.shard import PUSH_RATES
@@ -34,146 +35,12 @@ FROM_MODEL = ("bucket", "model")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """A training run. Equal on all ranks; checked when made.
-
-    Attributes:
-        dataset: `digits`, `mnist5k`, `fashion-mnist`, or the path of an .npz file or of a folder of
-            .npy files (`mpicoll.train.data.from_arrays`).
-        data: Folder of the files of `fashion-mnist`, None for that of the Debian package.
-        model: `softmax` (softmax regression), `mlp` or `conv` (a small convolutional net).
-        hidden: Sizes of the hidden layers of an `mlp`, or of `conv` after its convolutions.
-        channels: Output channels of the convolutions of `conv`, first to last.
-        augment: `shift:N` (move each image by up to N pixels), `flip` (mirror half of them) or
-            both, `shift:N,flip`, anew in each epoch; None for nothing
-            (`mpicoll.train.data.augment`).
-        data_servers: So many ranks, the last, read and augment samples for the others, ahead of
-            need, and do nothing else.
-        dropout: Share of hidden values set to zero while training.
-        epochs: Passes over the training set.
-        steps: Stop after so many steps, None for no such limit.
-        target_loss: Stop after an epoch with a mean training loss of at most this.
-        target_accuracy: Stop after an epoch with at least this share of the test set correct.
-        batch: Samples in one batch, of all ranks together. More than there are means all.
-        batch_per_rank: Samples in one batch of one rank, in place of `batch`.
-        accumulate: Batches in one step: their gradients are added up before the ranks' are.
-        optimizer: `sgd`, `momentum`, `nesterov`, `adam` or `adamw`.
-        lr: Learning rate; the highest, where it changes.
-        momentum: Share of the last update kept in the next, for `momentum` and `nesterov`.
-        weight_decay: Added to each gradient as so many times the weight; decoupled in `adamw`.
-        lr_scaling: Multiply the learning rate by the number of ranks (`linear`), by its square root
-            (`sqrt`) or by nothing (`none`).
-        schedule: `constant`, `linear`, `cosine` or `steps` (a tenth after half of the steps, a
-            hundredth after three quarters).
-        warmup: First steps, over which the learning rate grows evenly.
-        clip: Largest norm of the gradient of all parameters together; a larger one is scaled down.
-        skip_limit: How many steps in a row may be skipped because a gradient is not finite.
-        loss_scale: First factor of the loss in front of a narrow type, a power of two; halved when
-            a step overflows, doubled after 2000 that did not. None: 65536 if `dtype` is float16,
-            1024 if `wire` is fp16, otherwise none.
-        seed: Decides initial parameters, the order of samples, and dropout.
-        device: `cpu`, or `gpu`: data, parameters and computation are on this process' current GPU,
-            in CuPy's arrays.
-        dtype: `float64`, `float32` or `float16`, of data and computation. Parameters and sums of
-            gradients are kept in float32 where it is float16.
-        strategy: `allreduce`, or `zero1`: each rank updates a part and keeps the optimizer's state
-            for that part alone (Rajbhandari et al. 2020), `parameter_server`, `local_sgd` or
-            `gossip` (`mpicoll.train.strategies.apart`).
-        servers: With `parameter_server`: so many ranks, the last, serve and do nothing else;
-            `colocated`: every rank works and serves a part; `decentralized`: every rank works and
-            holds all, workers push to each other.
-        consistency: With `parameter_server`: `bsp`, `ssp:S`, `adaptive:MIN,MAX[,M]` or `async`
-            (`mpicoll.train.servers.consistency`).
-        push_rate: Learning rate of one push where each makes an update: times its `share` of the
-            samples of a step, divided by one plus its `staleness`, or in `full`.
-        workers: With `parameter_server`: ranks that compute, to be checked against what `servers`
-            leaves of the ranks that were started; None for whatever it leaves.
-        send_every: With `parameter_server`: servers send their parameters unasked, after so many
-            updates (1: whenever there are new ones); None: workers ask for them.
-        replicas: With so many `servers`: how many others hold each server's part too, so that as
-            many may die (under Open MPI 5, `mpirun --with-ft ulfm`).
-        apply_at_once: With `send_every`: a worker takes over what arrives while it computes
-            gradients, instead of before its next step.
-        average_every: With `local_sgd`: steps from one average of the parameters to the next.
-        graph: With `gossip`: `ring` or `exponential`.
-        algorithm: All-reduce algorithm for the gradients, None for the communicator's choice;
-            `default` is ring, and on GPUs None, since by an algorithm arrays go through the host.
-        bucket: Bytes of gradients summed together; `model`: by the fitted model that
-            ``MPICOLL_MODEL`` names, if there is one; None for `exchange.default_bucket`.
-        wire: Format in which gradients travel: `full`, `fp16`, `bf16`, `int8`, `topk:SHARE`.
-        checkpoint: Folder to keep checkpoints in, None for none.
-        checkpoint_every: Steps between two; None: one at the end of each epoch.
-        keep: How many are kept, beside the one with the best test accuracy.
-        resume: A checkpoint, or a folder of them, to go on from; `auto`: the last in `checkpoint`,
-            if there is one.
-        metrics: Folder to write metrics to (`mpicoll.train.driver.metrics`), None for none.
-        invariant: Virtual shards that every batch is cut into, so that the bits of the result are
-            the same on any number of ranks up to that (`mpicoll.train.exchange.tree`); None: sums
-            depend on the number of ranks.
-        deterministic: Refuse what makes bits depend on the bucket size: all-reduce algorithms in
-            which the order of a sum depends on where in a bucket it is, such as ring.
-        balance: `none`: all ranks take as many samples; `speed`: as many as they are fast.
-        tensorboard: Folder to write event files of TensorBoard to, None for none.
-        hang_after: Seconds without the end of a step after which all ranks write their stacks;
-            None for never.
-        check_every: Compare the ranks' parameters after every so many steps, 0 for never.
+class Config(Options):
+    """A training run, with the fields of `Options`. Equal on all ranks; checked when made.
 
     Raises:
         ValueError: A value is out of its range; the message names value, limit and remedy.
     """
-
-    dataset: str = "mnist5k"
-    data: str | None = None
-    model: str = "softmax"
-    hidden: tuple[int, ...] = (64,)
-    channels: tuple[int, ...] = (16, 32)
-    augment: str | None = None
-    data_servers: int = 0
-    dropout: float = 0.0
-    epochs: int = 15
-    steps: int | None = None
-    target_loss: float | None = None
-    target_accuracy: float | None = None
-    batch: int = 64
-    batch_per_rank: int | None = None
-    accumulate: int = 1
-    optimizer: str = "momentum"
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    lr_scaling: str = "none"
-    schedule: str = "constant"
-    warmup: int = 0
-    clip: float | None = None
-    skip_limit: int = 10
-    loss_scale: float | None = None
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float64"
-    strategy: str = "allreduce"
-    servers: str = "colocated"
-    consistency: str = "bsp"
-    push_rate: str = "share"
-    workers: int | None = None
-    send_every: int | None = None
-    apply_at_once: bool = False
-    replicas: int = 0
-    average_every: int = 8
-    graph: str = "exponential"
-    algorithm: str | None = "default"
-    bucket: int | str | None = None
-    wire: str = "full"
-    invariant: int | None = None
-    deterministic: bool = False
-    balance: str = "none"
-    check_every: int = 100
-    checkpoint: str | None = None
-    checkpoint_every: int | None = None
-    keep: int = 2
-    resume: str | None = None
-    metrics: str | None = None
-    tensorboard: str | None = None
-    hang_after: float | None = 600.0
 
     def __post_init__(self) -> None:
         if self.algorithm == "default":

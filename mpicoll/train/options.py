@@ -1,0 +1,162 @@
+"""What a training run can be told: the fields of `Config`, and so the options of ``mpicoll train``.
+
+A field's help is what ``mpicoll train --help`` says; the documentation adds what stands below the
+field. Importing this loads no NumPy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpicoll.base.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The fields of a configuration, unchecked."""
+
+    dataset: str = option(
+        "mnist5k",
+        "digits, mnist5k, fashion-mnist, an .npz file or a folder of .npy files.",
+        metavar="[DATASET]",
+        argument=True,
+    )
+    """See `mpicoll.train.data.from_arrays`."""
+    data: str | None = option(None, "Where the files of fashion-mnist are.", metavar="FOLDER")
+    """None: where the Debian package puts them."""
+    model: str = option("softmax", "softmax, mlp, or conv (a small convolutional net).")
+    """`softmax` is softmax regression."""
+    hidden: tuple[int, ...] = option(
+        (64,), "Sizes of the hidden layers, as 128,64.", metavar="LIST"
+    )
+    """Of an `mlp`, or of `conv` after its convolutions."""
+    channels: tuple[int, ...] = option(
+        (16, 32), "Channels of the convolutions of conv, as 16,32.", metavar="LIST"
+    )
+    """Output channels, first to last."""
+    augment: str | None = option(None, "Of images: shift:N, flip or shift:N,flip.")
+    """`shift:N` moves each image by up to N pixels, `flip` mirrors half of them, anew in each epoch
+    (`mpicoll.train.data.augment`)."""
+    data_servers: int = option(0, "Ranks, the last, that read and augment data for the others.")
+    """They do so ahead of need, and nothing else."""
+    dropout: float = option(0.0, "Share of hidden values set to zero while training.")
+    epochs: int = option(15, "Passes over the training set.")
+    steps: int | None = option(None, "Stop after so many steps.")
+    target_loss: float | None = option(None, "Stop after an epoch with at most this training loss.")
+    """The mean of the epoch."""
+    target_accuracy: float | None = option(
+        None, "Stop after an epoch with at least this test accuracy."
+    )
+    """The share of the test set that is correct."""
+    batch: int = option(64, "Samples in a batch, of all ranks together.")
+    """More than there are means all."""
+    batch_per_rank: int | None = option(
+        None, "Samples in a batch of one rank, in place of --batch."
+    )
+    accumulate: int = option(1, "Batches in a step.")
+    """Their gradients are added up before the ranks' are."""
+    optimizer: str = option("momentum", "sgd, momentum, nesterov, adam or adamw.")
+    lr: float = option(0.05, "Learning rate.")
+    """The highest, where it changes."""
+    momentum: float = option(0.9, "Of momentum and nesterov.")
+    """Share of the last update kept in the next."""
+    weight_decay: float = option(0.0, "Decoupled in adamw.")
+    """Added to each gradient as so many times the weight."""
+    lr_scaling: str = option(
+        "none", "Of the learning rate with the number of ranks: none, linear, sqrt."
+    )
+    """Multiplied by that number (`linear`), by its square root (`sqrt`) or by nothing."""
+    schedule: str = option("constant", "Of the learning rate: constant, linear, cosine or steps.")
+    """`steps`: a tenth after half of the steps, a hundredth after three quarters."""
+    warmup: int = option(0, "Steps over which the learning rate grows.")
+    """The first ones; it grows evenly."""
+    clip: float | None = option(None, "Largest norm of a gradient; a larger one is scaled down.")
+    """Of the gradient of all parameters together."""
+    skip_limit: int = option(10, "Steps in a row that may be skipped as not finite.")
+    loss_scale: float | None = option(None, "First factor of the loss in front of a narrow type.")
+    """A power of two; halved when a step overflows, doubled after 2000 that did not. None: 65536 if
+    `dtype` is float16, 1024 if `wire` is fp16, otherwise none."""
+    seed: int = option(0, "Of initial weights and the order of samples.")
+    """And of dropout and augmentation."""
+    device: str = option("cpu", "cpu, or gpu (with CuPy).")
+    """`gpu`: data, parameters and computation are in CuPy's arrays on the process' current GPU."""
+    dtype: str = option("float64", "float64, float32 or float16.")
+    """Of data and computation. Parameters and sums of gradients are kept in float32 where it is
+    float16."""
+    strategy: str = option("allreduce", "allreduce, zero1, parameter_server, local_sgd or gossip.")
+    """`zero1`: each rank updates a part and keeps the optimizer's state for that part alone
+    (Rajbhandari et al. 2020). `local_sgd` and `gossip`: see `mpicoll.train.strategies.apart`."""
+    servers: str = option("colocated", "Of parameter_server: a number, colocated or decentralized.")
+    """So many ranks, the last, serve and do nothing else; `colocated`: every rank works and serves
+    a part; `decentralized`: every rank works and holds all, workers push to each other."""
+    consistency: str = option(
+        "bsp", "Of parameter_server: bsp, ssp:S, adaptive:MIN,MAX[,M] or async."
+    )
+    """See `mpicoll.train.servers.consistency`."""
+    push_rate: str = option(
+        "share", "Learning rate of a push, but in bsp: share, staleness or full."
+    )
+    """Where each push makes an update: times its `share` of the samples of a step, divided by one
+    plus its `staleness`, or in `full`."""
+    workers: int | None = option(None, "Of parameter_server: ranks that must be left to compute.")
+    """Checked against what `servers` leaves of the ranks that were started; None: whatever is
+    left."""
+    replicas: int = option(0, "Of parameter_server: servers that hold each server's part too.")
+    """As many may die (under Open MPI 5, `mpirun --with-ft ulfm`); `servers` is a number then."""
+    send_every: int | None = option(
+        None, "Of parameter_server: updates after which servers send unasked."
+    )
+    """1: whenever there are new ones; None: workers ask for parameters."""
+    apply_at_once: bool = option(
+        False,
+        "With --send-every: take over what arrives between layers, or between steps.",
+        "--apply-at-once/--apply-between",
+    )
+    average_every: int = option(8, "Of local_sgd: steps between averages.")
+    """Averages of the parameters."""
+    graph: str = option("exponential", "Of gossip: ring or exponential.")
+    algorithm: str | None = option(
+        "default",
+        "All-reduce algorithm of the gradients; auto: the tuned choice; default: ring, on GPUs "
+        "auto.",
+    )
+    """In a program, None stands for auto. By an algorithm, arrays on GPUs go through the host."""
+    bucket: int | str | None = option(
+        None,
+        "Gradients that are summed together; model: as MPICOLL_MODEL says.",
+        metavar="BYTES",
+        words=str | None,
+    )
+    """None: `exchange.default_bucket`, also where ``MPICOLL_MODEL`` names no fitted model."""
+    wire: str = option("full", "Gradients travel in full, fp16, bf16, int8 or topk:SHARE.")
+    invariant: int | None = option(
+        None,
+        "The same bits on any number of ranks up to V, 16 if it is not said.",
+        metavar="[=V]",
+    )
+    """Every batch is cut into V virtual shards (`mpicoll.train.exchange.tree`). None: sums depend
+    on the number of ranks."""
+    deterministic: bool = option(False, "The same bits for every bucket size.", "--deterministic")
+    """All-reduce algorithms in which the order of a sum depends on where in a bucket it is, such as
+    ring, are refused."""
+    balance: str = option("none", "Samples of each rank: none (as many) or speed (as it is fast).")
+    check_every: int = option(100, "Steps between comparisons of the ranks' parameters; 0: never.")
+    checkpoint: str | None = option(None, "Keep checkpoints there.", metavar="FOLDER")
+    checkpoint_every: int | None = option(
+        None, "Steps between checkpoints; by default, one an epoch."
+    )
+    keep: int = option(2, "Checkpoints kept beside the best.")
+    """The best is that with the highest test accuracy."""
+    resume: str | None = option(
+        None, "Go on from a checkpoint; auto: from the last, if any.", metavar="PATH"
+    )
+    """Or from the last in a folder of them; `auto`: the last in `checkpoint`."""
+    metrics: str | None = option(None, "Write JSON lines there, a file a rank.", metavar="FOLDER")
+    """See `mpicoll.train.driver.metrics`."""
+    tensorboard: str | None = option(
+        None, "Write event files of TensorBoard there.", metavar="FOLDER"
+    )
+    hang_after: float | None = option(
+        600.0, "All ranks write their stacks where no step ends for so long.", metavar="SECONDS"
+    )
+    """None: never."""
