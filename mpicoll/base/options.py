@@ -6,13 +6,14 @@ from dataclasses import field
 from typing import Any
 
 
-def option(default: Any, help: str, *names: str, **more: Any) -> Any:
+def option(default: Any, help: str, names: str = "", **more: Any) -> Any:
     """A field of a dataclass, with what a command line says of it.
 
     Args:
         default: Default of the field and of the option.
         help: What ``--help`` says.
-        names: Words of the option; by default that of the field after two dashes.
+        names: Words of the option, with blanks between them; by default that of the field after two
+            dashes.
         more: What else `typer.Option` takes, such as `metavar`; `words`: the option's type where it
             is not that of the field; `in_file`: its type in a file, None where it is in none.
     """

@@ -1,10 +1,12 @@
-"""Words in messages that depend on a number."""
+"""Words in messages that depend on a number, and words of several commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["plural", "ranges"]
+__all__ = ["PARAMETER", "plural", "ranges"]
+
+PARAMETER = "A parameter of the algorithm, as segments=4, order=2,0,1,3 or nodes=0,0,1,1."
 
 
 def plural(number: int, noun: str) -> str:

@@ -3,68 +3,58 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from mpicoll.base.files import parse_toml
+from mpicoll.bench.options import Options
 
-Size = int | str
 
-
-class Sweep(BaseModel):
+class _Sweep(BaseModel):
     """The options of a sweep; those left out are as on the command line."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     collectives: list[str] | None = None
-    minbytes: Size | list[Size] | None = None
-    maxbytes: Size | None = None
-    stepfactor: int | None = None
-    stepbytes: Size | None = None
-    algorithms: str | list[str] | None = None
-    set: dict[str, int | list[int]] | None = None
-    datatype: str | list[str] | None = None
-    ranks: int | str | list[int] | None = None
-    op: str | None = None
-    root: int | None = None
-    iters: int | None = None
-    warmup_iters: int | None = None
-    check: bool | None = None
-    in_place: bool | None = None
-    cold: bool | None = None
-    start: str | None = None
-    skew: float | None = None
-    device: str | None = None
-    precision: float | None = None
-    point_time: float | None = None
-    budget: float | None = None
-    timeout: float | None = None
-    seed: int | None = None
-    launch_id: int | None = None
 
     def options(self) -> dict[str, Any]:
-        """The options given, by name, as they are written on the command line."""
+        """The options given, by field, as they are written on the command line."""
         given = self.model_dump(exclude_none=True)
-        parameters = given.pop("set", {})
-        plain: dict[str, Any] = {
-            name: _written(value) for name, value in given.items() if name != "collectives"
+        return {
+            _FIELDS.get(key, key): value if key == "collectives" else _written(value)
+            for key, value in given.items()
         }
-        if self.collectives is not None:
-            plain["collectives"] = self.collectives
-        if parameters:
-            plain["set"] = [f"{name}={_written(value)}" for name, value in parameters.items()]
-        return plain
 
 
-def _written(value: Any) -> str:
+def _written(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [f"{name}={_written(number)}" for name, number in value.items()]
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def load(path: Path) -> Sweep:
+def _types() -> Iterator[tuple[str, str, Any]]:
+    """Key, field and type of each option that may be in a file."""
+    types = get_type_hints(Options)
+    for field in fields(Options):
+        words = [word for word in field.metadata["names"].split() if word.startswith("--")]
+        key = words[0][2:].replace("-", "_") if words else field.name
+        if (kind := field.metadata.get("in_file", types[field.name])) is not None:
+            yield key, field.name, kind
+
+
+#: The field of each key.
+_FIELDS = {key: name for key, name, _ in _types()}
+_MORE: Any = {key: (kind | None, None) for key, _, kind in _types()}
+Sweep = create_model("Sweep", __base__=_Sweep, **_MORE)
+
+
+def load(path: Path) -> _Sweep:
     """Read a sweep.
 
     Raises:

@@ -10,21 +10,23 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
+from mpicoll.base.wording import PARAMETER
+
 Collective = Annotated[
     str, typer.Argument(metavar="COLLECTIVE", help="Such as allreduce; see `mpicoll list`.")
 ]
 Algorithm = Annotated[
     str, typer.Argument(metavar="ALGORITHM", help="Such as ring; see `mpicoll list`.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="A parameter of the algorithm, as segments=4, order=2,0,1,3 or nodes=0,0,1,1.",
-    ),
+Ranks = Annotated[
+    str, typer.Option("-P", metavar="LIST", help="Numbers of ranks, as 4, 1-33 or 2,4,8.")
 ]
+Sizes = Annotated[
+    str, typer.Option("-n", "--size", metavar="LIST", help="Sizes in bytes, as 8,64K,1M.")
+]
+Root = Annotated[int, typer.Option(help="Root rank.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=PARAMETER)]
 
 Command = TypeVar("Command", bound=Callable[..., int])
 
@@ -57,7 +59,7 @@ def _parameters(cls: type) -> Iterator[inspect.Parameter]:
             written, default = str, ",".join(map(str, default))
         more.pop("in_file", None)
         make = typer.Argument if more.pop("argument", False) else typer.Option
-        info = make(default, *more.pop("names"), **more)
+        info = make(default, *more.pop("names").split(), **more)
         yield inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=written
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mpicoll.cli.errors import UsageError, usage
 
 if TYPE_CHECKING:
+    from mpicoll.bench.options import Options
     from mpicoll.registry import Value
 
 
@@ -56,9 +57,7 @@ def check_parameters(chosen: dict[str, tuple[str, ...]], parameters: dict[str, V
                     check(base(collective), name, parameters)
 
 
-def sizes(
-    first: str, last: str | None, factor: int | None, step: str | None, span: str | None
-) -> tuple[int, ...]:
+def sizes(options: Options) -> tuple[int, ...]:
     """The sizes that the options ask for.
 
     Raises:
@@ -66,6 +65,8 @@ def sizes(
     """
     from mpicoll.base.sizes import parse_size, parse_sizes, sweep
 
+    first, last = options.minbytes, options.maxbytes
+    factor, step, span = options.stepfactor, options.stepbytes, options.message_size
     if factor is not None and step is not None:
         raise UsageError("--stepfactor and --stepbytes exclude each other; drop one")
     if span is not None:

@@ -130,9 +130,7 @@ class Options:
     """None: `exchange.default_bucket`, also where ``MPICOLL_MODEL`` names no fitted model."""
     wire: str = option("full", "Gradients travel in full, fp16, bf16, int8 or topk:SHARE.")
     invariant: int | None = option(
-        None,
-        "The same bits on any number of ranks up to V, 16 if it is not said.",
-        metavar="[=V]",
+        None, "The same bits on any number of ranks up to V, 16 if it is not said.", metavar="[=V]"
     )
     """Every batch is cut into V virtual shards (`mpicoll.train.exchange.tree`). None: sums depend
     on the number of ranks."""

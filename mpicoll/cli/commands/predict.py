@@ -11,21 +11,19 @@ from mpicoll.base.wording import plural
 from mpicoll.cli import measured, output, parse
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.measured import Model, PerNode
-from mpicoll.cli.options import Algorithm, Collective, Json, Set
+from mpicoll.cli.options import Algorithm, Collective, Json, Ranks, Set, Sizes
 
 if TYPE_CHECKING:
     from mpicoll.tuning.predict import Prediction
 
-_RANKS = typer.Option("-P", metavar="LIST", help="Numbers of ranks, as 4, 1-33 or 2,4,8.")
-_SIZES = typer.Option("-n", "--size", metavar="LIST", help="Sizes in bytes, as 8,64K,1M.")
 _MODEL = Path("model.json")
 
 
 def command(
     collective: Collective,
     algorithm: Algorithm,
-    ranks: Annotated[str, _RANKS] = "4",
-    size: Annotated[str, _SIZES] = "1M",
+    ranks: Ranks = "4",
+    size: Sizes = "1M",
     model: Model = _MODEL,
     per_node: PerNode = None,
     set_: Set = None,

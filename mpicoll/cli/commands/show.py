@@ -9,7 +9,7 @@ import typer
 
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, describe, usage
-from mpicoll.cli.options import Json, Set
+from mpicoll.cli.options import Json, Root, Set
 
 if TYPE_CHECKING:
     from mpicoll import registry, schedule
@@ -27,7 +27,7 @@ def command(
         str, typer.Argument(metavar="[ALGORITHM]", help="Such as ring; see `mpicoll list`.")
     ] = "",
     ranks: Annotated[str, typer.Option("-P", metavar="N", help="Number of ranks.")] = "4",
-    root: Annotated[int, typer.Option(help="Root rank.")] = 0,
+    root: Root = 0,
     set_: Set = None,
     svg: Annotated[
         Path | None,

@@ -14,7 +14,7 @@ import typer
 
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, usage
-from mpicoll.cli.options import Collective, Json, Set
+from mpicoll.cli.options import Collective, Json, Ranks, Root, Set, Sizes
 
 if TYPE_CHECKING:
     from mpicoll.registry import Algorithm, Value
@@ -24,36 +24,24 @@ if TYPE_CHECKING:
 _DEFAULTS = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
 
 
+def _time(help: str) -> Any:
+    return typer.Option(metavar="TIME", help=help)
+
+
 def command(
     collective: Collective,
     algorithm: Annotated[
         str, typer.Argument(metavar="ALGORITHM", help="Such as ring, or all of them: all.")
     ],
-    ranks: Annotated[
-        str, typer.Option("-P", metavar="LIST", help="Numbers of ranks, as 4, 1-33 or 2,4,8.")
-    ] = "4",
-    size: Annotated[
-        str, typer.Option("-n", "--size", metavar="LIST", help="Sizes in bytes, as 8,64K,1M.")
-    ] = "1M",
-    alpha: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time per message; 1us if not given.")
-    ] = None,
-    beta: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time per byte sent; 100ps if not given.")
-    ] = None,
-    gamma: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time per byte reduced; 50ps if not given.")
-    ] = None,
-    step: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time of a round in which a rank receives.")
-    ] = None,
-    call: Annotated[str | None, typer.Option(metavar="TIME", help="Time of every call.")] = None,
-    inter_alpha: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time per message between nodes.")
-    ] = None,
-    inter_beta: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time per byte between nodes.")
-    ] = None,
+    ranks: Ranks = "4",
+    size: Sizes = "1M",
+    alpha: Annotated[str | None, _time("Time per message; 1us if not given.")] = None,
+    beta: Annotated[str | None, _time("Time per byte sent; 100ps if not given.")] = None,
+    gamma: Annotated[str | None, _time("Time per byte reduced; 50ps if not given.")] = None,
+    step: Annotated[str | None, _time("Time of a round in which a rank receives.")] = None,
+    call: Annotated[str | None, _time("Time of every call.")] = None,
+    inter_alpha: Annotated[str | None, _time("Time per message between nodes.")] = None,
+    inter_beta: Annotated[str | None, _time("Time per byte between nodes.")] = None,
     model: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit`, in place of these."),
@@ -78,7 +66,7 @@ def command(
         int, typer.Option(min=1, help="How often they are drawn; the time is the median.")
     ] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    root: Annotated[int, typer.Option(help="Root rank.")] = 0,
+    root: Root = 0,
     set_: Set = None,
     plot: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ import typer
 from mpicoll.base.wording import plural
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, usage
-from mpicoll.cli.options import Json, Set
+from mpicoll.cli.options import Json, Ranks, Set
 
 if TYPE_CHECKING:
     from mpicoll.registry import Algorithm, Value
@@ -34,9 +34,7 @@ def command(
     everything: Annotated[
         bool, typer.Option("--all", help="Every algorithm of every collective.")
     ] = False,
-    ranks: Annotated[
-        str, typer.Option("-P", metavar="LIST", help="Numbers of ranks, as 4, 1-33 or 2,4,8.")
-    ] = "1-33",
+    ranks: Ranks = "1-33",
     roots: Annotated[
         str,
         typer.Option(
