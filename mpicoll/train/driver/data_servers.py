@@ -11,8 +11,7 @@ import json
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from mpicoll.train.driver import memory
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.health import RankLost
 from mpicoll.train.ranks.survivors import Survivors
-from mpicoll.train.ranks.waiting import is_complete, is_death, time_limit, wait_until
+from mpicoll.train.ranks.waiting import time_limit, wait_until
 from mpicoll.train.ranks.workers import (
     TrainingError,
     Workers,
@@ -37,6 +36,7 @@ from mpicoll.train.ranks.workers import (
     together,
 )
 from mpicoll.train.records import Result
+from mpicoll.train.servers.messages import Message
 from mpicoll.train.strategies import placement
 
 if TYPE_CHECKING:
@@ -46,10 +46,12 @@ Array = NDArray[Any]
 
 #: Tags: to a data server, and from it.
 _WANTED, _BATCH = 1, 2
-#: What a batch says first: it has not come; it is there; it could not be read; all are to stop.
-_NOTHING, _HERE, _FAILED, _SIGNALLED = range(4)
-#: Bytes of what it says, and of a label.
-_WORD = 8
+#: What the head of a batch says: it is there; it could not be read; all are to stop.
+_HERE, _FAILED, _SIGNALLED = range(3)
+#: Places in a head: of a question, an epoch; of a batch, one of these; of both, how many samples,
+#: or bytes of a reason.
+_EPOCH = _KIND = 0
+_COUNT = 1
 
 
 @dataclass
@@ -58,9 +60,8 @@ class _Coming:
 
     samples: Samples
     epoch: int
-    data: NDArray[np.uint8]
-    requests: list[MPI.Request]
-    question: NDArray[np.int64]  # kept until it is sent
+    question: Message
+    batch: Message
 
 
 class Served:
@@ -94,15 +95,13 @@ class Served:
         """See `Feed.want`."""
         if not len(samples):
             return
-        question = np.concatenate([np.array([epoch], np.int64), samples])
-        data = np.empty(_size(self._dataset, len(samples)), np.uint8)
-        _word(data)[0] = _NOTHING
-        with _deaths_seen(self._look):
-            requests = [
-                self._comm.Irecv(data, self._server, _BATCH),
-                self._comm.Isend(question, self._server, _WANTED),
-            ]
-        self._coming.append(_Coming(samples, epoch, data, requests, question))
+        question = Message(len(samples), np.dtype(np.int64))
+        question.head[: _COUNT + 1] = epoch, len(samples)
+        question.values[...] = samples
+        batch = Message(_size(self._dataset, len(samples)), np.dtype(np.uint8))
+        batch.receive(self._comm, self._server, _BATCH)
+        question.send(self._comm, self._server, _WANTED)
+        self._coming.append(_Coming(samples, epoch, question, batch))
 
     def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
         """See `Feed.take`; what was not asked for, or is next no more, is asked for now.
@@ -117,14 +116,14 @@ class Served:
         if first is None or first.epoch != epoch or not np.array_equal(first.samples, samples):
             self.forget()
             self.want(samples, epoch)
-        data = self._next()
-        word = _word(data)[0]
-        if word == _FAILED:
-            reason = bytes(data[_WORD:]).partition(b"\0")[0].decode(errors="replace")
+        batch = self._next()
+        kind = batch.head[_KIND]
+        if kind == _FAILED:
+            reason = bytes(batch.values[: int(batch.head[_COUNT])]).decode(errors="replace")
             raise OSError(f"data server, rank {self._server}: {reason}")
-        if word == _SIGNALLED:
+        if kind == _SIGNALLED:
             signal.raise_signal(signal.SIGTERM)
-        inputs, labels = _parts(self._dataset, data, len(samples))
+        inputs, labels = _parts(self._dataset, batch, len(samples))
         return inputs, labels.astype(self._dataset.train_labels.dtype, copy=False)
 
     def forget(self) -> None:
@@ -147,23 +146,21 @@ class Served:
         if self._silence is not None:
             raise self._silence
         self.forget()
-        with _deaths_seen(self._look):
-            self._comm.Send(np.zeros(0, np.int64), self._server, _WANTED)
+        farewell = Message(0, np.dtype(np.int64))
+        farewell.send(self._comm, self._server, _WANTED)
+        wait_until(farewell.done, self._look, self._limit)
 
-    def _next(self) -> NDArray[np.uint8]:
+    def _next(self) -> Message:
         """The batch that was asked for first, when it is there."""
         coming = self._coming.popleft()
-
-        def arrived() -> bool:
-            # A receive from a rank that died may pass as complete, with nothing in it.
-            return all(map(is_complete, coming.requests)) and _word(coming.data)[0] != _NOTHING
-
         try:
-            wait_until(arrived, self._look, self._limit)
+            wait_until(
+                lambda: coming.question.done() and coming.batch.done(), self._look, self._limit
+            )
         except TimeoutError as error:
             self._silence = error
             raise
-        return coming.data
+        return coming.batch
 
 
 @dataclass
@@ -191,6 +188,7 @@ class _DataServer:
         dataset: The data.
         feed: What reads them.
         look: Raises where a rank has died.
+        most: Samples that a rank may ask for at a time.
     """
 
     def __init__(
@@ -200,10 +198,12 @@ class _DataServer:
         dataset: Dataset,
         feed: Feed,
         look: Callable[[], bool],
+        most: int,
     ) -> None:
-        self._comm, self._open, self._look = comm, list(clients), look
+        self._comm, self._look = comm, look
         self._dataset, self._feed = dataset, feed
-        self._sending: deque[tuple[MPI.Request, NDArray[np.uint8]]] = deque()
+        self._open = {client: Message(most, np.dtype(np.int64)) for client in clients}
+        self._sending: deque[Message] = deque()
         self._signalled = False
 
     def serve(self) -> _Tally:
@@ -213,7 +213,9 @@ class _DataServer:
             RankLost: A rank has died.
         """
         tally, start = _Tally(), time.perf_counter()
-        with signals.heard(self._hear), _deaths_seen(self._look):
+        with signals.heard(self._hear):
+            for client, question in self._open.items():
+                question.receive(self._comm, client, _WANTED)
             wait_until(lambda: not self._open, lambda: self._poll(tally))
             wait_until(lambda: not self._sending, self._sent)
         tally.seconds = time.perf_counter() - start
@@ -223,82 +225,59 @@ class _DataServer:
         self._signalled = True
 
     def _poll(self, tally: _Tally) -> bool:
-        from mpi4py import MPI
-
-        self._look()
         moved = self._sent()
-        for client in list(self._open):
-            status = MPI.Status()
-            message = self._comm.Improbe(client, _WANTED, status)
-            if message is None:
+        for client, question in list(self._open.items()):
+            if not question.done():
                 continue
             moved = True
-            question = np.empty(status.Get_count(MPI.INT64_T), np.int64)
-            message.Recv(question)
-            if not len(question):
-                self._open.remove(client)
+            count = int(question.head[_COUNT])
+            if not count:
+                del self._open[client]
                 continue
             start = time.perf_counter()
-            data = self._batch(question[1:], int(question[0]))
+            batch = self._batch(question.values[:count], int(question.head[_EPOCH]))
             tally.preparing += time.perf_counter() - start
             tally.batches += 1
-            tally.samples += len(question) - 1
-            self._sending.append((self._comm.Isend(data, client, _BATCH), data))
+            tally.samples += count
+            batch.send(self._comm, client, _BATCH)
+            self._sending.append(batch)
+            question.receive(self._comm, client, _WANTED)
         return moved
 
-    def _batch(self, samples: Samples, epoch: int) -> NDArray[np.uint8]:
+    def _batch(self, samples: Samples, epoch: int) -> Message:
         size = _size(self._dataset, len(samples))
         try:
-            data = np.empty(size, np.uint8)
-            _word(data)[0] = _SIGNALLED if self._signalled else _HERE
-            inputs, labels = _parts(self._dataset, data, len(samples))
+            batch = Message(size, np.dtype(np.uint8))
+            batch.head[_KIND] = _SIGNALLED if self._signalled else _HERE
+            inputs, labels = _parts(self._dataset, batch, len(samples))
             inputs[...], labels[...] = self._feed.take(samples, epoch)
         except Exception as error:
             # As short as it can be: there may be no memory for more.
-            reason = f"{type(error).__name__}: {error}".encode()[: size - _WORD - 1] + b"\0"
-            data = np.empty(_WORD + len(reason), np.uint8)
-            data[_WORD:] = np.frombuffer(reason, np.uint8)
-            _word(data)[0] = _FAILED
-        return data
+            reason = f"{type(error).__name__}: {error}".encode()[:size]
+            batch = Message(len(reason), np.dtype(np.uint8))
+            batch.head[: _COUNT + 1] = _FAILED, len(reason)
+            batch.values[...] = np.frombuffer(reason, np.uint8)
+        return batch
 
     def _sent(self) -> bool:
         self._look()
         moved = False
-        while self._sending and self._sending[0][0].Test():
+        while self._sending and self._sending[0].done():
             self._sending.popleft()
             moved = True
         return moved
 
 
-def _word(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """What a batch says first, a view of one number."""
-    return data[:_WORD].view(np.int64)
-
-
-@contextmanager
-def _deaths_seen(look: Callable[[], bool]) -> Iterator[None]:
-    """Where MPI says that a rank has died, say which."""
-    try:
-        yield
-    except Exception as error:
-        if not is_death(error):
-            raise
-        wait_until(lambda: False, look)  # it will know soon, and raise
-
-
 def _size(dataset: Dataset, samples: int) -> int:
     """Bytes of a batch."""
-    row = dataset.features * dataset.train_inputs.dtype.itemsize
-    padding = -samples * row % _WORD
-    return _WORD + samples * row + padding + samples * _WORD
+    return samples * (8 + dataset.features * dataset.train_inputs.dtype.itemsize)
 
 
-def _parts(dataset: Dataset, data: NDArray[np.uint8], samples: int) -> tuple[Array, Array]:
+def _parts(dataset: Dataset, batch: Message, samples: int) -> tuple[Array, Array]:
     """Views of the inputs and of the labels of a batch."""
-    dtype = dataset.train_inputs.dtype
-    end = _WORD + samples * dataset.features * dtype.itemsize
-    inputs = data[_WORD:end].view(dtype).reshape(samples, dataset.features)
-    return inputs, data[len(data) - samples * _WORD :].view(np.int64)
+    labels, inputs = np.split(batch.values, [8 * samples])
+    inputs = inputs.view(dataset.train_inputs.dtype).reshape(samples, dataset.features)
+    return inputs, labels.view(np.int64)
 
 
 def run(
@@ -341,7 +320,8 @@ def run(
     try:
         if workers.rank >= first:
             clients = range(workers.rank - first, first, config.data_servers)
-            tally = _DataServer(links, clients, dataset, feed, look).serve()
+            most = min(len(dataset.train_labels), config.global_batch(first) * config.accumulate)
+            tally = _DataServer(links, clients, dataset, feed, look, most).serve()
             _note(config, workers.rank, tally)
         else:
             group = _first(comm, first)
