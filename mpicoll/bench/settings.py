@@ -24,23 +24,11 @@ class SweepSettings:
         sizes: Bytes of the total vector.
         dtypes: Element types.
         ranks: Numbers of ranks; of so many the first ones are taken. All ranks if empty.
-        op: Name of the operator for collectives that reduce.
-        root: Root for collectives that have one.
-        warmup: Calls before the first repetition of each point.
-        precision: Wanted half width of the 95 % interval of the median, relative to it.
-        iterations: Exact number of repetitions instead of stopping by precision and time.
-        point_seconds: Time for one point.
-        budget: Seconds for the whole sweep; a point gets its share of what is left.
         check: Whether outputs are checked before and after the repetitions.
         seed: Of the order.
-        timeout: Seconds without progress after which the job is ended.
         parameters: Of all algorithms but the library's own.
-        launch: Number of the launch that the user gave.
-        start: How ranks begin together, one of `STARTS`.
-        cold: Whether each repetition finds its buffers in no cache.
-        in_place: Whether input and output are the same memory, where there is such a form.
-        skew: How far block lengths of the v-variants lie apart, see `workload.lengths`.
-        device: Where the buffers are, one of `mpicoll.base.arrays.DEVICES`.
+
+    The others are options of `mpicoll bench` as they are written: see `mpicoll.bench.options`.
     """
 
     algorithms: dict[str, tuple[str, ...]]

@@ -21,11 +21,9 @@ class Options:
         metavar="[DATASET]",
         argument=True,
     )
-    """See `mpicoll.train.data.from_arrays`."""
     data: str | None = option(None, "Where the files of fashion-mnist are.", metavar="FOLDER")
     """None: where the Debian package puts them."""
     model: str = option("softmax", "softmax, mlp, or conv (a small convolutional net).")
-    """`softmax` is softmax regression."""
     hidden: tuple[int, ...] = option(
         (64,), "Sizes of the hidden layers, as 128,64.", metavar="LIST"
     )
@@ -43,7 +41,6 @@ class Options:
     epochs: int = option(15, "Passes over the training set.")
     steps: int | None = option(None, "Stop after so many steps.")
     target_loss: float | None = option(None, "Stop after an epoch with at most this training loss.")
-    """The mean of the epoch."""
     target_accuracy: float | None = option(
         None, "Stop after an epoch with at least this test accuracy."
     )
@@ -77,7 +74,7 @@ class Options:
     """A power of two; halved when a step overflows, doubled after 2000 that did not. None: 65536 if
     `dtype` is float16, 1024 if `wire` is fp16, otherwise none."""
     seed: int = option(0, "Of initial weights and the order of samples.")
-    """And of dropout and augmentation."""
+    """Also of dropout and augmentation."""
     device: str = option("cpu", "cpu, or gpu (with CuPy).")
     """`gpu`: data, parameters and computation are in CuPy's arrays on the process' current GPU."""
     dtype: str = option("float64", "float64, float32 or float16.")
@@ -150,7 +147,6 @@ class Options:
     )
     """Or from the last in a folder of them; `auto`: the last in `checkpoint`."""
     metrics: str | None = option(None, "Write JSON lines there, a file a rank.", metavar="FOLDER")
-    """See `mpicoll.train.driver.metrics`."""
     tensorboard: str | None = option(
         None, "Write event files of TensorBoard there.", metavar="FOLDER"
     )
