@@ -14,7 +14,8 @@ def option(default: Any, help: str, names: str = "", **more: Any) -> Any:
         help: What ``--help`` says.
         names: Words of the option, with blanks between them; by default that of the field after two
             dashes.
-        more: What else `typer.Option` takes, such as `metavar`; `words`: the option's type where it
-            is not that of the field; `in_file`: its type in a file, None where it is in none.
+        more: What else `typer.Option` takes, such as `metavar`; `argument`: whether it is no option
+            but an argument; `words`: its type on the command line, where that is not the field's;
+            `in_file`: its type in a file, None where it is in none.
     """
     return field(default=default, metadata={"help": help, "names": names, **more})

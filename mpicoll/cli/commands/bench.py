@@ -26,13 +26,13 @@ def _configured(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None and not context.resilient_parsing:
         try:
             from mpicoll.bench.config import load
+
+            with usage():
+                context.default_map = load(path).options()
         except ImportError as error:
             raise UsageError(
                 f"--config needs the package {error.name}; pip install 'mpicoll[config]'"
             ) from None
-        try:
-            with usage():
-                context.default_map = load(path).options()
         except OSError as error:
             raise UsageError(f"--config {describe(error)}") from None
     return path
