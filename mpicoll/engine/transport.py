@@ -6,7 +6,6 @@ The memory has no name in any file system: its first rank makes it, the others o
 
 from __future__ import annotations
 
-import importlib
 import mmap
 import os
 import secrets
@@ -19,20 +18,29 @@ from mpicoll.base import caller
 from mpicoll.engine.plan import Plan
 from mpicoll.errors import TransportWarning
 
-_engine: Any = None
-_front: Any = None
 _PROBLEM = ""
 try:
-    _engine = importlib.import_module("mpicoll.engine._engine")
-    _front = importlib.import_module("mpicoll.engine._fast_path")
-except ModuleNotFoundError:
-    _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
-except (ImportError, ValueError) as error:  # built for another MPI, whose handles differ in size
-    _PROBLEM = f"it cannot be loaded ({error}): install mpicoll again with this MPI's mpicc on PATH"
+    from mpicoll.engine._engine import BUILT_FOR, Device, library, read_memory, space
+    from mpicoll.engine._engine import Program as Execution
+    from mpicoll.engine._fast_path import Front as FastPath
+    from mpicoll.engine._fast_path import Starter
+except (ImportError, ValueError) as error:
+    #: What runs a plan, what makes calls again, and what starts persistent calls; None where they
+    #: are not built.
+    Execution = FastPath = Starter = None
+    if isinstance(error, ModuleNotFoundError):
+        _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
+    else:  # built for another MPI, whose handles differ in size
+        _PROBLEM = (
+            f"it cannot be loaded ({error}): install mpicoll again with this MPI's mpicc on PATH"
+        )
 
 __all__ = [
     "TRANSPORTS",
+    "Execution",
+    "FastPath",
     "Geometry",
+    "Starter",
     "Transport",
     "connect",
     "drop_buffers",
@@ -92,14 +100,14 @@ def engine_problem() -> str:
     """Why the compiled engine cannot run here, "" if it can."""
     if _PROBLEM:
         return _PROBLEM
-    library = MPI.Get_library_version()
-    if _engine.BUILT_FOR not in library:
-        return f"it is built for {_engine.BUILT_FOR}, and this is {_first_words(library)}"
+    running, linked = MPI.Get_library_version(), library()
+    if BUILT_FOR not in running:
+        return f"it is built for {BUILT_FOR}, and this is {_first_words(running)}"
     # Two libraries on one machine: the loader may have found another one than mpi4py has.
-    if _engine.library().rstrip(_ENDS) != library.rstrip(_ENDS):
+    if linked.rstrip(_ENDS) != running.rstrip(_ENDS):
         return (
-            f"it is linked with {_first_words(_engine.library())}, and mpi4py with "
-            f"{_first_words(library)}: look at LD_LIBRARY_PATH and LD_PRELOAD, or build it again"
+            f"it is linked with {_first_words(linked)}, and mpi4py with "
+            f"{_first_words(running)}: look at LD_LIBRARY_PATH and LD_PRELOAD, or build it again"
         )
     return ""
 
@@ -147,7 +155,7 @@ def connect(private: MPI.Intracomm, transport: str) -> Transport:
 
 def program(planned: Plan, device: Any) -> Any:
     """A plan, made ready for the engine."""
-    return _engine.Program(planned, device)
+    return Execution(planned, device)
 
 
 def is_near(device: Any) -> bool:
@@ -168,12 +176,12 @@ def drop_buffers(planned: Plan) -> None:
 
 def front(*arguments: Any) -> Any:
     """The engine's short way in; see ``_front.Front``."""
-    return _front.Front(*arguments)
+    return FastPath(*arguments)
 
 
 def starter(*arguments: Any) -> Any:
     """The short way of a persistent call; see ``_front.Starter``."""
-    return _front.Starter(*arguments)
+    return Starter(*arguments)
 
 
 def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Transport:
@@ -181,7 +189,7 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Tra
     memory, problem = None, ""
     shape = geometry(len(ranks))
     if transport != "mpi" and 1 < len(ranks) <= _RANKS:
-        memory, problem = memory_of(node, _engine.space(len(ranks), shape))
+        memory, problem = memory_of(node, space(len(ranks), shape))
     shared = memory is not None
     reads = shared and transport == "auto" and _engine_reads(node, [pid for _, pid, _ in ranks])
     # Cutting messages is for all ranks alike.
@@ -195,7 +203,7 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Tra
         locals[rank] = number if shared else -1
     crowded = len(ranks) > len(frozenset[int]().union(*(own for _, _, own in ranks)))
     return Transport(
-        _engine.Device(
+        Device(
             locals,
             node.Get_rank(),
             memory,
@@ -265,5 +273,5 @@ def _engine_reads(node: MPI.Intracomm, processes: list[int]) -> bool:
     peer = (node.Get_rank() + 1) % node.Get_size()
     found = np.zeros(_PROOF, np.uint8)
     address, content = every[peer]
-    read = _engine.read_memory(processes[peer], address, found) and found.tobytes() == content
+    read = read_memory(processes[peer], address, found) and found.tobytes() == content
     return bool(node.allreduce(read, MPI.LAND))  # tokens live until all have read

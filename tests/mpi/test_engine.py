@@ -582,7 +582,7 @@ def test_a_sender_that_waits_copies_too(together):
 
 @pytest.mark.skipif(P == 1, reason="nothing is sent")
 def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
-    device = transport._engine.Device
+    device = transport.Device
 
     def without_writing(locals, me, memory, geometry, processes, *others):
         # Rank 0 helps processes that do not exist.
@@ -590,7 +590,7 @@ def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
             locals, me, memory, geometry, [1 << 30] * P if RANK == 0 else processes, *others
         )
 
-    monkeypatch.setattr(transport._engine, "Device", without_writing)
+    monkeypatch.setattr(transport, "Device", without_writing)
     monkeypatch.setattr(transport, "TOGETHER", 1)
     ours = Intracomm(WORLD.Dup())
     if not (ours.shared_memory() or {"reads": False})["reads"]:
@@ -626,12 +626,12 @@ def test_what_is_folded_while_it_is_read(together, python, name):
 
 @pytest.mark.skipif(P != 2, reason="what two ranks reduce is read")
 def test_what_is_to_be_folded_and_cannot_be_read(monkeypatch):
-    device = transport._engine.Device
+    device = transport.Device
 
     def of_nobody(locals, me, memory, geometry, processes, *others):
         return device(locals, me, memory, geometry, [1 << 30] * len(processes), *others)
 
-    monkeypatch.setattr(transport._engine, "Device", of_nobody)
+    monkeypatch.setattr(transport, "Device", of_nobody)
     ours = Intracomm(WORLD.Dup())
     if not (ours.shared_memory() or {"reads": False})["reads"]:
         pytest.skip("other processes' memory cannot be read")
