@@ -1,14 +1,19 @@
-"""The short ways in: calls that are made again reach the engine without building Python objects."""
+"""The fast paths: calls that are made again reach the engine without building Python objects.
+
+A `FastPath` remembers blocking calls, a `Starter` starts a persistent one.  What they do not know
+goes the slow path, which parses the call and chooses an algorithm (:mod:`mpicoll.comm.dispatch`).
+"""
 
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free
-from libc.string cimport memcmp, memset
+from libc.string cimport memset
 from mpi4py cimport MPI
 
 cimport numpy as cnp
 
-from mpicoll.engine._engine cimport Program, kernel_of, space_for
 from mpicoll._kernels cimport fold_function
+from mpicoll.base._call_cache cimport KNOWN, CallCache, Key, find, take
+from mpicoll.engine._execution cimport Execution
+from mpicoll.engine._program cimport kernel_of
 
 from mpi4py import MPI as _MPI
 
@@ -16,24 +21,12 @@ from mpi4py import MPI as _MPI
 cnp.import_array()
 
 
-cdef struct Key:
-    # What decides a call of one communicator, without addresses.
-    int64_t method
-    int64_t root
-    int64_t op
-    int64_t algorithm  # where the caller's name of it lies, 0 if the caller names none
-    int64_t kinds[2]
-    int64_t lengths[2]
-
-
 cdef enum:
-    KNOWN = 128  # calls that are remembered
-    PLACES = 8  # that one of them may have
     ABSENT = -1
     IN_PLACE = -2
 
 
-cdef class Tally:
+cdef class CallCount:
     """How often something was run."""
 
     cdef readonly object name
@@ -43,19 +36,19 @@ cdef class Tally:
         self.name = name
 
 
-cdef class Way:
-    """How a call that is remembered is made again: by a program, or by the MPI library."""
+cdef class Route:
+    """How a call that is remembered is made again: by an execution, or by the MPI library."""
 
-    cdef Program program  # None: the library
+    cdef Execution execution  # None: the library
     cdef object function, numbers  # mpi4py's method, and which arguments it takes
-    cdef object reduction, kept
+    cdef object reduction, algorithm  # whose names are told apart by where they lie
     cdef fold_function kernel
     cdef int sources[2]  # of the plan's two buffers: argument 0 or 1, -1 for none
-    cdef Tally tally
+    cdef CallCount count
 
 
-cdef class Front:
-    """The short way in: blocking calls that have been made before, of plain arrays.
+cdef class FastPath:
+    """The fast path of blocking calls that have been made before, of plain arrays.
 
     Args:
         comm: carries the messages that MPI carries.
@@ -63,11 +56,11 @@ cdef class Front:
         poll: moves on what is under way besides.
         under_way: what is, if there is anything.
         hooks, forks: must be empty: the hooks, the process that this one was forked from.
-        failed: told of an error and the program.
+        failed: told of an error and the execution.
     """
 
-    cdef Key *keys
-    cdef list ways
+    cdef CallCache cache
+    cdef list routes
     cdef dict vectors
     cdef MPI.Comm comm
     cdef object pause, poll, under_way, failed
@@ -77,35 +70,31 @@ cdef class Front:
     cdef dict named
 
     def __cinit__(self, MPI.Comm comm, pause, poll, under_way, list hooks, list forks, failed):
-        self.keys = <Key *> space_for(KNOWN, sizeof(Key))
         self.comm, self.pause, self.poll, self.under_way = comm, pause, poll, under_way
         self.hooks, self.forks, self.failed = hooks, forks, failed
         self.open = True
         self.named = {}
         self.forget()
 
-    def __dealloc__(self):
-        free(self.keys)
-
     def forget(self):
         """Forget all calls, but not how often they were made."""
-        self.ways = [None] * KNOWN
+        self.routes = [None] * KNOWN
         self.vectors = {}
-        memset(self.keys, 0, KNOWN * sizeof(Key))
+        memset(&self.cache, 0, sizeof(CallCache))
 
-    cdef Tally tally(self, name):
+    cdef CallCount count(self, name):
         """The count of a (collective, algorithm)."""
         if name not in self.named:
-            self.named[name] = Tally(name)
+            self.named[name] = CallCount(name)
         return self.named[name]
 
     def calls(self):
-        """How often each (collective, algorithm) was run by a short way."""
-        cdef Tally tally
-        return {tally.name: tally.calls for tally in self.named.values() if tally.calls}
+        """How often each (collective, algorithm) was run by a fast path."""
+        cdef CallCount count
+        return {count.name: count.calls for count in self.named.values() if count.calls}
 
     def serve(self, comm, int method, sendbuf, recvbuf, op, root, algorithm):
-        """Make a call of a communicator; False if it has to go the long way."""
+        """Make a call of a communicator; False if it has to go the slow path."""
         cdef Key key
         cdef char *address[2]
         cdef int index
@@ -115,11 +104,11 @@ cdef class Front:
             return self.devices is not None and self.on_device(
                 method, sendbuf, recvbuf, op, root, algorithm
             )
-        index = self.find(&key)
+        index = find(&self.cache, &key)
         if index < 0:
             return False
         return self.run(
-            <Way> self.ways[index], address, key.lengths, comm, sendbuf, recvbuf, (op, root)
+            <Route> self.routes[index], address, key.lengths, comm, sendbuf, recvbuf, (op, root)
         )
 
     def serve_vectors(
@@ -133,176 +122,134 @@ cdef class Front:
         key = _vector_key(address, lengths, method, sendbuf, recvbuf, counts, op, root, algorithm)
         if key is None:
             return False
-        way = self.vectors.get(key)
-        if way is None:
+        route = self.vectors.get(key)
+        if route is None:
             return False
-        return self.run(<Way> way, address, lengths, comm, sendbuf, recvbuf, (op, root, counts))
+        return self.run(<Route> route, address, lengths, comm, sendbuf, recvbuf, (op, root, counts))
 
     cdef bint run(
-        self, Way way, char **address, int64_t *lengths, comm, sendbuf, recvbuf, tuple others,
+        self, Route route, char **address, int64_t *lengths, comm, sendbuf, recvbuf, tuple others,
     ) except -1:
-        """Make a call; False if it has to go the long way."""
-        cdef Program program = way.program
-        cdef Tally tally = way.tally
+        """Make a call; False if it has to go the slow path."""
+        cdef Execution execution = route.execution
         if address[0] < address[1] + lengths[1] and address[1] < address[0] + lengths[0]:
             return False  # they overlap
-        if program is None:
+        if execution is None:
             if self.under_way:
                 return False
             arguments = (sendbuf, recvbuf, *others)
-            way.function(comm, *[arguments[number] for number in way.numbers])
-            tally.calls += 1
+            route.function(comm, *[arguments[number] for number in route.numbers])
+            route.count.calls += 1
             return True
-        if program.active:
+        if execution.active:
             return False
-        program.bind(self.comm, 0, 0)
-        program.reduction, program.kernel = way.reduction, way.kernel
-        program.bases[0] = address[way.sources[0]] if way.sources[0] >= 0 else NULL
-        program.bases[1] = address[way.sources[1]] if way.sources[1] >= 0 else NULL
+        execution.bind(self.comm, 0, 0)
+        execution.reduction, execution.kernel = route.reduction, route.kernel
+        execution.bases[0] = address[route.sources[0]] if route.sources[0] >= 0 else NULL
+        execution.bases[1] = address[route.sources[1]] if route.sources[1] >= 0 else NULL
         try:
             if self.under_way:
-                program.go()
+                execution.go()
                 self.poll()
-                program.finish_with(self.pause)
+                execution.wait(self.pause)
             else:
-                program.go_through(self.pause)
+                execution.go_through(self.pause)
         except BaseException as error:
-            program._send, program._recv = sendbuf, recvbuf
-            self.failed(error, program)
+            execution._send, execution._recv = sendbuf, recvbuf
+            self.failed(error, execution)
             raise
-        tally.calls += 1
+        route.count.calls += 1
         return True
 
     cdef bint on_device(self, int method, sendbuf, recvbuf, op, root, algorithm) except -1:
-        """Make a call of arrays in device memory; False if it has to go the long way."""
-        cdef Tally tally
+        """Make a call of arrays in device memory; False if it has to go the slow path."""
+        cdef CallCount count
         if algorithm is not None:
             return False
-        peers, tallies = self.devices
-        tally = tallies[method]
+        peers, counts = self.devices
+        count = counts[method]
         try:
-            if not peers.serve(tally.name[0], sendbuf, recvbuf, op, root):
+            if not peers.serve(count.name[0], sendbuf, recvbuf, op, root):
                 return False
         except BaseException as error:
             self.failed(error)
             raise
-        tally.calls += 1
+        count.calls += 1
         if self.under_way:
             self.poll()
         return True
 
     def serve_devices(self, peers, names):
-        """Let arrays in device memory go the short way too.
+        """Let calls of arrays in device memory go the fast path too.
 
         Args:
             peers: its ``serve(collective, sendbuf, recvbuf, op, root)`` says whether it does.
             names: (collective, algorithm) by the numbers of methods.
         """
-        self.devices = (peers, [self.tally(name) for name in names])
+        self.devices = (peers, [self.count(name) for name in names])
 
-    def learn(
-        self, int method, sendbuf, recvbuf, op, root, algorithm, call, name, Program program,
-        reduction,
-    ):
-        """Remember a call that has been made the long way, if it is a plain one.
+    def learn(self, method, tuple arguments, algorithm, name, call, Execution execution):
+        """Remember a call that has been made on the slow path, if it is a plain one.
 
         Args:
-            method, sendbuf, recvbuf, op, root, algorithm: as for `serve`.
+            method: as for `serve`, or as for `serve_vectors`.
+            arguments: send buffer, receive buffer, operator, root, counts.
+            algorithm: that the caller names, or None.
+            name: (collective, algorithm) of what was run.
             call: the parsed call.
-            name: (collective, algorithm).
-            program: what ran it.
-            reduction: the operator, or None.
+            execution: what ran it.
         """
-        cdef Key key
         cdef char *address[2]
-        if _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
-            self.take(&key, self.way(call, name, program, reduction, algorithm, address))
-
-    def learn_vectors(
-        self, str method, sendbuf, recvbuf, counts, op, root, algorithm, call, name,
-        Program program, reduction,
-    ):
-        """The same for a call whose blocks may differ."""
-        cdef char *address[2]
-        cdef int64_t lengths[2]
-        key = _vector_key(address, lengths, method, sendbuf, recvbuf, counts, op, root, algorithm)
-        if key is not None:
-            self.keep(key, self.way(call, name, program, reduction, algorithm, address))
-
-    cdef Way way(self, call, name, Program program, reduction, algorithm, char **address):
-        """What makes a call again."""
-        cdef Way way = Way()
         cdef uint64_t first
         cdef int side
-        way.program, way.tally, way.reduction = program, self.tally(name), reduction
-        way.kernel, way.kept = kernel_of(reduction), algorithm
-        for side, memory in enumerate(call.memory()):
-            way.sources[side] = -1
-            if memory is not None:
-                first = memory.ctypes.data
-                way.sources[side] = 0 if address[0] != NULL and (
+        cdef list memory = [m if m is None else m.ctypes.data for m in call.memory()]
+        cdef Route route = self.route(method, arguments, algorithm, name, address)
+        if route is None:
+            return
+        route.execution, route.reduction = execution, call.reduction
+        route.kernel = kernel_of(call.reduction)
+        for side in range(2):
+            route.sources[side] = -1
+            if memory[side] is not None:
+                first = memory[side]
+                route.sources[side] = 0 if address[0] != NULL and (
                     address[1] == NULL or first == <uint64_t> address[0]
                 ) else 1
-        return way
 
-    def pass_on(
-        self, int method, sendbuf, recvbuf, op, root, algorithm, name, function, numbers
-    ):
+    def pass_on(self, method, tuple arguments, algorithm, name, function, numbers):
         """Remember a call that the MPI library has served, if it is a plain one.
 
         Args:
-            method, sendbuf, recvbuf, op, root, algorithm: as for `serve`.
-            name: (collective, algorithm).
+            method, arguments, algorithm, name: as for `learn`.
             function: mpi4py's method.
-            numbers: which of sendbuf, recvbuf, op and root it takes.
+            numbers: which of the arguments it takes.
         """
+        cdef char *address[2]
+        cdef Route route = self.route(method, arguments, algorithm, name, address)
+        if route is not None:
+            route.function, route.numbers = function, numbers
+
+    cdef Route route(self, method, tuple arguments, algorithm, name, char **address):
+        """What makes a call again, still to be filled in; None if it is not a plain one."""
         cdef Key key
-        cdef char *address[2]
-        if _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
-            self.take(&key, self.library(name, function, numbers, algorithm))
-
-    def pass_vectors_on(
-        self, str method, sendbuf, recvbuf, counts, op, root, algorithm, name, function, numbers
-    ):
-        """The same for a call whose blocks may differ; number 4 of its arguments is `counts`."""
-        cdef char *address[2]
         cdef int64_t lengths[2]
-        key = _vector_key(address, lengths, method, sendbuf, recvbuf, counts, op, root, algorithm)
-        if key is not None:
-            self.keep(key, self.library(name, function, numbers, algorithm))
-
-    cdef Way library(self, name, function, numbers, algorithm):
-        cdef Way way = Way()
-        way.function, way.numbers = function, numbers
-        way.tally, way.kept = self.tally(name), algorithm
-        return way
-
-    cdef keep(self, key, Way way):
-        """Remember a call whose blocks may differ."""
+        cdef Route route = Route()
+        sendbuf, recvbuf, op, root, counts = arguments
+        route.count, route.algorithm = self.count(name), algorithm
+        if type(method) is int:
+            if not _key(&key, address, method, sendbuf, recvbuf, op, root, algorithm):
+                return None
+            self.routes[take(&self.cache, &key)] = route
+            return route
+        vector_key = _vector_key(
+            address, lengths, method, sendbuf, recvbuf, counts, op, root, algorithm
+        )
+        if vector_key is None:
+            return None
         if len(self.vectors) >= KNOWN:
             self.vectors.clear()
-        self.vectors[key] = way
-
-    cdef int find(self, Key *key) noexcept:
-        """The place of a call, -1 if it has none."""
-        cdef int i, first = _hash(key)
-        for i in range(first, first + PLACES):
-            if self.ways[i % KNOWN] is not None and _same(&self.keys[i % KNOWN], key):
-                return i % KNOWN
-        return -1
-
-    cdef take(self, Key *key, Way way):
-        """Remember a call, perhaps in the place of another one."""
-        cdef int index = self.find(key)
-        if index < 0:
-            # One of the few places that it may have: a free one, else any.
-            index = _hash(key)
-            for i in range(PLACES):
-                if self.ways[(_hash(key) + i) % KNOWN] is None:
-                    index = (_hash(key) + i) % KNOWN
-                    break
-        self.keys[index] = key[0]
-        self.ways[index] = way
+        self.vectors[vector_key] = route
+        return route
 
 
 cdef enum:
@@ -312,63 +259,63 @@ cdef enum:
 
 
 cdef class Starter:
-    """The short way of a persistent call: its start, and the wait for its end.
+    """The fast path of a persistent call: its start, and the wait for its end.
 
     Args:
-        front: the communicator's; where it is closed, everything goes the long way.
-        program: of the call alone, with its lane and buffers bound.
+        path: that of the communicator's calls; where it is closed, so is this one.
+        execution: of the call alone, with its lane and buffers bound.
         name: (collective, algorithm).
-        pollers: threads that make progress; with one, everything goes the long way.
+        pollers: threads that make progress; with one, everything goes the slow path.
         lock: held by who moves operations under way on.
     """
 
-    cdef Front front
-    cdef Program program
-    cdef Tally tally
+    cdef FastPath path
+    cdef Execution execution
+    cdef CallCount count
     cdef list pollers
     cdef object lock, is_locked
     cdef bint started  # the last time
-    cdef bint waited  # for that start, here: the request is inactive, and knows the program
+    cdef bint waited  # for that start, here: the request is inactive, and knows the execution
 
     def __cinit__(
-        self, Front front not None, Program program not None, name, list pollers, lock
+        self, FastPath path not None, Execution execution not None, name, list pollers, lock
     ):
-        self.front, self.program = front, program
-        self.tally, self.pollers = front.tally(name), pollers
+        self.path, self.execution = path, execution
+        self.count, self.pollers = path.count(name), pollers
         self.lock, self.is_locked = lock, lock.locked
 
     def start(self, request):
-        """Start an inactive request; False if it has to go the long way."""
-        cdef Front front = self.front
+        """Start an inactive request; False if it has to go the slow path."""
+        cdef FastPath path = self.path
         cdef bint waited = self.waited
         self.started = self.waited = False
-        if not front.open or front.hooks or front.forks or self.pollers:
+        if not path.open or path.hooks or path.forks or self.pollers:
             return False
-        if not waited and (self.program.active or request._stage == ACTIVE):
+        if not waited and (self.execution.active or request._stage == ACTIVE):
             return False
         request._stage = ACTIVE
         try:
-            self.program.go()
+            self.execution.go()
         except BaseException as error:
             request._fail(error)
             return True
         self.started = True
         if not waited:
-            request._execution = self.program
-        (<dict> front.under_way)[request] = None
+            request._execution = self.execution
+        (<dict> path.under_way)[request] = None
         for poller in self.pollers:  # of a thread that has been started since
             poller.wake()
-        if len(<dict> front.under_way) > 1:
-            front.poll()
+        if len(<dict> path.under_way) > 1:
+            path.poll()
         return True
 
     def wait(self, request):
-        """Wait for a request that was started here; False if it has to go the long way."""
-        cdef Front front = self.front
-        if not self.started or not front.open or front.forks:
-            return False  # after a failure the front is closed, and the long way raises it
+        """Wait for a request that was started here; False if it has to go the slow path."""
+        cdef FastPath path = self.path
+        if not self.started or not path.open or path.forks:
+            return False  # after a failure the path is closed, and the slow one raises it
         try:
-            self.program.finish_with(front.pause)
+            self.execution.wait(path.pause)
         except BaseException as error:
             with self.lock:
                 request._fail(error)
@@ -377,8 +324,8 @@ cdef class Starter:
             return False  # another thread may have seen the end, too
         # The same as the request's own `_finish` where nobody is to be told; no other thread runs.
         if request._stage == ACTIVE:
-            del (<dict> front.under_way)[request]
-            self.tally.calls += 1
+            del (<dict> path.under_way)[request]
+            self.count.calls += 1
             self.waited = True
         request._stage = INACTIVE
         return True
@@ -483,19 +430,6 @@ cdef object _plain(value):
     if cnp.PyArray_CheckExact(value) and value.ndim == 1 and value.dtype.kind in "iu":
         return value.dtype.str, value.tobytes()
     return None
-
-
-cdef int _hash(Key *key) noexcept nogil:
-    cdef uint64_t mixed = (
-        key.method + 31 * key.root + 7 * key.op + 11 * key.algorithm
-        + key.kinds[0] + 3 * key.kinds[1]
-        + 5 * key.lengths[0] + key.lengths[1]
-    )
-    return (mixed * <uint64_t> 0x9E3779B97F4A7C15) >> 57
-
-
-cdef bint _same(Key *a, Key *b) noexcept nogil:
-    return memcmp(a, b, sizeof(Key)) == 0
 
 
 _IN_PLACE = _MPI.IN_PLACE

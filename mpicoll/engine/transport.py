@@ -20,10 +20,9 @@ from mpicoll.errors import TransportWarning
 
 _PROBLEM = ""
 try:
-    from mpicoll.engine._engine import BUILT_FOR, Device, library, read_memory, space
-    from mpicoll.engine._engine import Program as Execution
-    from mpicoll.engine._fast_path import Front as FastPath
-    from mpicoll.engine._fast_path import Starter
+    from mpicoll.engine._execution import Execution
+    from mpicoll.engine._fast_path import FastPath, Starter
+    from mpicoll.engine._transport import BUILT_FOR, Device, library, read_memory, space
 except (ImportError, ValueError) as error:
     #: What runs a plan, what makes calls again, and what starts persistent calls; None where they
     #: are not built.

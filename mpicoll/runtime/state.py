@@ -181,12 +181,9 @@ class State:
         definition = call.definition
         if not self._is_plain(definition, arguments, choice) or not call.is_direct:
             return
-        name = definition.name, choice.algorithm
-        known = tuning.named(choice), call, name, planned.spare[0], call.reduction
-        if definition.method in METHODS:
-            self.front.learn(METHODS[definition.method], *arguments[:4], *known)
-        else:
-            self.front.learn_vectors(definition.method, *_with_counts(arguments), *known)
+        method, name = definition.method, (definition.name, choice.algorithm)
+        known = tuning.named(choice), name, call, planned.spare[0]
+        self.front.learn(METHODS.get(method, method), arguments, *known)
 
     def pass_on(
         self,
@@ -199,11 +196,9 @@ class State:
         """The same for a call that the MPI library serves."""
         if not self._is_plain(definition, arguments, choice):
             return
-        known = tuning.named(choice), (definition.name, choice.algorithm), function, numbers
-        if definition.method in METHODS:
-            self.front.pass_on(METHODS[definition.method], *arguments[:4], *known)
-        else:
-            self.front.pass_vectors_on(definition.method, *_with_counts(arguments), *known)
+        method, name = definition.method, (definition.name, choice.algorithm)
+        known = tuning.named(choice), name, function, numbers
+        self.front.pass_on(METHODS.get(method, method), arguments, *known)
 
     def _is_plain(
         self, definition: Collective, arguments: tuple[Any, ...], choice: tuning.Choice
@@ -443,12 +438,6 @@ _LOST: list[State] = []
 
 def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:
     state.close()
-
-
-def _with_counts(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of a call whose blocks may differ, as its short way takes them."""
-    sendbuf, recvbuf, op, root, counts = arguments
-    return sendbuf, recvbuf, counts, op, root
 
 
 def _refusal(definition: Collective, error: Exception) -> agree.Facts:

@@ -1,11 +1,8 @@
-"""The compiled engine, for compiled code that starts its programs."""
+"""See `_transport.pyx`: the node's memory, what lies there, and who is told of messages."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from mpi4py cimport MPI
 from mpi4py cimport libmpi as mpi
 from posix.types cimport pid_t
-
-from mpicoll._kernels cimport fold_function
 
 
 cdef extern from "_copy.h" nogil:
@@ -53,6 +50,9 @@ cdef extern from "_shared.h" nogil:
 cdef enum:
     WINDOWS = 64  # that a communicator may have at a time
     OFFSET = 48  # bits of an offset in one
+    # Bytes of a message that are read from its sender's memory and folded at a time: they stay in
+    # the cache in between.
+    FOLDED_AT_ONCE = 128 << 10
 
 
 cdef struct Window:
@@ -67,11 +67,6 @@ cdef struct Place:
     int64_t length
 
 
-cdef struct Copy:
-    Place target
-    Place source
-
-
 cdef struct Receive:
     int peer
     int local  # number of the peer in this node, -1 if it is on another
@@ -82,7 +77,7 @@ cdef struct Receive:
     char *data  # where the content is
     uint64_t use  # of the entry that has it, 0 if it lies in its landing
     uint64_t copied  # bytes, where the writer copies others
-    void *owner
+    void *owner  # a Receiver
     Receive *next  # that is posted for the same peer, or that writers still copy for
 
 
@@ -107,48 +102,6 @@ cdef enum:
     PUBLISHED  # until it is acknowledged
     POSTED  # in MPI
     DONE
-
-
-cdef struct Operand:
-    int receive
-    Place place
-
-
-cdef struct Fold:
-    Place target
-    int operands
-    int count
-
-
-cdef struct Unit:
-    int receives  # first in the list of numbers
-    int count
-    int folds
-    int folds_end
-    int sends  # that must be complete first: all before this number
-    bint alone  # one message, once in each fold
-    int missing
-    bint folded
-
-
-cdef struct Phase:
-    int moves, moves_end
-    int receives, receives_end
-    int sends, sends_end
-    int units, units_end
-    int stores, stores_end
-    int late, late_end
-    bint last
-
-
-cdef struct Channel:
-    int phases, phases_end
-    int segment
-    int current
-    int receives  # that are under way
-    int sends, sends_end  # that are under way, the first one and the end
-    int unfolded  # units of the current phase that are complete but for sends
-    bint closed
 
 
 cdef struct Idle:
@@ -180,7 +133,25 @@ cdef struct Slot:
     uint64_t filled  # how often it has been filled
 
 
-cdef class Device:
+cdef class MemoryOwner:
+    cdef void *blocks[20]
+    cdef int nblocks
+
+    cdef void *space(self, Py_ssize_t count, size_t size) except NULL
+
+
+cdef class Receiver(MemoryOwner):
+    cdef char **bases  # of its buffers
+    cdef object error  # of one of its messages
+
+    cdef int got(self, Receive *receive) noexcept nogil
+    cdef bint may_fold(self, const Receive *receive) noexcept nogil
+    cdef int fold_from(self, Receive *receive, uint64_t where) noexcept nogil
+    cdef int fail_length(self, Receive *receive, uint64_t length) noexcept nogil
+    cdef int fail_fetch(self, Receive *receive) noexcept nogil
+
+
+cdef class Device(MemoryOwner):
     cdef shared_t shared
     cdef int lock
     cdef int size
@@ -227,84 +198,5 @@ cdef class Device:
     cdef bint set_aside(self, int writer, entry_t *entry) noexcept nogil
 
 
-cdef class Program:
-    cdef readonly object plan
-    cdef readonly bint active
-    cdef readonly Device device
-    cdef object error
-    cdef object reduction
-    cdef object _send, _recv, _temporary  # keep memory alive
-    cdef list _late
-    cdef char **bases
-    cdef int nbases, nchannels, nsegments, window
-    cdef Channel *channels
-    cdef Phase *phases
-    cdef Copy *copies
-    cdef Receive *receives
-    cdef Send *sends
-    cdef Operand *operands
-    cdef Fold *folds
-    cdef Unit *units
-    cdef int *numbers
-    cdef int nreceives, nsends, before_end, after, after_end
-    cdef int *left
-    cdef int *opening
-    cdef int nopening
-    cdef int open_channels
-    cdef char **pointers
-    cdef int64_t *blocked
-    cdef int64_t scan
-    cdef int pending  # sends that wait or are not acknowledged
-    cdef int idle  # tests without progress
-    cdef bint touched  # by a message, since it last advanced
-    cdef fold_function kernel
-    cdef int64_t itemsize
-    cdef uint64_t remote  # length from which on messages are read where they lie
-    cdef mpi.MPI_Comm comm
-    cdef mpi.MPI_Request *requests
-    cdef int *owners
-    cdef int *indices
-    cdef int nrequests
-    cdef int code  # of MPI
-    cdef int lane, high  # that the tags are made for
-
-    cdef _fill(self, channels)
-    cdef int bind(self, MPI.Comm comm, int high, int lane) except -1
-    cdef int go(self) except -1
-    cdef int finish_with(self, pause) except -1
-    cdef void activate(self)
-    cdef int go_through(self, pause) except -1
-    cdef int go_on(self, int code, Idle *idle, pause) except -1
-    cdef throw(self)
-    cdef int spin(self, Idle *idle) noexcept nogil
-    cdef void ease(self, int offers) noexcept nogil
-    cdef void release(self) noexcept nogil
-    cdef char *at(self, Place *place) noexcept nogil
-    cdef void copy(self, int start, int end) noexcept nogil
-    cdef int begin(self) noexcept nogil
-    cdef int step(self) noexcept nogil
-    cdef int open(self) noexcept nogil
-    cdef int finish(self) noexcept nogil
-    cdef int advance_all(self) noexcept nogil
-    cdef int advance(self, int c) noexcept nogil
-    cdef int post(self, int c) noexcept nogil
-    cdef int push(self) noexcept nogil
-    cdef int push_channel(self, Channel *channel) noexcept nogil
-    cdef void pass_done(self, Channel *channel) noexcept nogil
-    cdef int test_requests(self) noexcept nogil
-    cdef void collect(self) noexcept nogil
-    cdef int got(self, Receive *receive) noexcept nogil
-    cdef int fold_ready(self, Channel *channel) noexcept nogil
-    cdef int fold_unit(self, Channel *channel, Unit *unit) noexcept nogil
-    cdef void close_unit(self, Channel *channel, Unit *unit) noexcept nogil
-    cdef bint may_fold(self, const Receive *receive) noexcept nogil
-    cdef int fold_from(self, Receive *receive, uint64_t where) noexcept nogil
-    cdef int fold(self, Fold *fold) noexcept nogil
-    cdef int fold_in_python(self, Fold *fold) noexcept
-    cdef int fold_late(self, int index) noexcept nogil
-    cdef int fail_length(self, Receive *receive, uint64_t length) noexcept nogil
-    cdef int fail_fetch(self, Receive *receive) noexcept nogil
-
-
-cdef fold_function kernel_of(reduction)
-cdef void *space_for(Py_ssize_t count, size_t size) except NULL
+cdef inline char *at(char **bases, const Place *place) noexcept nogil:
+    return bases[place.buffer] + place.offset
