@@ -78,6 +78,7 @@ extensions = [
             "mpicoll/_kernels.pxd",
             "mpicoll/ops/_kernels.h",
             "mpicoll/ops/_kernels_body.h",
+            "mpicoll/ops/_vectors.h",
             "mpicoll/ops/_exact.h",
             "mpicoll/ops/_updates.h",
         ],

@@ -196,7 +196,7 @@ def test_what_cannot_be_ordered_is_refused(run):
     run(
         textwrap.dedent(CALLS)
         + textwrap.dedent("""
-        from mpicoll.cuda.driver import Unordered
+        from mpicoll.errors import Unordered
         on(5)
         driver.capture(9, 5)
         try:

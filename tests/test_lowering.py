@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from mpicoll import algorithms
 from mpicoll.engine import lowering, plan, planning
 from mpicoll.engine.spans import Span
 from mpicoll.schedule import layout
@@ -12,7 +13,7 @@ PIECE = 64
 
 
 def lowered(algorithm, rank, size, count, in_place=True, **parameters):
-    blocks = plan.algorithms.find("allreduce", algorithm).blocks(size)
+    blocks = algorithms.find("allreduce", algorithm).blocks(size)
     cut = layout.even(count, blocks)
     shape = plan.Shape(
         "allreduce", algorithm, tuple(parameters.items()), rank, size, 0, in_place, 4, 4, cut, cut

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 ctypedef uint64_t Address  # CUdeviceptr
 ctypedef void *Handle  # of contexts, functions, streams and events
@@ -57,4 +57,4 @@ cdef struct Calls:
 
 cdef Calls calls
 
-cdef int check(int status, str what) except -1
+cdef int check(int status, const char *what, int64_t one=*, int64_t other=*) except -1 nogil

@@ -11,7 +11,7 @@ wait where one has died.
 import uuid as _uuid
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from mpicoll.errors import CudaError
@@ -49,12 +49,15 @@ cdef enum:
     MOST_ARGUMENTS = 8
 
 
-cdef int check(int status, str what) except -1:
+cdef int check(int status, const char *what, int64_t one=0, int64_t other=0) except -1 nogil:
+    """Raise if a call has failed; `what` says what for, with places for two numbers."""
     cdef const char *text = NULL
     if status:
-        calls.error_string(status, &text)
-        words = (<bytes> text).decode() if text != NULL else "unknown error"
-        raise CudaError(f"{what}: {words} (CUDA error {status})")
+        with gil:
+            calls.error_string(status, &text)
+            words = (<bytes> text).decode() if text != NULL else "unknown error"
+            subject = (<bytes> what).decode().format(one, other)
+            raise CudaError(f"{subject}: {words} (CUDA error {status})")
     return 0
 
 
@@ -108,7 +111,7 @@ cdef int fill() except -1:
     (<void **> &calls.stream_is_capturing)[0] = symbol(b"cuStreamIsCapturing")
     (<void **> &calls.stream_get_capture_info)[0] = symbol(b"cuStreamGetCaptureInfo_v2")
     # Since CUDA 12.4; before, getting a function loads it.
-    (<void **> &calls.func_load)[0] = dlsym(_library, b"cuFuncLoad")
+    (<void **> &calls.func_load)[0] = dlsym(_library, "cuFuncLoad")
     return 0
 
 
@@ -119,7 +122,6 @@ def load():
         CudaError: there is none, one that is too old, or one without a device.
     """
     global _library
-    cdef int status
     if _library != NULL:
         return
     _library = dlopen(b"libcuda.so.1", RTLD_NOW)
@@ -128,8 +130,7 @@ def load():
     try:
         fill()
         with nogil:
-            status = calls.init(0)
-        check(status, "start of the CUDA driver")
+            check(calls.init(0), "start of the CUDA driver")
     except BaseException:
         _library = NULL
         raise
@@ -140,7 +141,7 @@ def load():
 
 cdef int device_of(int ordinal) except -1:
     cdef int device = 0
-    check(calls.device_get(&device, ordinal), f"device {ordinal}")
+    check(calls.device_get(&device, ordinal), "device {}", ordinal)
     return device
 
 
@@ -160,14 +161,14 @@ def current():
 def uuid(int ordinal):
     """What names a device on every host and in every process."""
     cdef char name[16]
-    check(calls.device_get_uuid(name, device_of(ordinal)), f"device {ordinal}")
+    check(calls.device_get_uuid(name, device_of(ordinal)), "device {}", ordinal)
     return f"GPU-{_uuid.UUID(bytes=name[:16])}"  # as nvidia-smi says it
 
 
 def name(int ordinal):
     """A device's name in words."""
     cdef char text[256]
-    check(calls.device_get_name(text, sizeof(text), device_of(ordinal)), f"device {ordinal}")
+    check(calls.device_get_name(text, sizeof(text), device_of(ordinal)), "device {}", ordinal)
     return (<bytes> text).decode(errors="replace")
 
 
@@ -179,7 +180,9 @@ def linked(int one, int other):
             calls.device_get_p2p_attribute(
                 &answers[i], attribute, device_of(one), device_of(other)
             ),
-            f"link of devices {one} and {other}",
+            "link of devices {} and {}",
+            one,
+            other,
         )
     return bool(answers[0]), bool(answers[1])
 
@@ -208,17 +211,15 @@ def on(int ordinal):
         made, device = On(), device_of(ordinal)
         with nogil:
             status = calls.primary_ctx_retain(&made.context, device)
-        check(status, f"context of device {ordinal}")
+        check(status, "context of device {}", ordinal)
         _on[ordinal] = made
     return made
 
 
 def synchronize_device():
     """Wait until the current device has done all that was enqueued."""
-    cdef int status
     with nogil:
-        status = calls.ctx_synchronize()
-    check(status, "synchronize")
+        check(calls.ctx_synchronize(), "synchronize")
 
 
 # ---- Memory ----
@@ -248,32 +249,30 @@ def pinned(size_t nbytes):
             f"no {nbytes} bytes of pinned host memory for a message from or to a GPU; free some, "
             "or send in parts"
         )
-    check(status, f"{nbytes} bytes of pinned memory")
+    check(status, "{} bytes of pinned memory", nbytes)
     return <uintptr_t> address
 
 
 def free_pinned(uintptr_t address):
     """Free memory of :func:`pinned`."""
-    cdef int status
     with nogil:
-        status = calls.mem_free_host(<void *> address)
-    check(status, "free of pinned memory")
+        check(calls.mem_free_host(<void *> address), "free of pinned memory")
 
 
 def register(uintptr_t address, size_t nbytes):
     """Pin memory of the host that is there."""
-    cdef int status
     with nogil:
-        status = calls.mem_host_register(<void *> address, nbytes, HOST_PORTABLE)
-    check(status, f"pinning of {nbytes} bytes")
+        check(
+            calls.mem_host_register(<void *> address, nbytes, HOST_PORTABLE),
+            "pinning of {} bytes",
+            nbytes,
+        )
 
 
 def unregister(uintptr_t address):
     """Do not pin it any more."""
-    cdef int status
     with nogil:
-        status = calls.mem_host_unregister(<void *> address)
-    check(status, "unpinning")
+        check(calls.mem_host_unregister(<void *> address), "unpinning")
 
 
 def allocate(size_t nbytes, uintptr_t stream):
@@ -284,24 +283,22 @@ def allocate(size_t nbytes, uintptr_t stream):
         status = calls.mem_alloc_async(&address, nbytes or 1, <Handle> stream)
     if status == OUT_OF_MEMORY:
         raise MemoryError(f"no {nbytes} bytes of device memory; free some")
-    check(status, f"{nbytes} bytes of device memory")
+    check(status, "{} bytes of device memory", nbytes)
     return address
 
 
 def free(Address address, uintptr_t stream):
     """Free memory of :func:`allocate`, in the order of a stream."""
-    cdef int status
     with nogil:
-        status = calls.mem_free_async(address, <Handle> stream)
-    check(status, "free")
+        check(calls.mem_free_async(address, <Handle> stream), "free")
 
 
 def copy(Address target, Address source, size_t nbytes, uintptr_t stream):
     """Copy between any two addresses: all of a process are in one space."""
-    cdef int status
     with nogil:
-        status = calls.memcpy_async(target, source, nbytes, <Handle> stream)
-    check(status, f"copy of {nbytes} bytes")
+        check(
+            calls.memcpy_async(target, source, nbytes, <Handle> stream), "copy of {} bytes", nbytes
+        )
 
 
 def read(Address address, size_t nbytes, uintptr_t stream):
@@ -325,10 +322,8 @@ def write(Address address, bytes data not None, uintptr_t stream):
 
 def clear(Address address, size_t nbytes, uintptr_t stream):
     """Set device memory to zero, in the order of a stream."""
-    cdef int status
     with nogil:
-        status = calls.memset_d8_async(address, 0, nbytes, <Handle> stream)
-    check(status, "memset")
+        check(calls.memset_d8_async(address, 0, nbytes, <Handle> stream), "memset")
 
 
 # ---- Memory that other processes map ----
@@ -337,19 +332,15 @@ def clear(Address address, size_t nbytes, uintptr_t stream):
 def allocate_mappable(size_t nbytes):
     """Memory of the current device outside every pool, which other processes can map; not set."""
     cdef Address address = 0
-    cdef int status
     with nogil:
-        status = calls.mem_alloc(&address, nbytes)
-    check(status, f"{nbytes} bytes of device memory")
+        check(calls.mem_alloc(&address, nbytes), "{} bytes of device memory", nbytes)
     return address
 
 
 def free_mappable(Address address):
     """Free memory of :func:`allocate_mappable`."""
-    cdef int status
     with nogil:
-        status = calls.mem_free(address)
-    check(status, "free")
+        check(calls.mem_free(address), "free")
 
 
 def address_range(Address address):
@@ -390,22 +381,21 @@ def map(bytes handle not None):
     """Where an allocation of another process lies in this one."""
     cdef IpcHandle given
     cdef Address address = 0
-    cdef int status
     if len(handle) != sizeof(IpcHandle):
         raise ValueError(f"a handle has {sizeof(IpcHandle)} bytes, not {len(handle)}")
     memcpy(&given, <const char *> handle, sizeof(IpcHandle))
     with nogil:
-        status = calls.ipc_open_mem_handle(&address, given, LAZY_PEER_ACCESS)
-    check(status, "mapping of another process's memory")
+        check(
+            calls.ipc_open_mem_handle(&address, given, LAZY_PEER_ACCESS),
+            "mapping of another process's memory",
+        )
     return address
 
 
 def unmap(Address address):
     """Undo :func:`map`."""
-    cdef int status
     with nogil:
-        status = calls.ipc_close_mem_handle(address)
-    check(status, "unmapping")
+        check(calls.ipc_close_mem_handle(address), "unmapping")
 
 
 # ---- Streams, events and kernels ----
@@ -425,10 +415,8 @@ def free_stream(uintptr_t stream):
 
 def synchronize(uintptr_t stream):
     """Wait until all that was put on a stream is done."""
-    cdef int status
     with nogil:
-        status = calls.stream_synchronize(<Handle> stream)
-    check(status, "synchronize")
+        check(calls.stream_synchronize(<Handle> stream), "synchronize")
 
 
 def capturing(uintptr_t stream):
@@ -452,18 +440,14 @@ def free_event(uintptr_t event):
 
 def record(uintptr_t event, uintptr_t stream):
     """The event happens when all that was put on the stream before is done."""
-    cdef int status
     with nogil:
-        status = calls.event_record(<Handle> event, <Handle> stream)
-    check(status, "event")
+        check(calls.event_record(<Handle> event, <Handle> stream), "event")
 
 
 def wait(uintptr_t stream, uintptr_t event):
     """What is put on the stream from now on waits for the event, as recorded last."""
-    cdef int status
     with nogil:
-        status = calls.stream_wait_event(<Handle> stream, <Handle> event, 0)
-    check(status, "event")
+        check(calls.stream_wait_event(<Handle> stream, <Handle> event, 0), "event")
 
 
 def happened(uintptr_t event):
@@ -476,10 +460,8 @@ def happened(uintptr_t event):
 
 def await_event(uintptr_t event):
     """Wait until it has."""
-    cdef int status
     with nogil:
-        status = calls.event_synchronize(<Handle> event)
-    check(status, "event")
+        check(calls.event_synchronize(<Handle> event), "event")
 
 
 def make_ready(uintptr_t function):
@@ -498,14 +480,15 @@ def launch(
     """
     cdef uint64_t values[MOST_ARGUMENTS]
     cdef void *addresses[MOST_ARGUMENTS]
-    cdef int status
     if len(arguments) > MOST_ARGUMENTS:
         raise ValueError(f"{len(arguments)} arguments, at most {MOST_ARGUMENTS} are served")
     for i, argument in enumerate(arguments):
         values[i] = argument
         addresses[i] = &values[i]
     with nogil:
-        status = calls.launch_kernel(
-            <Handle> function, blocks, 1, 1, threads, 1, 1, 0, <Handle> stream, addresses, NULL
+        check(
+            calls.launch_kernel(
+                <Handle> function, blocks, 1, 1, threads, 1, 1, 0, <Handle> stream, addresses, NULL
+            ),
+            "launch",
         )
-    check(status, "launch")

@@ -1,9 +1,9 @@
-"""The short way from a collective call on GPUs to the launch of its kernel."""
+"""The fast path from a collective call on GPUs to the launch of its kernel."""
 
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memset
 
+from mpicoll.base._call_cache cimport KNOWN, CallCache, Key, find, take
 from mpicoll.cuda._driver cimport Handle, calls, check
 
 from mpicoll.errors import Unordered
@@ -11,8 +11,6 @@ from mpicoll.errors import Unordered
 
 cdef enum:
     MOST = 64  # ranks
-    KNOWN = 256  # calls that are remembered
-    WAYS = 8  # places that one of them may have
     REGISTERED = 256  # registered allocations
     GRAPHS = 8  # that are made at a time
     ABSENT = -1
@@ -68,18 +66,10 @@ cdef struct Args:
     uint64_t window[MOST]
 
 
-cdef struct Key:
-    # What decides a call of one communicator, without addresses.
-    uint64_t collective
-    uint64_t op
-    uint64_t dtype
-    int64_t root
-    int64_t lengths[2]
-
-
 cdef struct Known:
-    Key key
+    # How a remembered call is launched.
     Args args
+    int64_t lengths[2]  # of the call's buffers
     Handle function
     unsigned blocks
     unsigned threads
@@ -87,7 +77,6 @@ cdef struct Known:
     bint needed[2]
     int sources[2]  # the buffers' place in the call: 0 or 1, -1 for none
     int64_t shift  # from the send buffer's address
-    bint used
 
 
 cdef struct Graph:
@@ -120,7 +109,8 @@ cdef class Launcher:
         current: returns CuPy's current stream, an object with `ptr`.
     """
 
-    cdef Known *known
+    cdef CallCache cache
+    cdef Known known[KNOWN]
     cdef Region regions[REGISTERED]
     cdef int region_count
     cdef Args common
@@ -143,11 +133,6 @@ cdef class Launcher:
         self, int device, int rank, windows, uint64_t alarm, uint64_t table, channels,
         uint64_t limit, array, in_place, current,
     ):
-        self.known = <Known *> PyMem_Malloc(KNOWN * sizeof(Known))
-        if self.known == NULL:
-            raise MemoryError
-        memset(self.known, 0, KNOWN * sizeof(Known))
-        memset(&self.common, 0, sizeof(Args))
         if len(windows) > MOST:
             raise ValueError(f"{len(windows)} ranks, at most {MOST} are served")
         for i, window in enumerate(windows):
@@ -164,9 +149,6 @@ cdef class Launcher:
         check(calls.event_create(&self.event, EVENT_WITHOUT_TIMING), "event")
         check(calls.event_create(&self.used, EVENT_WITHOUT_TIMING), "event")
         self.open = True
-
-    def __dealloc__(self):
-        PyMem_Free(self.known)
 
     def close(self):
         """Refuse calls from now on."""
@@ -218,14 +200,12 @@ cdef class Launcher:
 
         That is not what else is on the device, which may wait for what a peer enqueues later.
         """
-        cdef int status
         with nogil:
-            status = calls.event_synchronize(self.used)
-        check(status, "synchronize")
+            check(calls.event_synchronize(self.used), "synchronize")
 
     def forget(self):
         """Forget all calls."""
-        memset(self.known, 0, KNOWN * sizeof(Known))
+        memset(&self.cache, 0, sizeof(CallCache))
         self.kept = [None] * KNOWN
 
     cdef uint64_t key_of(self, uint64_t address, int64_t length) noexcept:
@@ -244,7 +224,7 @@ cdef class Launcher:
         """Whether a call is remembered; see :meth:`remember`."""
         cdef Key key
         fill(&key, collective, op, dtype, root, send, recv)
-        return self.find(&key) >= 0
+        return find(&self.cache, &key) >= 0
 
     def remember(
         self, collective, op, dtype, int64_t root, int64_t send, int64_t recv, plan,
@@ -262,16 +242,9 @@ cdef class Launcher:
         cdef Key key
         cdef int i, index
         fill(&key, collective, op, dtype, root, send, recv)
-        index = self.find(&key)
-        if index < 0:
-            index = hashed(&key) % KNOWN
-            for i in range(WAYS):
-                if not self.known[(hashed(&key) + i) % KNOWN].used:
-                    index = (hashed(&key) + i) % KNOWN
-                    break
+        index = take(&self.cache, &key)
         cdef Known *known = &self.known[index]
-        memset(known, 0, sizeof(Known))
-        known.key, known.args = key, self.common
+        known.args, known.lengths = self.common, key.lengths
         cdef Args *args = &known.args
         args.n, args.send_stride, args.recv_stride = plan.n, plan.send_stride, plan.recv_stride
         args.sends, args.members, args.targets = plan.sends, plan.members, plan.targets
@@ -291,7 +264,6 @@ cdef class Launcher:
         known.sources[0] = 0 if send >= 0 else 1 if recv >= 0 else -1
         known.sources[1] = 1 if recv >= 0 else 0 if recv == IN_PLACE else -1
         known.shift = plan.shift
-        known.used = True
         self.kept[index] = (collective, op, dtype)
 
     def run(
@@ -303,14 +275,14 @@ cdef class Launcher:
         if not self.open:  # what the kernels use may not be mapped any more
             raise RuntimeError("this communicator has been freed, or has failed")
         fill(&key, collective, op, dtype, root, send, recv)
-        cdef int index = self.find(&key)
+        cdef int index = find(&self.cache, &key)
         if index < 0:
             raise KeyError(collective)
         cdef uintptr_t handle = stream if isinstance(stream, int) else stream.ptr
         self.go(&self.known[index], send_address, recv_address, <Handle> handle, stream)
 
     def serve(self, collective, sendbuf, recvbuf, op, root):
-        """Enqueue a call that is remembered, of CuPy's arrays; False if it must go the long way."""
+        """Enqueue a call that is remembered, of CuPy's arrays; False if it needs the slow path."""
         cdef Key key
         cdef uint64_t addresses[2]
         cdef int64_t lengths[2]
@@ -329,7 +301,7 @@ cdef class Launcher:
         ):
             return False  # MPI forbids that, which is said there
         fill(&key, collective, op, dtype, root, lengths[0], lengths[1])
-        index = self.find(&key)
+        index = find(&self.cache, &key)
         if index < 0:
             return False
         calls.ctx_get_current(&context)
@@ -358,15 +330,6 @@ cdef class Launcher:
         address[0], length[0] = memory.ptr, buffer.nbytes
         return own
 
-    cdef int find(self, Key *key) noexcept:
-        """The place of a call, -1 if it has none."""
-        cdef int i, index, first = hashed(key)
-        for i in range(WAYS):
-            index = (first + i) % KNOWN
-            if self.known[index].used and memcmp(&self.known[index].key, key, sizeof(Key)) == 0:
-                return index
-        return -1
-
     cdef int go(
         self, Known *known, uint64_t send, uint64_t recv, Handle stream, holder
     ) except -1:
@@ -388,7 +351,7 @@ cdef class Launcher:
             for i in range(2):
                 address = args.recv if i else args.send
                 if known.needed[i]:
-                    args.keys[i] = self.key_of(address, known.key.lengths[known.sources[i]])
+                    args.keys[i] = self.key_of(address, known.lengths[known.sources[i]])
                 else:  # this rank alone uses it, but by cells of 16 bytes too
                     args.keys[i] = <uint64_t> (NOT_REGISTERED if address % 16 else NOT_NEEDED)
         args.send += known.shift
@@ -524,14 +487,7 @@ cdef object _ANY = object()
 cdef void fill(
     Key *key, collective, op, dtype, int64_t root, int64_t send, int64_t recv
 ) noexcept:
-    key.collective = <uint64_t> <void *> collective
-    key.op, key.dtype = <uint64_t> <void *> op, <uint64_t> <void *> dtype
-    key.root, key.lengths[0], key.lengths[1] = root, send, recv
-
-
-cdef int hashed(Key *key) noexcept:
-    cdef uint64_t mixed = (
-        key.collective + 7 * key.op + 11 * key.dtype + 31 * <uint64_t> key.root
-        + 3 * <uint64_t> key.lengths[0] + <uint64_t> key.lengths[1]
-    )
-    return (mixed * <uint64_t> 0x9E3779B97F4A7C15) >> 56
+    memset(key, 0, sizeof(Key))
+    key.method, key.op = <int64_t> <void *> collective, <int64_t> <void *> op
+    key.kinds[0], key.root = <int64_t> <void *> dtype, root
+    key.lengths[0], key.lengths[1] = send, recv

@@ -28,4 +28,3 @@ cdef class Execution(Folding):
     cdef int push_channel(self, Channel *channel) noexcept nogil
     cdef void pass_done(self, Channel *channel) noexcept nogil
     cdef int test_requests(self) noexcept nogil
-    cdef void collect(self) noexcept nogil

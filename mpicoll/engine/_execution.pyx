@@ -80,11 +80,6 @@ cdef class Execution(Folding):
                 self.throw()
         return not self.active
 
-    @property
-    def done(self):
-        """Whether the run is over."""
-        return not self.active
-
     cpdef int wait(self, pause) except -1:
         """Progress until everything is done; lets signals in.
 
@@ -162,7 +157,7 @@ cdef class Execution(Folding):
             if offers % HELD == 0:
                 self.release()
             if offers % UNEXPECTED == 0:
-                self.device.drain()
+                self.device.poll(True)
         # MPI may owe something to others, too.
         mpi.MPI_Iprobe(
             mpi.MPI_ANY_SOURCE, NO_TAG, self.device.probe, &flag, mpi.MPI_STATUS_IGNORE
@@ -222,7 +217,7 @@ cdef class Execution(Folding):
         if not shared_try(&self.device.lock):
             return 0
         if self.device.shared.base != NULL:
-            moved = self.device.poll()
+            moved = self.device.poll(False)
             if self.pending:
                 moved += self.push()
         if self.nrequests:
@@ -400,7 +395,9 @@ cdef class Execution(Folding):
             channel.sends += 1
 
     cdef int test_requests(self) noexcept nogil:
-        cdef int i, n, index
+        """Take in what MPI has completed: how many messages, -1 after a failure."""
+        cdef int i, n, index, kept = 0, found = 0
+        cdef Receive *receive
         self.code = mpi.MPI_Testsome(
             self.nrequests, self.requests, &n, self.indices, mpi.MPI_STATUSES_IGNORE
         )
@@ -408,18 +405,7 @@ cdef class Execution(Folding):
             return -1
         if n <= 0:
             return 0
-        for i in range(n):
-            index = self.owners[self.indices[i]]
-            if index < 0:
-                self.sends[-1 - index].state = DONE
-                self.pass_done(&self.channels[self.sends[-1 - index].channel])
-        self.collect()
-        return n
-
-    cdef void collect(self) noexcept nogil:
-        """Close the gaps of completed requests, then tell what came."""
-        cdef int i, index, kept = 0, found = 0
-        cdef Receive *receive
+        # Close the gaps of completed requests, then tell what came.
         for i in range(self.nrequests):
             index = self.owners[i]
             if self.requests[i] != mpi.MPI_REQUEST_NULL:
@@ -429,8 +415,12 @@ cdef class Execution(Folding):
             elif index >= 0:
                 self.indices[found] = index
                 found += 1
+            else:
+                self.sends[-1 - index].state = DONE
+                self.pass_done(&self.channels[self.sends[-1 - index].channel])
         self.nrequests = kept
         for i in range(found):
             receive = &self.receives[self.indices[i]]
             receive.data = at(self.bases, &receive.landing)
             self.got(receive)
+        return n

@@ -21,7 +21,6 @@ cdef class Folding(Program):
     """A program that takes in its messages, and folds them."""
 
     cdef int got(self, Receive *receive) noexcept nogil:
-        """A message is there."""
         cdef Channel *channel = &self.channels[receive.channel]
         cdef Unit *unit
         self.touched = True
@@ -68,24 +67,22 @@ cdef class Folding(Program):
                 shared_acknowledge(&self.device.shared, receive.local, receive.use)
                 receive.use = 0
 
-    cdef bint may_fold(self, const Receive *receive) noexcept nogil:
-        """Whether a message can be folded while it is read, without lying anywhere as a whole."""
-        cdef Unit *unit
-        if self.kernel == NULL or receive.unit < 0:
-            return False
-        unit = &self.units[receive.unit]
-        return unit.alone and self.channels[receive.channel].sends >= unit.sends
-
     cdef int fold_from(self, Receive *receive, uint64_t where) noexcept nogil:
-        """Fold a message from its sender's memory, a piece at a time."""
         cdef Channel *channel = &self.channels[receive.channel]
         cdef Unit *unit = &self.units[receive.unit]
-        cdef int64_t step = FOLDED_AT_ONCE // self.itemsize * self.itemsize
-        cdef int64_t done, length
-        cdef uint64_t source
+        cdef int64_t step, done, length
+        cdef uint64_t source = where
         cdef Fold *fold
         cdef Operand *operand
         cdef int f, i
+        if (
+            self.kernel == NULL
+            or receive.unit < 0
+            or not unit.alone
+            or channel.sends < unit.sends
+        ):
+            return 1
+        step = FOLDED_AT_ONCE // self.itemsize * self.itemsize
         self.touched = True
         for f in range(unit.folds, unit.folds_end):
             fold = &self.folds[f]

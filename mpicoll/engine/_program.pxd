@@ -75,8 +75,7 @@ cdef class Program(Receiver):
     cdef int nreceives, nsends, before_end, after, after_end
     cdef int *left
     cdef int *opening
-    cdef int nopening
-    cdef int open_channels
+    cdef int nopening, open_channels
     cdef char **pointers
     cdef int64_t *blocked
     cdef int64_t scan

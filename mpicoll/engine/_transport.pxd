@@ -145,7 +145,6 @@ cdef class Receiver(MemoryOwner):
     cdef object error  # of one of its messages
 
     cdef int got(self, Receive *receive) noexcept nogil
-    cdef bint may_fold(self, const Receive *receive) noexcept nogil
     cdef int fold_from(self, Receive *receive, uint64_t where) noexcept nogil
     cdef int fail_length(self, Receive *receive, uint64_t length) noexcept nogil
     cdef int fail_fetch(self, Receive *receive) noexcept nogil
@@ -162,8 +161,7 @@ cdef class Device(MemoryOwner):
     cdef readonly bint helps  # to copy what this rank has sent
     cdef readonly uint64_t helped  # pieces that were copied so
     cdef uint64_t remote, together
-    cdef int patience
-    cdef int looks
+    cdef int patience, looks
     cdef uint64_t *sent
     cdef uint64_t *acked
     cdef uint64_t *received
@@ -193,8 +191,7 @@ cdef class Device(MemoryOwner):
     cdef int land(self, Receive *receive, char *landing) noexcept nogil
     cdef int look_at_copies(self) noexcept nogil
     cdef bint help(self, const Send *send) noexcept nogil
-    cdef int poll(self) noexcept nogil
-    cdef void drain(self) noexcept nogil
+    cdef int poll(self, bint drain) noexcept nogil
     cdef bint set_aside(self, int writer, entry_t *entry) noexcept nogil
 
 

@@ -61,13 +61,12 @@ cdef class Receiver(MemoryOwner):
         """A message is there."""
         return 0
 
-    cdef bint may_fold(self, const Receive *receive) noexcept nogil:
-        """Whether a message can be folded while it is read, without lying anywhere as a whole."""
-        return False
-
     cdef int fold_from(self, Receive *receive, uint64_t where) noexcept nogil:
-        """Fold a message from its sender's memory, a piece at a time."""
-        return -1
+        """Fold a message from its sender's memory, a piece at a time, so that it lies nowhere else.
+
+        Returns 1 if that is not possible, -1 if it fails.
+        """
+        return 1
 
     cdef int fail_length(self, Receive *receive, uint64_t length) noexcept nogil:
         with gil:
@@ -346,12 +345,15 @@ cdef class Device:
         self, Receive *receive, uint32_t kind, char *data, uint64_t length, uint64_t where
     ) noexcept nogil:
         cdef char *landing = at((<Receiver> receive.owner).bases, &receive.landing)
+        cdef int code
         if length != <uint64_t> receive.landing.length:
             return (<Receiver> receive.owner).fail_length(receive, length)
         if kind == WINDOW:
             data = self.windows[where >> OFFSET].base + (where & ((<uint64_t> 1 << OFFSET) - 1))
-        if kind == REMOTE and (<Receiver> receive.owner).may_fold(receive):
-            return (<Receiver> receive.owner).fold_from(receive, where)
+        if kind == REMOTE:
+            code = (<Receiver> receive.owner).fold_from(receive, where)
+            if code <= 0:
+                return code
         if kind == REMOTE and length >= self.together:
             receive.copied = 0
             if shared_fetch_pieces(
@@ -412,8 +414,12 @@ cdef class Device:
                 self.land(receive, landing)
         return moved
 
-    cdef int poll(self) noexcept nogil:
-        """Take in the messages that are there and posted for; returns how many."""
+    cdef int poll(self, bint drain) noexcept nogil:
+        """Take in the messages that are there and posted for; returns how many.
+
+        Args:
+            drain: take in those that nothing is posted for yet, too: others may wait behind them.
+        """
         cdef int writer, moved = 0
         cdef entry_t *entry
         cdef Receive **at
@@ -421,7 +427,7 @@ cdef class Device:
         if self.copying != NULL:
             moved += self.look_at_copies()
         for writer in range(self.shared.ranks):
-            while self.posted[writer] != NULL:
+            while self.posted[writer] != NULL or drain:
                 entry = shared_look(&self.shared, writer, self.received[writer] + 1)
                 if entry == NULL:
                     break
@@ -430,9 +436,9 @@ cdef class Device:
                     at = &at[0].next
                 receive = at[0]
                 if receive == NULL:
-                    # Another one is awaited behind it.
+                    # Another one may be awaited behind it.
                     self.stuck[writer] += 1
-                    if entry.kind == SLOT and self.stuck[writer] < STUCK:
+                    if entry.kind == SLOT and self.stuck[writer] < STUCK and not drain:
                         break
                     if not self.set_aside(writer, entry):
                         break
@@ -451,24 +457,6 @@ cdef class Device:
                     entry.where,
                 )
         return moved
-
-    cdef void drain(self) noexcept nogil:
-        """Take in the messages that nothing is posted for yet: others may wait behind them."""
-        cdef int writer
-        cdef entry_t *entry
-        cdef Receive *receive
-        for writer in range(self.shared.ranks):
-            while True:
-                entry = shared_look(&self.shared, writer, self.received[writer] + 1)
-                if entry == NULL:
-                    break
-                receive = self.posted[writer]
-                while receive != NULL and receive.tag != entry.tag:
-                    receive = receive.next
-                if receive != NULL:
-                    break  # for `poll`
-                if not self.set_aside(writer, entry):
-                    return
 
     cdef bint set_aside(self, int writer, entry_t *entry) noexcept nogil:
         """Take in a message that nothing is posted for; False if there is no memory."""
