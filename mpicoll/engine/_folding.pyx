@@ -129,10 +129,9 @@ cdef class Folding(Program):
                 fold.target.length // self.itemsize,
             )
             return 0
-        with gil:
-            return self.fold_in_python(fold)
+        return self.fold_in_python(fold)
 
-    cdef int fold_in_python(self, Fold *fold) noexcept:
+    cdef int fold_in_python(self, Fold *fold) noexcept with gil:
         cdef int i
         try:
             dtype = self.reduction.dtype
@@ -147,13 +146,12 @@ cdef class Folding(Program):
             return -1
         return 0
 
-    cdef int fold_late(self, int index) noexcept nogil:
-        with gil:
-            try:
-                fold_spans(self.reduction, self._late[index], self._bytes)
-            except BaseException as error:
-                self.error = error
-                return -1
+    cdef int fold_late(self, int index) noexcept with gil:
+        try:
+            fold_spans(self.reduction, self._late[index], self._bytes)
+        except BaseException as error:
+            self.error = error
+            return -1
         return 0
 
     def _bytes(self, span):

@@ -146,8 +146,8 @@ cdef class Receiver(MemoryOwner):
 
     cdef int got(self, Receive *receive) noexcept nogil
     cdef int fold_from(self, Receive *receive, uint64_t where) noexcept nogil
-    cdef int fail_length(self, Receive *receive, uint64_t length) noexcept nogil
-    cdef int fail_fetch(self, Receive *receive) noexcept nogil
+    cdef int fail_length(self, Receive *receive, uint64_t length) noexcept with gil
+    cdef int fail_fetch(self, Receive *receive) noexcept with gil
 
 
 cdef class Device(MemoryOwner):

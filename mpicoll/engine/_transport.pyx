@@ -68,20 +68,18 @@ cdef class Receiver(MemoryOwner):
         """
         return 1
 
-    cdef int fail_length(self, Receive *receive, uint64_t length) noexcept nogil:
-        with gil:
-            self.error = RuntimeError(
-                f"rank {receive.peer} has sent {length} bytes where this rank expects "
-                f"{receive.landing.length}: all ranks must call with the same counts, datatypes "
-                "and algorithm (MPICOLL_CHECK=1 tells who differs)"
-            )
+    cdef int fail_length(self, Receive *receive, uint64_t length) noexcept with gil:
+        self.error = RuntimeError(
+            f"rank {receive.peer} has sent {length} bytes where this rank expects "
+            f"{receive.landing.length}: all ranks must call with the same counts, datatypes "
+            "and algorithm (MPICOLL_CHECK=1 tells who differs)"
+        )
         return -1
 
-    cdef int fail_fetch(self, Receive *receive) noexcept nogil:
-        with gil:
-            self.error = RuntimeError(
-                f"the memory of rank {receive.peer} cannot be read any more; has it ended?"
-            )
+    cdef int fail_fetch(self, Receive *receive) noexcept with gil:
+        self.error = RuntimeError(
+            f"the memory of rank {receive.peer} cannot be read any more; has it ended?"
+        )
         return -1
 
 
