@@ -22,7 +22,7 @@ from mpicoll.cuda.group import AWARE, CUDA_IPC, STAGED, Group
 from mpicoll.cuda.streams import PeerCopies, release_streams, stream_after
 from mpicoll.engine import runner
 from mpicoll.errors import TransportWarning, Unordered
-from mpicoll.requests.device import Enqueued, EnqueuedPlan
+from mpicoll.requests.device import Enqueued, EnqueuedPrequest
 from mpicoll.runtime import staging
 from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.relay import SERVED, Relay
@@ -166,7 +166,7 @@ def start(state: State, prepared: Prepared) -> Enqueued:
     return Enqueued(group.device, stream, partial(_check, state, group.peers), call)
 
 
-def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
+def bind(state: State, prepared: Prepared) -> EnqueuedPrequest:
     """Make a persistent call on the device."""
     call, group = prepared.call, state.gpus
     assert call is not None and group is not None
@@ -194,7 +194,7 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPlan:
         return stream
 
     check = partial(_check, state, peers)
-    return EnqueuedPlan(group.device, begin, plan.close, check, call)
+    return EnqueuedPrequest(group.device, begin, plan.close, check, call)
 
 
 def _as_now(call: Call) -> Call:

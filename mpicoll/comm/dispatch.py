@@ -27,8 +27,8 @@ from mpicoll.errors import FallbackWarning
 from mpicoll.ops.exact import EXACT
 from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
-from mpicoll.requests.device import Staged, StagedPlan
-from mpicoll.requests.library import KeptPrequest, LibraryPrequest, Restarted, started
+from mpicoll.requests.device import Staged, StagedPrequest
+from mpicoll.requests.library import LibraryPrequest, OwnedPrequest, PersistentFallback, started
 from mpicoll.runtime import staging
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import METHODS, Call, Prepared
@@ -246,25 +246,25 @@ class Dispatch(MPI.Intracomm):
         kept = self._bound(state, method, asked, prepared, info)
         state.count(asked.definition.name, NATIVE)
         if by_value and call is not None:
-            return StagedPlan(kept, partial(call.load, native=True), call.arrive, call)
+            return StagedPrequest(kept, partial(call.load, native=True), call.arrive, call)
         if prepared.on_device and call is not None:
             leave = partial(device.wait_for_streams, call)
-            return StagedPlan(kept, leave, lambda status: None, call)
+            return StagedPrequest(kept, leave, lambda status: None, call)
         return kept
 
     def _bound(
         self, state: State, method: str, asked: _Asked, prepared: Prepared, info: MPI.Info
-    ) -> KeptPrequest | Restarted:
+    ) -> OwnedPrequest | PersistentFallback:
         """A persistent request of the MPI library's own collective, or what stands for one."""
         try:
             with progress.meanwhile():
                 request = self._native(asked, f"{method}_init", info)
         except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
             function = getattr(MPI.Intracomm, "I" + method.lower())
-            return Restarted(
+            return PersistentFallback(
                 state, prepared, self, lambda own: function(own, *asked.taken()), state.lanes.whole
             )
-        kept: KeptPrequest = KeptPrequest(request)
+        kept: OwnedPrequest = OwnedPrequest(request)
         if state.watch is not None or state.tracer is not None or hooks.installed:
             kept = LibraryPrequest.bound(request, state, prepared)
         kept.kept = asked

@@ -23,8 +23,8 @@ from mpicoll.comm.refusing import Message, library_takes, refuse, set_refusing, 
 from mpicoll.cuda.arrays import is_device
 from mpicoll.cuda.group import STAGED
 from mpicoll.engine import progress
-from mpicoll.requests.device import Staged, StagedPlan
-from mpicoll.requests.library import KeptPrequest, KeptRequest
+from mpicoll.requests.device import Staged, StagedPrequest
+from mpicoll.requests.library import OwnedPrequest, OwnedRequest
 
 __all__ = ["Messages"]
 
@@ -132,7 +132,7 @@ class Messages:
         if type(buf) is np.ndarray or not self._by_value(buf):
             return _COMM.Isend(self, buf, dest, tag)
         staged = _leaving(buf)
-        request = KeptRequest(_COMM.Isend(self, staged.message(reduced=False), dest, tag))
+        request = OwnedRequest(_COMM.Isend(self, staged.message(reduced=False), dest, tag))
         request.kept = staged
         return request
 
@@ -153,16 +153,16 @@ class Messages:
             return _COMM.Send_init(self, buf, dest, tag)
         staged = parse(buf, what="send buffer", moved=True).on_host()
         assert staged.packed is not None
-        plan = KeptPrequest(_COMM.Send_init(self, staged.message(reduced=False), dest, tag))
-        return StagedPlan(plan, staged.packed.load, _nothing, staged)
+        plan = OwnedPrequest(_COMM.Send_init(self, staged.message(reduced=False), dest, tag))
+        return StagedPrequest(plan, staged.packed.load, _nothing, staged)
 
     def Recv_init(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Bind a message to be received; see mpi4py's method.  For device memory see ``Irecv``."""
         if type(buf) is np.ndarray or not self._by_value(buf):
             return _COMM.Recv_init(self, buf, source, tag)
         staged, packed = _arriving(buf)
-        plan = KeptPrequest(_COMM.Recv_init(self, staged.message(reduced=False), source, tag))
-        return StagedPlan(plan, _nothing, partial(_arrived, packed), staged)
+        plan = OwnedPrequest(_COMM.Recv_init(self, staged.message(reduced=False), source, tag))
+        return StagedPrequest(plan, _nothing, partial(_arrived, packed), staged)
 
     def sendrecv(
         self,

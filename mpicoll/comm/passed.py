@@ -22,7 +22,7 @@ from mpicoll.comm.messages import Messages
 from mpicoll.comm.refusing import refuse, refused
 from mpicoll.cuda.arrays import is_device
 from mpicoll.engine import progress
-from mpicoll.requests.library import KeptPrequest, LibraryPrequest, Restarted, started
+from mpicoll.requests.library import LibraryPrequest, OwnedPrequest, PersistentFallback, started
 from mpicoll.runtime.calls import METHODS, Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.settings import policy_from
@@ -97,7 +97,7 @@ class Neighbourhood(Dispatch):
         state.count(definition.name, NATIVE)
         if request is None:
             return self._restarted(state, prepared, *arguments, **more)
-        kept = KeptPrequest(request)
+        kept = OwnedPrequest(request)
         if state.watch is not None:
             kept = LibraryPrequest.bound(request, state, prepared)
         kept.kept = arguments, more
@@ -109,11 +109,13 @@ class Neighbourhood(Dispatch):
 
     def _restarted(
         self, state: State, prepared: Prepared, sendbuf: Any, recvbuf: Any, info: Any = None
-    ) -> Restarted:
+    ) -> PersistentFallback:
         """What stands for one."""
         start = getattr(MPI.Topocomm, _forms(prepared.definition.method)[1])
         stock = state.lanes.with_topology(self)
-        return Restarted(state, prepared, self, lambda own: start(own, sendbuf, recvbuf), stock)
+        return PersistentFallback(
+            state, prepared, self, lambda own: start(own, sendbuf, recvbuf), stock
+        )
 
 
 def _neighbours(name: str, definition: Collective, how: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,9 +2,10 @@
 
 Lane 0 is that of blocking calls.  A non-blocking call takes the lane of its sequence number, and
 starts when that lane is free on this rank: messages on one lane do not overtake each other, so it
-does not matter what the other ranks have reached.  A persistent plan takes a lane for itself when
-it is made, and gives it back when it is freed, because ranks may start plans in different orders.
-A plan that starts the MPI library's own collectives, which know no lanes, takes a communicator.
+does not matter what the other ranks have reached.  A persistent request takes a lane for itself
+when it is made, and gives it back when it is freed, because ranks may start them in different
+orders.  One that starts the MPI library's own collectives, which know no lanes, takes a
+communicator.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from mpi4py import MPI
 from mpicoll.engine import progress
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 
-__all__ = ["BLOCKING", "CALLS", "PLANS", "Lane", "Lanes", "Stock"]
+__all__ = ["BLOCKING", "CALLS", "PERSISTENT", "Lane", "Lanes", "Pool"]
 
 _T = TypeVar("_T", bound=Hashable)
 
 #: MPI promises tags up to 32767.
 _LANES = (1 << 15) // MAX_OPEN_CHANNELS
-#: Lanes of non-blocking calls, and of plans on each communicator.  The last lane is for messages
-#: that belong to no plan (see :mod:`mpicoll.runtime.watch`).
-CALLS, PLANS = range(1, _LANES // 2), range(_LANES // 2, _LANES - 1)
+#: Lanes of non-blocking calls, and of persistent requests on each communicator.  The last lane is
+#: for messages that belong to no plan (see :mod:`mpicoll.runtime.watch`).
+CALLS, PERSISTENT = range(1, _LANES // 2), range(_LANES // 2, _LANES - 1)
 
 
 class Lane(NamedTuple):
@@ -43,8 +44,8 @@ class Lane(NamedTuple):
 BLOCKING = Lane(0, 0)
 
 
-class Stock(Generic[_T]):
-    """What plans take for themselves: the same on all ranks.
+class Pool(Generic[_T]):
+    """What persistent requests take for themselves: the same on all ranks.
 
     Args:
         private: over this the ranks agree on what is free.
@@ -67,13 +68,13 @@ class Stock(Generic[_T]):
     def take(
         self, owner: object, pause: Callable[[], object]
     ) -> tuple[_T, weakref.finalize[[_T], Any]]:
-        """Something for a plan, and what gives it back once the plan is freed, or is dropped.
+        """Something for a request, and what gives it back once that is freed, or is dropped.
 
         Collective: communicates when what was agreed upon is used up.  Giving back is local: ranks
-        may free their plans at different times.
+        may free their requests at different times.
 
         Args:
-            owner: the plan.
+            owner: the request.
             pause: called while it waits for other ranks; may raise.
         """
         if not self._free:
@@ -105,15 +106,17 @@ class Lanes:
 
     Attributes:
         comms: that, and more like it.
-        plans: the lanes of plans.
-        whole: the numbers of those communicators that plans have for themselves.
+        persistent: the lanes of persistent requests.
+        whole: the numbers of those communicators that persistent requests have for themselves.
     """
 
     def __init__(self, private: MPI.Intracomm) -> None:
         self.comms = [private]
-        self.plans = Stock(private, (Lane(0, number) for number in PLANS), self._more_lanes)
-        self.whole: Stock[int] = Stock(private, (), lambda pause: [self._another(pause)])
-        self._with_topology: Stock[int] | None = None
+        self.persistent = Pool(
+            private, (Lane(0, number) for number in PERSISTENT), self._more_lanes
+        )
+        self.whole: Pool[int] = Pool(private, (), lambda pause: [self._another(pause)])
+        self._with_topology: Pool[int] | None = None
         self._calls = 0
         self._queues: dict[int, deque[Hashable]] = {}
         self._lock = threading.Lock()  # calls begin and end in different threads
@@ -138,19 +141,19 @@ class Lanes:
             if not queue:
                 del self._queues[lane.number]
 
-    def with_topology(self, comm: MPI.Intracomm) -> Stock[int]:
+    def with_topology(self, comm: MPI.Intracomm) -> Pool[int]:
         """The same as ``whole``, with the topology of the communicator that these lanes are of."""
         if self._with_topology is None:
             like = MPI.Topocomm(comm)
-            self._with_topology = Stock(
+            self._with_topology = Pool(
                 self.comms[0], (), lambda pause: [self._another(pause, like)]
             )
         return self._with_topology
 
     def _more_lanes(self, pause: Callable[[], object]) -> list[Lane]:
-        """The lanes of plans on another communicator."""
+        """The lanes of persistent requests on another communicator."""
         comm = self._another(pause)
-        return [Lane(comm, number) for number in PLANS]
+        return [Lane(comm, number) for number in PERSISTENT]
 
     def _another(self, pause: Callable[[], object], like: MPI.Intracomm | None = None) -> int:
         """The number of another communicator."""

@@ -18,10 +18,10 @@ from mpicoll.base import caller
 from mpicoll.cuda.driver import Functions, driver
 from mpicoll.errors import CudaError
 from mpicoll.requests.base import Watched, fill
-from mpicoll.requests.library import Restarted
-from mpicoll.requests.standalone import Standalone, StandalonePlan
+from mpicoll.requests.library import PersistentFallback
+from mpicoll.requests.standalone import Standalone, StandalonePrequest
 
-__all__ = ["Enqueued", "EnqueuedPlan", "Staged", "StagedPlan"]
+__all__ = ["Enqueued", "EnqueuedPrequest", "Staged", "StagedPrequest"]
 
 
 class Staged(Standalone):
@@ -29,7 +29,7 @@ class Staged(Standalone):
 
     Args:
         request: the library's, started.
-        arrive: brings what has come to the device, once the library is done; gets the status.
+        copy_to_device: copies what has been received, once the library is done; gets the status.
         kept: what must stay alive until then.
     """
 
@@ -37,59 +37,57 @@ class Staged(Standalone):
 
     def __init__(
         self,
-        request: MPI.Request | Restarted,
-        arrive: Callable[[MPI.Status], object],
+        request: MPI.Request | PersistentFallback,
+        copy_to_device: Callable[[MPI.Status], object],
         kept: object,
     ) -> None:
-        self._request, self._arrive, self._kept = request, arrive, kept
+        self._request, self._copy_to_device, self._kept = request, copy_to_device, kept
 
     def patience(self) -> Callable[[], object]:
         """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
         return self._request.patience() if isinstance(self._request, Watched) else os.sched_yield
 
     def _complete(self, status: MPI.Status | None) -> bool:
-        """Whether the library is done; then what has come is on its way to the device."""
         status = MPI.Status() if status is None else status
         if not self._request.Test(status):
             return False
         self._pending = False  # also where the next fails
-        self._arrive(status)
+        self._copy_to_device(status)
         return True
 
-    def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """Whether ``Wait`` would return, or raise, at once."""
-        return not self._pending or self._request.Get_status(status)
+    def _is_complete(self, status: MPI.Status | None) -> bool:
+        return bool(self._request.Get_status(status))
 
     def Cancel(self) -> None:
         """Cancel a message; see mpi4py's."""
         self._request.Cancel()
 
 
-class StagedPlan(StandalonePlan, Staged):
+class StagedPrequest(StandalonePrequest, Staged):
     """The persistent form: brings what is sent from the device at each start.
 
     Args:
         request: the library's persistent one.
-        leave: brings what is sent from the device.
-        arrive, kept: see :class:`Staged`.
+        copy_to_host: copies what is sent from the device.
+        copy_to_device, kept: see :class:`Staged`.
     """
 
     def __init__(
         self,
-        request: MPI.Prequest | Restarted,
-        leave: Callable[[], object],
-        arrive: Callable[[MPI.Status], object],
+        request: MPI.Prequest | PersistentFallback,
+        copy_to_host: Callable[[], object],
+        copy_to_device: Callable[[MPI.Status], object],
         kept: object,
     ) -> None:
-        super().__init__(request, arrive, kept)
-        self._plan, self._leave = request, leave
+        super().__init__(request, copy_to_device, kept)
+        self._copy_to_host = copy_to_host
 
     def _start(self) -> None:
-        self._leave()
-        self._plan.Start()
+        self._copy_to_host()
+        self._request.Start()
 
     def _close(self) -> None:
-        self._plan.Free()
+        self._request.Free()
 
 
 class Enqueued(Standalone):
@@ -125,17 +123,17 @@ class Enqueued(Standalone):
                 self._functions.record(self._event, stream)
 
     def _complete(self, status: MPI.Status | None) -> bool:
-        """Whether the device has run it."""
-        done = self.Get_status()
+        done = self._is_complete(status)
         self._check()  # later: what ends by a failure has told it before
+        self._pending = not done
+        return done
+
+    def _is_complete(self, status: MPI.Status | None) -> bool:
+        with self._functions.on(self._device):
+            done = self._captured or self._functions.happened(self._event)
         if done:
             fill(status)
         return done
-
-    def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """Whether ``Wait`` would return, or raise, at once."""
-        with self._functions.on(self._device):
-            return not self._pending or self._captured or self._functions.happened(self._event)
 
 
 def _free_event(functions: Functions, device: int, event: int) -> None:
@@ -146,7 +144,7 @@ def _free_event(functions: Functions, device: int, event: int) -> None:
                 functions.free_event(event)
 
 
-class EnqueuedPlan(StandalonePlan, Enqueued):
+class EnqueuedPrequest(StandalonePrequest, Enqueued):
     """The persistent form.
 
     Args:

@@ -9,73 +9,45 @@ they are, and do neither.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn
+from typing import NoReturn
 
 from mpi4py import MPI
 
-from mpicoll.base import caller
-from mpicoll.engine import progress
-from mpicoll.engine.lanes import Stock
-from mpicoll.requests.base import Watched, fill
-from mpicoll.requests.standalone import StandalonePlan
+from mpicoll.engine.lanes import Pool
+from mpicoll.requests.base import Limited
+from mpicoll.requests.standalone import StandalonePrequest
 from mpicoll.runtime import agree
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.state import State
-from mpicoll.runtime.watch import Patience, Ticket
+from mpicoll.runtime.watch import Ticket
 
 __all__ = [
-    "KeptPrequest",
-    "KeptRequest",
     "LibraryPrequest",
     "LibraryRequest",
-    "Restarted",
+    "OwnedPrequest",
+    "OwnedRequest",
+    "PersistentFallback",
     "started",
 ]
 
 
-class KeptRequest(MPI.Request):
+class OwnedRequest(MPI.Request):
     """A request that keeps its operation's arguments alive as long as it is there."""
 
     kept: object = None
 
 
-class KeptPrequest(MPI.Prequest):
+class OwnedPrequest(MPI.Prequest):
     """The same for a persistent operation."""
 
     kept: object = None
 
 
-class _Limited(Watched):
-    """A request with a time limit, if there is one."""
-
-    _state: State
-    _ticket: Ticket | None = None
-
-    def patience(self) -> Callable[[], object]:
-        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
-        if self._ticket is None or self._state.watch is None:
-            return os.sched_yield
-        patience = Patience(self._state.watch, self._ticket)
-
-        def pause() -> None:
-            if not self.pending or self.Get_status():
-                return
-            try:
-                patience.pause()
-            except TimeoutError as error:
-                self._state.fail(error)
-                self._state.abandon(self)
-                raise
-
-        return pause
-
-
-class _LimitedPlan(_Limited):
-    """The same for a persistent operation; a trace and hooks hear of its starts."""
+class _LimitedPrequest(Limited):
+    """A persistent request with a time limit; a trace and hooks hear of its starts."""
 
     _prepared: Prepared
     _number = 0
@@ -84,7 +56,7 @@ class _LimitedPlan(_Limited):
         """It is made now.  Collective."""
         self._state, self._prepared = state, prepared
         if state.watch is not None:
-            self._number = state.watch.plan()
+            self._number = state.watch.new_counter()
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
@@ -96,7 +68,7 @@ class _LimitedPlan(_Limited):
                 self._ticket = state.watch.enter(prepared.described(), self._number)
 
 
-class LibraryRequest(_Limited, KeptRequest):
+class LibraryRequest(Limited, OwnedRequest):
     """A request that is looked after; see the module."""
 
     _comparison: agree.Comparison | None = None
@@ -128,32 +100,14 @@ class LibraryRequest(_Limited, KeptRequest):
             raise self._comparison.error
         return self._comparison.over
 
-    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Wait until the collective is complete on this rank."""
-        progress.until(lambda: self.Test(status), self.patience())
-        return True
-
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        """Whether the collective is complete on this rank."""
-        caller.check()
-        progress.poll()
+    def _complete(self, status: MPI.Status | None) -> bool:
         return self._agreed() and MPI.Request.Test(self, status)
 
-    def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """Whether ``Wait`` would return, or raise, at once."""
-        progress.poll()
+    def _is_complete(self, status: MPI.Status | None) -> bool:
         if self._comparison is not None and not self._comparison.over:
             return False
         failed = self._comparison is not None and self._comparison.error is not None
         return failed or MPI.Request.Get_status(self, status)
-
-    def wait(self, status: MPI.Status | None = None) -> Any:
-        """Wait until the collective is complete on this rank."""
-        self.Wait(status)
-
-    def test(self, status: MPI.Status | None = None) -> tuple[bool, Any]:
-        """Whether the collective is complete on this rank, and None."""
-        return self.Test(status), None
 
 
 def started(
@@ -162,16 +116,16 @@ def started(
     ticket: Ticket | None,
     comparison: agree.Comparison | None,
     arguments: object,
-) -> KeptRequest:
+) -> OwnedRequest:
     """The request of an operation that has just been started, looked after if that is wanted."""
-    kept = KeptRequest(request)
+    kept = OwnedRequest(request)
     if ticket is not None or comparison is not None:
         kept = LibraryRequest.of(request, state, ticket, comparison)
     kept.kept = arguments
     return kept
 
 
-class LibraryPrequest(_LimitedPlan, LibraryRequest, KeptPrequest):
+class LibraryPrequest(_LimitedPrequest, LibraryRequest, OwnedPrequest):
     """A persistent request that is looked after; see the module.
 
     Also where a trace or hooks are there when it is made, which hear of its starts.
@@ -198,14 +152,12 @@ class LibraryPrequest(_LimitedPlan, LibraryRequest, KeptPrequest):
             MPI.Prequest.Start(self)
             self._started = True
 
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        """Whether the collective is complete on this rank."""
-        done = super().Test(status)
-        self._started = self._started and not done
-        return done
+    def _complete(self, status: MPI.Status | None) -> bool:
+        self._started = not super()._complete(status)
+        return not self._started
 
 
-class Restarted(_LimitedPlan, StandalonePlan):
+class PersistentFallback(_LimitedPrequest, StandalonePrequest):
     """A persistent collective where the MPI library, before MPI 4.0, has none of its own.
 
     Its starts are on a communicator of its own, as they may come in another order on each rank.
@@ -217,7 +169,7 @@ class Restarted(_LimitedPlan, StandalonePlan):
         prepared: the call.
         comm: whose error handler is told of what goes wrong.
         begin: starts the library's non-blocking collective on a communicator.
-        stock: where it takes that communicator from, such as ``state.lanes.whole``.
+        pool: where it takes that communicator from, such as ``state.lanes.whole``.
     """
 
     _request: MPI.Request = MPI.REQUEST_NULL
@@ -228,10 +180,10 @@ class Restarted(_LimitedPlan, StandalonePlan):
         prepared: Prepared,
         comm: MPI.Intracomm,
         begin: Callable[[MPI.Intracomm], MPI.Request],
-        stock: Stock[int],
+        pool: Pool[int],
     ) -> None:
         self._bind(state, prepared)
-        number, self._unbind = stock.take(self, state.pause)
+        number, self._unbind = pool.take(self, state.pause)
         self._comm, self._begin = state.lanes.comms[number], begin
         handler = comm.Get_errhandler()
         self._comm.Set_errhandler(handler)
@@ -258,18 +210,12 @@ class Restarted(_LimitedPlan, StandalonePlan):
             self._state.restarted.add(self)
 
     def _complete(self, status: MPI.Status | None) -> bool:
-        done = self._request.Test(status)
-        if done:
-            self._state.restarted.discard(self)
-        return done
-
-    def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """Whether ``Wait`` would return, or raise, at once."""
-        caller.check()
-        progress.poll()
+        self._pending = not self._request.Test(status)
         if not self._pending:
-            fill(status)
-            return True
+            self._state.restarted.discard(self)
+        return not self._pending
+
+    def _is_complete(self, status: MPI.Status | None) -> bool:
         return self._request.Get_status(status)
 
     def _close(self) -> None:

@@ -12,7 +12,6 @@ they wait for the ranks to agree before they send anything, without keeping anyb
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn, TypeVar
 
@@ -22,13 +21,12 @@ from mpicoll.base import caller
 from mpicoll.engine import plan, progress
 from mpicoll.engine.lanes import Lane
 from mpicoll.engine.runner import Execution
-from mpicoll.requests.base import Watched, fill
-from mpicoll.requests.several import Completion
+from mpicoll.requests.base import Limited, fill
+from mpicoll.requests.standalone import Standalone
 from mpicoll.runtime import agree
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.observe import Observation, observe
 from mpicoll.runtime.state import State
-from mpicoll.runtime.watch import Patience, Ticket
 
 __all__ = ["Prequest", "Request"]
 
@@ -38,7 +36,7 @@ _R = TypeVar("_R", bound="Request")
 INACTIVE, COMPLETE, ACTIVE = range(3)
 
 
-class Request(Completion, Watched):
+class Request(Limited, Standalone):
     """A collective under way.  It keeps its buffers alive until it is complete.
 
     ``Wait`` and ``Test`` raise what went wrong; then the communicator cannot be used any more.
@@ -60,7 +58,6 @@ class Request(Completion, Watched):
         self._plan: plan.Plan | None = None
         self._lane: Lane | None = None
         self._execution: Execution | None = None
-        self._ticket: Ticket | None = None
         self._comparison: agree.Comparison | None = None
         self._observation: Observation | None = None
         self._error: BaseException | None = None
@@ -78,9 +75,6 @@ class Request(Completion, Watched):
         request._lane = state.lanes.join(request)
         request._activate()
         return request
-
-    def __bool__(self) -> bool:
-        return self.pending
 
     def __repr__(self) -> str:
         how = "active" if self._stage == ACTIVE else "inactive"
@@ -171,11 +165,17 @@ class Request(Completion, Watched):
 
     # --- waiting ---
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._stage != ACTIVE or self._error is not None
 
-    def _completed(self, status: MPI.Status | None) -> None:
-        """The owner hears that it is over, and of what went wrong."""
+    def _is_complete(self, status: MPI.Status | None) -> bool:
+        if self._is_over():
+            fill(status)
+        return self._is_over()
+
+    def _complete(self, status: MPI.Status | None) -> bool:
+        if not self._is_over():
+            return False
         if self._error is not None:
             self._report(self._error)
             raise self._error
@@ -184,58 +184,23 @@ class Request(Completion, Watched):
         complaint, self._complaint = self._complaint, None
         if complaint is not None:
             raise complaint
+        return True
 
-    def patience(self) -> Callable[[], object]:
-        """What to call while waiting for it; raises TimeoutError, and gives it up, at the limit."""
-        if self._ticket is None or self._state.watch is None:
-            return os.sched_yield
-        patience = Patience(self._state.watch, self._ticket)
-
-        def pause() -> None:
-            if self._over():
-                return
-            try:
-                patience.pause()
-            except TimeoutError as error:
-                with progress.lock:
-                    if self._over():
-                        return
-                    self._fail(error)
-                raise
-
-        return pause
+    def _give_up(self, error: TimeoutError) -> bool:
+        with progress.lock:
+            if self._is_over():
+                return False
+            self._fail(error)
+        return True
 
     # --- mpi4py's methods ---
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait until the collective is complete on this rank."""
         caller.check()
-        progress.until(self._over, self.patience())
-        self._completed(status)
+        progress.until(self._is_over, self.patience())
+        self._complete(status)
         return True
-
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        """Whether the collective is complete on this rank."""
-        done = self.Get_status()
-        if done:
-            self._completed(status)
-        return done
-
-    def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """Whether ``Wait`` would return, or raise, at once."""
-        caller.check()
-        progress.poll()
-        if self._over():
-            fill(status)
-        return self._over()
-
-    def wait(self, status: MPI.Status | None = None) -> None:
-        """Wait until the collective is complete on this rank."""
-        self.Wait(status)
-
-    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
-        """Whether the collective is complete on this rank, and None."""
-        return self.Test(status), None
 
     def Free(self) -> None:
         """Free an inactive request.
@@ -247,10 +212,6 @@ class Request(Completion, Watched):
             raise RuntimeError(
                 f"Free of {self._name} under way, which MPI forbids; complete it by Wait first"
             )
-
-    def free(self) -> None:
-        """Free an inactive request."""
-        self.Free()
 
     def Cancel(self) -> NoReturn:
         """Collectives cannot be cancelled.
@@ -271,9 +232,9 @@ class Prequest(Request):
         self, state: State, prepared: Prepared, report: Callable[[BaseException], None]
     ) -> None:
         super().__init__(state, prepared, report)
-        self._number = 0 if state.watch is None else state.watch.plan()
+        self._number = 0 if state.watch is None else state.watch.new_counter()
         self._plan = self._state.build(self._shape)
-        self._lane, self._unbind = state.lanes.plans.take(self, state.pause)
+        self._lane, self._unbind = state.lanes.persistent.take(self, state.pause)
         self._short = state.starter(self._plan, self._lane, self._call)
 
     def __bool__(self) -> bool:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Literal
 
-from mpi4py import MPI
-
-from mpicoll.base import caller
-from mpicoll.engine import progress
-from mpicoll.requests.base import Watched, fill
+from mpicoll.requests.base import Watched
 from mpicoll.requests.several import Completion
 
-__all__ = ["Standalone", "StandalonePlan"]
+__all__ = ["Standalone", "StandalonePrequest"]
 
 
 class Standalone(Completion, Watched):
@@ -28,38 +21,7 @@ class Standalone(Completion, Watched):
         return self._pending
 
     def __bool__(self) -> bool:
-        return self._pending
-
-    def patience(self) -> Callable[[], object]:
-        """What to call while waiting for it."""
-        return os.sched_yield
-
-    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Wait until it is complete on this rank."""
-        progress.until(lambda: self.Test(status), self.patience())
-        return True
-
-    def wait(self, status: MPI.Status | None = None) -> None:
-        """Wait until it is complete on this rank."""
-        self.Wait(status)
-
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        """Whether it is complete on this rank."""
-        caller.check()
-        if not self._pending:
-            fill(status)
-            return True
-        progress.poll()
-        self._pending = not self._complete(status)
-        return not self._pending
-
-    @abstractmethod
-    def _complete(self, status: MPI.Status | None) -> bool:
-        """Whether what is under way is complete; then the owner hears of it, and of the status."""
-
-    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
-        """Whether it is complete on this rank, and None."""
-        return self.Test(status), None
+        return self.pending
 
     def free(self) -> None:
         """The same as ``Free``."""
@@ -75,7 +37,7 @@ class Standalone(Completion, Watched):
             raise RuntimeError("Free of what is under way; complete it by Wait first")
 
 
-class StandalonePlan(Standalone):
+class StandalonePrequest(Standalone):
     """The persistent form."""
 
     _pending = False

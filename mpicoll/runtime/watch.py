@@ -76,13 +76,13 @@ class Watch:
         self._far = [rank for rank in range(private.Get_size()) if rank not in self._near]
         self._heard = {rank: np.zeros(WIDTH, np.int64) for rank in self._far}
         self._sent: list[tuple[MPI.Request, np.ndarray]] = []
-        self._plans = 0
+        self._counters = 0
         self._current = Patience(self, Ticket("nothing", 0, 0))
 
-    def plan(self) -> int:
+    def new_counter(self) -> int:
         """The index of the number of the next persistent operation; equal on all ranks."""
-        self._plans += 1
-        return 1 + (self._plans - 1) % (NUMBERS - 1)
+        self._counters += 1
+        return 1 + (self._counters - 1) % (NUMBERS - 1)
 
     def enter(self, what: str, index: int = 0) -> Ticket:
         """This rank enters its next call, or starts the persistent operation of this index."""

@@ -281,7 +281,7 @@ def test_a_blocking_call_between_start_and_wait(alone, name, last):
 
 def test_an_init_between_start_and_wait(alone, monkeypatch):
     """Even one that has to agree on lanes with the other ranks."""
-    monkeypatch.setattr(alone._state.lanes.plans, "_free", lanes.deque())
+    monkeypatch.setattr(alone._state.lanes.persistent, "_free", lanes.deque())
     request, recv = started(alone, RANK)
     if RANK:
         request.Wait()
@@ -358,7 +358,7 @@ def test_plans_started_in_different_orders(alone):
     Request.Waitall(plans)
     for k in random.permutation(len(plans)):
         plans[k].Free()
-    assert not alone._state.lanes.plans._taken
+    assert not alone._state.lanes.persistent._taken
 
 
 def test_plans_beside_calls_of_the_same_shape(alone):
@@ -384,7 +384,7 @@ def test_more_plans_than_lanes(alone):
             results.append(np.zeros(1))
             plans.append(alone.Allreduce_init(np.ones(1), results[-1], algorithm="linear"))
 
-    make(len(lanes.PLANS) + 3)
+    make(len(lanes.PERSISTENT) + 3)
     assert len(spare.comms) == 2
     for plan in plans[::-1] if RANK % 2 else plans:
         plan.Start()
@@ -396,7 +396,7 @@ def test_more_plans_than_lanes(alone):
     halfway = plans[20 : 20 + P]
     del plans[: 20 + P], results[: 20 + P]
     numbers = {plan._lane for plan in halfway if plan}
-    make(2 * len(lanes.PLANS) - 3)
+    make(2 * len(lanes.PERSISTENT) - 3)
     assert len(spare.comms) == 3
     assert not numbers & {plan._lane for plan in plans}
     for recv in results:
