@@ -347,7 +347,7 @@ def test_segments_cover_blocks_and_keep_elements_whole(block, blocks, itemsize):
     ]
     assert sum(segment.nbytes for segment in found) == block
     assert all(segment.nbytes and segment.nbytes % itemsize == 0 for segment in found)
-    assert all(segment.nbytes * blocks <= staging.SEGMENT for segment in found)
+    assert all(segment.nbytes * blocks <= staging.CHUNK for segment in found)
 
 
 # --- memory that runs out -------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def test_a_relay_leaves_nothing_behind(fake, monkeypatch, name, number):
     """Neither where it cannot be made."""
     state = types.SimpleNamespace(gpus=types.SimpleNamespace(device=0), rank=0, size=2)
     room = np.zeros(2 * relay.SLOTS * 2 * 4096, np.uint8)
-    monkeypatch.setattr(relay, "SEGMENT", 4096)
+    monkeypatch.setattr(relay, "CHUNK", 4096)
     before = [*fake.streams]
     if name:
         error = MemoryError("there is no more")

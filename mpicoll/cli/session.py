@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from mpicoll.base.consensus import Problem, attempt
 from mpicoll.base.launcher import launch, mismatch
 from mpicoll.cli.errors import UsageError, describe
 
@@ -45,15 +46,9 @@ def use_gpu() -> None:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
     number = node.Get_rank()
     node.Free()
-    problem = ""
-    try:
-        arrays.use("gpu", number)
-    except Exception as error:  # CuPy's, of a driver that is missing, say
-        problem = f"{type(error).__name__}: {error}"
-    problems = comm.allgather(problem)
-    for rank, text in enumerate(problems):
-        if text:
-            raise UsageError(f"--device gpu: rank {rank}: {text}; give cpu")
+    problem = attempt(comm, lambda: arrays.use("gpu", number))
+    if isinstance(problem, Problem):
+        raise UsageError(f"--device gpu: {problem}; give cpu")
 
 
 def communicator() -> MPI.Intracomm:

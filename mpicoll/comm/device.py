@@ -27,6 +27,7 @@ from mpicoll.runtime import staging
 from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.relay import SERVED, Relay
 from mpicoll.runtime.state import State
+from mpicoll.runtime.unavailable import Unavailable
 from mpicoll.tuning import NATIVE, Choice
 
 __all__ = ["bind", "choose", "handle_of", "on_host", "run", "start", "wait_for_streams"]
@@ -45,7 +46,7 @@ def choose(state: State, call: Call, blocking: bool) -> Choice | None:
         return library
     if group.peers is not None and _peers_serve(group, call):
         return Choice(CUDA_IPC, (), "arrays in device memory")
-    if blocking and group.reduces and staging.has_segments(call) and state.size > 1:
+    if blocking and group.reduces and staging.has_chunks(call) and state.size > 1:
         relay = _relay(state) if call.definition.name in SERVED else None
         if relay is not None and relay.serves(call.reduction):
             return Choice(STAGED, (), "large arrays in device memory, of one node")
@@ -55,15 +56,14 @@ def choose(state: State, call: Call, blocking: bool) -> Choice | None:
 def _relay(state: State) -> Relay | None:
     """What lets GPUs reduce what comes through the host; made by the first call that asks."""
     if state.relay is None:
-        state.relay, why = Relay.open(state)
-        if state.relay is None:
+        state.relay = Relay.open(state)
+        if isinstance(state.relay, Unavailable):
             caller.warn_once(
-                f"arrays in device memory are reduced by the host: {why}",
+                f"arrays in device memory are reduced by the host: {state.relay.reason}",
                 TransportWarning,
                 MPI.COMM_WORLD.Get_rank(),
             )
-            state.relay = False
-    return state.relay or None
+    return None if isinstance(state.relay, Unavailable) else state.relay
 
 
 def _peers_serve(group: Group, call: Call) -> bool:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from mpicoll.base import caller, libraries
+from mpicoll.base.consensus import Problem, attempt
 from mpicoll.base.wording import ranges
 from mpicoll.cuda import driver
 from mpicoll.errors import CudaError, TransportWarning
@@ -171,20 +172,19 @@ def _own() -> Device:
 
 def _peers(private: MPI.Intracomm, number: int, seconds: float) -> tuple[Any, str]:
     """What runs collectives by ``cuda_ipc``, or None and why there is nothing."""
-    problem = ""
-    if "cupy" not in sys.modules:
-        problem = "import cupy, which compiles the kernels, before the communicator is built"
-    else:
-        try:
-            ipc = importlib.import_module("mpicoll.cuda.ipc")
-        except ImportError as error:
-            problem = str(error)
-    problems = private.allgather(problem)
-    missing = [rank for rank, text in enumerate(problems) if text]
-    if missing:
-        return None, f"{ranges(missing)}: {problems[missing[0]]}"
+    ipc = attempt(private, _ipc, ImportError)
+    if isinstance(ipc, Problem):
+        return None, f"{ranges(ipc.ranks)}: {ipc.text}"
     peers, why = ipc.Peers.open(private, number, seconds)
     return peers, why
+
+
+def _ipc() -> Any:
+    if "cupy" not in sys.modules:
+        raise ImportError(
+            "import cupy, which compiles the kernels, before the communicator is built"
+        )
+    return importlib.import_module("mpicoll.cuda.ipc")
 
 
 def _warn(message: str) -> None:

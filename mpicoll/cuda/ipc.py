@@ -18,13 +18,14 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
 
 from mpicoll import ops
-from mpicoll.base.consensus import agreed, together
+from mpicoll.base.consensus import agreed, attempt, together
 from mpicoll.cuda import _driver, _launch, kernels, launches, links
 from mpicoll.cuda.launches import Limits
 from mpicoll.cuda.links import Facts
@@ -116,7 +117,7 @@ class Peers:
         facts = private.allgather(links.facts_of(device))
         problem = links.problem(facts, share) or agreed(private, links.unlinked(facts))
         if problem:
-            return None, problem
+            return None, str(problem)
         limits = limits or Limits.of(private.Get_size())
         if not limits.ring:
             limits = limits._replace(ring=links.ring(facts))
@@ -128,18 +129,16 @@ class Peers:
             peers._clear_pattern, peers._prepare,
         )  # fmt: skip
         for step in steps:
-            problem = ""
-            try:
-                with peers._on_device():
-                    step()
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-            problem = agreed(private, problem)
-            if problem:
+            failure = attempt(private, partial(peers._make, step))
+            if failure is not None:
                 peers.close()
-                return None, problem
+                return None, str(failure)
             peers._handles = private.allgather(peers._handle)
         return peers, _IN_A_RING if limits.ring else ""
+
+    def _make(self, step: Callable[[], None]) -> None:
+        with self._on_device():
+            step()
 
     def _on_device(self) -> Any:
         import cupy

@@ -13,11 +13,12 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from mpicoll.base.consensus import agreed, together
+from mpicoll.base.consensus import Problem, agreed, attempt, together
 from mpicoll.cuda import _driver
 
 __all__ = ["MOST", "TABLE", "Registered", "Registry"]
@@ -104,8 +105,11 @@ class _Block:
     def let_go(self) -> None:
         self.held -= 1
         if not self.held:
-            with _driver.on(self._device):  # a finalizer may run in any thread
-                _driver.free_mappable(self.address)
+            self.free()
+
+    def free(self) -> None:
+        with _driver.on(self._device):  # a finalizer may run in any thread
+            _driver.free_mappable(self.address)
 
 
 class _Token:
@@ -159,17 +163,10 @@ class Registry:
     def empty(self, nbytes: int) -> tuple[int, Any]:
         """See :meth:`mpicoll.cuda.ipc.Peers.empty`.  Collective."""
         self._collect()
-        problem, block = "", None
-        try:
-            block = _Block(self._device, max(nbytes, 1))
-        except RuntimeError as error:
-            problem = str(error)
-        problem = agreed(self._private, problem)
-        if problem or block is None:
-            if block is not None:
-                block.held = 1
-                block.let_go()
-            raise MemoryError(f"{problem}; make the array smaller, or free other memory of the GPU")
+        make = partial(_Block, self._device, max(nbytes, 1))
+        block = attempt(self._private, make, RuntimeError, undo=_Block.free)
+        if isinstance(block, Problem):
+            raise MemoryError(f"{block}; make the array smaller, or free other memory of the GPU")
         token = _Token()
         number = self._register(block.address, max(nbytes, 1), block)
         self._launcher.forget()

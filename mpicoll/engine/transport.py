@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.base import caller
+from mpicoll.base.consensus import agreed
 from mpicoll.engine.plan import Plan
 from mpicoll.errors import TransportWarning
 
@@ -255,10 +256,10 @@ def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]
                     memory, problem = None, "rank 0 of the node has other memory (a container?)"
             except (OSError, ValueError, OverflowError) as error:
                 memory, problem = None, f"it cannot be opened ({error})"
-    problem = next(filter(None, node.allgather(problem)), "")
+    failure = agreed(node, problem)
     if descriptor >= 0:
         os.close(descriptor)
-    return (None, problem) if problem else (memory, "")
+    return (None, failure.text) if failure else (memory, "")
 
 
 def _mapped(descriptor: int, length: int) -> np.ndarray:

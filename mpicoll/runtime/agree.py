@@ -27,10 +27,10 @@ from mpicoll.engine import progress
 from mpicoll.errors import Disagreement
 from mpicoll.registry import Value
 
-__all__ = ["Comparison", "Facts", "compare", "schedule_hash", "share"]
+__all__ = ["CallSignature", "Comparison", "compare", "schedule_hash", "share"]
 
 #: What ranks must have in common, by name; None: this rank cannot tell, or it need not be equal.
-Facts = Mapping[str, Any]
+CallSignature = Mapping[str, Any]
 
 #: Bytes that a rank sends, and the longest error in them.
 _RECORD, _WORDS = 1024, 400
@@ -39,7 +39,7 @@ _SAMPLE = 64
 
 
 def share(
-    private: MPI.Intracomm, facts: Facts, wait: Callable[..., object]
+    private: MPI.Intracomm, facts: CallSignature, wait: Callable[..., object]
 ) -> list[dict[str, Any]]:
     """The facts of all ranks.  Collective.
 
@@ -56,7 +56,7 @@ def share(
 class _Exchange:
     """The facts of all ranks, once the request is complete."""
 
-    def __init__(self, private: MPI.Intracomm, facts: Facts) -> None:
+    def __init__(self, private: MPI.Intracomm, facts: CallSignature) -> None:
         text = json.dumps(facts).encode()
         if len(text) > _RECORD:
             text = json.dumps({**facts, "error": str(facts.get("error"))[:_WORDS]}).encode()
@@ -84,7 +84,7 @@ class Comparison:
     owner = None  # it is part of a call that has one
 
     def __init__(
-        self, private: MPI.Intracomm, facts: Facts, fail: Callable[[BaseException], object]
+        self, private: MPI.Intracomm, facts: CallSignature, fail: Callable[[BaseException], object]
     ) -> None:
         self.over = False
         self.error: Exception | None = None
@@ -105,7 +105,7 @@ class Comparison:
         self.over = True
 
 
-def compare(facts: Sequence[Facts]) -> None:
+def compare(facts: Sequence[CallSignature]) -> None:
     """Raise if the ranks do not agree.
 
     Args:
@@ -128,7 +128,7 @@ def compare(facts: Sequence[Facts]) -> None:
         raise Disagreement(f"the ranks do not make the same call: {'; '.join(told)}")
 
 
-def _difference(name: str, facts: Sequence[Facts]) -> str:
+def _difference(name: str, facts: Sequence[CallSignature]) -> str:
     """The ranks by value of a fact, in words; "" where all agree."""
     who: dict[Any, list[int]] = {}
     for rank, own in enumerate(facts):

@@ -117,7 +117,7 @@ class Call:
             return choice, ""
         return choice, f"{wanted.source}: {obstacle}, so {choice.algorithm} serves"
 
-    def facts(self) -> agree.Facts:
+    def facts(self) -> agree.CallSignature:
         """What must be equal on all ranks, of buffers and operator.
 
         What is only moved may be of different types, bytes on one rank, as long as its length is
@@ -332,7 +332,7 @@ class Prepared(NamedTuple):
         """The call in words."""
         return f"{self.definition.method} by {self.choice.algorithm}"
 
-    def facts(self) -> agree.Facts:
+    def facts(self) -> agree.CallSignature:
         """What must be equal on all ranks."""
         choice, root = self.choice, self.place.root
         known: dict[str, Any] = {"collective": self.definition.method}

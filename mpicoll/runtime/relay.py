@@ -1,10 +1,10 @@
 """Reductions of arrays in device memory of one node, through the host, folded by the GPUs.
 
 The host's processors touch nothing: GPUs write to pinned memory that all ranks map, and read there
-what others have written.  Of a segment every rank writes all it has; reads, of every other rank,
-the block that is its own to fold; writes what it has folded; and reads the blocks that others have,
+what others have written.  Of a chunk every rank writes all it has; reads, of every other rank,
+the share that is its own to fold; writes what it has folded; and reads the shares that others have,
 if it gets them: all in an all-reduce, the root in a reduce, none in a reduce-scatter.  Three
-segments are under way, one at each of these stages, and one barrier a segment tells the ranks that
+chunks are under way, one at each of these stages, and one barrier a chunk tells the ranks that
 they have ended.
 """
 
@@ -12,43 +12,39 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mpicoll import ops
 from mpicoll.base import caller
+from mpicoll.base.consensus import Problem, attempt
 from mpicoll.buffers import Buffer
 from mpicoll.cuda.driver import driver
 from mpicoll.engine import progress, transport
 from mpicoll.errors import CudaError
 from mpicoll.runtime.calls import Call
-from mpicoll.runtime.staging import SEGMENT, Segment, cut
+from mpicoll.runtime.staging import CHUNK, Chunk, cut
 from mpicoll.runtime.state import State
+from mpicoll.runtime.unavailable import Unavailable
 
-__all__ = ["SERVED", "Relay", "blocks"]
+__all__ = ["SERVED", "Relay", "shares"]
 
 #: Collectives that it makes.
 SERVED = ("allreduce", "reduce", "reduce_scatter")
-#: Segments under way.
+#: Chunks under way.
 SLOTS = 3
-#: Blocks begin at multiples of as many bytes.
+#: Shares begin at multiples of as many bytes.
 _ALIGNED = 512
 
 
-class Block(NamedTuple):
-    """A part of a segment: its first byte there, and its bytes."""
-
-    start: int
-    nbytes: int
-
-
-def blocks(nbytes: int, size: int) -> list[Block]:
-    """The blocks of a segment, one a rank; the last ones may be short or empty."""
+def shares(nbytes: int, size: int) -> list[Chunk]:
+    """The parts of a chunk that each rank folds; the last ones may be short or empty."""
     width = -(-nbytes // size // _ALIGNED) * _ALIGNED
     starts = (min(rank * width, nbytes) for rank in range(size))
-    return [Block(start, min(width, nbytes - start)) for start in starts]
+    return [Chunk(start, min(width, nbytes - start)) for start in starts]
 
 
 class Relay:
@@ -65,39 +61,33 @@ class Relay:
         with functions.on(self._device), contextlib.ExitStack() as made:
             functions.register(memory.ctypes.data, memory.size)
             made.callback(functions.unregister, memory.ctypes.data)
-            self._leaving, self._folding, self._arriving = (_stream(made) for _ in range(3))
-            self._left, self._folded, self._arrived = (
+            self._to_host, self._folding, self._to_device = (_stream(made) for _ in range(3))
+            self._sent, self._folded, self._received = (
                 [_event(made) for _ in range(SLOTS)] for _ in range(3)
             )
             #: Operands of a fold, one a rank, for each slot.
-            self._pitch = blocks(SEGMENT, self._size)[0].nbytes
+            self._pitch = shares(CHUNK, self._size)[0].nbytes
             self._scratch = functions.allocate(SLOTS * self._size * self._pitch, self._folding)
             made.callback(functions.free, self._scratch, self._folding)
             self._end = weakref.finalize(self, _close, self._device, made.pop_all(), memory)
             self._end.atexit = False
 
     @classmethod
-    def open(cls, state: State) -> tuple[Relay | None, str]:
-        """Make it; None, and why, on all ranks alike, where it cannot be had.  Collective."""
+    def open(cls, state: State) -> Relay | Unavailable:
+        """Make it; unavailable, on all ranks alike, where it cannot be had.  Collective."""
+        if max(state.nodes) > 0:
+            return Unavailable("the ranks are on several nodes")
+        length = state.size * SLOTS * 2 * CHUNK
         with progress.meanwhile():
-            return cls._open(state)
+            memory, why = transport.memory_of(state.private, length)
+            if memory is None:
+                return Unavailable(why)
+            made = attempt(state.private, partial(cls._of, state, memory))
+        return Unavailable(made.text) if isinstance(made, Problem) else made
 
     @classmethod
-    def _open(cls, state: State) -> tuple[Relay | None, str]:
-        assert state.gpus is not None
-        if max(state.nodes) > 0:
-            return None, "the ranks are on several nodes"
-        length = state.size * SLOTS * 2 * SEGMENT
-        memory, problem = transport.memory_of(state.private, length)
-        made = None
-        if memory is not None:
-            try:
-                made = cls(state, memory, _folds(state))
-            except Exception as error:  # CuPy's and its compiler's too
-                problem = f"{type(error).__name__}: {error}"
-        problems = state.private.allgather(problem)
-        problem = next(filter(None, problems), "")
-        return (None, problem) if problem else (made, "")
+    def _of(cls, state: State, memory: npt.NDArray[np.uint8]) -> Relay:
+        return cls(state, memory, _folds(state))
 
     def serves(self, reduction: ops.Reduction | None) -> bool:
         """Whether an operator is one that the GPUs reduce by; the same on all ranks."""
@@ -107,30 +97,30 @@ class Relay:
         """Run one of the collectives of :data:`SERVED` on arrays in device memory."""
         send, recv = call.send, call.recv
         assert send is not None and call.reduction is not None
-        segments = cut(send.block_bytes, call.place.nblocks, send.itemsize)
+        chunks = cut(send.block_bytes, call.place.nblocks, send.itemsize)
         self._begin(send, recv)
-        for number in range(len(segments) + 2):
-            if number < len(segments):
-                self._leave(send, number, segments[number])
-            self._await(number, len(segments))
+        for number in range(len(chunks) + 2):
+            if number < len(chunks):
+                self._copy_to_host(send, number, chunks[number])
+            self._await(number, len(chunks))
             self._state.wait(self._state.private.Ibarrier())
-            if 0 <= number - 1 < len(segments):
-                self._fold(call, number - 1, segments[number - 1])
-            if 0 <= number - 2 < len(segments):
-                self._arrive(call, number - 2, segments[number - 2])
-        self._finish(recv, len(segments) - 1)
+            if 0 <= number - 1 < len(chunks):
+                self._fold(call, number - 1, chunks[number - 1])
+            if 0 <= number - 2 < len(chunks):
+                self._copy_to_device(call, number - 2, chunks[number - 2])
+        self._finish(recv, len(chunks) - 1)
 
-    def _blocks(self, call: Call, segment: Segment) -> list[Block]:
-        """The blocks of a segment, where it lies in a slot."""
+    def _shares(self, call: Call, chunk: Chunk) -> list[Chunk]:
+        """The shares of a chunk, where it lies in a slot."""
         if call.place.nblocks == 1:
-            return blocks(segment.nbytes, self._size)
-        return [Block(rank * segment.nbytes, segment.nbytes) for rank in range(self._size)]
+            return shares(chunk.nbytes, self._size)
+        return [Chunk(rank * chunk.nbytes, chunk.nbytes) for rank in range(self._size)]
 
     def _begin(self, send: Buffer, recv: Buffer | None) -> None:
         """Follow the caller's streams, once nobody reads what the last call has left."""
         functions = driver()
         with functions.on(self._device):
-            for event in self._arrived:
+            for event in self._received:
                 functions.await_event(event)
         for buffer in (send, recv):
             if buffer is None:
@@ -139,19 +129,19 @@ class Relay:
             with functions.on(buffer.device.device):
                 event = functions.event()
                 functions.record(event, buffer.device.stream)
-                for stream in (self._leaving, self._folding, self._arriving):
+                for stream in (self._to_host, self._folding, self._to_device):
                     functions.wait(stream, event)
                 functions.free_event(event)
 
-    def _leave(self, send: Buffer, number: int, segment: Segment) -> None:
-        """All this rank has of a segment goes to the host."""
+    def _copy_to_host(self, send: Buffer, number: int, chunk: Chunk) -> None:
+        """Copy all this rank has of a chunk to the host."""
         functions = driver()
         with functions.on(self._device):
             for block in range(send.blocks):
-                source = send.memory.ctypes.data + block * send.block_bytes + segment.start
-                target = self._at(number, self._rank) + block * segment.nbytes
-                functions.copy(target, source, segment.nbytes, self._leaving)
-            functions.record(self._left[number % SLOTS], self._leaving)
+                source = send.memory.ctypes.data + block * send.block_bytes + chunk.start
+                target = self._at(number, self._rank) + block * chunk.nbytes
+                functions.copy(target, source, chunk.nbytes, self._to_host)
+            functions.record(self._sent[number % SLOTS], self._to_host)
 
     def _await(self, number: int, count: int) -> None:
         """Wait for what the next barrier tells the others.
@@ -161,57 +151,57 @@ class Relay:
         """
         functions = driver()
         with functions.on(self._device):
-            for events, since in ((self._left, 1), (self._folded, 2), (self._arrived, 3)):
+            for events, since in ((self._sent, 1), (self._folded, 2), (self._received, 3)):
                 if 0 <= number - since < count:
                     functions.await_event(events[(number - since) % SLOTS])
 
-    def _fold(self, call: Call, number: int, segment: Segment) -> None:
-        """Fold this rank's block of a segment, and let it go to the host if another gets it."""
-        functions, block = driver(), self._blocks(call, segment)[self._rank]
+    def _fold(self, call: Call, number: int, chunk: Chunk) -> None:
+        """Fold this rank's share of a chunk, and copy it to the host if another gets it."""
+        functions, share = driver(), self._shares(call, chunk)[self._rank]
         scratch = self._scratch + number % SLOTS * self._size * self._pitch
         with functions.on(self._device):
-            if block.nbytes:
+            if share.nbytes:
                 for rank in range(self._size):
-                    source = self._at(number, rank) + block.start
+                    source = self._at(number, rank) + share.start
                     target = scratch + rank * self._pitch
-                    functions.copy(target, source, block.nbytes, self._folding)
-                self._folds.run(call.reduction, scratch, self._pitch, block.nbytes, self._folding)
+                    functions.copy(target, source, share.nbytes, self._folding)
+                self._folds.run(call.reduction, scratch, self._pitch, share.nbytes, self._folding)
                 shared_out = call.place.nblocks == 1
                 if shared_out:
-                    own = self._at(number, self._rank, folded=True) + block.start
-                    functions.copy(own, scratch, block.nbytes, self._folding)
+                    own = self._at(number, self._rank, folded=True) + share.start
+                    functions.copy(own, scratch, share.nbytes, self._folding)
                 if call.recv is not None:
-                    result = call.recv.memory.ctypes.data + segment.start
-                    result += block.start if shared_out else 0
-                    functions.copy(result, scratch, block.nbytes, self._folding)
+                    result = call.recv.memory.ctypes.data + chunk.start
+                    result += share.start if shared_out else 0
+                    functions.copy(result, scratch, share.nbytes, self._folding)
             functions.record(self._folded[number % SLOTS], self._folding)
 
-    def _arrive(self, call: Call, number: int, segment: Segment) -> None:
-        """The blocks of a segment that others have folded come to the device."""
+    def _copy_to_device(self, call: Call, number: int, chunk: Chunk) -> None:
+        """Copy what others have folded of a chunk to the device."""
         functions, recv = driver(), call.recv
         with functions.on(self._device):
             if recv is not None and call.place.nblocks == 1:
-                for rank, block in enumerate(self._blocks(call, segment)):
-                    if block.nbytes and rank != self._rank:
-                        source = self._at(number, rank, folded=True) + block.start
-                        target = recv.memory.ctypes.data + segment.start + block.start
-                        functions.copy(target, source, block.nbytes, self._arriving)
-            functions.record(self._arrived[number % SLOTS], self._arriving)
+                for rank, share in enumerate(self._shares(call, chunk)):
+                    if share.nbytes and rank != self._rank:
+                        source = self._at(number, rank, folded=True) + share.start
+                        target = recv.memory.ctypes.data + chunk.start + share.start
+                        functions.copy(target, source, share.nbytes, self._to_device)
+            functions.record(self._received[number % SLOTS], self._to_device)
 
     def _finish(self, recv: Buffer | None, number: int) -> None:
-        """Let the caller's stream wait for the last segment; all that was sent has left."""
+        """Let the caller's stream wait for the last chunk; all that was sent is on the host."""
         if recv is None:
             return
         functions, array = driver(), recv.device
         assert array is not None
         with functions.on(array.device):
-            for event in (self._folded, self._arrived):
+            for event in (self._folded, self._received):
                 functions.wait(array.stream, event[number % SLOTS])
 
     def _at(self, number: int, rank: int, folded: bool = False) -> int:
-        """Where a rank has a segment, or what it has folded of one."""
+        """Where a rank has a chunk, or what it has folded of one."""
         place = (rank * SLOTS + number % SLOTS) * 2 + folded
-        return int(self._memory.ctypes.data) + place * SEGMENT
+        return int(self._memory.ctypes.data) + place * CHUNK
 
 
 def _folds(state: State) -> Any:

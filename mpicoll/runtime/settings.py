@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from mpicoll import tuning
+from mpicoll.base.consensus import from_rank_0
 from mpicoll.base.wording import ranges
 from mpicoll.cuda import group
 from mpicoll.engine.transport import TRANSPORTS
@@ -55,15 +56,7 @@ class Settings(NamedTuple):
 
 def read(private: MPI.Intracomm) -> Settings:
     """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
-    found: Settings | str = ""
-    if private.Get_rank() == 0:
-        try:
-            found = _settings_from(os.environ)
-        except ValueError as error:
-            found = str(error)
-    found = private.bcast(found)
-    if isinstance(found, str):
-        raise ValueError(found)
+    found = from_rank_0(private, lambda: _settings_from(os.environ))
     if found.progress:
         levels = private.allgather(MPI.Query_thread())
         below = [rank for rank, level in enumerate(levels) if level < MPI.THREAD_MULTIPLE]

@@ -1,8 +1,8 @@
-"""Large collectives of arrays in device memory through the host, in segments.
+"""Large collectives of arrays in device memory through the host, in chunks.
 
-Each segment is a collective of the host's, on pinned memory that the ranks of a node share: its
-ranks read each other's where it lies.  While one is under way the next ones leave their devices and
-those before reach theirs, on streams of their own, which the caller's streams wait for.
+Each chunk is a collective of the host's, on pinned memory that the ranks of a node share: its ranks
+read each other's where it lies.  While one is under way the next ones are copied from their devices
+and those before to theirs, on streams of their own, which the caller's streams wait for.
 
 All ranks cut in the same way, which depends on the bytes of the whole vector alone.
 """
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base import caller
+from mpicoll.base.consensus import Problem, attempt
 from mpicoll.base.wording import ranges
 from mpicoll.buffers import Buffer
 from mpicoll.cuda.arrays import DeviceArray
@@ -28,46 +29,45 @@ from mpicoll.engine import progress, runner
 from mpicoll.errors import CudaError
 from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.state import State
+from mpicoll.runtime.unavailable import Unavailable
 from mpicoll.tuning import NATIVE
 
-__all__ = ["SEGMENT", "SLOTS", "Area", "Segment", "cut", "has_segments", "run", "sized"]
+__all__ = ["CHUNK", "SLOTS", "Area", "Chunk", "cut", "has_chunks", "run", "sized"]
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Bytes of a segment of the whole vector, and how many of them are under way.
-SEGMENT, SLOTS = 4 << 20, 3
-#: Segments begin at multiples of as many bytes of a block.
+#: Bytes of a chunk of the whole vector, and how many of them are under way.
+CHUNK, SLOTS = 4 << 20, 3
+#: Chunks begin at multiples of as many bytes of a block.
 _ALIGNED = 512
 
 
-class Segment(NamedTuple):
-    """A part of every block: its first byte in a block, and its bytes."""
+class Chunk(NamedTuple):
+    """Bytes that travel together: where they begin, in a block or in another chunk; how many."""
 
     start: int
     nbytes: int
 
 
-def cut(block_bytes: int, blocks: int, itemsize: int) -> list[Segment]:
-    """The segments of blocks that are equally long.
+def cut(block_bytes: int, blocks: int, itemsize: int) -> list[Chunk]:
+    """The chunks of blocks that are equally long.
 
     Args:
         block_bytes: of one block.
         blocks: how many there are.
         itemsize: bytes that stay together.
     """
-    most = max(SEGMENT // blocks // _ALIGNED, 1) * _ALIGNED
+    most = max(CHUNK // blocks // _ALIGNED, 1) * _ALIGNED
     width = most // itemsize * itemsize or itemsize
-    return [
-        Segment(start, min(width, block_bytes - start)) for start in range(0, block_bytes, width)
-    ]
+    return [Chunk(start, min(width, block_bytes - start)) for start in range(0, block_bytes, width)]
 
 
-def has_segments(call: Call) -> bool:
+def has_chunks(call: Call) -> bool:
     """Whether a call is cut; the same on all ranks."""
-    return call.layouts is None and call.buffer is not None and len(_segments(call)) > 1
+    return call.layouts is None and call.buffer is not None and len(_chunks(call)) > 1
 
 
-def _segments(call: Call) -> list[Segment]:
+def _chunks(call: Call) -> list[Chunk]:
     assert call.buffer is not None
     unit = call.buffer.itemsize if call.reduction is not None else 1
     return cut(call.buffer.block_bytes, call.place.nblocks, unit)
@@ -75,7 +75,7 @@ def _segments(call: Call) -> list[Segment]:
 
 def sized(call: Call) -> int:
     """Bytes of the whole vector in one collective of the host's."""
-    return call.nbytes if call.layouts is not None else min(call.nbytes, SEGMENT)
+    return call.nbytes if call.layouts is not None else min(call.nbytes, CHUNK)
 
 
 def run(
@@ -84,7 +84,7 @@ def run(
     native: Callable[[Call], None],
     step: runner.Step | None = None,
 ) -> bool:
-    """Run a blocking call in segments; False where it is to go as a whole.
+    """Run a blocking call in chunks; False where it is to go as a whole.
 
     Args:
         state: of the communicator, all of whose ranks have devices.
@@ -93,41 +93,40 @@ def run(
         step: told of every step that ends.
 
     Raises:
-        MemoryError: on all ranks, where one cannot pin what the segments go through.
+        MemoryError: on all ranks, where one cannot pin what the chunks go through.
     """
     call = prepared.call
     assert call is not None and state.gpus is not None
-    if not has_segments(call):
+    if not has_chunks(call):
         return False
-    segments = _segments(call)
+    chunks = _chunks(call)
     if state.staging is None:
-        area, problem = Area.open(state, state.gpus.device)
-        state.staging = problem if area is None else area
-    if isinstance(state.staging, str):  # a second try would pin no more
-        raise MemoryError(state.staging)
-    way = _Way(state.staging, call)
-    for number in range(1 - SLOTS, len(segments)):
-        if number + SLOTS - 1 < len(segments):
-            way.leave(number + SLOTS - 1, segments[number + SLOTS - 1])
+        state.staging = Area.open(state, state.gpus.device)
+    if isinstance(state.staging, Unavailable):  # a second try would pin no more
+        raise MemoryError(state.staging.reason)
+    pipeline = Pipeline(state.staging, call)
+    for number in range(1 - SLOTS, len(chunks)):
+        if number + SLOTS - 1 < len(chunks):
+            pipeline.copy_to_host(number + SLOTS - 1, chunks[number + SLOTS - 1])
         if number >= 0:
-            part = way.on_host(number, segments[number])
+            part = pipeline.on_host(number, chunks[number])
             if prepared.choice.algorithm == NATIVE:
                 native(part)
             else:
                 shape = part.shape(prepared.choice)
                 state.run(shape, *part.memory(), part.reduction, step)
-            way.arrive(number, segments[number])
-    way.end(len(segments) - 1)
+            pipeline.copy_to_device(number, chunks[number])
+    pipeline.end(len(chunks) - 1)
     state.count(prepared.definition.name, prepared.choice.algorithm)
     return True
 
 
-class _Lane:
-    """What orders the copies of one direction: a stream, and an event for each slot.
+class _Copies:
+    """The copies of one direction, in their order: a stream, and an event for each slot.
 
     Args:
-        device: the device at its end.
-        inward: whether it leads there, or from there.
+        device: the device at their end.
+        inward: whether they go there, or come from there.
     """
 
     def __init__(self, device: int, inward: bool) -> None:
@@ -146,19 +145,19 @@ class _Lane:
             functions.wait(self.stream, self._begun)
 
     def precede(self, array: DeviceArray, number: int) -> None:
-        """What is put on the array's stream from now on comes after the copy of a segment."""
+        """What is put on the array's stream from now on comes after the copy of a chunk."""
         functions = driver()
         with functions.on(array.device):
             functions.wait(array.stream, self.ended[number % SLOTS])
 
-    def wait_for(self, other: _Lane, number: int) -> None:
-        """What is put here from now on comes after the last copy there by a segment's slot."""
+    def wait_for(self, other: _Copies, number: int) -> None:
+        """What is put here from now on comes after the last copy there by a chunk's slot."""
         functions = driver()
         with functions.on(self.device):
             functions.wait(self.stream, other.ended[number % SLOTS])
 
     def await_slot(self, number: int) -> None:
-        """Let the host wait for the last copy by a segment's slot."""
+        """Let the host wait for the last copy by a chunk's slot."""
         functions = driver()
         with functions.on(self.device):
             functions.await_event(self.ended[number % SLOTS])
@@ -172,98 +171,87 @@ class Area:
     """
 
     def __init__(self, memory: Bytes, device: int) -> None:
+        functions = driver()
+        with functions.on(device):
+            functions.register(memory.ctypes.data, memory.size)
         self._memory = memory
-        self._lanes: dict[tuple[int, bool], _Lane] = {}
-        self._end = weakref.finalize(self, _unpin, memory, device, self._lanes)
+        self._streams: dict[tuple[int, bool], _Copies] = {}
+        self._end = weakref.finalize(self, _unpin, memory, device, self._streams)
         self._end.atexit = False
 
     @classmethod
-    def open(cls, state: State, device: int) -> tuple[Area | None, str]:
-        """Make them; None, and why, on all ranks alike, where one cannot pin them.  Collective."""
+    def open(cls, state: State, device: int) -> Area | Unavailable:
+        """Make them; unavailable, on all ranks alike, where one cannot pin them.  Collective."""
         with progress.meanwhile():
-            memory = state.windows.take(SLOTS * 2 * SEGMENT)
-            problem = _pin(memory, device)
-            made = None if problem else cls(memory, device)
-            problems = state.private.allgather(problem)
-        failed = [rank for rank, text in enumerate(problems) if text]
-        if not failed:
-            return made, ""
-        return None, (
-            f"{ranges(failed)} cannot pin {memory.size} bytes of host memory for what "
-            f"is in device memory: {problems[failed[0]]}; raise the limit (ulimit -l), or "
-            f"send parts of less than {SEGMENT} bytes"
+            memory = state.windows.take(SLOTS * 2 * CHUNK)
+            made = attempt(state.private, lambda: cls(memory, device), CudaError)
+        if not isinstance(made, Problem):
+            return made
+        return Unavailable(
+            f"{ranges(made.ranks)} cannot pin {memory.size} bytes of host memory for what "
+            f"is in device memory: {made.text}; raise the limit (ulimit -l), or "
+            f"send parts of less than {CHUNK} bytes"
         )
 
-    def lane(self, device: int, inward: bool) -> _Lane:
-        """The lane from the slots to a device, or from there."""
-        if (device, inward) not in self._lanes:
-            self._lanes[device, inward] = _Lane(device, inward)
-        return self._lanes[device, inward]
+    def copies(self, device: int, inward: bool) -> _Copies:
+        """The order of copies from the slots to a device, or from there."""
+        if (device, inward) not in self._streams:
+            self._streams[device, inward] = _Copies(device, inward)
+        return self._streams[device, inward]
 
-    def inward(self) -> list[_Lane]:
-        """The lanes from the slots to devices."""
-        return [lane for lane in self._lanes.values() if lane.inward]
+    def inward(self) -> list[_Copies]:
+        """Those from the slots to devices."""
+        return [copies for copies in self._streams.values() if copies.inward]
 
     def slot(self, number: int, received: bool) -> Bytes:
-        """The memory for what is sent or received of a segment."""
-        first = (2 * (number % SLOTS) + received) * SEGMENT
-        return self._memory[first : first + SEGMENT]
+        """The memory for what is sent or received of a chunk."""
+        first = (2 * (number % SLOTS) + received) * CHUNK
+        return self._memory[first : first + CHUNK]
 
 
-def _pin(memory: Bytes, device: int) -> str:
-    """Pin memory; why it is not possible, "" if it was."""
-    functions = driver()
-    try:
-        with functions.on(device):
-            functions.register(memory.ctypes.data, memory.size)
-    except CudaError as error:
-        return str(error)
-    return ""
-
-
-def _unpin(memory: Bytes, device: int, lanes: dict[tuple[int, bool], _Lane]) -> None:
+def _unpin(memory: Bytes, device: int, streams: dict[tuple[int, bool], _Copies]) -> None:
     """Let memory go, once nothing is copied from or to it any more."""
     if caller.is_forked():
         return
     functions = driver()
     # When the program ends the driver may have ended before.
     with contextlib.suppress(CudaError):
-        for lane in lanes.values():
-            with functions.on(lane.device):
-                functions.synchronize(lane.stream)
+        for copies in streams.values():
+            with functions.on(copies.device):
+                functions.synchronize(copies.stream)
         with functions.on(device):
             functions.unregister(memory.ctypes.data)
 
 
-class _Side:
-    """One buffer of a call, and the lane between it and the slots.
+class Endpoint:
+    """One buffer of a call, and the copies between it and the slots.
 
     Args:
         buffer: in device memory.
         blocks: those that are copied.
-        lane: orders the copies.
+        copies: orders them.
     """
 
-    def __init__(self, buffer: Buffer, blocks: Iterable[int], lane: _Lane) -> None:
+    def __init__(self, buffer: Buffer, blocks: Iterable[int], copies: _Copies) -> None:
         assert buffer.device is not None
-        self.array, self.lane = buffer.device, lane
+        self.array, self.copies = buffer.device, copies
         self._base, self._pitch = buffer.memory.ctypes.data, buffer.block_bytes
         self._blocks = [*blocks]
 
-    def copy(self, number: int, segment: Segment, host: Bytes) -> None:
-        """Copy a segment, from the device or, of what is received, to it."""
-        functions, lane = driver(), self.lane
-        with functions.on(lane.device):
+    def copy(self, number: int, chunk: Chunk, host: Bytes) -> None:
+        """Copy a chunk, from the device or, of what is received, to it."""
+        functions, copies = driver(), self.copies
+        with functions.on(copies.device):
             for block in self._blocks:
-                there = self._base + block * self._pitch + segment.start
-                here = host.ctypes.data + block * segment.nbytes
-                pair = (there, here) if lane.inward else (here, there)
-                functions.copy(*pair, segment.nbytes, lane.stream)
-            functions.record(lane.ended[number % SLOTS], lane.stream)
+                there = self._base + block * self._pitch + chunk.start
+                here = host.ctypes.data + block * chunk.nbytes
+                pair = (there, here) if copies.inward else (here, there)
+                functions.copy(*pair, chunk.nbytes, copies.stream)
+            functions.record(copies.ended[number % SLOTS], copies.stream)
 
 
-class _Way:
-    """One call on its way through the slots.
+class Pipeline:
+    """One call, whose chunks go through the slots.
 
     Args:
         area: the slots.
@@ -273,72 +261,72 @@ class _Way:
     def __init__(self, area: Area, call: Call) -> None:
         self._area, self._call = area, call
         send, recv, place = call.send, call.recv, call.place
-        self._leaving = self._arriving = None
+        self._source = self._target = None
         if send is not None and send.device is not None:
             blocks = call.definition.held(place) if call.in_place else range(send.blocks)
-            self._leaving = _Side(send, blocks, area.lane(send.device.device, inward=False))
+            self._source = Endpoint(send, blocks, area.copies(send.device.device, inward=False))
         if recv is not None and recv.device is not None and recv.writable:
             blocks = range(recv.blocks)
             if call.in_place:
                 # A block alone is at the beginning, wherever it was.
                 alone = call.definition.output_alone
                 blocks = range(1) if alone else call.definition.wanted(place)
-            self._arriving = _Side(recv, blocks, area.lane(recv.device.device, inward=True))
-        for side in (self._leaving, self._arriving):
-            if side is not None:
-                side.lane.follow(side.array)
-        self._follow_arrivals()
+            self._target = Endpoint(recv, blocks, area.copies(recv.device.device, inward=True))
+        for endpoint in (self._source, self._target):
+            if endpoint is not None:
+                endpoint.copies.follow(endpoint.array)
+        self._await_last_call()
 
-    def _follow_arrivals(self) -> None:
+    def _await_last_call(self) -> None:
         """Fill no slot again that a call before, of arrays on other streams, is read from."""
-        arriving = None if self._arriving is None else self._arriving.lane
-        for lane in self._area.inward():
+        target = None if self._target is None else self._target.copies
+        for copies in self._area.inward():
             for slot in range(SLOTS):
-                if self._leaving is not None:
-                    self._leaving.lane.wait_for(lane, slot)
-                if arriving is not None and lane is not arriving:  # that is awaited in on_host
-                    lane.await_slot(slot)
+                if self._source is not None:
+                    self._source.copies.wait_for(copies, slot)
+                if target is not None and copies is not target:  # that is awaited in on_host
+                    copies.await_slot(slot)
 
-    def leave(self, number: int, segment: Segment) -> None:
-        """Let a segment leave the device, once its slot is free."""
-        if self._leaving is None:
+    def copy_to_host(self, number: int, chunk: Chunk) -> None:
+        """Put the copy of a chunk to its slot, once that is free, on its stream."""
+        if self._source is None:
             return
-        lane = self._leaving.lane
-        if self._arriving is not None and self._call.in_place:
-            lane.wait_for(self._arriving.lane, number)
-        self._leaving.copy(number, segment, self._area.slot(number, False))
+        copies = self._source.copies
+        if self._target is not None and self._call.in_place:
+            copies.wait_for(self._target.copies, number)
+        self._source.copy(number, chunk, self._area.slot(number, False))
 
-    def on_host(self, number: int, segment: Segment) -> Call:
-        """The call of a segment, which has left its device, on memory of the host."""
-        for side in (self._leaving, self._arriving):
-            if side is not None:
-                side.lane.await_slot(number)
-        send = self._part(self._call.send, number, segment, False)
+    def on_host(self, number: int, chunk: Chunk) -> Call:
+        """The call of a chunk, which has been copied from its device, on memory of the host."""
+        for endpoint in (self._source, self._target):
+            if endpoint is not None:
+                endpoint.copies.await_slot(number)
+        send = self._part(self._call.send, number, chunk, False)
         recv = send
         if self._call.recv is not self._call.send:
-            recv = self._part(self._call.recv, number, segment, not self._call.in_place)
+            recv = self._part(self._call.recv, number, chunk, not self._call.in_place)
         return replace(self._call, send=send, recv=recv)
 
     def _part(
-        self, buffer: Buffer | None, number: int, segment: Segment, received: bool
+        self, buffer: Buffer | None, number: int, chunk: Chunk, received: bool
     ) -> Buffer | None:
-        """A segment of a buffer, on the host."""
+        """A chunk of a buffer, on the host."""
         if buffer is None:
             return None
-        memory = self._area.slot(number, received)[: buffer.blocks * segment.nbytes]
+        memory = self._area.slot(number, received)[: buffer.blocks * chunk.nbytes]
         found = replace(buffer, memory=memory, order="", device=None)
         if self._call.reduction is not None:
-            return replace(found, count=segment.nbytes // buffer.itemsize)
+            return replace(found, count=chunk.nbytes // buffer.itemsize)
         byte = np.dtype(np.uint8)
-        return replace(found, count=segment.nbytes, dtype=byte, itemsize=1, datatype=MPI.BYTE)
+        return replace(found, count=chunk.nbytes, dtype=byte, itemsize=1, datatype=MPI.BYTE)
 
-    def arrive(self, number: int, segment: Segment) -> None:
-        """Let a segment go to the device."""
-        if self._arriving is not None:
+    def copy_to_device(self, number: int, chunk: Chunk) -> None:
+        """Put the copy of a chunk to the device on its stream."""
+        if self._target is not None:
             host = self._area.slot(number, not self._call.in_place)
-            self._arriving.copy(number, segment, host)
+            self._target.copy(number, chunk, host)
 
     def end(self, number: int) -> None:
-        """Let the caller's stream wait for the last segment."""
-        if self._arriving is not None:
-            self._arriving.lane.precede(self._arriving.array, number)
+        """Let the caller's stream wait for the last chunk."""
+        if self._target is not None:
+            self._target.copies.precede(self._target.array, number)

@@ -269,12 +269,12 @@ class State:
         elif self.watch is not None:
             self.watch.refuse()
 
-    def _compare(self, facts: agree.Facts) -> agree.Comparison:
+    def _compare(self, facts: agree.CallSignature) -> agree.Comparison:
         comparison = agree.Comparison(self.private, facts, self.fail)
         self._comparisons = [c for c in self._comparisons if not c.over] + [comparison]
         return comparison
 
-    def _share(self, facts: agree.Facts) -> list[dict[str, Any]]:
+    def _share(self, facts: agree.CallSignature) -> list[dict[str, Any]]:
         """The facts of all ranks, if they have agreed on all that was started before."""
         try:
             progress.until(lambda: all(c.over for c in self._comparisons), self.pause)
@@ -440,7 +440,7 @@ def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:
     state.close()
 
 
-def _refusal(definition: Collective, error: Exception) -> agree.Facts:
+def _refusal(definition: Collective, error: Exception) -> agree.CallSignature:
     """What the other ranks are told of an error in this rank's arguments."""
     return {"collective": definition.method, "error": f"{type(error).__name__}: {error}"}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
+from mpicoll.base.consensus import from_rank_0
 from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.tuning import rules as tuning
 
@@ -23,17 +24,13 @@ def agreed(private: MPI.Intracomm, info: MPI.Info | None, before: tuning.Table) 
     Raises:
         ValueError: on all ranks, if it has a key or a value that is not understood.
     """
-    found: tuning.Table | str = before
-    if private.Get_rank() == 0 and info is not None and info != MPI.INFO_NULL:
-        try:
-            named = {key: value for key, value in info.items() if key.startswith(PREFIX)}
-            found = _changed(before, named)
-        except ValueError as error:
-            found = str(error)
-    found = private.bcast(found)
-    if isinstance(found, str):
-        raise ValueError(found)
-    return found
+
+    def changed() -> tuning.Table:
+        if info is None or info == MPI.INFO_NULL:
+            return before
+        return _changed(before, {k: v for k, v in info.items() if k.startswith(PREFIX)})
+
+    return from_rank_0(private, changed)
 
 
 def _changed(before: tuning.Table, hints: dict[str, str]) -> tuning.Table:

@@ -86,7 +86,7 @@ def named(method):
 @pytest.mark.parametrize("way", ["blocking", "nonblocking", "persistent", "named"])
 def test_every_collective(ours, cupy, method, way):
     if is_staged(ours):  # of one segment, of several, and of a last one that is not full
-        long = staging.SEGMENT // 4 // P + 3, staging.SEGMENT // P + 77
+        long = staging.CHUNK // 4 // P + 3, staging.CHUNK // P + 77
     else:
         long = 70_001, 600_007
     for count in (1, 1000, *long):
@@ -137,7 +137,7 @@ def test_bits_of_what_gpus_reduce(ours, cupy, dtype):
     """A large one, with numbers below the least normal one too."""
     if not is_staged(ours):
         pytest.skip("not through the host")
-    count = 2 * staging.SEGMENT // np.dtype(dtype).itemsize + 1001
+    count = 2 * staging.CHUNK // np.dtype(dtype).itemsize + 1001
     values = np.random.default_rng(RANK).standard_normal(count)
     if np.dtype(dtype).kind == "f":
         values[::3] *= float(np.finfo(dtype).tiny)

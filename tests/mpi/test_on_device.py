@@ -35,7 +35,7 @@ def fake(request):
 @pytest.fixture
 def ours(fake, monkeypatch):
     """A communicator whose longer vectors go in segments."""
-    monkeypatch.setattr(staging, "SEGMENT", 4096)
+    monkeypatch.setattr(staging, "CHUNK", 4096)
     comm = mpicoll.Intracomm(WORLD.Dup())
     yield comm
     comm.Free()

@@ -11,6 +11,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.base import caller
 from mpicoll.runtime import relay, staging
+from mpicoll.runtime.unavailable import Unavailable
 
 pytestmark = pytest.mark.mpi
 
@@ -44,7 +45,7 @@ def fake(request, monkeypatch):
         monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=FakeArray))
         monkeypatch.setattr(relay, "_folds", lambda state: Folds(made))
         for module in (relay, staging):
-            monkeypatch.setattr(module, "SEGMENT", 4096)
+            monkeypatch.setattr(module, "CHUNK", 4096)
         monkeypatch.setenv("MPICOLL_GPU", "staged")
         yield made
 
@@ -143,4 +144,4 @@ def test_where_it_cannot_be_had(fake, ours, monkeypatch):
     else:
         ours.Allreduce(MPI.IN_PLACE, array)
     assert {*array.get()} == {float(P)}
-    assert not ours._state.relay
+    assert isinstance(ours._state.relay, Unavailable) == (P > 1)
