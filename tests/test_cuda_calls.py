@@ -474,7 +474,7 @@ def test_a_persistent_call_is_remembered(run):
     """It asks for a launch once, and again when the launcher has forgotten it."""
     run("""
         from types import SimpleNamespace
-        from mpicoll.cuda.ipc import Peers, Plan
+        from mpicoll.cuda.ipc import Bound, Peers
 
         class Known(Peers):
             def __init__(self):
@@ -488,7 +488,7 @@ def test_a_persistent_call_is_remembered(run):
                 return known
 
         peers, buffer = Known(), SimpleNamespace(ptr=256, nbytes=64, dtype="f4")
-        bound = Plan(peers, None, ("allreduce", None, buffer, "sum", 0))
+        bound = Bound(peers, None, ("allreduce", None, buffer, "sum", 0))
         for stream in (SimpleNamespace(ptr=5), SimpleNamespace(ptr=5), 5):
             bound.start(stream)
         assert driver.order()[:3] == ["k5", "k5", "k5"] and peers.asked == 1

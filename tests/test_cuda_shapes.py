@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpicoll.cuda import kernels
+from mpicoll.cuda import kernels, keys
 from mpicoll.cuda import launches as shapes
-from mpicoll.cuda.launches import Call, Limits
+from mpicoll.cuda.keys import LaunchKey
+from mpicoll.cuda.launches import Limits
 
 BLOCK = 2048  # elements of float64; blocks are whole multiples of 16 bytes, and of no row
 SHORT, LONG = Limits(), Limits(small_bytes=0, one_shot=0, direct=0)
@@ -130,24 +131,24 @@ def wanted(collective, inputs, rank, root):
 
 
 @pytest.mark.parametrize("way", LIMITS)
-@pytest.mark.parametrize("collective", shapes.COLLECTIVES)
+@pytest.mark.parametrize("collective", keys.COLLECTIVES)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_launches_of_all_ranks(size, collective, way):
-    if way == "direct" and collective not in shapes.DIRECT:
+    if way == "direct" and collective not in keys.DIRECT:
         pytest.skip("its memory is never read where it lies")
-    if way == "direct" and collective in shapes.REDUCING and size <= 2:
+    if way == "direct" and collective in keys.REDUCING and size <= 2:
         pytest.skip("each folds all that comes")
-    if way == "ring" and (collective not in shapes.RING or size <= 2):
+    if way == "ring" and (collective not in keys.RING or size <= 2):
         pytest.skip("not in a ring")
     order = tuple(np.random.default_rng(size).permutation(size).tolist())
     limits = LIMITS[way]._replace(ring=order if way == "ring" else ())
     rng = np.random.default_rng(size)
     inputs = [rng.integers(0, 1000, size * BLOCK).astype(float) for _ in range(size)]
-    reduces = collective in shapes.REDUCING
+    reduces = collective in keys.REDUCING
     for root in {0, size - 1}:
         launches = [
-            shapes.plan(
-                Call(
+            shapes.launch_of(
+                LaunchKey(
                     collective,
                     size * BLOCK * 8,
                     rank,
@@ -196,7 +197,9 @@ def test_launches_fit_their_limits():
     }
     seen = set()
     for nbytes in (8, 480, 481, 10_000, 1 << 19, 1 << 20, 1 << 22, 1 << 25, 1 << 30, 1 << 33):
-        launch = shapes.plan(Call("allreduce", nbytes, 0, 2, op="sum", type="f32"), limits)
+        launch = shapes.launch_of(
+            LaunchKey("allreduce", nbytes, 0, 2, op="sum", type="f32"), limits
+        )
         suffix = launch.kernel.split("_")[1]
         seen.add(suffix)
         rows, most, row = of[suffix]
@@ -220,17 +223,17 @@ def test_channels_do_not_overlap():
 
 
 def test_the_family_follows_the_type():
-    assert shapes.kernel_of("", "") == "copy"
-    assert shapes.kernel_of("sum", "f32") == "plain"
-    assert shapes.kernel_of("max", "f16") == "plain"
-    assert shapes.kernel_of("sum", "bf16") == "narrow"
-    assert shapes.kernel_of("prod", "c128") == "whole"
-    assert shapes.kernel_of("minloc", "f64_int") == "whole"
+    assert keys.kernel_of("", "") == "copy"
+    assert keys.kernel_of("sum", "f32") == "plain"
+    assert keys.kernel_of("max", "f16") == "plain"
+    assert keys.kernel_of("sum", "bf16") == "narrow"
+    assert keys.kernel_of("prod", "c128") == "whole"
+    assert keys.kernel_of("minloc", "f64_int") == "whole"
 
 
 def test_every_operator_and_type_is_in_the_source():
     source = kernels.source()
-    for name in (*shapes.OPS, *shapes.TYPES):
+    for name in (*keys.OPS, *keys.TYPES):
         assert source.count(name) > 1, name
     for name in kernels.FILES:
         assert f'#line 1 "{name}"' in source

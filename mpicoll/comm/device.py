@@ -173,7 +173,7 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPrequest:
     name, peers, arrays = prepared.definition.name, group.peers, _arrays(call)
     at_home = _are_at_home(group, arrays)
     # What is on another device is copied at each start; binding is collective all the same.
-    plan = peers.plan(
+    bound = peers.bind(
         name, *(arrays if at_home else (None, None)), _operator(call), call.place.root
     )
 
@@ -186,7 +186,7 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPrequest:
         state.check()
         if at_home:
             stream, others = stream_after(group.device, streams())
-            plan.start(stream)
+            bound.start(stream)
             release_streams(group.device, stream, others)
         else:
             stream = _enqueue(state, call if call.stream is not None else _as_now(call))
@@ -194,7 +194,7 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPrequest:
         return stream
 
     check = partial(_check, state, peers)
-    return EnqueuedPrequest(group.device, begin, plan.close, check, call)
+    return EnqueuedPrequest(group.device, begin, bound.close, check, call)
 
 
 def _as_now(call: Call) -> Call:

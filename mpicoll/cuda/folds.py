@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll import ops
-from mpicoll.cuda import kernels, launches
+from mpicoll.cuda import kernels, keys
 from mpicoll.cuda.driver import driver
 
 __all__ = ["Folds"]
@@ -46,7 +46,7 @@ class Folds:
     @staticmethod
     def serves(reduction: ops.Reduction) -> bool:
         """Whether an operator is one that GPUs reduce by."""
-        return reduction.name in launches.OPS and reduction.type in launches.TYPES
+        return reduction.name in keys.OPS and reduction.type in keys.TYPES
 
     def run(
         self, reduction: ops.Reduction, address: int, pitch: int, nbytes: int, stream: int
@@ -60,8 +60,8 @@ class Folds:
             stream: handle of a stream.
         """
         cells = -(-nbytes // CELL)
-        narrow = launches.kernel_of(reduction.name, reduction.type) == "narrow"
-        kind = launches.kind_of(reduction.name, reduction.type)
+        narrow = keys.kernel_of(reduction.name, reduction.type) == "narrow"
+        kind = keys.kind_of(reduction.name, reduction.type)
         arguments = cells, pitch // CELL, kind, address
         blocks = min(_BLOCKS, -(-cells // _THREADS))
         with driver().on(self._device):

@@ -26,13 +26,14 @@ from mpi4py import MPI
 
 from mpicoll import ops
 from mpicoll.base.consensus import agreed, attempt, together
-from mpicoll.cuda import _driver, _launch, kernels, launches, links
-from mpicoll.cuda.launches import Limits
+from mpicoll.cuda import _driver, _launch, kernels, keys, links
+from mpicoll.cuda.keys import key_of
+from mpicoll.cuda.launches import Limits, launch_of
 from mpicoll.cuda.links import Facts
 from mpicoll.cuda.liveness import Watchdog
 from mpicoll.cuda.registered import MOST, TABLE, Registered, Registry
 
-__all__ = ["TIMEOUT", "Peers", "Plan", "Registered"]
+__all__ = ["TIMEOUT", "Bound", "Peers", "Registered"]
 
 #: Seconds that a device-side wait may take where ``MPICOLL_TIMEOUT`` does not say otherwise.
 TIMEOUT = 600.0
@@ -151,9 +152,9 @@ class Peers:
         self._handle = _driver.export(self._window)
 
     def _map_windows(self) -> None:
-        met = self._neighbours()
+        neighbours = self._neighbours()
         self._windows = [
-            self._window if rank == self._rank else self._map(handle) if rank in met else 0
+            self._window if rank == self._rank else self._map(handle) if rank in neighbours else 0
             for rank, handle in enumerate(self._handles)
         ]
 
@@ -214,7 +215,7 @@ class Peers:
             {rank: fact.pid for rank, fact in enumerate(self._facts) if rank != self._rank},
             self._launcher.stop,
         )
-        #: The compiled short way; see `_launch.Launcher.serve`.
+        #: The compiled fast path; see `_launch.Launcher.serve`.
         self.serve = self._launcher.serve
 
     def _channels(self) -> tuple[tuple[int, ...], ...]:
@@ -307,11 +308,11 @@ class Peers:
             dtype: of the elements.
             nbytes: of the whole vector.
         """
-        if collective not in (launches.RING if self._limits.ring else launches.COLLECTIVES):
+        if collective not in (keys.RING if self._limits.ring else keys.COLLECTIVES):
             return False
-        if collective not in launches.REDUCING:
+        if collective not in keys.REDUCING:
             return True
-        return op in launches.OPS and _type(op, dtype) in launches.TYPES
+        return op in keys.OPS and keys.type_of(op, dtype) in keys.TYPES
 
     def run(
         self, collective: str, send: Any, recv: Any, op: str | None, root: int, stream: Any
@@ -339,7 +340,7 @@ class Peers:
 
         Args:
             collective, sendbuf, recvbuf, op, root: as given to :meth:`serve`, of a call that has
-                gone the long way and is supported.
+                gone the slow path and is supported.
         """
         import cupy
 
@@ -372,37 +373,13 @@ class Peers:
         arguments = (collective, how, dtype, root, *lengths)
         if self._launcher.known_call(*arguments):
             return arguments
-        call = self._call(collective, send, recv, op, dtype, root)
-        if call.nbytes == 0:
+        given, wanted = (None if buffer is None else buffer.nbytes for buffer in (send, recv))
+        key = key_of(collective, given, wanted, op, dtype, self._rank, self._size, root)
+        if key.nbytes == 0:
             return None
-        launch = launches.plan(call, self._limits, self._registry.any)
+        launch = launch_of(key, self._limits, self._registry.any)
         self._launcher.remember(*arguments, launch, self._functions[launch.kernel].ptr)
         return arguments
-
-    def _call(
-        self, collective: str, send: Any, recv: Any, op: str | None, dtype: Any, root: int
-    ) -> launches.Call:
-        rank, size = self._rank, self._size
-        given = 0 if send is None else send.nbytes
-        wanted = 0 if recv is None else recv.nbytes
-        nbytes, in_place = max(given, wanted), send is None
-        if collective == "bcast":
-            in_place = False
-        elif collective == "scatter":
-            in_place = rank == root and recv is None
-            nbytes = given if rank == root else wanted * size
-        elif collective == "gather":
-            in_place = rank == root and send is None
-            nbytes = wanted if rank == root else given * size
-        elif collective == "reduce":
-            nbytes = given or wanted
-        elif collective == "allgather":
-            nbytes = wanted
-        elif collective == "reduce_scatter":
-            nbytes = wanted if in_place else given
-        reduced = op if collective in launches.REDUCING else None
-        type = _type(reduced, dtype) if reduced else ""
-        return launches.Call(collective, nbytes, rank, size, root, reduced or "", type, in_place)
 
     def check(self) -> None:
         """Raise if a wait on the GPU has not ended in time, or a peer has died."""
@@ -455,14 +432,14 @@ class Peers:
         with self._on_device():
             return self._registry.empty(nbytes)
 
-    def plan(self, collective: str, send: Any, recv: Any, op: str | None, root: int) -> Plan:
+    def bind(self, collective: str, send: Any, recv: Any, op: str | None, root: int) -> Bound:
         """Bind a collective to its buffers, see :meth:`run`.  Collective."""
         spans = [(0, 0) if b is None else (b.ptr, b.nbytes) for b in (send, recv)]
         registered = self.register(spans, (send, recv))
-        return Plan(self, registered, (collective, send, recv, op, root))
+        return Bound(self, registered, (collective, send, recv, op, root))
 
 
-class Plan:
+class Bound:
     """A collective bound to its buffers, which it keeps."""
 
     def __init__(self, peers: Peers, registered: Registered, call: tuple[Any, ...]) -> None:
@@ -507,11 +484,3 @@ def _all_have_come(private: MPI.Intracomm, kept: Any) -> bool:
 
 def _addresses(send: Any, recv: Any) -> list[int]:
     return [0 if buffer is None else buffer.ptr for buffer in (send, recv)]
-
-
-def _type(op: str | None, dtype: Any) -> str:
-    """The kernels' name of a type; "" where the operator has no meaning for it."""
-    try:
-        return ops.reduction(op or "", dtype).type
-    except (TypeError, ValueError):
-        return ""

@@ -6,7 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mpicoll.cuda.launches import BULK, OPS, TYPES, Limits
+from mpicoll.cuda.keys import OPS, TYPES
+from mpicoll.cuda.launches import BULK, Limits
 
 __all__ = ["FAMILIES", "compiled", "enums", "names", "options", "source"]
 

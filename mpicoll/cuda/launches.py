@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpicoll import ops
+from mpicoll.cuda.keys import (
+    DIRECT,
+    PHASES,
+    REDUCING,
+    LaunchKey,
+    kernel_of,
+    kind_of,
+)
 
-__all__ = ["COLLECTIVES", "Call", "Launch", "Limits", "kernel_of", "kind_of", "plan"]
+__all__ = ["Launch", "Limits", "launch_of"]
 
 #: Bytes of data in a row of packets, and where elements of 16 bytes stay whole; see exchange.cuh.
 ROW, ROW_WHOLE = 480, 448
@@ -20,25 +27,6 @@ LINES, FLAG_LINE = 512, 128
 BULK = ("bulk", "direct", "ring")
 #: Slots of a channel.
 SLOTS = 4
-
-OPS = tuple(op for op in ops.OPERATORS)
-#: The types that a GPU reduces, by the kernels' names of :mod:`mpicoll.ops`.
-TYPES = (
-    "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool", "f16", "bf16", "f32", "f64",
-    "c64", "c128", "i16_int", "i32_int", "i64_int", "f32_int", "f64_int",
-)  # fmt: skip
-
-COLLECTIVES = (
-    "allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "alltoall", "gather", "scatter",
-    "scan", "exscan",
-)  # fmt: skip
-REDUCING = frozenset({"allreduce", "reduce", "reduce_scatter", "scan", "exscan"})
-#: Those that can work on registered memory where it lies.
-DIRECT = frozenset({"allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "alltoall"})
-#: Those that can be cut into blocks that one rank each folds and hands out.
-PHASES = frozenset({"allreduce", "reduce", "bcast"})
-#: Those that neighbours in a ring can do.
-RING = frozenset({"allreduce", "reduce_scatter", "allgather"})
 
 
 class Limits(NamedTuple):
@@ -113,26 +101,6 @@ class Limits(NamedTuple):
         return phases * (self.region(size) + self.bulk_region(size))
 
 
-class Call(NamedTuple):
-    """What MPI requires to be equal on all ranks, and who this rank is.
-
-    Attributes:
-        collective, root: as in the call.
-        nbytes: of the whole vector, all blocks.
-        op, type: names of the operator and of the type as in :mod:`mpicoll.ops`; "" if none.
-        in_place: whether this rank's call is in place.
-    """
-
-    collective: str
-    nbytes: int
-    rank: int
-    size: int
-    root: int = 0
-    op: str = ""
-    type: str = ""
-    in_place: bool = False
-
-
 class Launch(NamedTuple):
     """A launch but for the addresses."""
 
@@ -164,47 +132,33 @@ class Launch(NamedTuple):
     order: tuple[int, ...] = ()
 
 
-def kind_of(op: str, type: str) -> int:
-    """The number of an operator on a type."""
-    return OPS.index(op) * 32 + TYPES.index(type) if op else 0
-
-
-def kernel_of(op: str, type: str) -> str:
-    """The family of kernels that serves an operator on a type."""
-    if not op:
-        return "copy"
-    if type in ("f16", "bf16") and op in ("sum", "prod"):
-        return "narrow"
-    return "whole" if type in ("i64_int", "f64_int") or (type, op) == ("c128", "prod") else "plain"
-
-
-def plan(call: Call, limits: Limits, registered: bool = False) -> Launch:
-    """The launch of a call.
+def launch_of(key: LaunchKey, limits: Limits, registered: bool = False) -> Launch:
+    """The launch of a collective.
 
     Args:
-        call: of at least one byte.
+        key: what it depends on, of at least one byte.
         limits: equal on all ranks.
         registered: whether the communicator has registered memory.
     """
-    family = kernel_of(call.op, call.type)
+    family = kernel_of(key.op, key.type)
     if limits.ring:
-        return _sized(call, limits, _ring(call, limits.ring), family, "ring", LINES)
-    launch = _exchange(call)
+        return _sized(key, limits, _ring(key, limits.ring), family, "ring", LINES)
+    launch = _exchange(key)
     row = ROW_WHOLE if family == "whole" else ROW
-    in_phases = call.size > 2 and call.collective in PHASES and call.nbytes > limits.one_shot
+    in_phases = key.size > 2 and key.collective in PHASES and key.nbytes > limits.one_shot
     if in_phases:
-        launch = _phases(call, launch, row)
+        launch = _phases(key, launch, row)
     suffix = "phases" if in_phases else "small" if launch.n <= limits.small_bytes else "large"
     if launch.n >= limits.bulk_bytes:
         suffix = "bulk"
-    if registered and call.nbytes >= limits.direct and _can_be_direct(call):
-        launch = _direct(call, launch)
+    if registered and key.nbytes >= limits.direct and _can_be_direct(key):
+        launch = _direct(key, launch)
         suffix = "direct"
-    return _sized(call, limits, launch, family, suffix, row)
+    return _sized(key, limits, launch, family, suffix, row)
 
 
 def _sized(
-    call: Call, limits: Limits, launch: Launch, family: str, suffix: str, row: int
+    key: LaunchKey, limits: Limits, launch: Launch, family: str, suffix: str, row: int
 ) -> Launch:
     """The launch with its kernel and its size."""
     if suffix in BULK:
@@ -215,67 +169,67 @@ def _sized(
         kernel=f"{family}_{suffix}",
         blocks=limits.blocks if direct else blocks,
         threads=limits.bulk if direct else threads,
-        kind=kind_of(call.op, call.type),
+        kind=kind_of(key.op, key.type),
         in_bulk=suffix in BULK,
     )
 
 
-def _masks(call: Call) -> tuple[int, int, int]:
+def _masks(key: LaunchKey) -> tuple[int, int, int]:
     """All ranks, this one, the root, as bit masks."""
-    return (1 << call.size) - 1, 1 << call.rank, 1 << call.root
+    return (1 << key.size) - 1, 1 << key.rank, 1 << key.root
 
 
-def _exchange(call: Call) -> Launch:
+def _exchange(key: LaunchKey) -> Launch:
     """One phase: who pushes which bytes to whom, and what becomes of them."""
-    every, own, root = _masks(call)
-    others, block = every ^ own, call.nbytes // call.size
-    at_root = call.rank == call.root
-    kept = every ^ own if call.in_place else every
-    whole, cut = Launch("", 0, 0, call.nbytes), Launch("", 0, 0, block)
-    if call.collective == "allreduce":
+    every, own, root = _masks(key)
+    others, block = every ^ own, key.nbytes // key.size
+    at_root = key.rank == key.root
+    kept = every ^ own if key.in_place else every
+    whole, cut = Launch("", 0, 0, key.nbytes), Launch("", 0, 0, block)
+    if key.collective == "allreduce":
         return whole._replace(sends=others, members=every)
-    if call.collective == "reduce":
+    if key.collective == "reduce":
         return whole._replace(sends=0 if at_root else root, members=every if at_root else 0)
-    if call.collective == "bcast":
+    if key.collective == "bcast":
         return whole._replace(sends=others if at_root else 0, members=0 if at_root else root)
-    if call.collective == "scan":
+    if key.collective == "scan":
         return whole._replace(sends=every ^ (2 * own - 1), members=2 * own - 1)
-    if call.collective == "exscan":
+    if key.collective == "exscan":
         return whole._replace(sends=every ^ (2 * own - 1), members=own - 1)
-    if call.collective == "reduce_scatter":
+    if key.collective == "reduce_scatter":
         return cut._replace(send_stride=block, sends=others, members=every)
-    if call.collective == "alltoall":
+    if key.collective == "alltoall":
         return cut._replace(send_stride=block, recv_stride=block, sends=others, members=kept)
-    if call.collective == "allgather":
-        shift = call.rank * block if call.in_place else 0
+    if key.collective == "allgather":
+        shift = key.rank * block if key.in_place else 0
         return cut._replace(recv_stride=block, sends=others, members=kept, shift=shift)
-    if call.collective == "gather":
+    if key.collective == "gather":
         return cut._replace(
             recv_stride=block, sends=0 if at_root else root, members=kept if at_root else 0
         )
-    if call.collective == "scatter":
+    if key.collective == "scatter":
         if not at_root:
             return cut._replace(members=root)
-        members = 0 if call.in_place else own
+        members = 0 if key.in_place else own
         return cut._replace(send_stride=block, sends=others, members=members)
-    raise ValueError(f"no kernel for {call.collective}")
+    raise ValueError(f"no kernel for {key.collective}")
 
 
-def _phases(call: Call, launch: Launch, row: int) -> Launch:
+def _phases(key: LaunchKey, launch: Launch, row: int) -> Launch:
     """Two phases: every rank folds one block, and pushes it to the targets.
 
     A root has no block: it sends, or takes, the vector once, and nothing for others.
     """
-    every, own, root = _masks(call)
-    rows = -(-call.nbytes // row)
-    if call.collective == "allreduce":
-        n = -(-rows // call.size) * row
+    every, own, root = _masks(key)
+    rows = -(-key.nbytes // row)
+    if key.collective == "allreduce":
+        n = -(-rows // key.size) * row
         return launch._replace(
-            n=n, total=call.nbytes, sends=every ^ own, members=every, targets=every
+            n=n, total=key.nbytes, sends=every ^ own, members=every, targets=every
         )
-    n, turn = -(-rows // (call.size - 1)) * row, call.size - 1 - call.root
-    launch = launch._replace(n=n, total=call.nbytes, turn=turn)
-    if call.collective == "bcast":
+    n, turn = -(-rows // (key.size - 1)) * row, key.size - 1 - key.root
+    launch = launch._replace(n=n, total=key.nbytes, turn=turn)
+    if key.collective == "bcast":
         if own == root:
             return launch._replace(sends=every ^ root, members=0, targets=0)
         return launch._replace(sends=0, members=root, targets=every ^ root)
@@ -283,24 +237,24 @@ def _phases(call: Call, launch: Launch, row: int) -> Launch:
     return launch._replace(sends=every & ~(own | root), members=members, targets=root)
 
 
-def _ring(call: Call, order: tuple[int, ...]) -> Launch:
+def _ring(key: LaunchKey, order: tuple[int, ...]) -> Launch:
     """Blocks that travel around, folded first where anything is sent, then handed to the targets.
 
     The fold of a block begins right of its owner and ends there, as on the host.
     """
-    every, own, _ = _masks(call)
-    place, block = order.index(call.rank), call.nbytes // call.size
+    every, own, _ = _masks(key)
+    place, block = order.index(key.rank), key.nbytes // key.size
     launch = Launch(
-        "", 0, 0, block, total=call.nbytes, members=own, place=place, order=order,
-        left=order[place - 1], right=order[(place + 1) % call.size],
+        "", 0, 0, block, total=key.nbytes, members=own, place=place, order=order,
+        left=order[place - 1], right=order[(place + 1) % key.size],
     )  # fmt: skip
-    if call.collective == "allreduce":
-        n = -(-call.nbytes // (LINES * call.size)) * LINES
+    if key.collective == "allreduce":
+        n = -(-key.nbytes // (LINES * key.size)) * LINES
         return launch._replace(n=n, send_stride=n, recv_stride=n, sends=every, targets=every)
-    if call.collective == "reduce_scatter":
+    if key.collective == "reduce_scatter":
         return launch._replace(send_stride=block, sends=every)
-    shift = call.rank * block if call.in_place else 0
-    members = 0 if call.in_place else own
+    shift = key.rank * block if key.in_place else 0
+    members = 0 if key.in_place else own
     return launch._replace(recv_stride=block, targets=every, members=members, shift=shift)
 
 
@@ -318,28 +272,28 @@ def _grid(n: int, row: int, suffix: str, limits: Limits) -> tuple[int, int]:
     return -(-warps // of_a_block), 32 * of_a_block
 
 
-def _can_be_direct(call: Call) -> bool:
-    if call.collective not in DIRECT:
+def _can_be_direct(key: LaunchKey) -> bool:
+    if key.collective not in DIRECT:
         return False
-    if call.collective in REDUCING and call.size <= 2:
+    if key.collective in REDUCING and key.size <= 2:
         return False  # each folds all that comes, and moves no more bytes
-    if call.collective in PHASES:
+    if key.collective in PHASES:
         return True
-    moved = call.collective == "allgather" or not call.in_place
-    return moved and (call.nbytes // call.size) % 16 == 0
+    moved = key.collective == "allgather" or not key.in_place
+    return moved and (key.nbytes // key.size) % 16 == 0
 
 
-def _direct(call: Call, launch: Launch) -> Launch:
+def _direct(key: LaunchKey, launch: Launch) -> Launch:
     """Without a copy through the window: who reads what of whom, and writes it where.
 
     What the kernel does where a rank's buffers are not registered is in ``launch`` already.
     """
-    every, own, root = _masks(call)
-    block = call.nbytes // call.size
+    every, own, root = _masks(key)
+    block = key.nbytes // key.size
     launch = launch._replace(registered=True)
-    if call.collective in ("allreduce", "reduce"):
-        start, length = _share(call.nbytes, call.size, call.rank)
-        to_all = call.collective == "allreduce"
+    if key.collective in ("allreduce", "reduce"):
+        start, length = _share(key.nbytes, key.size, key.rank)
+        to_all = key.collective == "allreduce"
         return launch._replace(
             needed=(True, to_all or own == root),
             source=start,
@@ -348,9 +302,9 @@ def _direct(call: Call, launch: Launch) -> Launch:
             pulls=every,
             gives=every if to_all else root,
         )
-    if call.collective == "bcast":
-        number = (call.rank - call.root - 1) % call.size
-        start, length = _share(call.nbytes, max(call.size - 1, 1), number)
+    if key.collective == "bcast":
+        number = (key.rank - key.root - 1) % key.size
+        start, length = _share(key.nbytes, max(key.size - 1, 1), number)
         if own == root:
             start = length = 0
         return launch._replace(
@@ -361,16 +315,16 @@ def _direct(call: Call, launch: Launch) -> Launch:
             pulls=root,
             gives=every ^ root,
         )
-    mine = call.rank * block
-    if call.collective == "reduce_scatter":
+    mine = key.rank * block
+    if key.collective == "reduce_scatter":
         return launch._replace(
             needed=(True, False), source=mine, length=block, pulls=every, gives=own
         )
-    if call.collective == "alltoall":
+    if key.collective == "alltoall":
         return launch._replace(
             needed=(False, True), target=mine, length=block, stride=block, pulls=own, gives=every
         )
-    gives = every ^ own if call.in_place else every
+    gives = every ^ own if key.in_place else every
     return launch._replace(needed=(False, True), target=mine, length=block, pulls=own, gives=gives)
 
 

@@ -14,7 +14,7 @@ from mpicoll.cuda import _driver
 __all__ = ["Facts", "facts_of", "problem", "ring", "ring_of", "unlinked"]
 
 #: Steps of the search for a ring.
-_LOOKS = 100_000
+_MOST_STEPS = 100_000
 
 
 class Facts(NamedTuple):
@@ -29,7 +29,7 @@ class Facts(NamedTuple):
 
 def facts_of(device: int) -> Facts:
     """This rank's facts; they say so if it cannot take part."""
-    trouble, uuid, multiprocessors = "", "", 0
+    problem, uuid, multiprocessors = "", "", 0
     try:
         import cupy
 
@@ -39,8 +39,8 @@ def facts_of(device: int) -> Facts:
             uuid = _driver.uuid(device)
             multiprocessors = current.attributes["MultiProcessorCount"]
     except Exception as error:
-        trouble = f"{type(error).__name__}: {error}"
-    return Facts(trouble, _host(), os.getpid(), uuid, multiprocessors)
+        problem = f"{type(error).__name__}: {error}"
+    return Facts(problem, _host(), os.getpid(), uuid, multiprocessors)
 
 
 def _host() -> str:
@@ -126,19 +126,19 @@ def ring_of(linked: Sequence[set[int]]) -> tuple[int, ...]:
 
     Empty where none is found; with at least three ranks.
     """
-    order, looks = [0], 0
+    order, steps = [0], 0
     tried: list[set[int]] = [set()]
-    while order and looks < _LOOKS:
-        looks += 1
-        left = linked[order[-1]].difference(order, tried[-1])
+    while order and steps < _MOST_STEPS:
+        steps += 1
+        next_ranks = linked[order[-1]].difference(order, tried[-1])
         if len(order) == len(linked) and order[0] in linked[order[-1]] and len(order) > 2:
             return tuple(order)
-        if not left:
+        if not next_ranks:
             order.pop()
             tried.pop()
             continue
-        # First those with few ways on: they would be left over.
-        rank = min(left, key=lambda each: (len(linked[each].difference(order)), each))
+        # First those with few links to ranks not yet in the order: they would be left over.
+        rank = min(next_ranks, key=lambda each: (len(linked[each].difference(order)), each))
         tried[-1].add(rank)
         order.append(rank)
         tried.append(set())

@@ -41,7 +41,7 @@ class Watchdog:
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._mourn(rank)
+            self._on_death(rank)
             return
         self._ranks[descriptor] = rank
         self._poll.register(descriptor, select.POLLIN)
@@ -53,9 +53,9 @@ class Watchdog:
                     return
                 self._poll.unregister(descriptor)
                 os.close(descriptor)
-                self._mourn(self._ranks.pop(descriptor))
+                self._on_death(self._ranks.pop(descriptor))
 
-    def _mourn(self, rank: int) -> None:
+    def _on_death(self, rank: int) -> None:
         self.dead.append(rank)
         self._died()
 

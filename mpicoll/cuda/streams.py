@@ -1,4 +1,10 @@
-"""The order of streams, and arrays of one device as copies on another."""
+"""In which order streams run, and arrays of one device as copies on another.
+
+A collective on GPUs is put on one stream, and everything it uses is ordered by that one: the
+streams of its arrays are joined into it before (:func:`stream_after`), and continue after it
+(:func:`release_streams`).  Arrays of a device that is not the group's are copied there and back
+(:class:`PeerCopies`).  Nothing here lets the host wait.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +14,9 @@ from dataclasses import replace
 from mpicoll.cuda.arrays import DeviceArray
 from mpicoll.cuda.driver import driver
 
-__all__ = []
+__all__ = ["PeerCopies", "order", "release_streams", "stream_after"]
 
-
-#: The streams on which what is on another device is brought to the group's, by device.
+#: The streams on which arrays of other devices are copied to the group's, by device.
 _STREAMS: dict[int, int] = {}
 
 
@@ -65,6 +70,7 @@ class PeerCopies:
         return self
 
     def copy_in(self, array: DeviceArray | None) -> None:
+        """Copy an array to the group's device, once what is on its stream is done."""
         if array is None:
             self.arrays.append(None)
             return
@@ -76,11 +82,11 @@ class PeerCopies:
             functions.copy(address, array.ptr, array.nbytes, stream)
 
     def copy_out(self, index: int) -> None:
-        """Copy an array to where it came from."""
-        away, here = self._originals[index], self.arrays[index]
-        assert away is not None and here is not None
+        """Copy an array back to its device."""
+        original, copy = self._originals[index], self.arrays[index]
+        assert original is not None and copy is not None
         with self._functions.on(self._device):
-            self._functions.copy(away.ptr, here.ptr, away.nbytes, self.stream)
+            self._functions.copy(original.ptr, copy.ptr, original.nbytes, self.stream)
 
     def __exit__(self, *arguments: object) -> None:
         functions = self._functions

@@ -16,7 +16,7 @@ cupy = pytest.importorskip("cupy")
 from mpi4py import MPI  # noqa: E402
 
 from mpicoll import ops  # noqa: E402
-from mpicoll.cuda import launches  # noqa: E402
+from mpicoll.cuda import keys  # noqa: E402
 from mpicoll.cuda.ipc import Peers  # noqa: E402
 from mpicoll.cuda.launches import Limits  # noqa: E402
 from mpicoll.cuda.liveness import Watchdog  # noqa: E402
@@ -205,14 +205,14 @@ def check(peers, world, collective, length, op=None, dtype="f4", root=0, in_plac
     assert not wrong.size, f"{wrong.size} of {want.size} bytes differ, the first at {wrong[:3]}"
 
 
-REDUCING = sorted(launches.REDUCING)
-MOVING = sorted(set(launches.COLLECTIVES) - launches.REDUCING)
+REDUCING = sorted(keys.REDUCING)
+MOVING = sorted(set(keys.COLLECTIVES) - keys.REDUCING)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("collective", launches.COLLECTIVES)
+@pytest.mark.parametrize("collective", keys.COLLECTIVES)
 def test_lengths(either, world, collective, in_place):
-    op = "sum" if collective in launches.REDUCING else None
+    op = "sum" if collective in keys.REDUCING else None
     for length in LENGTHS:
         for root in {0, world.Get_size() - 1}:
             check(either, world, collective, length, op, "f4", root, in_place)
@@ -221,7 +221,7 @@ def test_lengths(either, world, collective, in_place):
 @pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8"])
 @pytest.mark.parametrize("collective", ["allreduce", "alltoall", "bcast"])
 def test_any_alignment(either, world, collective, dtype):
-    op = "sum" if collective in launches.REDUCING else None
+    op = "sum" if collective in keys.REDUCING else None
     size = np.dtype(dtype).itemsize
     for offsets in ((size, 0), (0, size), (3 * size, 5 * size), (7 * size, 15 * size)):
         for length in (1, 5, 777, 100_003):
@@ -239,7 +239,7 @@ def types():
             "f8", "c8", "c16", *pair]  # fmt: skip
 
 
-@pytest.mark.parametrize("op", launches.OPS)
+@pytest.mark.parametrize("op", keys.OPS)
 def test_operators_and_types(either, world, op):
     served = 0
     for dtype in map(np.dtype, types()):
@@ -279,8 +279,8 @@ def test_registered_memory(low, world):
         given = memory if everywhere or rank == 0 else [cupy.empty(1024, cupy.uint8)] * 2
         held = low.register([(array.data.ptr, array.nbytes) for array in given])
         assert held.direct
-        for collective in sorted(launches.DIRECT):
-            op = "sum" if collective in launches.REDUCING else None
+        for collective in sorted(keys.DIRECT):
+            op = "sum" if collective in keys.REDUCING else None
             total = length - length % (4 * size)
             inputs = [numbers("f4", total, r) for r in range(size)]
             want = expected(collective, inputs, rank, 0, op, "f4")
@@ -334,12 +334,12 @@ def folded_around(op, dtype, inputs, order, owner, part):
 @pytest.mark.parametrize(
     ("op", "dtype"), [("sum", "f4"), ("sum", "f2"), ("prod", "c16"), ("max", "u1")]
 )
-@pytest.mark.parametrize("collective", sorted(launches.RING))
+@pytest.mark.parametrize("collective", sorted(keys.RING))
 def test_around_a_ring(around, world, collective, op, dtype, in_place):
     rank, size = world.Get_rank(), world.Get_size()
     order, stream = around._limits.ring, cupy.cuda.get_current_stream()
     for length in (1, 60, 1000, 70_001, 300_007):
-        reduces = collective in launches.REDUCING
+        reduces = collective in keys.REDUCING
         got, want = call(
             around, world, collective, length, op if reduces else None, dtype, 0, in_place,
             (0, 4) if length == 1000 else (0, 0), stream,
@@ -429,7 +429,7 @@ def test_a_plan_reads_its_buffers_where_they_lie(low, world):
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        plan = low.plan("allreduce", None, Buffer(x, "f8"), "sum", 0)
+        plan = low.bind("allreduce", None, Buffer(x, "f8"), "sum", 0)
         for number in range(3):
             x[...] = rank + number
             plan.start(stream)
@@ -612,7 +612,7 @@ def test_what_is_collective_does_not_wait_for_other_communicators(world, what, l
             lambda: other.run("allreduce", None, Buffer(x, "f4"), "sum", 0, stream),
             lambda: {
                 "register": lambda: one.register([(y.data.ptr, y.nbytes)], y),
-                "plan": lambda: one.plan("allreduce", None, Buffer(y, "f4"), "sum", 0),
+                "plan": lambda: one.bind("allreduce", None, Buffer(y, "f4"), "sum", 0),
                 "open": lambda: ends.enter_context(opened(world, seconds=5.0)),
             }[what](),
         ]

@@ -84,17 +84,17 @@ class Peers:
     def _same(self, call, other):
         return all(a is b or a == b for a, b in zip(call, other, strict=True))
 
-    def plan(self, collective, send, recv, op, root):
+    def bind(self, collective, send, recv, op, root):
         outer = self
 
-        class Plan:
+        class Bound:
             def start(self, stream):
                 outer.run(collective, send, recv, op, root, stream)
 
             def close(self):
                 outer.ran.append("closed")
 
-        return Plan()
+        return Bound()
 
     def close(self):
         self.closed = True
