@@ -33,7 +33,7 @@ sys.stdout.flush()
 world.Abort(0) if comm.rank == {absent}[0] else time.sleep(9)
 """
 MESSAGES = """
-from mpicoll import state, watch
+from mpicoll.runtime import state, watch
 state.Watch = lambda private, seconds: watch.Watch(private, seconds, share=False)
 comm = Intracomm(world.Dup())
 """

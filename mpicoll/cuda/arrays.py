@@ -7,9 +7,10 @@ from a CUDA device.  The array must be contiguous, in C or in Fortran order.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -131,25 +132,9 @@ def _from_interface(owner: Any, interface: dict[str, Any], what: str) -> DeviceA
     shape = tuple(interface["shape"])
     order = _order(shape, interface.get("strides"), itemsize, what)
     device = _device(address, what)
-    return _made(owner, address, dtype, itemsize, shape, order, not read_only, device, interface)
-
-
-def _made(
-    owner: Any,
-    address: int,
-    dtype: np.dtype[Any] | None,
-    itemsize: int,
-    shape: tuple[int, ...],
-    order: str,
-    writable: bool,
-    device: int,
-    interface: dict[str, Any],
-) -> DeviceArray:
-    nbytes = itemsize
-    for length in shape:
-        nbytes *= length
     stream = interface.get("stream")
     stream = current_stream(owner, device) if stream is None else one_handle(stream)
+    nbytes, writable = itemsize * math.prod(shape), not read_only
     return DeviceArray(
         address, nbytes, dtype, itemsize, shape, order, writable, device, stream, owner
     )
@@ -278,7 +263,8 @@ def _from_dlpack(owner: Any, what: str) -> DeviceArray:
     strides = [n * itemsize for n in tensor.strides[: tensor.ndim]] if tensor.strides else None
     order = _order(shape, strides, itemsize, what)
     address = (tensor.data or 0) + tensor.byte_offset
-    known = {"stream": stream}
-    made = _made(owner, address, dtype, itemsize, shape, order, True, device, known)
+    nbytes = itemsize * math.prod(shape)
     # The capsule, which nobody takes over, frees the export when it goes.
-    return replace(made, export=capsule)
+    return DeviceArray(
+        address, nbytes, dtype, itemsize, shape, order, True, device, stream, owner, capsule
+    )

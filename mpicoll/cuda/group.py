@@ -152,22 +152,21 @@ def _are_near(devices: Sequence[Device]) -> bool:
 
 def _own() -> Device:
     """The device of this rank."""
-    host, aware = MPI.Get_processor_name(), libraries.cuda_aware()
-    cupy = "cupy" in sys.modules
-    problem = driver.problem()
+    host, aware, cupy = MPI.Get_processor_name(), libraries.cuda_aware(), "cupy" in sys.modules
+    none, problem = Device(host, -1, "", "", aware, cupy, ""), driver.problem()
     if problem:
-        return Device(host, -1, "", "", aware, cupy, f"no CUDA driver ({problem})")
+        return none._replace(problem=f"no CUDA driver ({problem})")
     functions = driver.driver()
     try:
         if not functions.count():
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
             hint = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
-            return Device(host, -1, "", "", aware, cupy, f"no CUDA device{hint}")
+            return none._replace(problem=f"no CUDA device{hint}")
         number = functions.current()
         uuid, name = functions.uuid(number), functions.name(number)
+        return none._replace(number=number, uuid=uuid, name=name)
     except CudaError as error:
-        return Device(host, -1, "", "", aware, cupy, str(error))
-    return Device(host, number, uuid, name, aware, cupy, "")
+        return none._replace(problem=str(error))
 
 
 def _peers(private: MPI.Intracomm, number: int, seconds: float) -> tuple[Any, str]:

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpicoll.cuda.keys import (
-    DIRECT,
-    PHASES,
-    REDUCING,
-    LaunchKey,
-    kernel_of,
-    kind_of,
-)
+from mpicoll.cuda.keys import DIRECT, PHASES, REDUCING, LaunchKey, kernel_of, kind_of
 
 __all__ = ["Launch", "Limits", "launch_of"]
 

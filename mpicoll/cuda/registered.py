@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from mpicoll.base.consensus import Problem, agreed, attempt, together
+from mpicoll.base.consensus import Problem, attempt, together
 from mpicoll.cuda import _driver
 
 __all__ = ["MOST", "TABLE", "Registered", "Registry"]
@@ -220,8 +220,9 @@ class Registry:
         if any(held and found is None for held, found in records):
             return None
         mapped: list[_Exported] = []
-        problem, row = "", [0] * self._size
-        try:
+
+        def map_all() -> None:
+            row = [0] * self._size
             for rank, (_, found) in enumerate(records):
                 if found is not None:
                     row[rank] = address
@@ -229,11 +230,9 @@ class Registry:
                         row[rank] = _mapped.take(self._device, found) + found.offset
                         mapped.append(found)
             words = b"".join(word.to_bytes(8, "little") for word in row)
-            number = self._free[-1]
-            _driver.write(self._table + 8 * number * self._size, words, self._stream)
-        except RuntimeError as error:
-            problem = str(error)
-        if agreed(self._private, problem):
+            _driver.write(self._table + 8 * self._free[-1] * self._size, words, self._stream)
+
+        if attempt(self._private, map_all, RuntimeError):
             self._unmap_together(mapped)
             return None
         number = self._free.pop()

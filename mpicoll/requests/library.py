@@ -73,41 +73,24 @@ class LibraryRequest(Limited, OwnedRequest):
 
     _comparison: agree.Comparison | None = None
 
-    @classmethod
-    def of(
-        cls,
-        request: MPI.Request,
-        state: State,
-        ticket: Ticket | None,
-        comparison: agree.Comparison | None,
-    ) -> LibraryRequest:
-        """The request of an operation that has just been started."""
-        made = cls(request)
-        made._state, made._ticket, made._comparison = state, ticket, comparison
-        return made
-
     @property
     def pending(self) -> bool:
         """Whether it has been started, and not been found complete by its owner."""
         return self != MPI.REQUEST_NULL
 
-    def _agreed(self) -> bool:
-        """Whether the ranks agree, as far as they are to say; raises if they do not."""
-        if self._comparison is None:
-            return True
-        if self._comparison.error is not None:
-            self._state.abandon(self)
-            raise self._comparison.error
-        return self._comparison.over
-
     def _complete(self, status: MPI.Status | None) -> bool:
-        return self._agreed() and MPI.Request.Test(self, status)
+        comparison = self._comparison
+        if comparison is not None and comparison.error is not None:
+            self._state.abandon(self)
+            raise comparison.error
+        over = comparison is None or comparison.over
+        return over and MPI.Request.Test(self, status)
 
     def _is_complete(self, status: MPI.Status | None) -> bool:
-        if self._comparison is not None and not self._comparison.over:
-            return False
-        failed = self._comparison is not None and self._comparison.error is not None
-        return failed or MPI.Request.Get_status(self, status)
+        comparison = self._comparison
+        if comparison is not None and (comparison.error is not None or not comparison.over):
+            return comparison.over
+        return MPI.Request.Get_status(self, status)
 
 
 def started(
@@ -118,11 +101,13 @@ def started(
     arguments: object,
 ) -> OwnedRequest:
     """The request of an operation that has just been started, looked after if that is wanted."""
-    kept = OwnedRequest(request)
-    if ticket is not None or comparison is not None:
-        kept = LibraryRequest.of(request, state, ticket, comparison)
-    kept.kept = arguments
-    return kept
+    if ticket is None and comparison is None:
+        made = OwnedRequest(request)
+    else:
+        made = LibraryRequest(request)
+        made._state, made._ticket, made._comparison = state, ticket, comparison
+    made.kept = arguments
+    return made
 
 
 class LibraryPrequest(_LimitedPrequest, LibraryRequest, OwnedPrequest):

@@ -13,7 +13,7 @@ they wait for the ranks to agree before they send anything, without keeping anyb
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn
 
 from mpi4py import MPI
 
@@ -29,8 +29,6 @@ from mpicoll.runtime.observe import Observation, observe
 from mpicoll.runtime.state import State
 
 __all__ = ["Prequest", "Request"]
-
-_R = TypeVar("_R", bound="Request")
 
 #: Stages of a request: not started, or found complete by its owner; complete; under way.
 INACTIVE, COMPLETE, ACTIVE = range(3)
@@ -66,8 +64,8 @@ class Request(Limited, Standalone):
 
     @classmethod
     def begin(
-        cls: type[_R], state: State, prepared: Prepared, report: Callable[[BaseException], None]
-    ) -> _R:
+        cls, state: State, prepared: Prepared, report: Callable[[BaseException], None]
+    ) -> Request:
         """Start a call."""
         request = cls(state, prepared, report)
         request._ticket, request._comparison = state.start(prepared)

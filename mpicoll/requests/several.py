@@ -51,9 +51,7 @@ class Completion:
     @staticmethod
     def Waitany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> int:
         """Wait for one request; its index, ``MPI.UNDEFINED`` if none is pending."""
-        return _wait(lambda: _test_any(requests, status, _test), lambda found: found[1], requests)[
-            0
-        ]
+        return Completion.waitany(requests, status)[0]
 
     @staticmethod
     def Testany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> tuple[int, bool]:
@@ -61,21 +59,21 @@ class Completion:
 
         ``MPI.UNDEFINED`` and True if none is pending.
         """
-        return _test_any(requests, status, _test)[:2]
+        return _test_any(requests, status)[:2]
 
     @staticmethod
     def Waitsome(
         requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
     ) -> list[int] | None:
         """Wait for one request or more; their indices, None if none is pending."""
-        return _wait(lambda: _test_some(requests, statuses, _test), _is_some, requests)[0]
+        return Completion.waitsome(requests, statuses)[0]
 
     @staticmethod
     def Testsome(
         requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
     ) -> list[int] | None:
         """Indices of the complete requests, None if none is pending."""
-        return _test_some(requests, statuses, _test)[0]
+        return _test_some(requests, statuses)[0]
 
     @staticmethod
     def waitall(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> list[Any]:
@@ -97,24 +95,24 @@ class Completion:
     def waitany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> tuple[int, Any]:
         """Wait for one request; its index, and what its ``wait`` returns."""
         index, _, message = _wait(
-            lambda: _test_any(requests, status, _test_message), lambda found: found[1], requests
+            lambda: _test_any(requests, status), lambda found: found[1], requests
         )
         return index, message
 
     @staticmethod
     def testany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> _Any:
         """The same as ``Testany``, and what the request's ``wait`` returns."""
-        return _test_any(requests, status, _test_message)
+        return _test_any(requests, status)
 
     @staticmethod
     def waitsome(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> _Some:
         """Wait for one request or more; their indices, and what each ``wait`` returns."""
-        return _wait(lambda: _test_some(requests, statuses, _test_message), _is_some, requests)
+        return _wait(lambda: _test_some(requests, statuses), lambda found: found[0] != [], requests)
 
     @staticmethod
     def testsome(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> _Some:
         """Indices of the complete requests, and what each ``wait`` returns."""
-        return _test_some(requests, statuses, _test_message)
+        return _test_some(requests, statuses)
 
 
 def _wait(
@@ -146,40 +144,28 @@ def _all_complete(requests: Sequence[Anyone]) -> bool:
     return all(request.Get_status() for request in requests)
 
 
-def _is_some(found: _Some) -> bool:
-    return found[0] != []
-
-
 #: Tests one request: whether it is complete, None if it is not pending; and its message.
 _Tested: TypeAlias = tuple[bool | None, Any]
-_Test: TypeAlias = Callable[[Anyone, MPI.Status | None], _Tested]
 
 
 def _test(request: Anyone, status: MPI.Status | None) -> _Tested:
     if isinstance(request, Watched):
         return request.Test(status) if request.pending else None, None
-    index, over = MPI.Request.Testany([request], status)
-    return None if over and index == MPI.UNDEFINED else over, None
-
-
-def _test_message(request: Anyone, status: MPI.Status | None) -> _Tested:
-    if isinstance(request, Watched):
-        return _test(request, status)
     index, over, message = MPI.Request.testany([request], status)
     return None if over and index == MPI.UNDEFINED else over, message
 
 
-def _test_any(requests: Sequence[Anyone], status: MPI.Status | None, test: _Test) -> _Any:
+def _test_any(requests: Sequence[Anyone], status: MPI.Status | None) -> _Any:
     none_pending = True
     for index, request in enumerate(requests):
-        over, message = test(request, status)
+        over, message = _test(request, status)
         if over:
             return index, True, message
         none_pending &= over is None
     return MPI.UNDEFINED, none_pending, None
 
 
-def _test_some(requests: Sequence[Anyone], statuses: list[MPI.Status] | None, test: _Test) -> _Some:
+def _test_some(requests: Sequence[Anyone], statuses: list[MPI.Status] | None) -> _Some:
     none_pending = True
     indices: list[int] = []
     messages = []
@@ -187,7 +173,7 @@ def _test_some(requests: Sequence[Anyone], statuses: list[MPI.Status] | None, te
         status = None
         if statuses is not None:
             status = statuses[len(indices)] if len(indices) < len(statuses) else MPI.Status()
-        over, message = test(request, status)
+        over, message = _test(request, status)
         none_pending &= over is None
         if over:
             if status is not None and statuses is not None and len(indices) == len(statuses):

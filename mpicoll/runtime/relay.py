@@ -23,6 +23,7 @@ from mpicoll.base import caller
 from mpicoll.base.consensus import Problem, attempt
 from mpicoll.buffers import Buffer
 from mpicoll.cuda.driver import driver
+from mpicoll.cuda.streams import order
 from mpicoll.engine import progress, transport
 from mpicoll.errors import CudaError
 from mpicoll.runtime.calls import Call
@@ -122,16 +123,10 @@ class Relay:
         with functions.on(self._device):
             for event in self._received:
                 functions.await_event(event)
-        for buffer in (send, recv):
-            if buffer is None:
-                continue
-            assert buffer.device is not None
-            with functions.on(buffer.device.device):
-                event = functions.event()
-                functions.record(event, buffer.device.stream)
-                for stream in (self._to_host, self._folding, self._to_device):
-                    functions.wait(stream, event)
-                functions.free_event(event)
+        for array in [buffer.device for buffer in (send, recv) if buffer is not None]:
+            assert array is not None
+            for stream in (self._to_host, self._folding, self._to_device):
+                order((array.device, array.stream), (self._device, stream))
 
     def _copy_to_host(self, send: Buffer, number: int, chunk: Chunk) -> None:
         """Copy all this rank has of a chunk to the host."""

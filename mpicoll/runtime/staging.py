@@ -25,6 +25,7 @@ from mpicoll.base.wording import ranges
 from mpicoll.buffers import Buffer
 from mpicoll.cuda.arrays import DeviceArray
 from mpicoll.cuda.driver import driver
+from mpicoll.cuda.streams import order
 from mpicoll.engine import progress, runner
 from mpicoll.errors import CudaError
 from mpicoll.runtime.calls import Call, Prepared
@@ -135,14 +136,6 @@ class _Copies:
         with functions.on(device):
             self.stream = functions.stream()
             self.ended = [functions.event() for _ in range(SLOTS)]
-            self._begun = functions.event()
-
-    def follow(self, array: DeviceArray) -> None:
-        """What is put here from now on comes after what is on the array's stream now."""
-        functions = driver()
-        with functions.on(array.device):
-            functions.record(self._begun, array.stream)
-            functions.wait(self.stream, self._begun)
 
     def precede(self, array: DeviceArray, number: int) -> None:
         """What is put on the array's stream from now on comes after the copy of a chunk."""
@@ -274,7 +267,8 @@ class Pipeline:
             self._target = Endpoint(recv, blocks, area.copies(recv.device.device, inward=True))
         for endpoint in (self._source, self._target):
             if endpoint is not None:
-                endpoint.copies.follow(endpoint.array)
+                array, copies = endpoint.array, endpoint.copies
+                order((array.device, array.stream), (copies.device, copies.stream))
         self._await_last_call()
 
     def _await_last_call(self) -> None:

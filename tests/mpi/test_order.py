@@ -9,7 +9,8 @@ from mpicoll import algorithms, local
 from mpicoll.base import caller
 from mpicoll.bench import sweep
 from mpicoll.bench.settings import SweepSettings
-from mpicoll.comm import FallbackWarning, Intracomm
+from mpicoll.comm import Intracomm
+from mpicoll.errors import FallbackWarning
 from mpicoll.registry import PERMUTATION
 
 pytestmark = pytest.mark.mpi

@@ -9,8 +9,9 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import hooks
 from mpicoll.base import caller
-from mpicoll.comm import Cartcomm, Distgraphcomm, FallbackWarning, Graphcomm, Intracomm
+from mpicoll.comm import Cartcomm, Distgraphcomm, Graphcomm, Intracomm
 from mpicoll.comm.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
+from mpicoll.errors import FallbackWarning
 from mpicoll.runtime.calls import METHODS
 
 pytestmark = pytest.mark.mpi
