@@ -137,17 +137,11 @@ class _Copies:
             self.stream = functions.stream()
             self.ended = [functions.event() for _ in range(SLOTS)]
 
-    def precede(self, array: DeviceArray, number: int) -> None:
-        """What is put on the array's stream from now on comes after the copy of a chunk."""
+    def precede(self, other: DeviceArray | _Copies, number: int) -> None:
+        """What is put on the other's stream from now on comes after the last copy by a slot."""
         functions = driver()
-        with functions.on(array.device):
-            functions.wait(array.stream, self.ended[number % SLOTS])
-
-    def wait_for(self, other: _Copies, number: int) -> None:
-        """What is put here from now on comes after the last copy there by a chunk's slot."""
-        functions = driver()
-        with functions.on(self.device):
-            functions.wait(self.stream, other.ended[number % SLOTS])
+        with functions.on(other.device):
+            functions.wait(other.stream, self.ended[number % SLOTS])
 
     def await_slot(self, number: int) -> None:
         """Let the host wait for the last copy by a chunk's slot."""
@@ -277,7 +271,7 @@ class Pipeline:
         for copies in self._area.inward():
             for slot in range(SLOTS):
                 if self._source is not None:
-                    self._source.copies.wait_for(copies, slot)
+                    copies.precede(self._source.copies, slot)
                 if target is not None and copies is not target:  # that is awaited in on_host
                     copies.await_slot(slot)
 
@@ -287,7 +281,7 @@ class Pipeline:
             return
         copies = self._source.copies
         if self._target is not None and self._call.in_place:
-            copies.wait_for(self._target.copies, number)
+            self._target.copies.precede(copies, number)
         self._source.copy(number, chunk, self._area.slot(number, False))
 
     def on_host(self, number: int, chunk: Chunk) -> Call:
