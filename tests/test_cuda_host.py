@@ -23,7 +23,7 @@ from mpicoll.errors import TransportWarning
 from mpicoll.requests.device import Enqueued
 from mpicoll.runtime import relay, staging
 from mpicoll.runtime.arguments import parse, place_of
-from mpicoll.runtime.calls import METHODS
+from mpicoll.schedule.methods import METHODS
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_message_names_a_part(fake):
 
 
 def call(method, send, recv, size=2, op=MPI.SUM):
-    definition = METHODS[method]
+    definition = METHODS[method].definition
     return parse(definition, place_of(definition, 0, size, 0), send, recv, op)
 
 

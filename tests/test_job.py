@@ -31,7 +31,7 @@ def test_finalizing_frees_all(job):
         kept = [comm.Dup(), Intracomm(MPI.COMM_SELF)]
         MPI.Finalize()
         assert not state._OPEN
-        assert kept[0]._state.closed
+        assert kept[0]._state.guard.closed
         """,
     )
     assert (status, out, err) == (0, "", "")

@@ -8,9 +8,9 @@ from mpi4py import MPI
 
 from mpicoll.buffers import packing, parse, vectors
 from mpicoll.buffers.pair import operands
-from mpicoll.runtime.calls import METHODS
 from mpicoll.schedule import collectives
 from mpicoll.schedule.collectives import Place
+from mpicoll.schedule.methods import METHODS
 
 
 def elements(buffer):
@@ -188,7 +188,7 @@ def test_orders_that_cannot_be_brought_together(name, send, recv):
 @pytest.mark.parametrize("method", ["Allgatherv", "Alltoallv", "Gatherv", "Scatterv"])
 @pytest.mark.parametrize("orders", ["CF", "FC"])
 def test_blocks_of_different_lengths_do_not_change_the_order(method, orders):
-    definition = METHODS[method]
+    definition = METHODS[method].definition
     small, large = (2, 3), (4, 3)
     send = grid(*(large if method in ("Alltoallv", "Scatterv") else small), order=orders[0])
     recv = grid(*(small if method == "Scatterv" else large), order=orders[1])
@@ -202,7 +202,9 @@ def test_blocks_of_different_lengths_do_not_change_the_order(method, orders):
 def test_a_reduce_scatter_of_counts_does_not_change_the_order(orders):
     send, recv = grid(4, 3, order=orders[0]), grid(2, 3, order=orders[1])
     with pytest.raises(ValueError, match="would be transposed"):
-        vectors.operands(METHODS["Reduce_scatter"], Place(0, 2, 0, 2), send, recv, [6, 6])
+        vectors.operands(
+            METHODS["Reduce_scatter"].definition, Place(0, 2, 0, 2), send, recv, [6, 6]
+        )
 
 
 # --- memory in common ---
@@ -219,5 +221,9 @@ def test_strided_arrays_are_apart_if_their_elements_are():
     with pytest.raises(ValueError, match="same memory"):
         pair("allreduce", square, square.T)
     with pytest.raises(ValueError, match="overlap"):
-        vectors.operands(METHODS["Allgatherv"], Place(0, 2, 0, 2), base[::6], base[::3], None)
-    vectors.operands(METHODS["Allgatherv"], Place(0, 2, 0, 2), base[1::6], base[::3], None)
+        vectors.operands(
+            METHODS["Allgatherv"].definition, Place(0, 2, 0, 2), base[::6], base[::3], None
+        )
+    vectors.operands(
+        METHODS["Allgatherv"].definition, Place(0, 2, 0, 2), base[1::6], base[::3], None
+    )

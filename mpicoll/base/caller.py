@@ -62,7 +62,7 @@ def warn_once(message: str, category: type[Warning], rank: int) -> None:
     """Warn the code that has called mpicoll, on rank 0 alone and once in this process."""
     if rank == 0 and message not in _WARNED:
         _WARNED.add(message)
-        warnings.warn(message, category, stacklevel=stack_level() + 1)
+        warnings.warn(message, category, stacklevel=stack_level())
 
 
 #: What this process has been warned of.

@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from mpicoll.base.arrays import stopwatch
 from mpicoll.base.sizes import format_size
-from mpicoll.bench.records import VARIANTS, Point
+from mpicoll.bench.records import Point
 from mpicoll.bench.repetition import (
     LEAST_SAMPLES,
     batch_calls,
@@ -39,6 +39,7 @@ from mpicoll.bench.start import Barrier, Start, Window, next_window
 from mpicoll.bench.stats import summarise
 from mpicoll.bench.watchdog import Watchdog
 from mpicoll.bench.workload import AUTO, Call, Workload, prepare
+from mpicoll.schedule.methods import VARIANTS
 from mpicoll.tuning import NATIVE
 
 _OVERDRAFT = 3
@@ -355,7 +356,7 @@ class Bench:
             start=settings.start,
             late=trial.late,
             in_place=work.in_place,
-            skew=settings.skew if work.collective in VARIANTS else 0.0,
+            skew=settings.skew if VARIANTS[work.collective].varies else 0.0,
             device=settings.device,
         )
 

@@ -23,18 +23,9 @@ from typing import Any
 from mpicoll.base.wording import plural
 from mpicoll.bench.stats import Summary, summarise
 from mpicoll.registry import Value, in_words
+from mpicoll.schedule.methods import VARIANTS
 
 FORMAT = 1
-
-#: Collectives whose blocks may differ in length, and those whose algorithms serve them.
-VARIANTS = {
-    "allgatherv": "allgather",
-    "alltoallv": "alltoall",
-    "alltoallw": "alltoall",
-    "gatherv": "gather",
-    "reduce_scatterv": "reduce_scatter",
-    "scatterv": "scatter",
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,8 @@ class Point:
     @property
     def base(self) -> str:
         """The collective with equal blocks, as the catalogue knows it; gather for gatherv."""
-        return VARIANTS.get(self.collective, self.collective)
+        known = VARIANTS.get(self.collective)
+        return self.collective if known is None else known.collective
 
     @property
     def choice(self) -> str:

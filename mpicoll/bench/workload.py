@@ -18,21 +18,14 @@ import numpy as np
 from mpicoll import algorithms
 from mpicoll.base import arrays
 from mpicoll.bench.pattern import Array, Pattern, Wrong, is_float
-from mpicoll.bench.records import VARIANTS
 from mpicoll.registry import EQUAL_BLOCKS
 from mpicoll.schedule.collectives import COLLECTIVES, Collective, Content, Place
+from mpicoll.schedule.methods import OWN, VARIANTS
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 Call = Callable[[], Any]
-
-#: Collectives that are measured, and their methods in mpi4py.
-METHODS = {
-    **{name: definition.method for name, definition in COLLECTIVES.items()},
-    **{name: name.capitalize() for name in VARIANTS},
-    "reduce_scatterv": "Reduce_scatter",
-}
 
 # Collectives that end on all ranks at about the same time, so that calls may follow one another
 # directly; in a rooted one the root or the leaves would run ahead.
@@ -40,9 +33,6 @@ _SYMMETRIC = ("allreduce", "allgather", "alltoall", "barrier")
 
 #: Collectives whose buffers are one already, or that have none.
 _ONE_BUFFER = ("bcast", "barrier")
-
-#: Methods in which a rank knows the lengths of its own blocks alone.
-_OWN_LENGTHS = ("Alltoallv", "Alltoallw", "Gatherv", "Scatterv")
 
 #: The name of a call that names no algorithm.
 AUTO = "auto"
@@ -52,13 +42,13 @@ _LINE = 64  # bytes of a cache line
 
 def base(collective: str) -> str:
     """The collective with equal blocks that a variant is of; others are their own."""
-    return VARIANTS.get(collective, collective)
+    return VARIANTS[collective].collective
 
 
 def serving(collective: str, ranks: int | None = None) -> list[str]:
     """Algorithms that serve the collective; with a number of ranks, those that serve it there."""
     known = algorithms.names(base(collective), ranks)
-    if METHODS[collective] not in _OWN_LENGTHS:
+    if VARIANTS[collective].blocks is not OWN:
         return list(known)
     return [n for n in known if EQUAL_BLOCKS not in algorithms.find(base(collective), n).needs]
 
@@ -177,7 +167,7 @@ class _Blocks:
     ) -> None:
         self.definition = COLLECTIVES[base(collective)]
         self._count, self._place, self._pattern = count, place, pattern
-        self._mean = lengths(count, place.nblocks, skew if collective in VARIANTS else 0.0)
+        self._mean = lengths(count, place.nblocks, skew if VARIANTS[collective].varies else 0.0)
         self.lengths = self.lengths_at(place.rank)
         self.own = self._span(self.definition.held(place))
         self._wanted = list(self.definition.wanted(place))
@@ -239,7 +229,7 @@ def prepare(
 
     Args:
         comm: Communicator, of which rank and size are taken.
-        collective: One of `METHODS`.
+        collective: One of `mpicoll.schedule.methods.VARIANTS`.
         count: Elements of the total vector, as `elements` gives them.
         dtype: Element type.
         op: Name of the operator for collectives that reduce.
@@ -280,7 +270,7 @@ def prepare(
         op if definition.reduces else "none",
         root if definition.rooted else -1,
         _binder(
-            METHODS[collective],
+            VARIANTS[collective].name,
             _arguments(collective, blocks, op, root, sends, outputs, joined),
         ),
         outputs,
@@ -325,7 +315,7 @@ def _arguments(
     """What the method takes in each place, after ``self``."""
     from mpi4py import MPI
 
-    definition, vary = blocks.definition, collective in VARIANTS
+    definition, vary = blocks.definition, VARIANTS[collective].varies
     rest: list[Any] = []
     if collective == "reduce_scatterv":
         rest.append(list(blocks.lengths))

@@ -16,8 +16,7 @@ from mpi4py import MPI
 from mpicoll.base.wording import plural
 from mpicoll.buffers.buffer import Buffer
 from mpicoll.buffers.pair import operands
-from mpicoll.runtime.calls import METHODS
-from mpicoll.schedule.collectives import Place
+from mpicoll.schedule.collectives import COLLECTIVES, Place
 
 __all__ = ["BUCKET", "Bucket", "buckets", "is_list"]
 
@@ -111,7 +110,7 @@ def _pair(place: Place, send: Any, recv: Sequence[Any], number: int) -> tuple[Bu
     """One array, in and out."""
     given = send if send is MPI.IN_PLACE else send[number]
     try:
-        pair = operands(METHODS["Allreduce"], place, given, recv[number])
+        pair = operands(COLLECTIVES["allreduce"], place, given, recv[number])
     except (TypeError, ValueError, BufferError) as error:
         raise type(error)(f"array {number} of the list: {error}") from None
     assert pair.send is not None and pair.recv is not None

@@ -118,3 +118,20 @@ class View(NamedTuple):
     array: npt.NDArray[Any] | None = None
     packed: Packed | None = None
     device: DeviceArray | None = None
+
+    def buffer(self, memory: Bytes, count: int, blocks: int, writable: bool) -> Buffer:
+        """A buffer of a part of the memory: blocks of ``count`` elements."""
+        kind = self.kind
+        return Buffer(
+            memory,
+            count,
+            blocks,
+            kind.dtype,
+            kind.itemsize,
+            kind.datatype,
+            writable,
+            self.order,
+            self.packed,
+            array=self.array,
+            device=self.device,
+        )

@@ -79,21 +79,8 @@ def parse(
 
         return by_value(message, count or 0, parts, what, writable, blocks)
     seen = view(owner, datatype, count or 0, what, writable)
-    kind = seen.kind
-    memory, count = _range(seen.memory, count, displacement, kind, blocks, what)
-    return Buffer(
-        memory,
-        count,
-        blocks,
-        kind.dtype,
-        kind.itemsize,
-        kind.datatype,
-        writable,
-        seen.order,
-        seen.packed,
-        array=seen.array,
-        device=seen.device,
-    )
+    memory, count = _range(seen.memory, count, displacement, seen.kind, blocks, what)
+    return seen.buffer(memory, count, blocks, writable)
 
 
 def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> View:

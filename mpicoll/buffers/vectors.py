@@ -21,7 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.base.wording import plural
-from mpicoll.buffers.buffer import Buffer, View
+from mpicoll.buffers.buffer import Buffer
 from mpicoll.buffers.datatypes import kind_of
 from mpicoll.buffers.packing import Part
 from mpicoll.buffers.pair import Operands, check_apart, differ, no_place, order_error
@@ -31,22 +31,7 @@ from mpicoll.schedule import layout
 from mpicoll.schedule.collectives import Collective, Place
 from mpicoll.schedule.layout import Layout
 
-__all__ = ["ALL", "METHODS", "OWN", "count", "operands", "parse_typed", "parse_vector"]
-
-#: Every rank knows the length of every block.
-ALL = "all"
-#: A rank knows the lengths of the blocks that it gives or gets.
-OWN = "own"
-
-#: The methods whose blocks may differ, and which lengths a rank knows.
-METHODS = {
-    "Allgatherv": ALL,
-    "Alltoallv": OWN,
-    "Alltoallw": OWN,
-    "Gatherv": OWN,
-    "Reduce_scatter": ALL,
-    "Scatterv": OWN,
-}
+__all__ = ["count", "operands", "parse_typed", "parse_vector"]
 
 
 def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tuple[Buffer, Layout]:
@@ -76,25 +61,8 @@ def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tup
         cut = _even(seen.memory.size, itemsize, blocks, what)
     vector = layout.displaced(cut, places)
     _check_blocks(layout.scaled(vector, itemsize), seen.memory.size, what, writable)
-    return _beginning(seen, _extent(vector) * itemsize, sum(cut), writable), vector
-
-
-def _beginning(seen: View, used: int, count: int, writable: bool) -> Buffer:
-    """A buffer of the first bytes that there are."""
-    memory, kind, order, array, packed, device = seen
-    return Buffer(
-        memory[:used],
-        count,
-        1,
-        kind.dtype,
-        kind.itemsize,
-        kind.datatype,
-        writable,
-        order,
-        packed,
-        array=array,
-        device=device,
-    )
+    used = seen.memory[: _extent(vector) * itemsize]
+    return seen.buffer(used, sum(cut), 1, writable), vector
 
 
 def _even(held: int, extent: int, blocks: int, what: str) -> list[int]:
@@ -158,7 +126,8 @@ def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tupl
         [count * size for count, size in zip(numbers, sizes, strict=True)], places
     )
     _check_blocks(vector, seen.memory.size, what, writable)
-    return _beginning(seen, _extent(vector), sum(vector.counts), writable), vector
+    used = seen.memory[: _extent(vector)]
+    return seen.buffer(used, sum(vector.counts), 1, writable), vector
 
 
 def count(message: Any, *, what: str) -> int:
@@ -232,7 +201,7 @@ def _check_blocks(vector: Layout, held: int, what: str, apart: bool) -> None:
 def operands(
     definition: Collective, place: Place, sendbuf: Any, recvbuf: Any, counts: Sequence[int] | None
 ) -> Operands:
-    """Parse and check the two buffers of one of :data:`METHODS` as one rank calls it.
+    """Parse and check the two buffers of a method whose blocks vary as one rank calls it.
 
     Args:
         definition: the collective, under the method's name.

@@ -21,14 +21,15 @@ def algorithms(
         UsageError: for an unknown collective or algorithm, naming the known ones.
     """
     from mpicoll import registry
-    from mpicoll.bench.workload import AUTO, METHODS, base, serving
+    from mpicoll.bench.workload import AUTO, base, serving
+    from mpicoll.schedule.methods import VARIANTS
     from mpicoll.tuning import NATIVE
 
     chosen = {}
-    for collective in METHODS if collectives == ["all"] else dict.fromkeys(collectives):
-        if collective not in METHODS:
+    for collective in VARIANTS if collectives == ["all"] else dict.fromkeys(collectives):
+        if collective not in VARIANTS:
             raise UsageError(
-                f"unknown collective {collective!r}: bench measures {', '.join(METHODS)}"
+                f"unknown collective {collective!r}: bench measures {', '.join(VARIANTS)}"
             )
         known = (*registry.names(base(collective)), NATIVE, AUTO)
         names = tuple(dict.fromkeys(written.split(",")))

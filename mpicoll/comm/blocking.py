@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -10,24 +10,23 @@ from mpi4py import MPI
 from mpicoll.buffers import buckets
 from mpicoll.comm.dispatch import Dispatch
 from mpicoll.registry import Parameter
-from mpicoll.runtime.state import METHODS
 from mpicoll.schedule.collectives import Place
+from mpicoll.schedule.methods import METHODS
 
 __all__ = ["Blocking"]
 
-(
-    ALLREDUCE,
-    REDUCE,
-    BCAST,
-    BARRIER,
-    ALLGATHER,
-    REDUCE_SCATTER_BLOCK,
-    ALLTOALL,
-    GATHER,
-    SCATTER,
-    SCAN,
-    EXSCAN,
-) = METHODS.values()
+# The numbers of methods on the fast path.
+ALLREDUCE = METHODS["Allreduce"].fast
+REDUCE = METHODS["Reduce"].fast
+BCAST = METHODS["Bcast"].fast
+BARRIER = METHODS["Barrier"].fast
+ALLGATHER = METHODS["Allgather"].fast
+REDUCE_SCATTER_BLOCK = METHODS["Reduce_scatter_block"].fast
+ALLTOALL = METHODS["Alltoall"].fast
+GATHER = METHODS["Gather"].fast
+SCATTER = METHODS["Scatter"].fast
+SCAN = METHODS["Scan"].fast
+EXSCAN = METHODS["Exscan"].fast
 
 
 class Blocking(Dispatch):
@@ -35,17 +34,17 @@ class Blocking(Dispatch):
 
     def Barrier(self, *, algorithm: str | None = None, **parameters: Parameter) -> None:
         """Wait until all ranks have entered."""
-        if not parameters and self._front.serve(self, BARRIER, None, None, None, 0, algorithm):
+        if not parameters and self._fast_path.serve(self, BARRIER, None, None, None, 0, algorithm):
             return
-        self._blocking("Barrier", algorithm=algorithm, parameters=parameters)
+        self._blocking("Barrier", algorithm, parameters)
 
     def Bcast(
         self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Copy the root's buffer to all ranks."""
-        if not parameters and self._front.serve(self, BCAST, None, buf, None, root, algorithm):
+        if not parameters and self._fast_path.serve(self, BCAST, None, buf, None, root, algorithm):
             return
-        self._blocking("Bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters)
+        self._blocking("Bcast", algorithm, parameters, None, buf, None, root)
 
     def Reduce(
         self,
@@ -59,19 +58,12 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks, to the root."""
-        if not (reproducible or parameters) and self._front.serve(
+        if not (reproducible or parameters) and self._fast_path.serve(
             self, REDUCE, sendbuf, recvbuf, op, root, algorithm
         ):
             return
         self._blocking(
-            "Reduce",
-            sendbuf,
-            recvbuf,
-            op=op,
-            root=root,
-            algorithm=algorithm,
-            parameters=parameters,
-            reproducible=reproducible,
+            "Reduce", algorithm, parameters, sendbuf, recvbuf, op, root, reproducible=reproducible
         )
 
     def Allreduce(
@@ -93,34 +85,36 @@ class Blocking(Dispatch):
         (see :mod:`mpicoll.ops.exact`), for float32, float64, complex numbers of these, and
         integers.
         """
-        if not (reproducible or parameters) and self._front.serve(
+        if not (reproducible or parameters) and self._fast_path.serve(
             self, ALLREDUCE, sendbuf, recvbuf, op, 0, algorithm
         ):
             return
-        if not buckets.is_list(recvbuf):
+        if buckets.is_list(recvbuf):
+            self._allreduce_list(sendbuf, recvbuf, op, algorithm, parameters, reproducible)
+        else:
             self._blocking(
-                "Allreduce",
-                sendbuf,
-                recvbuf,
-                op=op,
-                algorithm=algorithm,
-                parameters=parameters,
-                reproducible=reproducible,
+                "Allreduce", algorithm, parameters, sendbuf, recvbuf, op, reproducible=reproducible
             )
-            return
+
+    def _allreduce_list(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op,
+        algorithm: str | None,
+        parameters: Mapping[str, Parameter],
+        reproducible: bool,
+    ) -> None:
+        """Reduce a list of arrays, in buckets."""
+
+        def allreduce(send: Any, recv: Any) -> None:
+            self._blocking(
+                "Allreduce", algorithm, parameters, send, recv, op, reproducible=reproducible
+            )
+
         state = self._ready()
         for bucket in buckets.buckets(Place(state.rank, state.size, 0, 1), sendbuf, recvbuf):
-            bucket.reduce(
-                lambda send, recv: self._blocking(
-                    "Allreduce",
-                    send,
-                    recv,
-                    op=op,
-                    algorithm=algorithm,
-                    parameters=parameters,
-                    reproducible=reproducible,
-                )
-            )
+            bucket.reduce(allreduce)
 
     def Reduce_scatter_block(
         self,
@@ -133,17 +127,17 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, all blocks equally long."""
-        if not (reproducible or parameters) and self._front.serve(
+        if not (reproducible or parameters) and self._fast_path.serve(
             self, REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0, algorithm
         ):
             return
         self._blocking(
             "Reduce_scatter_block",
+            algorithm,
+            parameters,
             sendbuf,
             recvbuf,
-            op=op,
-            algorithm=algorithm,
-            parameters=parameters,
+            op,
             reproducible=reproducible,
         )
 
@@ -160,18 +154,19 @@ class Blocking(Dispatch):
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, ``recvcounts[i]`` elements."""
         # Without counts the ranks tell one another first.
-        if not (reproducible or parameters or recvcounts is None) and self._front.serve_vectors(
+        if not (reproducible or parameters or recvcounts is None) and self._fast_path.serve_vectors(
             self, "Reduce_scatter", sendbuf, recvbuf, recvcounts, op, 0, algorithm
         ):
             return
         self._blocking(
             "Reduce_scatter",
+            algorithm,
+            parameters,
             sendbuf,
             recvbuf,
-            counts=recvcounts,
-            op=op,
-            algorithm=algorithm,
-            parameters=parameters,
+            op,
+            0,
+            recvcounts,
             reproducible=reproducible,
         )
 
@@ -179,21 +174,21 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them."""
-        if not parameters and self._front.serve(
+        if not parameters and self._fast_path.serve(
             self, ALLGATHER, sendbuf, recvbuf, None, 0, algorithm
         ):
             return
-        self._blocking("Allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+        self._blocking("Allgather", algorithm, parameters, sendbuf, recvbuf)
 
     def Allgatherv(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them; lengths may differ."""
-        if not parameters and self._front.serve_vectors(
+        if not parameters and self._fast_path.serve_vectors(
             self, "Allgatherv", sendbuf, recvbuf, None, None, 0, algorithm
         ):
             return
-        self._blocking("Allgatherv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+        self._blocking("Allgatherv", algorithm, parameters, sendbuf, recvbuf)
 
     def Gather(
         self,
@@ -205,13 +200,11 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root."""
-        if not parameters and self._front.serve(
+        if not parameters and self._fast_path.serve(
             self, GATHER, sendbuf, recvbuf, None, root, algorithm
         ):
             return
-        self._blocking(
-            "Gather", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        self._blocking("Gather", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Gatherv(
         self,
@@ -223,13 +216,11 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root; lengths may differ."""
-        if not parameters and self._front.serve_vectors(
+        if not parameters and self._fast_path.serve_vectors(
             self, "Gatherv", sendbuf, recvbuf, None, None, root, algorithm
         ):
             return
-        self._blocking(
-            "Gatherv", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        self._blocking("Gatherv", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Scatter(
         self,
@@ -241,13 +232,11 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer."""
-        if not parameters and self._front.serve(
+        if not parameters and self._fast_path.serve(
             self, SCATTER, sendbuf, recvbuf, None, root, algorithm
         ):
             return
-        self._blocking(
-            "Scatter", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        self._blocking("Scatter", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Scatterv(
         self,
@@ -259,43 +248,41 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer; lengths may differ."""
-        if not parameters and self._front.serve_vectors(
+        if not parameters and self._fast_path.serve_vectors(
             self, "Scatterv", sendbuf, recvbuf, None, None, root, algorithm
         ):
             return
-        self._blocking(
-            "Scatterv", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        self._blocking("Scatterv", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Alltoall(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send block j to rank j, for every j, and receive block i from rank i."""
-        if not parameters and self._front.serve(
+        if not parameters and self._fast_path.serve(
             self, ALLTOALL, sendbuf, recvbuf, None, 0, algorithm
         ):
             return
-        self._blocking("Alltoall", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+        self._blocking("Alltoall", algorithm, parameters, sendbuf, recvbuf)
 
     def Alltoallv(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; lengths may differ."""
-        if not parameters and self._front.serve_vectors(
+        if not parameters and self._fast_path.serve_vectors(
             self, "Alltoallv", sendbuf, recvbuf, None, None, 0, algorithm
         ):
             return
-        self._blocking("Alltoallv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+        self._blocking("Alltoallv", algorithm, parameters, sendbuf, recvbuf)
 
     def Alltoallw(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; datatypes may differ too."""
-        if not parameters and self._front.serve_vectors(
+        if not parameters and self._fast_path.serve_vectors(
             self, "Alltoallw", sendbuf, recvbuf, None, None, 0, algorithm
         ):
             return
-        self._blocking("Alltoallw", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters)
+        self._blocking("Alltoallw", algorithm, parameters, sendbuf, recvbuf)
 
     def Scan(
         self,
@@ -307,9 +294,9 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks up to this one."""
-        if not parameters and self._front.serve(self, SCAN, sendbuf, recvbuf, op, 0, algorithm):
+        if not parameters and self._fast_path.serve(self, SCAN, sendbuf, recvbuf, op, 0, algorithm):
             return
-        self._blocking("Scan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters)
+        self._blocking("Scan", algorithm, parameters, sendbuf, recvbuf, op)
 
     def Exscan(
         self,
@@ -321,8 +308,8 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks before this one; rank 0's receive buffer is left alone."""
-        if not parameters and self._front.serve(self, EXSCAN, sendbuf, recvbuf, op, 0, algorithm):
+        if not parameters and self._fast_path.serve(
+            self, EXSCAN, sendbuf, recvbuf, op, 0, algorithm
+        ):
             return
-        self._blocking(
-            "Exscan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
-        )
+        self._blocking("Exscan", algorithm, parameters, sendbuf, recvbuf, op)

@@ -15,7 +15,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.base import caller, libraries
-from mpicoll.buffers import Buffer, vectors
+from mpicoll.buffers import Buffer
 from mpicoll.cuda.arrays import DeviceArray, current_stream, one_handle
 from mpicoll.cuda.driver import driver
 from mpicoll.cuda.group import AWARE, CUDA_IPC, STAGED, Group
@@ -39,7 +39,7 @@ def choose(state: State, call: Call, blocking: bool) -> Choice | None:
     The same on all ranks; collective where a blocking call is the first that GPUs reduce.
     """
     group = state.gpus
-    if group is None or call.definition.method in vectors.METHODS:
+    if group is None or call.layouts is not None:
         return None
     library = Choice(NATIVE, (), "the MPI library is CUDA-aware")
     if group.transport == AWARE and not call.obstacle(library):
@@ -55,15 +55,15 @@ def choose(state: State, call: Call, blocking: bool) -> Choice | None:
 
 def _relay(state: State) -> Relay | None:
     """What lets GPUs reduce what comes through the host; made by the first call that asks."""
-    if state.relay is None:
-        state.relay = Relay.open(state)
-        if isinstance(state.relay, Unavailable):
-            caller.warn_once(
-                f"arrays in device memory are reduced by the host: {state.relay.reason}",
-                TransportWarning,
-                MPI.COMM_WORLD.Get_rank(),
-            )
-    return None if isinstance(state.relay, Unavailable) else state.relay
+    found = state.once(Relay, lambda: Relay.open(state))
+    if not isinstance(found, Unavailable):
+        return found
+    caller.warn_once(
+        f"arrays in device memory are reduced by the host: {found.reason}",
+        TransportWarning,
+        MPI.COMM_WORLD.Get_rank(),
+    )
+    return None
 
 
 def _peers_serve(group: Group, call: Call) -> bool:
@@ -110,15 +110,17 @@ def run(
 
 
 def _run_relay(state: State, call: Call) -> None:
+    relay = _relay(state)
+    assert relay is not None
     try:
-        state.relay.run(call)
+        relay.run(call)
     except BaseException as error:
-        state.fail(error, call)
+        state.guard.fail(error, call)
         raise
 
 
 def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
-    """Let a call of CuPy's own arrays, on their library's current stream, go the short way."""
+    """Let a call of CuPy's own arrays, on their library's current stream, go the fast path."""
     group, cupy = state.gpus, sys.modules.get("cupy")
     assert group is not None
     sendbuf, recvbuf, op, root = given
@@ -130,7 +132,7 @@ def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
         array.device == group.device and array.stream == current_stream(array.owner, array.device)
         for array in _devices(call)
     )
-    if state.front is not None and plain and at_home and type(root) is int:
+    if state.fast_path.path is not None and plain and at_home and type(root) is int:
         group.peers.learn(call.definition.name, sendbuf, recvbuf, op, root)
 
 
@@ -183,7 +185,7 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPrequest:
         return [current_stream(a.owner, a.device) for a in arrays[::-1] if a is not None]
 
     def begin() -> int:
-        state.check()
+        state.guard.check()
         if at_home:
             stream, others = stream_after(group.device, streams())
             bound.start(stream)
@@ -200,13 +202,12 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPrequest:
 def _as_now(call: Call) -> Call:
     """The call on the streams that are current now in the libraries of its arrays."""
 
-    def now(buffer: Buffer | None) -> Buffer | None:
-        if buffer is None or buffer.device is None:
+    def now(buffer: Buffer) -> Buffer:
+        if buffer.device is None:
             return buffer
         return buffer.on_stream(current_stream(buffer.device.owner, buffer.device.device))
 
-    send = now(call.send)
-    return replace(call, send=send, recv=send if call.recv is call.send else now(call.recv))
+    return call.with_buffers(now)
 
 
 def _check(state: State, peers: Any) -> None:
@@ -217,7 +218,7 @@ def _check(state: State, peers: Any) -> None:
     try:
         peers.check()
     except Exception as error:
-        state.fail(error)
+        state.guard.fail(error)
         raise
 
 
@@ -297,6 +298,6 @@ def _enqueue(state: State, call: Call) -> int:
     except Unordered:
         raise  # which leaves everything as it was
     except BaseException as error:
-        state.fail(error, call)
+        state.guard.fail(error, call)
         raise
     return visit.stream

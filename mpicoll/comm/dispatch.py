@@ -31,26 +31,27 @@ from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import LibraryPrequest, OwnedPrequest, PersistentFallback, started
 from mpicoll.runtime import staging
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
-from mpicoll.runtime.calls import METHODS, Call, Prepared
+from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.state import State, attach
 from mpicoll.schedule.collectives import Collective
+from mpicoll.schedule.methods import COUNTS, METHODS, Method
 from mpicoll.tuning import NATIVE, Choice, placed
 
 __all__ = ["Dispatch", "fall_back"]
 
 
-class _Asked(NamedTuple):
-    """A call as the caller made it."""
+class Arguments(NamedTuple):
+    """A method, and its arguments as the caller gave them."""
 
-    definition: Collective
-    sendbuf: Any
-    recvbuf: Any
-    op: Any
-    root: Any
-    counts: Sequence[int] | None
+    method: Method
+    sendbuf: Any = None
+    recvbuf: Any = None
+    op: Any = None
+    root: Any = 0
+    counts: Sequence[int] | None = None
 
-    def passed_on(self, call: Call | None) -> _Asked:
+    def passed_on(self, call: Call | None) -> Arguments:
         """The same for the MPI library, which takes a parsed call's buffers as mpi4py has them."""
         if call is None:
             return self
@@ -59,137 +60,127 @@ class _Asked(NamedTuple):
 
     def taken(self) -> list[Any]:
         """The arguments of mpi4py's method."""
-        return [self[1 + number] for number in _taken(self.definition)]
+        given = self[1:]
+        return [given[number] for number in self.method.arguments]
 
 
-def _taken(definition: Collective) -> tuple[int, ...]:
-    """Which of send buffer, receive buffer, operator, root and counts mpi4py's method takes."""
-    taken = {"barrier": (), "bcast": (1,)}.get(definition.name, (0, 1))
-    if definition.method == "Reduce_scatter":
-        taken += (4,)
-    return (*taken, *((2,) if definition.reduces else ()), *((3,) if definition.rooted else ()))
-
-
-class _NoShortWay:
-    """Where every call goes the long way."""
+class NoFastPath:
+    """Where every call goes the slow path."""
 
     def serve(self, *arguments: Any) -> bool:
-        """See ``_front.Front``."""
+        """See :class:`mpicoll.engine.transport.FastPath`."""
         return False
 
     serve_vectors = serve
 
 
-_LONG_WAY_ALONE = _NoShortWay()
+_NO_FAST_PATH = NoFastPath()
 
 
 class Dispatch(MPI.Intracomm):
-    """An intracommunicator that can run collectives by mpicoll's algorithms."""
+    """An intracommunicator that can run collectives by mpicoll's algorithms.
+
+    Its three ways to run one take a method's name, the caller's algorithm and its parameters, and
+    then, as far as the method has them, send buffer, receive buffer, operator, root and counts.
+    """
 
     _state: State | None = None
-    #: The short way for blocking calls, once one has been made.
-    _front: Any = _LONG_WAY_ALONE
+    #: The fast path of blocking calls, once one has been made.
+    _fast_path: Any = _NO_FAST_PATH
 
     def _ready(self) -> State:
         """What belongs to the handle; collective where the handle is used for the first time."""
         if self._state is None:
             self._state = attach(self)
-        self._state.check()
-        self._front = self._state.front or _LONG_WAY_ALONE
+        self._state.guard.check()
+        self._fast_path = self._state.fast_path.path or _NO_FAST_PATH
         return self._state
 
     def _blocking(
         self,
         method: str,
-        sendbuf: Any = None,
-        recvbuf: Any = None,
-        *,
-        op: Any = None,
-        root: Any = 0,
-        counts: Sequence[int] | None = None,
         algorithm: str | None,
         parameters: Mapping[str, Parameter],
+        *given: Any,
         reproducible: bool = False,
     ) -> None:
         """Run a collective."""
         state = self._ready()
-        asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
+        arguments = self._arguments(state, method, *given)
         try:
-            prepared = self._decide(state, asked, algorithm, parameters, True, reproducible)
+            prepared = self._decide(state, arguments, algorithm, parameters, True, reproducible)
         except Exception as error:
-            state.refuse(asked.definition, error)
+            state.guard.refuse(arguments.method.definition, error)
             raise
-        state.enter(prepared)
+        state.guard.enter(prepared)
         with observing(state, prepared) as step:
-            self._run(state, asked, prepared, step)
+            self._run(state, arguments, prepared, step)
 
     def _run(
-        self, state: State, asked: _Asked, prepared: Prepared, step: runner.Step | None = None
+        self,
+        state: State,
+        arguments: Arguments,
+        prepared: Prepared,
+        step: runner.Step | None = None,
     ) -> None:
         """Run a collective that is decided."""
         if prepared.on_device:
-            native = partial(self._native_part, state, asked)
-            if device.run(state, prepared, asked[1:5], native, step):
+            native = partial(self._native_part, state, arguments)
+            if device.run(state, prepared, arguments[1:5], native, step):
                 return
             # With a time limit it is a request that is waited for.
             prepared = device.on_host(state.gpus, prepared, blocking=state.watch is None)
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
-            given = asked[1:]
-            self._run_native(state, asked.passed_on(call), call)
+            self._run_native(state, arguments.passed_on(call), call)
             state.count(definition.name, NATIVE)
             if call is not None:
-                function = getattr(MPI.Intracomm, definition.method)
-                state.pass_on(definition, given, choice, function, _taken(definition))
+                function = getattr(MPI.Intracomm, arguments.method.name)
+                state.fast_path.pass_on(arguments.method, arguments[1:], choice, function)
             return
         call.load()
         try:
-            planned = state.run(call.shape(choice), *call.memory(), call.reduction, step)
+            ran = state.plans.run(call, choice, step)
         except MPI.Exception as error:
             self._report(error)
             raise
         call.write_back()
         state.count(definition.name, choice.algorithm)
-        state.learn(call, asked[1:], choice, planned)
+        state.fast_path.learn(call, arguments[1:], choice, ran)
 
-    def _run_native(self, state: State, asked: _Asked, call: Call | None) -> None:
+    def _run_native(self, state: State, arguments: Arguments, call: Call | None) -> None:
         """Run the MPI library's own collective."""
         if call is not None:
             call.load(native=True)
-        method = asked.definition.method
+        method = arguments.method.name
         if state.watch is not None:
             # Within the library's blocking call nobody would look at the clock.
-            request = self._native(asked, "I" + method.lower())
-            state.wait(request, asked)
+            request = self._native(arguments, "I" + method.lower())
+            state.guard.wait(request, arguments)
         else:
             with progress.meanwhile():
-                self._native(asked, method)
+                self._native(arguments, method)
         if call is not None:
             call.write_back(native=True)
 
-    def _native_part(self, state: State, asked: _Asked, part: Call) -> None:
+    def _native_part(self, state: State, arguments: Arguments, part: Call) -> None:
         """Run the MPI library's own collective for a part of a call."""
-        self._run_native(state, asked.passed_on(part), part)
+        self._run_native(state, arguments.passed_on(part), part)
 
     def _non_blocking(
         self,
         method: str,
-        sendbuf: Any = None,
-        recvbuf: Any = None,
-        *,
-        op: Any = None,
-        root: Any = 0,
-        counts: Sequence[int] | None = None,
         algorithm: str | None,
         parameters: Mapping[str, Parameter],
+        *given: Any,
     ) -> Any:
         """Start a collective; returns a request."""
         state = self._ready()
-        asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
+        arguments = self._arguments(state, method, *given)
         try:
-            prepared = self._decide(state, asked, algorithm, parameters, False)
+            prepared = self._decide(state, arguments, algorithm, parameters, False)
         except Exception as error:
-            state.refuse_start(asked.definition, error)
+            state.guard.refuse_start(arguments.method.definition, error)
             raise
         if prepared.choice.algorithm == CUDA_IPC:
             return device.start(state, prepared)
@@ -199,15 +190,15 @@ class Dispatch(MPI.Intracomm):
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Request.begin(state, prepared, self._report)
-        ticket, comparison = state.start(prepared)
+        ticket, comparison = state.guard.start(prepared)
         with observing(state, prepared, complete=False):
             if call is not None:
                 call.load(native=True)
-            asked = asked.passed_on(call)
-            request = self._native(asked, "I" + method.lower())
-            state.count(asked.definition.name, NATIVE)
+            arguments = arguments.passed_on(call)
+            request = self._native(arguments, "I" + method.lower())
+            state.count(arguments.method.definition.name, NATIVE)
         progress.poll()
-        made = started(request, state, ticket, comparison, asked)
+        made = started(request, state, ticket, comparison, arguments)
         if by_value and call is not None:
             return Staged(made, call.arrive, call)
         return made
@@ -215,25 +206,20 @@ class Dispatch(MPI.Intracomm):
     def _persistent(
         self,
         method: str,
-        sendbuf: Any = None,
-        recvbuf: Any = None,
-        *,
-        op: Any = None,
-        root: Any = 0,
-        counts: Sequence[int] | None = None,
-        info: MPI.Info,
         algorithm: str | None,
         parameters: Mapping[str, Parameter],
+        info: MPI.Info,
+        *given: Any,
     ) -> Any:
         """Bind a collective to its buffers; returns a persistent request."""
         state = self._ready()
-        asked = self._asked(state, method, sendbuf, recvbuf, op, root, counts)
+        arguments = self._arguments(state, method, *given)
         try:
-            prepared = self._decide(state, asked, algorithm, parameters, False)
+            prepared = self._decide(state, arguments, algorithm, parameters, False)
         except Exception as error:
-            state.refuse(asked.definition, error)
+            state.guard.refuse(arguments.method.definition, error)
             raise
-        state.enter(prepared)
+        state.guard.enter(prepared)
         if prepared.choice.algorithm == CUDA_IPC:
             return device.bind(state, prepared)
         by_value = prepared.on_device
@@ -242,9 +228,9 @@ class Dispatch(MPI.Intracomm):
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Prequest(state, prepared, self._report)
-        asked = asked.passed_on(call)
-        kept = self._bound(state, method, asked, prepared, info)
-        state.count(asked.definition.name, NATIVE)
+        arguments = arguments.passed_on(call)
+        kept = self._bound(state, method, arguments, prepared, info)
+        state.count(arguments.method.definition.name, NATIVE)
         if by_value and call is not None:
             return StagedPrequest(kept, partial(call.load, native=True), call.arrive, call)
         if prepared.on_device and call is not None:
@@ -253,53 +239,50 @@ class Dispatch(MPI.Intracomm):
         return kept
 
     def _bound(
-        self, state: State, method: str, asked: _Asked, prepared: Prepared, info: MPI.Info
+        self, state: State, method: str, arguments: Arguments, prepared: Prepared, info: MPI.Info
     ) -> OwnedPrequest | PersistentFallback:
         """A persistent request of the MPI library's own collective, or what stands for one."""
         try:
             with progress.meanwhile():
-                request = self._native(asked, f"{method}_init", info)
+                request = self._native(arguments, f"{method}_init", info)
         except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
             function = getattr(MPI.Intracomm, "I" + method.lower())
             return PersistentFallback(
-                state, prepared, self, lambda own: function(own, *asked.taken()), state.lanes.whole
+                state,
+                prepared,
+                self,
+                lambda own: function(own, *arguments.taken()),
+                state.lanes.whole,
             )
         kept: OwnedPrequest = OwnedPrequest(request)
         if state.watch is not None or state.tracer is not None or hooks.installed:
             kept = LibraryPrequest.bound(request, state, prepared)
-        kept.kept = asked
+        kept.kept = arguments
         return kept
 
-    def _asked(
-        self,
-        state: State,
-        method: str,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: Any,
-        root: Any,
-        counts: Sequence[int] | None,
-    ) -> _Asked:
+    def _arguments(self, state: State, method: str, *given: Any) -> Arguments:
         """The arguments of a call; collective where a Reduce_scatter does not give its counts."""
-        if method == "Reduce_scatter" and counts is None and sendbuf is not MPI.IN_PLACE:
-            count = vectors.count(recvbuf, what="receive buffer")
+        arguments = Arguments(METHODS[method], *given)
+        missing = arguments.counts is None and COUNTS in arguments.method.arguments
+        if missing and arguments.sendbuf is not MPI.IN_PLACE:
+            count = vectors.count(arguments.recvbuf, what="receive buffer")
             with progress.meanwhile():
                 counts = state.private.allgather(count)
-            if min(counts) < 0:
-                counts = None  # for the library to find out
-        return _Asked(METHODS[method], sendbuf, recvbuf, op, root, counts)
+            if min(counts) >= 0:  # else it is for the library to find out
+                return arguments._replace(counts=counts)
+        return arguments
 
     def _decide(
         self,
         state: State,
-        asked: _Asked,
+        arguments: Arguments,
         algorithm: str | None,
         parameters: Mapping[str, Parameter],
         blocking: bool,
         reproducible: bool = False,
     ) -> Prepared:
         """The parsed call and the algorithm."""
-        definition = asked.definition
+        definition = arguments.method.definition
         parameters = dict(parameters)
         stream: Any = parameters.pop("stream", None)
         named = asked_for(definition, algorithm, parameters)
@@ -310,11 +293,11 @@ class Dispatch(MPI.Intracomm):
                     f"out either it or algorithm={algorithm!r}"
                 )
             named = Choice(EXACT, (), "reproducible=True")
-        place = place_of(definition, state.rank, state.size, asked.root)
+        place = place_of(definition, state.rank, state.size, arguments.root)
         try:
-            call = parse(definition, place, *asked[1:4], asked.counts)
+            call = parse(definition, place, *arguments[1:4], arguments.counts)
         except Unsupported as reason:
-            if is_device(asked.sendbuf) or is_device(asked.recvbuf):
+            if is_device(arguments.sendbuf) or is_device(arguments.recvbuf):
                 raise BufferError(
                     f"{definition.method} of an array in device memory: {reason}; pass a "
                     "contiguous array of a predefined datatype, or copy it to the host"
@@ -364,9 +347,9 @@ class Dispatch(MPI.Intracomm):
             choice = Choice(NATIVE, (), choice.source)
         return choice, refused
 
-    def _native(self, asked: _Asked, method: str, *more: Any) -> Any:
+    def _native(self, arguments: Arguments, method: str, *more: Any) -> Any:
         """The MPI library's own collective, by the method of mpi4py that is named."""
-        return getattr(MPI.Intracomm, method)(self, *asked.taken(), *more)
+        return getattr(MPI.Intracomm, method)(self, *arguments.taken(), *more)
 
     def _report(self, error: BaseException) -> None:
         """Tell the communicator's error handler what MPI has reported."""

@@ -224,7 +224,9 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
     def _let_go(self, method: str) -> None:
         """Raise if a collective is under way: its messages would have nowhere to go."""
         state = self._state or (find(self) if self else None)
-        if state is not None and state.under_way and not state.closed and state.failure is None:
+        if state is None or state.guard.closed or state.guard.failure is not None:
+            return
+        if state.under_way:
             progress.poll()
             if state.under_way:
                 raise RuntimeError(
@@ -260,8 +262,7 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
 
     def stats(self) -> Stats:
         """What ran on this rank: this communicator's collectives by algorithm, and fallbacks."""
-        state = self._local()
-        return Stats(state.counted(), dict(state.fallbacks))
+        return self._local().stats()
 
     def shared_memory(self) -> dict[str, int] | None:
         """The memory that the ranks of this node share for this communicator; None if none.
@@ -271,7 +272,7 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         are read from the memory of their sender; ``windows``: bytes in arrays of
         :func:`mpicoll.empty`.
         """
-        device = self._local().device
+        device = self._local().plans.device
         return None if device is None else device.memory_of_node()
 
     def gpu_transport(self) -> str | None:
@@ -332,7 +333,7 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         if state is None:
             raise ValueError("no collective has been called on this communicator yet")
         self._state = state
-        state.check()
+        state.guard.check()
         return state
 
 

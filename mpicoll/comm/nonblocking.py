@@ -22,15 +22,13 @@ class Nonblocking(Dispatch):
 
     def Ibarrier(self, *, algorithm: str | None = None, **parameters: Parameter) -> Any:
         """Start a ``Barrier``."""
-        return self._non_blocking("Barrier", algorithm=algorithm, parameters=parameters)
+        return self._non_blocking("Barrier", algorithm, parameters)
 
     def Ibcast(
         self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start a ``Bcast``."""
-        return self._non_blocking(
-            "Bcast", None, buf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Bcast", algorithm, parameters, None, buf, None, root)
 
     def Ireduce(
         self,
@@ -43,9 +41,7 @@ class Nonblocking(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Start a ``Reduce``."""
-        return self._non_blocking(
-            "Reduce", sendbuf, recvbuf, op=op, root=root, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Reduce", algorithm, parameters, sendbuf, recvbuf, op, root)
 
     def Iallreduce(
         self,
@@ -57,9 +53,7 @@ class Nonblocking(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Start an ``Allreduce``."""
-        return self._non_blocking(
-            "Allreduce", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Allreduce", algorithm, parameters, sendbuf, recvbuf, op)
 
     def Ireduce_scatter_block(
         self,
@@ -72,12 +66,7 @@ class Nonblocking(Dispatch):
     ) -> Any:
         """Start a ``Reduce_scatter_block``."""
         return self._non_blocking(
-            "Reduce_scatter_block",
-            sendbuf,
-            recvbuf,
-            op=op,
-            algorithm=algorithm,
-            parameters=parameters,
+            "Reduce_scatter_block", algorithm, parameters, sendbuf, recvbuf, op
         )
 
     def Ireduce_scatter(
@@ -92,30 +81,20 @@ class Nonblocking(Dispatch):
     ) -> Any:
         """Start a ``Reduce_scatter``."""
         return self._non_blocking(
-            "Reduce_scatter",
-            sendbuf,
-            recvbuf,
-            counts=recvcounts,
-            op=op,
-            algorithm=algorithm,
-            parameters=parameters,
+            "Reduce_scatter", algorithm, parameters, sendbuf, recvbuf, op, 0, recvcounts
         )
 
     def Iallgather(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Allgather``."""
-        return self._non_blocking(
-            "Allgather", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Allgather", algorithm, parameters, sendbuf, recvbuf)
 
     def Iallgatherv(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Allgatherv``."""
-        return self._non_blocking(
-            "Allgatherv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Allgatherv", algorithm, parameters, sendbuf, recvbuf)
 
     def Igather(
         self,
@@ -127,9 +106,7 @@ class Nonblocking(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Start a ``Gather``."""
-        return self._non_blocking(
-            "Gather", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Gather", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Igatherv(
         self,
@@ -141,9 +118,7 @@ class Nonblocking(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Start a ``Gatherv``."""
-        return self._non_blocking(
-            "Gatherv", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Gatherv", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Iscatter(
         self,
@@ -155,9 +130,7 @@ class Nonblocking(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Start a ``Scatter``."""
-        return self._non_blocking(
-            "Scatter", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Scatter", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Iscatterv(
         self,
@@ -169,33 +142,25 @@ class Nonblocking(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Start a ``Scatterv``."""
-        return self._non_blocking(
-            "Scatterv", sendbuf, recvbuf, root=root, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Scatterv", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Ialltoall(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Alltoall``."""
-        return self._non_blocking(
-            "Alltoall", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Alltoall", algorithm, parameters, sendbuf, recvbuf)
 
     def Ialltoallv(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Alltoallv``."""
-        return self._non_blocking(
-            "Alltoallv", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Alltoallv", algorithm, parameters, sendbuf, recvbuf)
 
     def Ialltoallw(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> Any:
         """Start an ``Alltoallw``."""
-        return self._non_blocking(
-            "Alltoallw", sendbuf, recvbuf, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Alltoallw", algorithm, parameters, sendbuf, recvbuf)
 
     def Iscan(
         self,
@@ -207,9 +172,7 @@ class Nonblocking(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Start a ``Scan``."""
-        return self._non_blocking(
-            "Scan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Scan", algorithm, parameters, sendbuf, recvbuf, op)
 
     def Iexscan(
         self,
@@ -221,6 +184,4 @@ class Nonblocking(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Start an ``Exscan``."""
-        return self._non_blocking(
-            "Exscan", sendbuf, recvbuf, op=op, algorithm=algorithm, parameters=parameters
-        )
+        return self._non_blocking("Exscan", algorithm, parameters, sendbuf, recvbuf, op)

@@ -23,25 +23,20 @@ from mpicoll.comm.refusing import refuse, refused
 from mpicoll.cuda.arrays import is_device
 from mpicoll.engine import progress
 from mpicoll.requests.library import LibraryPrequest, OwnedPrequest, PersistentFallback, started
-from mpicoll.runtime.calls import METHODS, Prepared
+from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.settings import policy_from
 from mpicoll.runtime.state import State, Stats
+from mpicoll.schedule import methods
 from mpicoll.schedule.collectives import COLLECTIVES, Collective, Place
 from mpicoll.tuning import NATIVE, Choice
 
 __all__ = ["NEIGHBOURHOOD", "Intercomm", "Neighbourhood"]
 
-#: Names of the neighbourhood collectives, and what they are to the time limit, trace and counters.
+#: The neighbourhood collectives, as what they are to the time limit, trace and counters.
 NEIGHBOURHOOD = {
-    name: replace(COLLECTIVES["barrier"], name=name, method=name.capitalize(), summary="")
-    for name in (
-        "neighbor_allgather",
-        "neighbor_allgatherv",
-        "neighbor_alltoall",
-        "neighbor_alltoallv",
-        "neighbor_alltoallw",
-    )
+    name.lower(): replace(COLLECTIVES["barrier"], name=name.lower(), method=name, summary="")
+    for name in methods.NEIGHBOURHOOD
 }
 _REASON = f"%s collectives are passed through to the MPI library, so {NATIVE} serves"
 
@@ -68,10 +63,10 @@ class Neighbourhood(Dispatch):
         blocking, non_blocking, _ = (
             getattr(MPI.Topocomm, name) for name in _forms(definition.method)
         )
-        state.enter(prepared)
+        state.guard.enter(prepared)
         with observing(state, prepared):
             if state.watch is not None:
-                state.wait(non_blocking(self, *arguments, **more), arguments, more)
+                state.guard.wait(non_blocking(self, *arguments, **more), arguments, more)
             else:
                 with progress.meanwhile():
                     blocking(self, *arguments, **more)
@@ -80,7 +75,7 @@ class Neighbourhood(Dispatch):
     def _start(self, definition: Collective, *arguments: Any, **more: Any) -> Any:
         """Start one; returns a request."""
         prepared, state = self._prepared(definition), self._ready()
-        ticket, comparison = state.start(prepared)
+        ticket, comparison = state.guard.start(prepared)
         request = getattr(MPI.Topocomm, _forms(definition.method)[1])(self, *arguments, **more)
         state.count(definition.name, NATIVE)
         return started(request, state, ticket, comparison, (arguments, more))
@@ -88,7 +83,7 @@ class Neighbourhood(Dispatch):
     def _bind(self, definition: Collective, *arguments: Any, **more: Any) -> Any:
         """Bind one to its buffers; returns a persistent request."""
         prepared, state = self._prepared(definition), self._ready()
-        state.enter(prepared)
+        state.guard.enter(prepared)
         try:
             with progress.meanwhile():
                 request = self._native_plan(definition, *arguments, **more)
@@ -185,7 +180,7 @@ def _between_groups(name: str, definition: Collective) -> Callable[..., Any]:
     return call
 
 
-for _definition in METHODS.values():
-    for _name in _forms(_definition.method):
+for _method in methods.METHODS.values():
+    for _name in _forms(_method.name):
         if hasattr(MPI.Intercomm, _name):  # there are no scans
-            setattr(Intercomm, _name, _between_groups(_name, _definition))
+            setattr(Intercomm, _name, _between_groups(_name, _method.definition))

@@ -29,7 +29,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Barrier`` to its arguments."""
-        return self._persistent("Barrier", info=info, algorithm=algorithm, parameters=parameters)
+        return self._persistent("Barrier", algorithm, parameters, info)
 
     def Bcast_init(
         self,
@@ -41,9 +41,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Bcast`` to its arguments."""
-        return self._persistent(
-            "Bcast", None, buf, root=root, info=info, algorithm=algorithm, parameters=parameters
-        )
+        return self._persistent("Bcast", algorithm, parameters, info, None, buf, None, root)
 
     def Reduce_init(
         self,
@@ -57,16 +55,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Reduce`` to its arguments."""
-        return self._persistent(
-            "Reduce",
-            sendbuf,
-            recvbuf,
-            op=op,
-            root=root,
-            info=info,
-            algorithm=algorithm,
-            parameters=parameters,
-        )
+        return self._persistent("Reduce", algorithm, parameters, info, sendbuf, recvbuf, op, root)
 
     def Allreduce_init(
         self,
@@ -79,15 +68,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Allreduce`` to its arguments."""
-        return self._persistent(
-            "Allreduce",
-            sendbuf,
-            recvbuf,
-            op=op,
-            info=info,
-            algorithm=algorithm,
-            parameters=parameters,
-        )
+        return self._persistent("Allreduce", algorithm, parameters, info, sendbuf, recvbuf, op)
 
     def Reduce_scatter_block_init(
         self,
@@ -101,13 +82,7 @@ class Persistent(Dispatch):
     ) -> Any:
         """Bind a ``Reduce_scatter_block`` to its arguments."""
         return self._persistent(
-            "Reduce_scatter_block",
-            sendbuf,
-            recvbuf,
-            op=op,
-            info=info,
-            algorithm=algorithm,
-            parameters=parameters,
+            "Reduce_scatter_block", algorithm, parameters, info, sendbuf, recvbuf, op
         )
 
     def Reduce_scatter_init(
@@ -123,14 +98,7 @@ class Persistent(Dispatch):
     ) -> Any:
         """Bind a ``Reduce_scatter`` to its arguments."""
         return self._persistent(
-            "Reduce_scatter",
-            sendbuf,
-            recvbuf,
-            counts=recvcounts,
-            op=op,
-            info=info,
-            algorithm=algorithm,
-            parameters=parameters,
+            "Reduce_scatter", algorithm, parameters, info, sendbuf, recvbuf, op, 0, recvcounts
         )
 
     def Allgather_init(
@@ -143,9 +111,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Allgather`` to its arguments."""
-        return self._persistent(
-            "Allgather", sendbuf, recvbuf, info=info, algorithm=algorithm, parameters=parameters
-        )
+        return self._persistent("Allgather", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Allgatherv_init(
         self,
@@ -157,9 +123,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Allgatherv`` to its arguments."""
-        return self._persistent(
-            "Allgatherv", sendbuf, recvbuf, info=info, algorithm=algorithm, parameters=parameters
-        )
+        return self._persistent("Allgatherv", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Gather_init(
         self,
@@ -172,15 +136,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Gather`` to its arguments."""
-        return self._persistent(
-            "Gather",
-            sendbuf,
-            recvbuf,
-            root=root,
-            info=info,
-            algorithm=algorithm,
-            parameters=parameters,
-        )
+        return self._persistent("Gather", algorithm, parameters, info, sendbuf, recvbuf, None, root)
 
     def Gatherv_init(
         self,
@@ -194,13 +150,7 @@ class Persistent(Dispatch):
     ) -> Any:
         """Bind a ``Gatherv`` to its arguments."""
         return self._persistent(
-            "Gatherv",
-            sendbuf,
-            recvbuf,
-            root=root,
-            info=info,
-            algorithm=algorithm,
-            parameters=parameters,
+            "Gatherv", algorithm, parameters, info, sendbuf, recvbuf, None, root
         )
 
     def Scatter_init(
@@ -215,13 +165,7 @@ class Persistent(Dispatch):
     ) -> Any:
         """Bind a ``Scatter`` to its arguments."""
         return self._persistent(
-            "Scatter",
-            sendbuf,
-            recvbuf,
-            root=root,
-            info=info,
-            algorithm=algorithm,
-            parameters=parameters,
+            "Scatter", algorithm, parameters, info, sendbuf, recvbuf, None, root
         )
 
     def Scatterv_init(
@@ -236,13 +180,7 @@ class Persistent(Dispatch):
     ) -> Any:
         """Bind a ``Scatterv`` to its arguments."""
         return self._persistent(
-            "Scatterv",
-            sendbuf,
-            recvbuf,
-            root=root,
-            info=info,
-            algorithm=algorithm,
-            parameters=parameters,
+            "Scatterv", algorithm, parameters, info, sendbuf, recvbuf, None, root
         )
 
     def Alltoall_init(
@@ -255,9 +193,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Alltoall`` to its arguments."""
-        return self._persistent(
-            "Alltoall", sendbuf, recvbuf, info=info, algorithm=algorithm, parameters=parameters
-        )
+        return self._persistent("Alltoall", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Alltoallv_init(
         self,
@@ -269,9 +205,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Alltoallv`` to its arguments."""
-        return self._persistent(
-            "Alltoallv", sendbuf, recvbuf, info=info, algorithm=algorithm, parameters=parameters
-        )
+        return self._persistent("Alltoallv", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Alltoallw_init(
         self,
@@ -283,9 +217,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Alltoallw`` to its arguments."""
-        return self._persistent(
-            "Alltoallw", sendbuf, recvbuf, info=info, algorithm=algorithm, parameters=parameters
-        )
+        return self._persistent("Alltoallw", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Scan_init(
         self,
@@ -298,9 +230,7 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Scan`` to its arguments."""
-        return self._persistent(
-            "Scan", sendbuf, recvbuf, op=op, info=info, algorithm=algorithm, parameters=parameters
-        )
+        return self._persistent("Scan", algorithm, parameters, info, sendbuf, recvbuf, op)
 
     def Exscan_init(
         self,
@@ -313,6 +243,4 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Exscan`` to its arguments."""
-        return self._persistent(
-            "Exscan", sendbuf, recvbuf, op=op, info=info, algorithm=algorithm, parameters=parameters
-        )
+        return self._persistent("Exscan", algorithm, parameters, info, sendbuf, recvbuf, op)

@@ -1,28 +1,15 @@
-"""From a schedule to bytes: where every message of one collective call begins and ends.
+"""What runs: where every message of one collective call begins and ends, in bytes.
 
 A :class:`Plan` holds offsets into buffers, never addresses: the user's input, the user's output,
-and temporary space of the plan's own.  It is built without communication, so one rank may
-find a plan in its cache where another builds it.  A runner (:mod:`mpicoll.engine.runner`) executes
-it.
-
-What the schedule leaves open is settled here, the same way on both sides of a message:
-
-* a work block lives in the output where the output has it, else in temporary space, and reads
-  through to the input until something writes it;
-* messages without content are dropped, unless they carry no blocks on purpose (a barrier's);
-* blocks that are not adjacent are packed;
-* messages longer than :data:`PIECE` are cut, so that no count nears 2^31 and receive space is
-  bounded;
-* what is reduced is received aside.  Where that would take more than :data:`SPACE`, the pieces of
-  a round are received row by row (piece p of every sender, then piece p + 1), and within a row, if
-  need be, sender by sender into an accumulator.  The fold is the same expression all the same.
-  Only a round that also sends what it reduces needs room for the whole block.
+and temporary space of the plan's own.  It is built (:mod:`mpicoll.engine.planning`) without
+communication, so one rank may find a plan in its cache where another builds it.  A runner
+(:mod:`mpicoll.engine.runner`) executes it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpicoll.engine.spans import Span
 from mpicoll.registry import Value
@@ -140,7 +127,6 @@ class Plan:
         channels: the messages.
         after: copies made last.
         temporary: bytes of each temporary buffer (:data:`BLOCKS`, :data:`MESSAGES` and on).
-        spare: what the runner keeps for the next run.
     """
 
     shape: Shape
@@ -148,4 +134,3 @@ class Plan:
     channels: tuple[PlannedChannel, ...]
     after: tuple[Move, ...]
     temporary: tuple[int, ...]
-    spare: list[Any] = field(default_factory=list, compare=False, repr=False)

@@ -1,4 +1,18 @@
-"""From a schedule to a plan: blocks become bytes, and values get places."""
+"""From a schedule to a plan: blocks become bytes, and values get places.
+
+What the schedule leaves open is settled here, the same way on both sides of a message:
+
+* a work block lives in the output where the output has it, else in temporary space, and reads
+  through to the input until something writes it;
+* messages without content are dropped, unless they carry no blocks on purpose (a barrier's);
+* blocks that are not adjacent are packed;
+* messages longer than :data:`mpicoll.engine.plan.PIECE` are cut, so that no count nears 2^31 and
+  receive space is bounded;
+* what is reduced is received aside.  Where that would take more than :data:`SPACE`, the pieces of
+  a round are received row by row (piece p of every sender, then piece p + 1), and within a row, if
+  need be, sender by sender into an accumulator.  The fold is the same expression all the same.
+  Only a round that also sends what it reduces needs room for the whole block.
+"""
 
 from __future__ import annotations
 

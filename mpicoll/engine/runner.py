@@ -21,7 +21,7 @@ from mpicoll.engine.spans import Span
 from mpicoll.ops import Reduction
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 
-__all__ = ["Execution", "Step", "fold_spans"]
+__all__ = ["Execution", "Step", "fold_spans", "temporary_of"]
 
 #: ``step(kind, peer, bytes, channel, phase, start)`` notes what ends now.
 Step: TypeAlias = Callable[[str, int | None, int, int, int, float], None]
@@ -37,6 +37,7 @@ class Execution:
         reduction: the operator, for collectives that reduce.
         lane: which part of the tags to use (see :func:`tag`).
         step: told of every step that ends.
+        temporary: the plan's temporary space, see :func:`temporary_of`; its own if not given.
     """
 
     def __init__(
@@ -48,16 +49,16 @@ class Execution:
         reduction: Reduction | None = None,
         lane: int = 0,
         step: Step | None = None,
+        temporary: Sequence[np.ndarray] | None = None,
     ) -> None:
         self._step = step
         self._plan, self._comm, self._lane = plan, comm, lane
         self._reduction = reduction
-        self._temporary = plan.spare.pop() if plan.spare else _temporary(plan)
         nothing = np.empty(0, np.uint8)
         self._buffers = [
             nothing if send is None else send,
             nothing if recv is None else recv,
-            *self._temporary,
+            *(temporary_of(plan) if temporary is None else temporary),
         ]
         self._requests: list[MPI.Request] = []
         self._owners: list[tuple[_Running, bool]] = []
@@ -126,7 +127,6 @@ class Execution:
         if self._requests or self.done:
             return
         self._move(self._plan.after)
-        self._plan.spare.append(self._temporary)
         self._buffers = []
         self.done = True
 
@@ -251,7 +251,8 @@ class _Running:
         return not (self.sends and self.phases[self.current].last)
 
 
-def _temporary(plan: Plan) -> list[np.ndarray]:
+def temporary_of(plan: Plan) -> list[np.ndarray]:
+    """The temporary space that a plan runs in."""
     return [np.empty(length, np.uint8) for length in plan.temporary]
 
 

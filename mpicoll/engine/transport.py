@@ -16,7 +16,6 @@ from mpi4py import MPI
 
 from mpicoll.base import caller
 from mpicoll.base.consensus import agreed
-from mpicoll.engine.plan import Plan
 from mpicoll.errors import TransportWarning
 
 _PROBLEM = ""
@@ -43,15 +42,9 @@ __all__ = [
     "Starter",
     "Transport",
     "connect",
-    "drop_buffers",
     "engine_problem",
-    "front",
     "geometry",
-    "is_active",
-    "is_near",
     "memory_of",
-    "program",
-    "starter",
 ]
 
 #: What ``MPICOLL_TRANSPORT`` accepts: all there is; slots alone; MPI's messages alone.
@@ -151,37 +144,6 @@ def connect(private: MPI.Intracomm, transport: str) -> Transport:
         return _connect(private, node, transport)
     finally:
         node.Free()
-
-
-def program(planned: Plan, device: Any) -> Any:
-    """A plan, made ready for the engine."""
-    return Execution(planned, device)
-
-
-def is_near(device: Any) -> bool:
-    """Whether this rank shares memory with all others, of which there are some."""
-    return bool(device.is_near())
-
-
-def is_active(planned: Plan) -> bool:
-    """Whether the engine runs the plan now."""
-    return any(made.active for made in planned.spare)
-
-
-def drop_buffers(planned: Plan) -> None:
-    """Let a plan that is not under way forget the buffers of its last run."""
-    for made in planned.spare:
-        made.drop()
-
-
-def front(*arguments: Any) -> Any:
-    """The engine's short way in; see ``_front.Front``."""
-    return FastPath(*arguments)
-
-
-def starter(*arguments: Any) -> Any:
-    """The short way of a persistent call; see ``_front.Starter``."""
-    return Starter(*arguments)
 
 
 def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Transport:

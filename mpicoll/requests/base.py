@@ -101,8 +101,8 @@ class Limited(Watched):
 
     def _give_up(self, error: TimeoutError) -> bool:
         """The limit is exceeded; whether it has not ended meanwhile."""
-        self._state.fail(error)
-        self._state.abandon(self)
+        self._state.guard.fail(error)
+        self._state.guard.abandon(self)
         return True
 
 

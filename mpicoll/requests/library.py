@@ -81,7 +81,7 @@ class LibraryRequest(Limited, OwnedRequest):
     def _complete(self, status: MPI.Status | None) -> bool:
         comparison = self._comparison
         if comparison is not None and comparison.error is not None:
-            self._state.abandon(self)
+            self._state.guard.abandon(self)
             raise comparison.error
         over = comparison is None or comparison.over
         return over and MPI.Request.Test(self, status)
@@ -132,7 +132,7 @@ class LibraryPrequest(_LimitedPrequest, LibraryRequest, OwnedPrequest):
 
     def Start(self) -> None:
         """Start the collective."""
-        self._state.check()
+        self._state.guard.check()
         with self._starting():
             MPI.Prequest.Start(self)
             self._started = True
@@ -168,7 +168,7 @@ class PersistentFallback(_LimitedPrequest, StandalonePrequest):
         pool: Pool[int],
     ) -> None:
         self._bind(state, prepared)
-        number, self._unbind = pool.take(self, state.pause)
+        number, self._unbind = pool.take(self, state.guard.pause)
         self._comm, self._begin = state.lanes.comms[number], begin
         handler = comm.Get_errhandler()
         self._comm.Set_errhandler(handler)
@@ -186,7 +186,7 @@ class PersistentFallback(_LimitedPrequest, StandalonePrequest):
         """
         if not self:
             raise ValueError("Start of a request that has been freed; make a new one")
-        self._state.check()
+        self._state.guard.check()
         super().Start()
 
     def _start(self) -> None:

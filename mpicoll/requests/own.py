@@ -18,7 +18,7 @@ from typing import Literal, NoReturn
 from mpi4py import MPI
 
 from mpicoll.base import caller
-from mpicoll.engine import plan, progress
+from mpicoll.engine import progress
 from mpicoll.engine.lanes import Lane
 from mpicoll.engine.runner import Execution
 from mpicoll.requests.base import Limited, fill
@@ -26,6 +26,7 @@ from mpicoll.requests.standalone import Standalone
 from mpicoll.runtime import agree
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.observe import Observation, observe
+from mpicoll.runtime.plans import Runnable
 from mpicoll.runtime.state import State
 
 __all__ = ["Prequest", "Request"]
@@ -53,7 +54,7 @@ class Request(Limited, Standalone):
         self._call = prepared.call
         self._name = prepared.definition.method
         self._shape = self._call.shape(prepared.choice)
-        self._plan: plan.Plan | None = None
+        self._plan: Runnable | None = None
         self._lane: Lane | None = None
         self._execution: Execution | None = None
         self._comparison: agree.Comparison | None = None
@@ -68,8 +69,8 @@ class Request(Limited, Standalone):
     ) -> Request:
         """Start a call."""
         request = cls(state, prepared, report)
-        request._ticket, request._comparison = state.start(prepared)
-        request._plan = state.borrow(request._shape)
+        request._ticket, request._comparison = state.guard.start(prepared)
+        request._plan = state.plans.borrow(request._shape)
         request._lane = state.lanes.join(request)
         request._activate()
         return request
@@ -117,8 +118,7 @@ class Request(Limited, Standalone):
         assert self._plan is not None and self._lane is not None
         self._call.load()
         step = self._observation.step if self._observation is not None else None
-        memory, reduction = self._call.memory(), self._call.reduction
-        return self._state.execute(self._plan, self._lane, *memory, reduction, step)
+        return self._state.plans.execute(self._plan, self._lane, self._call, step)
 
     def _may_start(self) -> bool:
         assert self._lane is not None
@@ -139,7 +139,7 @@ class Request(Limited, Standalone):
 
     def _fail(self, error: BaseException) -> None:
         """Messages may be under way: buffers and requests must stay, and no call follow."""
-        self._state.fail(error)
+        self._state.guard.fail(error)
         self._tell(error)
         progress.remove(self)
         self._error = error
@@ -157,7 +157,7 @@ class Request(Limited, Standalone):
         """Give back all that the call has needed."""
         assert self._plan is not None and self._lane is not None
         self._state.lanes.leave(self, self._lane)
-        self._state.give_back(self._plan)
+        self._state.plans.give_back(self._plan)
         self._plan = self._lane = None
         del self._call, self._prepared
 
@@ -231,9 +231,9 @@ class Prequest(Request):
     ) -> None:
         super().__init__(state, prepared, report)
         self._number = 0 if state.watch is None else state.watch.new_counter()
-        self._plan = self._state.build(self._shape)
-        self._lane, self._unbind = state.lanes.persistent.take(self, state.pause)
-        self._short = state.starter(self._plan, self._lane, self._call)
+        self._plan = self._state.plans.build(self._shape)
+        self._lane, self._unbind = state.lanes.persistent.take(self, state.guard.pause)
+        self._short = state.fast_path.starter(self._plan, self._lane, self._call)
 
     def __bool__(self) -> bool:
         return self._unbind.alive
@@ -252,7 +252,7 @@ class Prequest(Request):
             raise ValueError(
                 f"Start of {self._name} by a request that has been freed; make a new one"
             )
-        self._state.check()
+        self._state.guard.check()
         if self._stage == ACTIVE:
             raise RuntimeError(f"Start of {self._name} under way; complete it by Wait first")
         if self._state.watch is not None:

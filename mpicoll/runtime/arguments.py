@@ -16,6 +16,7 @@ from mpicoll.ops import exact
 from mpicoll.registry import Parameter
 from mpicoll.runtime.calls import Call
 from mpicoll.schedule.collectives import Collective, Place
+from mpicoll.schedule.methods import METHODS
 from mpicoll.tuning import Choice
 
 __all__ = ["asked_for", "parse", "place_of", "summed_exactly"]
@@ -39,7 +40,7 @@ def parse(
         TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.buffers.pair.operands`;
             and TypeError for an operator that has no meaning for the elements.
     """
-    if definition.method in vectors.METHODS:
+    if METHODS[definition.method].varies:
         found = vectors.operands(definition, place, sendbuf, recvbuf, counts)
     else:
         found = pair.operands(definition, place, sendbuf, recvbuf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import algorithms, ops, tuning
-from mpicoll.buffers import Buffer, vectors
+from mpicoll.buffers import Buffer
 from mpicoll.buffers.buffer import Bytes
 from mpicoll.buffers.packing import Packed
 from mpicoll.buffers.staged import OnDevice
@@ -21,25 +22,12 @@ from mpicoll.ops.exact import EXACT, SCHEDULES
 from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS
 from mpicoll.runtime import agree
 from mpicoll.schedule import layout
-from mpicoll.schedule.collectives import COLLECTIVES, Collective, Place
+from mpicoll.schedule.collectives import Collective, Place
 from mpicoll.schedule.layout import Layout
+from mpicoll.schedule.methods import METHODS, OWN, Method
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["METHODS", "Call", "Prepared"]
-
-#: What each method of a communicator does: the collective, under the method's own name.
-METHODS = {definition.method: definition for definition in COLLECTIVES.values()}
-METHODS |= {
-    name: replace(COLLECTIVES[collective], method=name)
-    for name, collective in {
-        "Allgatherv": "allgather",
-        "Alltoallv": "alltoall",
-        "Alltoallw": "alltoall",
-        "Gatherv": "gather",
-        "Reduce_scatter": "reduce_scatter",
-        "Scatterv": "scatter",
-    }.items()
-}
+__all__ = ["Call", "Prepared"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +54,10 @@ class Call:
     stream: int | None = None
 
     @property
+    def _method(self) -> Method:
+        return METHODS[self.definition.method]
+
+    @property
     def buffer(self) -> Buffer | None:
         """A buffer that tells type and count; None for a barrier."""
         return self.send if self.send is not None else self.recv
@@ -74,7 +66,7 @@ class Call:
     def nbytes(self) -> int:
         """Bytes of the whole vector, equal on all ranks; 0 where no rank knows all of it."""
         if self.layouts is not None and self.buffer is not None:
-            if vectors.METHODS[self.definition.method] == vectors.OWN:
+            if self._method.blocks is OWN:
                 return 0
             unit = self.buffer.itemsize if self.reduction is not None else 1
             return sum(self.layouts[1].counts) * unit
@@ -90,8 +82,7 @@ class Call:
         entry = algorithms.find(self.definition.name, algorithm)
         if COMMUTATIVE in entry.needs and self.reduction and not self.reduction.commutative:
             return TypeError(f"{algorithm} needs a commutative operator, and this one is not")
-        own = vectors.METHODS.get(self.definition.method) == vectors.OWN
-        if EQUAL_BLOCKS in entry.needs and own:
+        if EQUAL_BLOCKS in entry.needs and self._method.blocks is OWN:
             return ValueError(
                 f"{algorithm} passes on blocks of other ranks, whose lengths a rank does not know "
                 f"in {self.definition.method}"
@@ -123,7 +114,7 @@ class Call:
         What is only moved may be of different types, bytes on one rank, as long as its length is
         the same.
         """
-        if self.buffer is None or vectors.METHODS.get(self.definition.method) == vectors.OWN:
+        if self.buffer is None or self._method.blocks is OWN:
             return {}
         if self.layouts is not None:
             counts = hashlib.sha256(repr(self.layouts[1].counts).encode()).hexdigest()[:16]
@@ -144,8 +135,7 @@ class Call:
 
     def messages(self) -> tuple[Any, Any]:
         """Send and receive buffer as mpi4py wants them."""
-        method = self.definition.method
-        if method in vectors.METHODS and method != "Reduce_scatter" and self._has_datatype():
+        if self._method.varies and not self.definition.reduces and self._has_datatype():
             return self._vector(self.send, 0), self._vector(self.recv, 1)
         send = self._message(self.send, 0)
         recv = self._message(self.recv, 1)
@@ -215,11 +205,14 @@ class Call:
 
     def on_stream(self, stream: int) -> Call:
         """The same call ordered on a stream."""
-        send = None if self.send is None else self.send.on_stream(stream)
-        recv = send
-        if self.recv is not self.send:
-            recv = None if self.recv is None else self.recv.on_stream(stream)
-        return replace(self, send=send, recv=recv, stream=stream)
+        return replace(self.with_buffers(lambda buffer: buffer.on_stream(stream)), stream=stream)
+
+    def with_buffers(self, change: Callable[[Buffer], Buffer]) -> Call:
+        """The same call of other buffers."""
+        send = None if self.send is None else change(self.send)
+        if self.recv is None or self.recv is self.send:
+            return replace(self, send=send, recv=None if self.recv is None else send)
+        return replace(self, send=send, recv=change(self.recv))
 
     @property
     def is_direct(self) -> bool:

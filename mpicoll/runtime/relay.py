@@ -104,7 +104,7 @@ class Relay:
             if number < len(chunks):
                 self._copy_to_host(send, number, chunks[number])
             self._await(number, len(chunks))
-            self._state.wait(self._state.private.Ibarrier())
+            self._state.guard.wait(self._state.private.Ibarrier())
             if 0 <= number - 1 < len(chunks):
                 self._fold(call, number - 1, chunks[number - 1])
             if 0 <= number - 2 < len(chunks):

@@ -101,11 +101,11 @@ def run(
     if not has_chunks(call):
         return False
     chunks = _chunks(call)
-    if state.staging is None:
-        state.staging = Area.open(state, state.gpus.device)
-    if isinstance(state.staging, Unavailable):  # a second try would pin no more
-        raise MemoryError(state.staging.reason)
-    pipeline = Pipeline(state.staging, call)
+    device = state.gpus.device
+    area = state.once(Area, lambda: Area.open(state, device))
+    if isinstance(area, Unavailable):  # a second try would pin no more
+        raise MemoryError(area.reason)
+    pipeline = Pipeline(area, call)
     for number in range(1 - SLOTS, len(chunks)):
         if number + SLOTS - 1 < len(chunks):
             pipeline.copy_to_host(number + SLOTS - 1, chunks[number + SLOTS - 1])
@@ -114,8 +114,7 @@ def run(
             if prepared.choice.algorithm == NATIVE:
                 native(part)
             else:
-                shape = part.shape(prepared.choice)
-                state.run(shape, *part.memory(), part.reduction, step)
+                state.plans.run(part, prepared.choice, step)
             pipeline.copy_to_device(number, chunks[number])
     pipeline.end(len(chunks) - 1)
     state.count(prepared.definition.name, prepared.choice.algorithm)

@@ -7,6 +7,7 @@ MPI library's own collective, whose schedule is unknown, by a curve through its 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mpicoll import algorithms
 from mpicoll.base.wording import plural
@@ -90,6 +91,7 @@ def predict(
         ValueError: something is unknown or out of range; or the library's own collective was not
             measured; or the simulation would take too long.
     """
+    made = partial(Prediction, collective, choice.words, ranks, nbytes)
     evidence = model.evidence_of(collective, choice.words)
     warnings = tuple(_outside(evidence, ranks, nbytes))
     widen = _error(evidence, ranks)
@@ -105,9 +107,7 @@ def predict(
         except ValueError as error:
             raise ValueError(f"{collective} {NATIVE}: {error}") from None
         low, high = low * (1 - widen), high * (1 + widen)
-        return Prediction(
-            collective, choice.words, ranks, nbytes, seconds, low, high, CURVE, (), None, warnings
-        )
+        return made(seconds, low, high, CURVE, (), None, warnings)
     costs, own = model.costs(collective, choice.words, ranks)
     apart = nodes if len(set(nodes)) > 1 else ()
     placed = rules.placed(collective, choice, nodes)
@@ -126,25 +126,12 @@ def predict(
     except TooManyMessages:
         seconds = _simulated(costs, collective, placed, ranks, nbytes, root, apart)
         low, high = seconds * (1 - widen), seconds * (1 + widen)
-        return Prediction(
-            collective, choice.words, ranks, nbytes, seconds, low, high, source, (), None, warnings
-        )
+        return made(seconds, low, high, source, (), None, warnings)
     replicates = model.replicates(collective, choice.words, ranks)
     seconds = path.seconds(costs)
     low, high = interval([path.seconds(r) for r in replicates] or [seconds])
-    return Prediction(
-        collective,
-        choice.words,
-        ranks,
-        nbytes,
-        seconds,
-        min(low, seconds) * (1 - widen),
-        max(high, seconds) * (1 + widen),
-        source,
-        _parts(path, costs),
-        path,
-        warnings,
-    )
+    low, high = min(low, seconds) * (1 - widen), max(high, seconds) * (1 + widen)
+    return made(seconds, low, high, source, _parts(path, costs), path, warnings)
 
 
 def _simulated(

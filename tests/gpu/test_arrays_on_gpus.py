@@ -127,7 +127,7 @@ def test_in_place_and_types(ours, cupy, dtype, count):
     ours.Allreduce(MPI.IN_PLACE, array, algorithm="parameter_server")
     assert array.get().tobytes() == host.tobytes()
     array = cupy.asarray(values)
-    for _ in range(3):  # the second and the third by the short way, if there is one
+    for _ in range(3):  # the second and the third by the fast path, if there is one
         ours.Allreduce(MPI.IN_PLACE, array, MPI.MAX if dtype != "c8" else MPI.SUM)
     assert array.shape == (count,)
 

@@ -515,7 +515,7 @@ def test_arrays_on_the_default_stream_go_the_short_way(world):
     import mpicoll
 
     comm = mpicoll.Intracomm(world.Dup())
-    if comm.gpu_transport() == "cuda_ipc" and comm._state.front is not None:
+    if comm.gpu_transport() == "cuda_ipc" and comm._state.fast_path.path is not None:
         x = cupy.ones(10, cupy.float32)
         comm.Allreduce(MPI.IN_PLACE, x)
         assert comm._state.gpus.peers.serve("allreduce", MPI.IN_PLACE, x, MPI.SUM, 0)

@@ -17,6 +17,7 @@ from mpicoll.bench.pattern import Pattern
 from mpicoll.bench.settings import STARTS, SweepSettings
 from mpicoll.bench.start import Barrier, Window, next_window
 from mpicoll.bench.watchdog import complaint, reporter
+from mpicoll.schedule.methods import VARIANTS
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
@@ -69,7 +70,7 @@ def test_every_point_is_measured_once(comm):
 
 
 @pytest.mark.parametrize("manner", [{}, {"in_place": True}, {"skew": 1.0, "pool": 1}])
-@pytest.mark.parametrize("collective", workload.METHODS)
+@pytest.mark.parametrize("collective", VARIANTS)
 def test_every_collective_and_algorithm_is_right(comm, collective, manner):
     dtype, root = np.dtype("i2"), SIZE - 1
     for size in (8, 3000):
@@ -88,7 +89,7 @@ def test_every_collective_and_algorithm_is_right(comm, collective, manner):
 @pytest.mark.mpi(min_size=2)
 def test_what_is_not_received_is_noticed(comm):
     """In place too, where a part is there from the beginning."""
-    for collective in sorted({*workload.METHODS} - {"barrier"}):
+    for collective in sorted({*VARIANTS} - {"barrier"}):
         for in_place in (False, True):
             count = workload.elements(collective, 600, 2, SIZE)
             work = workload.prepare(comm, collective, count, np.dtype("i2"), in_place=in_place)

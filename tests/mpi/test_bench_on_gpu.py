@@ -11,7 +11,8 @@ from mpicoll.base.arrays import stopwatch
 from mpicoll.bench import sweep
 from mpicoll.bench.repetition import repetitions
 from mpicoll.bench.settings import SweepSettings
-from mpicoll.bench.workload import AUTO, METHODS, prepare, serving
+from mpicoll.bench.workload import AUTO, prepare, serving
+from mpicoll.schedule.methods import VARIANTS
 
 pytestmark = pytest.mark.mpi
 
@@ -40,7 +41,7 @@ def seen(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("collective", METHODS)
+@pytest.mark.parametrize("collective", VARIANTS)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_buffers_are_on_the_gpu_and_checked(comm, seen, collective, in_place):
     count = 4 * comm.size

@@ -14,7 +14,8 @@ from mpi4py.util.dtlib import to_numpy_dtype
 
 from mpicoll import algorithms, ops
 from mpicoll.base import caller
-from mpicoll.comm import FallbackWarning, Intracomm
+from mpicoll.comm import Intracomm
+from mpicoll.errors import FallbackWarning
 from mpicoll.registry import COMMUTATIVE
 from mpicoll.schedule import collectives
 

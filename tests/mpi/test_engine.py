@@ -4,6 +4,7 @@ import os
 import time
 import warnings
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from mpicoll import Intracomm, algorithms, hooks, ops
 from mpicoll.base import caller
 from mpicoll.engine import planning, progress, transport
 from mpicoll.errors import TransportWarning
+from mpicoll.runtime.plans import Runnable
 from mpicoll.schedule.collectives import COLLECTIVES
 
 WORLD = MPI.COMM_WORLD
@@ -43,7 +45,7 @@ def ours(request):
 def python():
     """A communicator whose plans run in Python."""
     comm = Intracomm(WORLD.Dup())
-    comm._state.device = comm._state.front = None
+    comm._state.plans.device = comm._state.fast_path.path = None
     yield comm
     comm.Free()
 
@@ -122,13 +124,13 @@ def test_narrow_sums_in_parts():
     ours = Intracomm(WORLD.Dup())
     data = np.full(3000, 0.1 * (RANK + 1), np.float16)
     result = np.empty_like(data)
-    shape_of = ours._state.build
+    shape_of = ours._state.plans.build
     # Too little space for all ranks' pieces at once: partial sums stay in float32.
-    ours._state.build = lambda shape: runner_plan(shape)
+    ours._state.plans.build = lambda shape: runner_plan(shape)
     try:
         ours.Allreduce(data, result, algorithm="parameter_server")
     finally:
-        ours._state.build = shape_of
+        ours._state.plans.build = shape_of
     want = np.empty_like(data)
     parts = [np.full(3000, 0.1 * (rank + 1), np.float16) for rank in range(P)]
     ops.reduction("sum", np.dtype(np.float16)).fold(want, parts)
@@ -138,7 +140,18 @@ def test_narrow_sums_in_parts():
 
 def runner_plan(shape):
 
-    return planning.build(shape, piece=512, space=1024)
+    return Runnable(planning.build(shape, piece=512, space=1024))
+
+
+def test_python_keeps_the_temporary_space_of_a_plan_for_the_next_call(python):
+    spaces = []
+    for _ in range(3):
+        result = np.zeros(67)
+        python.Allreduce(np.ones(67), result, algorithm="parameter_server")
+        kept = next(reversed(python._state.plans._kept.values()))
+        spaces.append(kept.temporary)
+        assert result.tolist() == [P] * 67
+    assert spaces[0] is not None and all(space is spaces[0] for space in spaces)
 
 
 def test_an_error_in_an_operator_ends_the_call_and_the_communicator():
@@ -156,15 +169,15 @@ def test_an_error_in_an_operator_ends_the_call_and_the_communicator():
     broken = Broken("user", plain.dtype, True, plain.wide, "", function=lambda a, b: None)
     state = ours._state
     send, recv = np.ones(64), np.zeros(64)
-    call_shape = shape(ours, send, recv)
+    call, choice = folded_everywhere(ours, send, recv)
     with pytest.raises(ArithmeticError, match="no sum today"):
-        state.run(call_shape, send.view("u1"), recv.view("u1"), broken)
+        state.plans.run(replace(call, reduction=broken), choice)
     assert calls
     with pytest.raises(RuntimeError, match="cannot be used any more"):
         ours.Barrier()
 
 
-def shape(comm, send, recv):
+def folded_everywhere(comm, send, recv):
     from mpicoll.runtime.arguments import parse, place_of
     from mpicoll.tuning import Choice, check
 
@@ -172,13 +185,13 @@ def shape(comm, send, recv):
     name, definition = "parameter_server", COLLECTIVES["allreduce"]
     place = place_of(definition, comm.rank, comm.size, 0)
     call = parse(definition, place, send, recv, MPI.SUM)
-    return call.shape(Choice(name, check("allreduce", name, {})))
+    return call, Choice(name, check("allreduce", name, {}))
 
 
-# --- the short way in ---
+# --- the fast path ---
 
 
-def test_a_repeated_call_goes_the_short_way(ours):
+def test_a_repeated_call_goes_the_fast_path(ours):
     table = ours.explain("allreduce", 24)
     before = ours.stats().calls
     data = np.zeros(3)
@@ -190,10 +203,10 @@ def test_a_repeated_call_goes_the_short_way(ours):
     ran = {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
     assert list(ran.values()) == [5]
     assert next(iter(ran))[1] in table
-    assert sum(ours._front.calls().values()) >= 4
+    assert sum(ours._fast_path.calls().values()) >= 4
 
 
-def test_the_short_way_is_for_the_same_call_alone():
+def test_the_fast_path_is_for_the_same_call_alone():
     ours = Intracomm(WORLD.Dup())
     total, least = P * (P + 1) // 2, 1
     data = np.full(4, RANK + 1)
@@ -221,7 +234,7 @@ def test_the_short_way_is_for_the_same_call_alone():
         ours.Allreduce(data, result)
 
 
-def test_an_algorithm_that_is_named_goes_the_short_way_too():
+def test_an_algorithm_that_is_named_goes_the_fast_path_too():
     ours = Intracomm(WORLD.Dup())
     data = np.full(5, RANK)
     want = [P * (P - 1) // 2] * 5
@@ -236,7 +249,7 @@ def test_an_algorithm_that_is_named_goes_the_short_way_too():
             result = np.zeros(5, int)
             ours.Allreduce(data, result, **named)
             assert result.tolist() == want
-    short = ours._front.calls()
+    short = ours._fast_path.calls()
     assert {short[("allreduce", name)] for name in ("ring", "double_binary_tree")} == {2}
     ran = ours.stats().calls
     assert ran[("allreduce", "ring")] == 3
@@ -252,13 +265,13 @@ def test_what_is_forgotten_while_it_runs_is_counted_all_the_same():
     for _ in range(2):
         ours.Allreduce(MPI.IN_PLACE, data)
     (name,) = ours.stats().calls
-    front = ours._front
+    fast_path = ours._fast_path
 
     class Forgetting:
         """Under way: it lets the cache of plans overflow in the middle of the call."""
 
         def advance(self):
-            front.forget()
+            fast_path.forget()
             progress.remove(self)
 
     for _ in range(2):
@@ -271,7 +284,7 @@ def test_what_is_forgotten_while_it_runs_is_counted_all_the_same():
 
 
 @pytest.mark.parametrize("algorithm", [None, "linear"])
-def test_strings_do_not_go_the_short_way(algorithm):
+def test_strings_do_not_go_the_fast_path(algorithm):
     ours = Intracomm(WORLD.Dup())
     for _ in range(3):
         letters = np.full(4, b"x" if RANK == 0 else b"-", "S1")
@@ -282,7 +295,7 @@ def test_strings_do_not_go_the_short_way(algorithm):
     ours.Free()
 
 
-def test_calls_of_unequal_blocks_go_the_short_way():
+def test_calls_of_unequal_blocks_go_the_fast_path():
     ours = Intracomm(WORLD.Dup())
     counts, places = [rank + 1 for rank in range(P)], [2 * rank for rank in range(P)]
     total = sum(counts)
@@ -311,13 +324,13 @@ def test_calls_of_unequal_blocks_go_the_short_way():
         )
         assert both[1][: 2 * P : 2].tolist() == [rank + turn for rank in reversed(range(P))]
     short = Counter()
-    for (collective, _), calls in ours._front.calls().items():
+    for (collective, _), calls in ours._fast_path.calls().items():
         short[collective] += calls
     assert short == {"allgather": 6, "gather": 3, "scatter": 3, "alltoall": 6, "reduce_scatter": 3}
     ours.Free()
 
 
-def test_the_short_way_of_unequal_blocks_is_for_the_same_call_alone():
+def test_the_fast_path_of_unequal_blocks_is_for_the_same_call_alone():
     ours = Intracomm(WORLD.Dup())
     mine, all_of_them = np.full(1, RANK), np.zeros(2 * P, int)
     for _ in range(3):
@@ -343,7 +356,7 @@ def test_the_short_way_of_unequal_blocks_is_for_the_same_call_alone():
     ours.Free()
 
 
-def test_hooks_hear_of_what_went_the_short_way_before():
+def test_hooks_hear_of_what_went_the_fast_path_before():
     ours = Intracomm(WORLD.Dup())
     data, heard = np.zeros(2), []
     for _ in range(3):
@@ -359,7 +372,7 @@ def test_hooks_hear_of_what_went_the_short_way_before():
 
 @pytest.fixture
 def plans(monkeypatch):
-    """Two persistent calls on one communicator that cannot go the long way; and their results."""
+    """Two persistent calls on one communicator that cannot go the slow path; and their results."""
     ours = Intracomm(WORLD.Dup())
     results = [np.zeros(3), np.zeros(40_000)]
     made = [
@@ -374,7 +387,7 @@ def plans(monkeypatch):
     ours.Free()
 
 
-def test_a_persistent_call_goes_the_short_way(plans):
+def test_a_persistent_call_goes_the_fast_path(plans):
     ours, (plan, _), (out, _) = plans
     for _ in range(5):
         out[:] = 0
@@ -386,7 +399,7 @@ def test_a_persistent_call_goes_the_short_way(plans):
     assert not ours._state.under_way and not progress.under_way
 
 
-def test_persistent_calls_on_the_short_way_in_any_order(plans):
+def test_persistent_calls_on_the_fast_path_in_any_order(plans):
     ours, made, results = plans
     for turn in range(6):
         for out in results:
@@ -409,7 +422,7 @@ def test_persistent_calls_on_the_short_way_in_any_order(plans):
     assert ours.stats().calls["allreduce", "ring"] == 12
 
 
-def test_hooks_hear_of_persistent_calls_that_went_the_short_way_before(events):
+def test_hooks_hear_of_persistent_calls_that_went_the_fast_path_before(events):
     ours = Intracomm(WORLD.Dup())
     plan = ours.Allreduce_init(MPI.IN_PLACE, np.zeros(2), algorithm="ring")
     del events[:]
@@ -421,7 +434,7 @@ def test_hooks_hear_of_persistent_calls_that_went_the_short_way_before(events):
     ours.Free()
 
 
-def test_a_persistent_call_that_fails_on_the_short_way(plans):
+def test_a_persistent_call_that_fails_on_the_fast_path(plans):
     if P == 1:
         pytest.skip("nothing is folded")
     ours = Intracomm(WORLD.Dup())
@@ -495,7 +508,7 @@ def test_who_waits_for_long_leaves_the_processor_to_others():
 
 def test_memory_is_shared_where_ranks_are_near():
     ours = Intracomm(WORLD.Dup())
-    everywhere = WORLD.allreduce(ours._state.device.is_near(), MPI.LAND)
+    everywhere = WORLD.allreduce(ours._state.plans.device.is_near(), MPI.LAND)
     assert everywhere == (P > 1)  # all ranks of the tests run on one node
     assert not any("mpicoll" in name for name in os.listdir("/dev/shm"))
     ours.Free()
@@ -514,7 +527,7 @@ def test_where_memory_cannot_be_shared_messages_serve(monkeypatch):
     texts = [str(w.message) for w in caught if w.category is TransportWarning]
     assert len(texts) == (RANK == 0)
     assert all("No space left on device" in text for text in texts)
-    assert not ours._state.device.is_near()
+    assert not ours._state.plans.device.is_near()
     data = np.full(3, RANK)
     ours.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
     assert data.tolist() == [P * (P - 1) // 2] * 3
@@ -529,7 +542,7 @@ def test_one_rank_without_engine_is_enough_for_python(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = Intracomm(WORLD.Dup())
-    assert ours._state.device is None
+    assert ours._state.plans.device is None
     data = np.full(3, RANK)
     ours.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
     assert data.tolist() == [P * (P - 1) // 2] * 3
@@ -575,7 +588,7 @@ def test_a_sender_that_waits_copies_too(together):
         data[:] = turn
         together.Scatter(data if RANK == 0 else None, mine, algorithm="linear")
         assert mine.min() == mine.max() == turn
-        if WORLD.bcast(together._state.device.helped > 0):
+        if WORLD.bcast(together._state.plans.device.helped > 0):
             return
     pytest.fail("it never did")
 
@@ -600,9 +613,9 @@ def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
         data[:] = turn
         ours.Scatter(data if RANK == 0 else None, mine, algorithm="linear")
         assert mine.min() == mine.max() == turn
-        if not WORLD.bcast(ours._state.device.helps):
+        if not WORLD.bcast(ours._state.plans.device.helps):
             break
-    assert WORLD.bcast(not ours._state.device.helps and ours._state.device.helped == 0)
+    assert WORLD.bcast(not ours._state.plans.device.helps and ours._state.plans.device.helped == 0)
     ours.Free()
 
 
@@ -676,7 +689,7 @@ def test_a_transport_that_is_not_known(monkeypatch):
 @pytest.mark.skipif(P != 2, reason="two ranks that disagree")
 def test_counts_that_differ_are_an_error():
     ours = Intracomm(WORLD.Dup())
-    if not WORLD.allreduce(ours._state.device.is_near(), MPI.LAND):
+    if not WORLD.allreduce(ours._state.plans.device.is_near(), MPI.LAND):
         pytest.skip("no shared memory")
     if RANK < 2:
         data = np.zeros(3 + RANK)

@@ -94,15 +94,15 @@ def test_nodes_of_the_callers(ours, collective, mode):
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_calls_that_follow_take_the_short_way(in_turn, collective):
-    if in_turn._state.front is None:
-        pytest.skip("there is no short way here")
+def test_calls_that_follow_take_the_fast_path(in_turn, collective):
+    if in_turn._state.fast_path.path is None:
+        pytest.skip("there is no fast path here")
     for _ in range(3):
         check_bits(in_turn, collective, {"nodes": [r % 2 for r in range(P)]})
-    # Other nodes go the long way, and are not taken for these.
+    # Other nodes go the slow path, and are not taken for these.
     check_bits(in_turn, collective, {"nodes": [0] * P}, nodes=[0] * P)
     check_bits(in_turn, collective, {"nodes": [r % 2 for r in range(P)]})
-    short = in_turn._state.front.calls()
+    short = in_turn._state.fast_path.path.calls()
     assert 1 <= short[collective, "hierarchical"] <= 4
     assert in_turn.stats().calls == {(collective, "hierarchical"): 5}
 

@@ -79,7 +79,7 @@ def test_a_trace_changes_no_choice(monkeypatch):
     monkeypatch.setenv("MPICOLL_TRACE", f"{folder}/trace")
     traced = Intracomm(WORLD.Dup())
     assert traced._state.table == plain._state.table
-    assert traced._state._piece == plain._state._piece
+    assert traced._state.plans.piece == plain._state.plans.piece
     for comm in (plain, traced):
         comm.Free()
     if files := trace._FILES.pop(f"{folder}/trace", None):

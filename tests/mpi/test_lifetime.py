@@ -8,6 +8,8 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
+from mpicoll.engine import planning
+from mpicoll.runtime import plans
 from mpicoll.runtime import state as module
 
 pytestmark = pytest.mark.mpi
@@ -187,7 +189,7 @@ def test_freeing_frees_the_private_communicator(ours):
     shared = made._state
     works(made)
     made.Free()
-    assert shared.closed
+    assert shared.guard.closed
     assert shared.private == MPI.COMM_NULL
     with pytest.raises(MPI.Exception) as caught:
         made.Free()
@@ -203,7 +205,7 @@ def test_safe_free_and_disconnect(ours):
     made = ours.Dup()
     shared = made._state
     made.Disconnect()
-    assert shared.closed
+    assert shared.guard.closed
 
 
 def test_predefined_communicators_cannot_be_freed():
@@ -211,7 +213,7 @@ def test_predefined_communicators_cannot_be_freed():
     shared = mine._state
     with pytest.raises(MPI.Exception):
         mine.Free()
-    assert not shared.closed
+    assert not shared.guard.closed
     works(mine)
     module._OPEN.pop(shared)  # let the check for leaks pass: this one stays until the end
     module._OPEN[shared] = None
@@ -254,16 +256,16 @@ def test_objects_that_are_dropped_keep_nothing_but_the_handle(ours):
 
 
 def test_plans_are_kept_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr(module, "PLANS", 4)
+    monkeypatch.setattr(plans, "PLANS", 4)
     built = []
-    build = module.plan.build
+    build = planning.build
     monkeypatch.setattr(
-        module.plan, "build", lambda shape, piece: built.append(shape) or build(shape, piece)
+        planning, "build", lambda shape, piece: built.append(shape) or build(shape, piece)
     )
     ours = Intracomm(WORLD.Dup())
 
     def call(count):
-        # With parameters that are not the defaults no call goes the short way.
+        # With parameters that are not the defaults no call goes the fast path.
         ours.Allreduce(np.ones(count), np.zeros(count), algorithm="double_binary_tree", segments=2)
 
     for count in (1, 2, 3, 4, 1, 2, 3, 4):
@@ -275,7 +277,7 @@ def test_plans_are_kept_up_to_a_limit(monkeypatch):
     assert len(built) == 5
     call(2)
     assert len(built) == 6
-    assert len(ours._state._plans) == 4
+    assert len(ours._state.plans._kept) == 4
     # Whatever has the same size is the same plan.
     named = {"algorithm": "double_binary_tree", "segments": 2}
     ours.Allreduce(np.ones(2, "i8"), np.zeros(2, "i8"), MPI.MAX, **named)
@@ -286,39 +288,39 @@ def test_plans_are_kept_up_to_a_limit(monkeypatch):
 def test_plans_are_kept_up_to_a_limit_of_space(monkeypatch):
     ours = Intracomm(WORLD.Dup())
     state = ours._state
-    state.front = None  # the long way, every time
+    state.fast_path.path = None  # the slow path, every time
 
     def call(count):
         ours.Allreduce(np.ones(count), np.zeros(count), algorithm="parameter_server")
 
     for count in (1, 1000, 2000):
         call(count)
-    space = [sum(planned.temporary) for planned in state._plans.values()]
-    assert state._space == sum(space)
-    monkeypatch.setattr(module, "SPACE", space[-1])
+    space = [sum(kept.plan.temporary) for kept in state.plans._kept.values()]
+    assert state.plans._space == sum(space)
+    monkeypatch.setattr(plans, "SPACE", space[-1])
     call(1000)
-    assert len(state._plans) == (3 if P == 1 else 1)
+    assert len(state.plans._kept) == (3 if P == 1 else 1)
     call(100_000)  # the last one is kept, however large
-    assert len(state._plans) == (4 if P == 1 else 1)
+    assert len(state.plans._kept) == (4 if P == 1 else 1)
     ours.Free()
 
 
 def test_a_plan_that_runs_is_not_started_again(monkeypatch):
     ours = Intracomm(WORLD.Dup())
     shared = ours._state
-    shared.front = None  # the long way, every time
+    shared.fast_path.path = None  # the slow path, every time
     seen = []
-    execute = shared.execute
+    execute = shared.plans.execute
 
     def spy(planned, *arguments):
-        seen.append(planned in shared._plans.values())
+        seen.append(planned in shared.plans._kept.values())
         return execute(planned, *arguments)
 
-    monkeypatch.setattr(shared, "execute", spy)
+    monkeypatch.setattr(shared.plans, "execute", spy)
     works(ours)
     works(ours)
     assert seen == [False, False]
-    assert len(shared._plans) == 1
+    assert len(shared.plans._kept) == 1
     ours.Free()
 
 
@@ -341,16 +343,16 @@ def test_a_failure_poisons_the_communicator(monkeypatch):
     ours = Intracomm(base)
     shared = ours._state
     with monkeypatch.context() as patch:
-        patch.setattr(module.State, "execute", failing(Broken("first")))
+        patch.setattr(plans.Plans, "execute", failing(Broken("first")))
         with pytest.raises(Broken, match="first"):
             works(ours)
     for call in (works, lambda c: c.Barrier(), lambda c: c.stats(), works):
         with pytest.raises(RuntimeError, match=r"cannot be used any more.*Broken: first") as caught:
             call(ours)
         assert isinstance(caught.value.__cause__, Broken)
-    assert shared.failure is not None
+    assert shared.guard.failure is not None
     base.Free()
-    assert shared.closed
+    assert shared.guard.closed
     assert shared.private != MPI.COMM_NULL  # messages may be under way there
     shared.private.Free()
 
@@ -370,12 +372,12 @@ def test_mpi_errors_go_through_the_users_error_handler(monkeypatch):
     # What goes wrong on the private communicator comes back as an error code ...
     assert ours._state.private.Get_errhandler() == MPI.ERRORS_RETURN
     with monkeypatch.context() as patch:
-        patch.setattr(module.State, "execute", failing(MPI.Exception(MPI.ERR_TRUNCATE)))
+        patch.setattr(plans.Plans, "execute", failing(MPI.Exception(MPI.ERR_TRUNCATE)))
         with pytest.raises(MPI.Exception) as caught:
             works(ours)
     # ... which the user's handler hears, and then the caller.
     assert caught.value.Get_error_class() == MPI.ERR_TRUNCATE
     assert heard == [MPI.ERR_TRUNCATE]
-    ours._state.failure = None  # nothing was under way
+    ours._state.guard.failure = None  # nothing was under way
     base.Free()
     handler.Free()

@@ -10,12 +10,12 @@ from mpi4py import MPI
 
 from mpicoll import algorithms
 from mpicoll.comm import Intracomm
-from mpicoll.engine import lanes, progress
+from mpicoll.engine import lanes, planning, progress
 from mpicoll.errors import FallbackWarning
 from mpicoll.requests import Prequest, Request
-from mpicoll.runtime import state
-from mpicoll.runtime.calls import METHODS
+from mpicoll.runtime import plans, state
 from mpicoll.schedule import collectives
+from mpicoll.schedule.methods import METHODS
 
 pytestmark = pytest.mark.mpi
 
@@ -133,8 +133,8 @@ def test_without_an_algorithm_the_library_serves_and_is_counted(alone, method, m
     request.Wait()
     if mode == "_init":
         request.Free()
-    assert alone.stats().calls == {(METHODS[method].name, "native"): 1}
-    reduced = METHODS[method].reduces and (method != "Reduce" or RANK == 0)
+    assert alone.stats().calls == {(METHODS[method].collective, "native"): 1}
+    reduced = METHODS[method].definition.reduces and (method != "Reduce" or RANK == 0)
     if reduced and method not in ("Scan", "Exscan"):
         assert every[0] == P
     if method in ("Allgather", "Alltoallw", "Allgatherv"):
@@ -306,9 +306,9 @@ def test_every_call_of_ours_makes_progress(alone):
 
 def test_the_same_call_under_way_several_times(alone, monkeypatch):
     built = []
-    build = state.plan.build
+    build = planning.build
     monkeypatch.setattr(
-        state.plan, "build", lambda shape, piece: built.append(shape) or build(shape, piece)
+        planning, "build", lambda shape, piece: built.append(shape) or build(shape, piece)
     )
     # Nobody can be done before rank 0 has started, which it does when all others have.
     if RANK == 0:
@@ -320,7 +320,7 @@ def test_the_same_call_under_way_several_times(alone, monkeypatch):
     for k, (_, recv) in enumerate(mine):
         assert recv[0] == total(lambda rank, k=k: rank + k)
     assert 1 <= len(built) <= 3
-    assert len(alone._state._plans) == 1
+    assert len(alone._state.plans._kept) == 1
     if P > 1 and RANK:
         assert len(built) == 3
 
@@ -497,7 +497,7 @@ def test_a_failure_is_raised_by_wait_and_poisons(monkeypatch):
         def test(self):
             raise Broken("first")
 
-    monkeypatch.setattr(state.State, "execute", lambda *arguments: Failing())
+    monkeypatch.setattr(plans.Plans, "execute", lambda *arguments: Failing())
     request, _ = started(comm, 1)
     for _ in range(2):
         with pytest.raises(Broken, match="first"):

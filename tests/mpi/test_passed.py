@@ -12,7 +12,7 @@ from mpicoll.base import caller
 from mpicoll.comm import Cartcomm, Distgraphcomm, Graphcomm, Intracomm
 from mpicoll.comm.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.errors import FallbackWarning
-from mpicoll.runtime.calls import METHODS
+from mpicoll.schedule.methods import METHODS
 
 pytestmark = pytest.mark.mpi
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.errors import Unordered
-from mpicoll.runtime.state import METHODS
+from mpicoll.schedule.methods import VARIANTS
 
 pytestmark = pytest.mark.mpi
 
@@ -65,9 +65,7 @@ class Peers:
                 recv = MPI.IN_PLACE
         elif send is None:
             send = MPI.IN_PLACE
-        method = {name.lower(): name for name in METHODS}
-        name = method.get(collective) or method[f"{collective}_block"]
-        getattr(self.private, name)(send, recv, *arguments)
+        getattr(self.private, VARIANTS[collective].name)(send, recv, *arguments)
 
     def learn(self, *call):
         self.learned.append(call)
@@ -179,7 +177,7 @@ def test_a_call_is_learned_and_goes_the_short_way(fake, ours):
     peers = ours._state.gpus.peers
     array = fake.array(np.ones(4, "f4"))
     ours.Allreduce(MPI.IN_PLACE, array)
-    if ours._state.front is None:
+    if ours._state.fast_path.path is None:
         pytest.skip("no compiled engine")
     assert peers.learned == [("allreduce", MPI.IN_PLACE, array, MPI.SUM, 0)]
     ours.Allreduce(MPI.IN_PLACE, array)

@@ -10,7 +10,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.comm import refusing
 from mpicoll.comm.passed import NEIGHBOURHOOD
-from mpicoll.runtime.calls import METHODS
+from mpicoll.schedule.methods import METHODS
 
 pytestmark = pytest.mark.mpi
 

@@ -14,7 +14,7 @@ from mpicoll.comm import Intracomm
 from mpicoll.engine import progress
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.library import LibraryPrequest, LibraryRequest
-from mpicoll.runtime import state, trace
+from mpicoll.runtime import plans, state, trace
 
 pytestmark = pytest.mark.mpi
 
@@ -458,7 +458,7 @@ def test_a_hook_hears_of_a_failure(monkeypatch, events):
 
     base = WORLD.Dup()
     comm = Intracomm(base)
-    monkeypatch.setattr(state.State, "execute", lambda *arguments: Failing())
+    monkeypatch.setattr(plans.Plans, "execute", lambda *arguments: Failing())
     request = comm.Iallreduce(np.ones(1), np.zeros(1), algorithm="ring")
     with pytest.raises(ZeroDivisionError, match="first"):
         request.Wait()

@@ -7,11 +7,10 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import algorithms
-from mpicoll.buffers import vectors
 from mpicoll.comm import Intracomm
-from mpicoll.engine import plan, planning
+from mpicoll.engine import planning
 from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS
-from mpicoll.runtime.calls import METHODS
+from mpicoll.schedule.methods import ALL, METHODS, OWN
 
 pytestmark = pytest.mark.mpi
 
@@ -21,17 +20,17 @@ ROOTS = sorted({0, P - 1})
 
 CASES = [
     (method, entry.name)
-    for method, known in vectors.METHODS.items()
+    for method, known in METHODS.items()
     for entry in algorithms.catalogue()
-    if entry.collective == METHODS[method].name and entry.runs_on(P)
-    if known == vectors.ALL or EQUAL_BLOCKS not in entry.needs
+    if entry.collective == known.collective and entry.runs_on(P)
+    if known.varies and (known.blocks is ALL or EQUAL_BLOCKS not in entry.needs)
 ]
 REFUSED = [
     (method, entry.name)
-    for method, known in vectors.METHODS.items()
+    for method, known in METHODS.items()
     for entry in algorithms.catalogue()
-    if entry.collective == METHODS[method].name
-    if known == vectors.OWN and EQUAL_BLOCKS in entry.needs
+    if entry.collective == known.collective
+    if known.blocks is OWN and EQUAL_BLOCKS in entry.needs
 ]
 
 #: Elements of each rank's block: unequal, with empty ones, empty but for one, equal, all empty.
@@ -242,7 +241,7 @@ def test_reduce_scatter_asks_for_the_counts_it_is_not_given(ours):
 def test_messages_longer_than_a_piece(monkeypatch, how):
     """A small limit stands in for the largest count of MPI, 2^31 - 1."""
     build = planning.build
-    monkeypatch.setattr(plan, "build", lambda shape, piece: build(shape, **how))
+    monkeypatch.setattr(planning, "build", lambda shape, piece: build(shape, **how))
     ours = Intracomm(WORLD.Dup())
     counts = [rank * 5 % 17 + 9 for rank in range(P)]
 

@@ -92,7 +92,7 @@ class Observers:
         found = state.find(self._comm)
         if found is not None and found.watch is not None:
             found.watch.begin("a comparison of clocks")
-            wait = found.wait
+            wait = found.guard.wait
         self._metrics.add_clock(*clocks.measure(self._own, wait))
 
     def free(self) -> None:

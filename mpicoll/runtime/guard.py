@@ -1,0 +1,148 @@
+"""What lets calls on one communicator begin, waits for them, and ends it when one of them fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.base import caller
+from mpicoll.engine import progress
+from mpicoll.runtime import agree
+from mpicoll.runtime.calls import Prepared
+from mpicoll.runtime.watch import Ticket, Watch
+from mpicoll.schedule.collectives import Collective
+
+__all__ = ["Guard"]
+
+
+class Guard:
+    """The checks before, the waits within and the failures of the calls on one communicator.
+
+    Args:
+        private: carries the collectives' messages.
+        compares: whether the ranks compare their calls; the same on all of them.
+        watch: the time limit of the calls, if there is one.
+        on_fail: called at each failure.
+
+    Attributes:
+        failure: the first error that left messages behind.
+        closed: the communicator's handle was freed.
+        pause: called while a call waits: offers the processor to others, and keeps the time limit.
+    """
+
+    def __init__(
+        self,
+        private: MPI.Intracomm,
+        compares: bool,
+        watch: Watch | None,
+        on_fail: Callable[[], object],
+    ) -> None:
+        self._private, self._compares, self._watch = private, compares, watch
+        self._on_fail = on_fail
+        self.failure: BaseException | None = None
+        self.closed = False
+        self.pause: Callable[[], object] = watch.pause if watch else os.sched_yield
+        self._abandoned: list[object] = []
+        self._comparisons: list[agree.Comparison] = []
+
+    def check(self) -> None:
+        """Raise if the communicator cannot be used, any more or by this thread or process."""
+        caller.check()
+        if self.closed:
+            raise ValueError("this communicator has been freed; build Intracomm on another one")
+        if self.failure is not None:
+            raise RuntimeError(
+                f"this communicator cannot be used any more, because a collective on it failed: "
+                f"{type(self.failure).__name__}: {self.failure}; build Intracomm on another one"
+            ) from self.failure
+
+    def enter(self, prepared: Prepared) -> None:
+        """This rank enters its next call, a blocking one or the making of a persistent operation.
+
+        All ranks make the same calls in the same order.
+
+        Raises:
+            Disagreement: on all ranks, where they are asked to compare and do not agree.
+        """
+        if self._watch is not None:
+            self._watch.begin(prepared.described())
+        if self._compares:
+            agree.compare(self._share(prepared.facts()))
+
+    def refuse(self, definition: Collective, error: Exception) -> None:
+        """This rank cannot make its next call; the others hear of it if they are to compare."""
+        if self._compares:
+            if self._watch is not None:
+                self._watch.begin(definition.method)
+            self._share(_refusal(definition, error))
+        elif self._watch is not None:
+            self._watch.refuse()
+
+    def start(self, prepared: Prepared) -> tuple[Ticket | None, agree.Comparison | None]:
+        """The same as :meth:`enter` for a call that must not wait for others.
+
+        Returns the number that the call has for the time limit, and whether the ranks agree.
+        """
+        ticket = None if self._watch is None else self._watch.enter(prepared.described())
+        return ticket, self._compare(prepared.facts()) if self._compares else None
+
+    def refuse_start(self, definition: Collective, error: Exception) -> None:
+        """The same as :meth:`refuse` for a call that must not wait for others."""
+        if self._compares:
+            if self._watch is not None:
+                self._watch.enter(definition.method)
+            self._compare(_refusal(definition, error))
+        elif self._watch is not None:
+            self._watch.refuse()
+
+    def _compare(self, facts: agree.CallSignature) -> agree.Comparison:
+        comparison = agree.Comparison(self._private, facts, self.fail)
+        self._comparisons = [c for c in self._comparisons if not c.over] + [comparison]
+        return comparison
+
+    def _share(self, facts: agree.CallSignature) -> list[dict[str, Any]]:
+        """The facts of all ranks, if they have agreed on all that was started before."""
+        try:
+            progress.until(lambda: all(c.over for c in self._comparisons), self.pause)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self.check()
+        return agree.share(self._private, facts, self.wait)
+
+    def idle(self) -> None:
+        """Move on what is under way besides, then :attr:`pause`."""
+        progress.poll()
+        self.pause()
+
+    def wait(self, request: MPI.Request, *buffers: object) -> None:
+        """Wait for a request within the time limit; its buffers are kept if it does not end."""
+        try:
+            while not request.Test():
+                self.idle()
+        except BaseException as error:
+            self.fail(error, request, *buffers)
+            raise
+
+    def abandon(self, *things: object) -> None:
+        """Keep what MPI, or another rank, may still use."""
+        self._abandoned += things
+
+    def fail(self, error: BaseException, *kept: object) -> None:
+        """Let every later call raise: the first error is the one that tells why.
+
+        ``kept``: what MPI, or another rank, may still use.
+        """
+        self.abandon(*kept)
+        if self.failure is None and self._watch is not None:
+            self._watch.fail()
+        self.failure = self.failure or error
+        self._on_fail()
+
+
+def _refusal(definition: Collective, error: Exception) -> agree.CallSignature:
+    """What the other ranks are told of an error in this rank's arguments."""
+    return {"collective": definition.method, "error": f"{type(error).__name__}: {error}"}

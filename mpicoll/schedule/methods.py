@@ -1,0 +1,112 @@
+"""The methods of a communicator that are collectives, one line each; standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+from mpicoll.schedule.collectives import COLLECTIVES, Collective
+
+__all__ = [
+    "ALL",
+    "COUNTS",
+    "EVEN",
+    "METHODS",
+    "NEIGHBOURHOOD",
+    "OWN",
+    "VARIANTS",
+    "Blocks",
+    "Method",
+]
+
+
+class Blocks(Enum):
+    """How long the blocks of a method are."""
+
+    #: All of one length.
+    EVEN = "even"
+    #: Of any lengths, which every rank knows.
+    ALL = "all"
+    #: Of any lengths; a rank knows those that it gives or gets.
+    OWN = "own"
+
+
+EVEN, ALL, OWN = Blocks
+
+#: What mpi4py's methods take, by its place in the arguments of mpicoll's own functions.
+SEND, RECV, OP, ROOT, COUNTS = range(5)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a communicator.
+
+    Attributes:
+        name: of mpi4py's blocking method.
+        collective: what it does, see :mod:`mpicoll.schedule.collectives`.
+        blocks: how long its blocks are.
+        arguments: which of send buffer, receive buffer, operator, root and counts (0 to 4) mpi4py's
+            method takes, in its order.
+        fast: its number on the engine's fast path; None where that tells calls by the name.
+    """
+
+    name: str
+    collective: str
+    blocks: Blocks
+    arguments: tuple[int, ...]
+    fast: int | None = None
+
+    @cached_property
+    def definition(self) -> Collective:
+        """The collective, under the method's name."""
+        return replace(COLLECTIVES[self.collective], method=self.name)
+
+    @property
+    def variant(self) -> str:
+        """The collective's name; with equal blocks and with others they differ."""
+        if self.blocks is EVEN:
+            return self.collective
+        name = self.name.lower()
+        return f"{name}v" if name == self.collective else name
+
+    @property
+    def varies(self) -> bool:
+        """Whether blocks may differ in length."""
+        return self.blocks is not EVEN
+
+
+_METHODS = (
+    Method("Allreduce", "allreduce", EVEN, (SEND, RECV, OP), 0),
+    Method("Reduce", "reduce", EVEN, (SEND, RECV, OP, ROOT), 1),
+    Method("Bcast", "bcast", EVEN, (RECV, ROOT), 2),
+    Method("Reduce_scatter_block", "reduce_scatter", EVEN, (SEND, RECV, OP), 3),
+    Method("Allgather", "allgather", EVEN, (SEND, RECV), 4),
+    Method("Gather", "gather", EVEN, (SEND, RECV, ROOT), 5),
+    Method("Scatter", "scatter", EVEN, (SEND, RECV, ROOT), 6),
+    Method("Alltoall", "alltoall", EVEN, (SEND, RECV), 7),
+    Method("Scan", "scan", EVEN, (SEND, RECV, OP), 8),
+    Method("Exscan", "exscan", EVEN, (SEND, RECV, OP), 9),
+    Method("Barrier", "barrier", EVEN, (), 10),
+    Method("Allgatherv", "allgather", ALL, (SEND, RECV)),
+    Method("Alltoallv", "alltoall", OWN, (SEND, RECV)),
+    Method("Alltoallw", "alltoall", OWN, (SEND, RECV)),
+    Method("Gatherv", "gather", OWN, (SEND, RECV, ROOT)),
+    Method("Reduce_scatter", "reduce_scatter", ALL, (SEND, RECV, COUNTS, OP)),
+    Method("Scatterv", "scatter", OWN, (SEND, RECV, ROOT)),
+)
+
+#: By their names.
+METHODS = {method.name: method for method in _METHODS}
+
+#: By the names of their collectives: ``allgather``, ``allgatherv``, ...
+VARIANTS = {method.variant: method for method in _METHODS}
+
+#: Methods of topologies.  They are the MPI library's own: there is no algorithm to choose.
+NEIGHBOURHOOD = (
+    "Neighbor_allgather",
+    "Neighbor_allgatherv",
+    "Neighbor_alltoall",
+    "Neighbor_alltoallv",
+    "Neighbor_alltoallw",
+)
