@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -75,10 +75,7 @@ def policy_from(environment: Mapping[str, str]) -> str:
     Raises:
         ValueError: the environment has something else.
     """
-    policy = environment.get("MPICOLL_FALLBACK", "warn")
-    if policy not in POLICIES:
-        raise ValueError(f"MPICOLL_FALLBACK={policy!r} must be one of {', '.join(POLICIES)}")
-    return policy
+    return _one_of(POLICIES, "MPICOLL_FALLBACK", environment.get("MPICOLL_FALLBACK", "warn"))
 
 
 def _warn_of_misspelt(environment: Mapping[str, str]) -> None:
@@ -103,10 +100,12 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         timeout=_timeout_from(environment),
         check=check == "1",
         trace=environment.get("MPICOLL_TRACE", ""),
-        transport=_transport_from(environment),
+        transport=_one_of(
+            TRANSPORTS, "MPICOLL_TRANSPORT", environment.get("MPICOLL_TRANSPORT") or "auto"
+        ),
         progress=thread == "thread",
         model=model,
-        gpu=_gpu_from(environment),
+        gpu=_one_of(group.TRANSPORTS, "MPICOLL_GPU", environment.get("MPICOLL_GPU") or "auto"),
     )
 
 
@@ -139,18 +138,10 @@ def _predicted(environment: Mapping[str, str], model: CostModel | None) -> tunin
         raise ValueError(f"MPICOLL_MODEL: {source}: {error}") from None
 
 
-def _transport_from(environment: Mapping[str, str]) -> str:
-    transport = environment.get("MPICOLL_TRANSPORT") or "auto"
-    if transport not in TRANSPORTS:
-        raise ValueError(f"MPICOLL_TRANSPORT={transport!r} must be one of {', '.join(TRANSPORTS)}")
-    return transport
-
-
-def _gpu_from(environment: Mapping[str, str]) -> str:
-    transport = environment.get("MPICOLL_GPU") or "auto"
-    if transport not in group.TRANSPORTS:
-        raise ValueError(f"MPICOLL_GPU={transport!r} must be one of {', '.join(group.TRANSPORTS)}")
-    return transport
+def _one_of(known: Sequence[str], variable: str, value: str) -> str:
+    if value not in known:
+        raise ValueError(f"{variable}={value!r} must be one of {', '.join(known)}")
+    return value
 
 
 def _timeout_from(environment: Mapping[str, str]) -> float:
