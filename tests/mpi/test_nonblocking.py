@@ -406,7 +406,7 @@ def test_more_plans_than_lanes(alone):
     assert [recv[0] for recv in results] == [P] * len(results)
     del plans[:], halfway, plan  # dropped, not freed
     gc.collect()
-    assert not spare.plans._taken
+    assert not spare.persistent._taken
 
 
 def test_plans_of_vectors(alone):
