@@ -93,7 +93,7 @@ KILLED = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from mpicoll.train import checkpoints
+from mpicoll.train.driver import checkpoints
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -177,7 +177,7 @@ class Row:
         for server in self.servers.values():
             server.regroup()
         for client in self.clients:
-            client._places[0].rank = self.ranks[0]
+            client._ranges[0].rank = self.ranks[0]
             client.renew([0])
 
     def _server(self, rank, model, holders):
