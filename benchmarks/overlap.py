@@ -57,7 +57,7 @@ def measure(steps: int) -> dict[str, float]:
     model, workers = make_model(config, dataset), AllReduceWorkers(comm, "ring")
     weights = Flat(model.initial_parameters(0))
     source = Gradients(config, dataset, model, weights, comm.rank, comm.size)
-    make = transfers.maker("allreduce", None)
+    make = transfers.summing(None)
     exchange = Exchange(workers, source.flat, BUCKET, 1, make)
     # The first layer's gradients come last, and with them every bucket that has any of them.
     reached = max(end for name, (_, end) in weights.spans.items() if name.startswith("layer1."))

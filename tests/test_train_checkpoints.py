@@ -93,7 +93,7 @@ KILLED = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from mpicoll.train import checkpoints
+from mpicoll.train.driver import checkpoints
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -278,13 +278,14 @@ def test_a_signal_to_one_rank_ends_all_with_one_status(mpirun, tmp_path):
         "import os, signal, sys\n"
         "from mpi4py import MPI\n"
         "import mpicoll\n"
-        "from mpicoll.train import Config, main, trainer\n"
-        "step = trainer.Trainer.step\n"
+        "from mpicoll.train import Config, main\n"
+        "from mpicoll.train.strategies.lockstep import Trainer\n"
+        "step = Trainer.step\n"
         "def counted(self, *a):\n"
         "    if self.number == 5 and MPI.COMM_WORLD.rank == 1:\n"
         "        os.kill(os.getpid(), signal.SIGUSR1)\n"
         "    return step(self, *a)\n"
-        "trainer.Trainer.step = counted\n"
+        "Trainer.step = counted\n"
         f"config = Config(dataset={str(tmp_path / 'data.npz')!r}, batch=6, epochs=3, "
         f"checkpoint={str(tmp_path / 'kept')!r})\n"
         "sys.exit(main(config, mpicoll.Intracomm(MPI.COMM_WORLD)))\n"
@@ -302,7 +303,8 @@ def test_a_rank_that_raises_ends_the_launch_soon(mpirun, tmp_path):
         "import sys\n"
         "from mpi4py import MPI\n"
         "import mpicoll\n"
-        "from mpicoll.train import MLP, Config, main, loop\n"
+        "from mpicoll.train import MLP, Config, main\n"
+        "from mpicoll.train.driver import loop\n"
         "class Bad(MLP):\n"
         "    def push_gradients(self, *a):\n"
         "        if MPI.COMM_WORLD.rank == 2:\n"

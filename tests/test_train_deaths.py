@@ -6,7 +6,7 @@ import launch
 import pytest
 
 PROGRAM = """
-import importlib, json, os, signal, sys
+import json, os, pkgutil, signal, sys
 from mpicoll.train import threads
 threads.limit_blas_threads()
 from mpi4py import MPI
@@ -22,10 +22,8 @@ data.load_digits = clouds
 data.DATASETS["digits"] = lambda: data.load_digits()
 if comm.rank == victim:
     # It dies when it is about to do something for the so manieth time.
-    module, *path, name = where.split(".")
-    owner = importlib.import_module(f"mpicoll.train.{module}")
-    for part in path:
-        owner = getattr(owner, part)
+    path, _, name = where.rpartition(".")
+    owner = pkgutil.resolve_name(f"mpicoll.train.{path}")
     before = getattr(owner, name)
     def dying(*arguments, **named):
         global times
@@ -48,29 +46,29 @@ SERVERS = {"strategy": "parameter_server", "servers": "2", "replicas": 1}
 @pytest.mark.parametrize(
     ("changes", "victim", "where", "times", "who"),
     [
-        ({"data_servers": 1}, 3, "data_servers._DataServer._batch", 20, "a data server"),
-        ({"data_servers": 2}, 2, "data_servers._DataServer._batch", 20, "a data server"),
+        ({"data_servers": 1}, 3, "driver.data_servers._DataServer._batch", 20, "a data server"),
+        ({"data_servers": 2}, 2, "driver.data_servers._DataServer._batch", 20, "a data server"),
         ({"data_servers": 1}, 3, "data.load_digits", 1, "a data server"),
         (
             {"data_servers": 1, "strategy": "parameter_server"},
             3,
-            "data_servers._DataServer._batch",
+            "driver.data_servers._DataServer._batch",
             20,
             "a data server",
         ),
         (
             {"data_servers": 1, "strategy": "parameter_server", "servers": "1"},
             3,
-            "data_servers._DataServer._batch",
+            "driver.data_servers._DataServer._batch",
             20,
             "a data server",
         ),
         (SERVERS, 3, "data.load_digits", 1, "a server"),
-        (SERVERS, 2, "keeper.Keeper.restore", 1, "a server"),
-        (SERVERS, 1, "stacks.Stacks._catch_signal", 1, "a worker"),
-        ({}, 1, "trainer.Trainer.step", 40, "a worker"),
-        ({"algorithm": None}, 0, "trainer.Trainer.step", 40, "a worker"),
-        ({"data_servers": 1}, 1, "trainer.Trainer.step", 40, "a worker"),
+        (SERVERS, 2, "driver.checkpointing.Checkpointing.restore", 1, "a server"),
+        (SERVERS, 1, "ranks.stacks.Stacks._catch_signal", 1, "a worker"),
+        ({}, 1, "strategies.lockstep.Trainer.step", 40, "a worker"),
+        ({"algorithm": None}, 0, "strategies.lockstep.Trainer.step", 40, "a worker"),
+        ({"data_servers": 1}, 1, "strategies.lockstep.Trainer.step", 40, "a worker"),
     ],
     ids=[
         "data",
@@ -101,8 +99,8 @@ def test_a_death_that_nobody_makes_good_ends_the_run(
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
-        ({"data_servers": 1}, "data_servers._DataServer._batch"),
-        ({"strategy": "parameter_server", "servers": "1"}, "server.Server._give"),
+        ({"data_servers": 1}, "driver.data_servers._DataServer._batch"),
+        ({"strategy": "parameter_server", "servers": "1"}, "servers.server.Server._give"),
     ],
     ids=["data server", "server"],
 )

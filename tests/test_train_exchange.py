@@ -13,7 +13,7 @@ from mpicoll.train.exchange import wire
 from mpicoll.train.exchange.buckets import Exchange, default_bucket
 from mpicoll.train.exchange.transfers import Narrow, Sparse, Sum
 from mpicoll.train.models.flat import Flat
-from mpicoll.train.ranks.workers import OneProcess
+from mpicoll.train.ranks.workers import Workers
 
 FLOATS = st.floats(-1e4, 1e4, width=32)
 
@@ -48,7 +48,7 @@ def make_exchange(bucket, monkeypatch):
     log = []
     monkeypatch.setattr(Recorded, "log", log, raising=False)
     flat = Flat({"a": np.zeros(3), "b": np.zeros((2, 2)), "c": np.zeros(4)})  # 3, 4, 4 elements
-    return Exchange(OneProcess(), flat, bucket, 1, Recorded), log
+    return Exchange(Workers(), flat, bucket, 1, Recorded), log
 
 
 def test_a_bucket_starts_as_soon_as_it_is_complete(monkeypatch):
@@ -118,7 +118,7 @@ def timed(clock, start, poll, wait, polls):
             clock.now += wait
 
     flat = Flat({name: np.zeros(4) for name in "abc"})
-    return Exchange(OneProcess(), flat, 4 * 8, 1, Slow)
+    return Exchange(Workers(), flat, 4 * 8, 1, Slow)
 
 
 def computed(clock, buckets, seconds):
@@ -210,7 +210,7 @@ def test_what_is_not_finite_stays_so(name, bad):
     assert not np.isfinite(out).all()
 
 
-class ThreeRanks(OneProcess):
+class ThreeRanks(Workers):
     """Rank 0 of three; what the others send to it is given."""
 
     size = 3
@@ -254,7 +254,7 @@ def test_error_feedback_loses_nothing_for_good(name):
     """What was sent in all, and what is kept back, add up to what was given."""
     generator, codec = np.random.default_rng(0), wire.codec(name)
     view = np.zeros(50)
-    transfer = (Sparse if name.startswith("topk") else Narrow)(OneProcess(), view, codec)
+    transfer = (Sparse if name.startswith("topk") else Narrow)(Workers(), view, codec)
     given_, sent = np.zeros(50), np.zeros(50)
     for _ in range(20):
         view[...] = generator.standard_normal(50)
@@ -269,7 +269,7 @@ def test_error_feedback_loses_nothing_for_good(name):
 
 def test_a_step_that_does_not_count_leaves_the_residual():
     view = np.array([1.0, 0.4])
-    transfer = Sparse(OneProcess(), view, wire.codec("topk:0.5"))
+    transfer = Sparse(Workers(), view, wire.codec("topk:0.5"))
     transfer.start()
     transfer.finish()
     assert transfer.residual().tolist() == [0, 0]

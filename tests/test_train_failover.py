@@ -26,7 +26,9 @@ from mpicoll.train import threads
 threads.limit_blas_threads()
 from mpi4py import MPI
 import mpicoll
-from mpicoll.train import Config, TrainingError, health, run, server, survivors
+from mpicoll.train import Config, TrainingError, run
+from mpicoll.train.ranks import health, survivors
+from mpicoll.train.servers import server
 
 tests, fails, dies, changes = json.loads(sys.argv[1])
 sys.path[:0] = [tests]
@@ -175,7 +177,7 @@ class Row:
         for server in self.servers.values():
             server.regroup()
         for client in self.clients:
-            client._places[0].rank = self.ranks[0]
+            client._ranges[0].rank = self.ranks[0]
             client.renew([0])
 
     def _server(self, rank, model, holders):

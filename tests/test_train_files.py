@@ -16,7 +16,7 @@ from mpicoll.train.data import Dataset, datasets
 from mpicoll.train.data.rows import Rows
 from mpicoll.train.driver import config_file, memory
 from mpicoll.train.models.flat import Flat
-from mpicoll.train.ranks.workers import OneProcess
+from mpicoll.train.ranks.workers import Workers
 
 
 def idx(array):
@@ -330,10 +330,10 @@ def test_what_cannot_fit_is_refused_with_the_numbers():
 
 def test_what_cannot_fit_on_a_gpu_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module())
-    memory.make_room(OneProcess(), {"gradients": 1 << 30}, device="gpu")
+    memory.make_room(Workers(), {"gradients": 1 << 30}, device="gpu")
     message = r"1 rank\(s\) of this GPU 0000:01:00\.0 need 1,073\.7 MB more .*1,073\.7 MB are avail"
     with pytest.raises(TrainingError, match=message):
-        memory.make_room(OneProcess(), {"gradients": (1 << 30) + 1}, device="gpu")
+        memory.make_room(Workers(), {"gradients": (1 << 30) + 1}, device="gpu")
 
 
 def test_data_that_cannot_fit_are_not_read(monkeypatch, tmp_path):

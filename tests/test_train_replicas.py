@@ -25,7 +25,10 @@ threads.limit_blas_threads()
 import numpy as np
 from mpi4py import MPI
 import mpicoll
-from mpicoll.train import Config, Dataset, health, main, messages, report, run
+from mpicoll.train import Config, Dataset, main, run
+from mpicoll.train.driver import console
+from mpicoll.train.ranks import health
+from mpicoll.train.servers import messages
 
 consistency, replicas, epochs, *deaths = json.loads(sys.argv[1])
 comm = mpicoll.Intracomm(MPI.COMM_WORLD)
@@ -65,8 +68,8 @@ config = Config(
 )
 model = Counts()
 if len(sys.argv) > 2:  # through the command's own way to print and to leave
-    report.load = lambda *_: data
-    report.run = lambda config, comm=None, **named: run(config, comm, model=model, **named)
+    console.load = lambda *_: data
+    console.run = lambda config, comm=None, **named: run(config, comm, model=model, **named)
     sys.exit(main(config, comm, compare=False))
 result = run(config, comm, dataset=data, model=model)
 start = np.concatenate([np.zeros(60), np.arange(5.0)])
@@ -173,7 +176,7 @@ def test_replicas_that_cannot_be_are_refused_by_name(changes, message):
 
 def test_each_part_is_held_by_the_next_servers_too():
     config = Config(strategy="parameter_server", servers="3", replicas=1)
-    assert [place.rank for place in placement.places(config, 5, 10)] == [2, 3, 4]
+    assert [place.rank for place in placement.shard_ranges(config, 5, 10)] == [2, 3, 4]
     assert [placement.holders(config, 5, rank) for rank in (2, 3, 4)] == [[2, 3], [3, 4], [4, 2]]
 
 

@@ -16,7 +16,7 @@ from mpicoll.train.servers import consistency, messages
 from mpicoll.train.servers.consistency import Adaptive, parse
 from mpicoll.train.servers.server import Server
 from mpicoll.train.servers.shard import Event, Push, Shard
-from mpicoll.train.strategies import parameter_server
+from mpicoll.train.strategies import server_trainer
 
 
 def make(model, workers=3, optimizer="sgd", push_rate="share", rate=lambda step: 1.0):
@@ -83,7 +83,7 @@ def test_what_servers_cannot_do_is_refused_by_name(changes, message):
 
 def test_who_waits_polls_and_then_sleeps_longer_and_longer(monkeypatch):
     pauses = []
-    monkeypatch.setattr(messages.time, "sleep", pauses.append)
+    monkeypatch.setattr(waiting.time, "sleep", pauses.append)
     waiting.wait_until(lambda: len(pauses) == 30, lambda: False)
     assert pauses[:20] == [0] * 20
     assert pauses[20:] == [min(2e-5 * 2**k, 1e-3) for k in range(10)]
@@ -95,8 +95,8 @@ def test_who_waits_polls_and_then_sleeps_longer_and_longer(monkeypatch):
 
 def test_who_waits_keeps_the_time_limit(monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr(messages.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(messages.time, "sleep", lambda _: None)
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(waiting.time, "sleep", lambda _: None)
     with pytest.raises(TimeoutError, match="no message has come within MPICOLL_TIMEOUT=7 s"):
         waiting.wait_until(lambda: False, lambda: False, 7)
     assert next(clock) == 9
@@ -334,7 +334,7 @@ def test_changes_of_a_bound_are_written_with_the_trace(tmp_path):
     for clock in range(10):
         for worker, seconds in ((0, 0.1), (1, 0.29)):
             push(shard, worker, clock, seconds=seconds, used=0.1)
-    parameter_server._write_trace(tmp_path / "shard-2.jsonl", shard)
+    server_trainer._write_trace(tmp_path / "shard-2.jsonl", shard)
     lines = [json.loads(line) for line in (tmp_path / "shard-2.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["push"] * 20 + ["change"]
     assert lines[-1]["bound"] == 3 and "worker 1 takes 2.90" in lines[-1]["reason"]

@@ -12,13 +12,11 @@ from collections.abc import Callable, Collection
 
 from mpi4py import MPI
 
+from mpicoll.base.sleeping import meet
 from mpicoll.bench.measurement import Bench, Skipped
 from mpicoll.bench.records import Point
 from mpicoll.bench.settings import Group, Key, SweepSettings, groups, shuffled
 from mpicoll.bench.watchdog import Watchdog
-
-#: Most seconds between two looks of a sleeping rank at whether the others are done.
-_NAP = 5e-3
 
 Report = Callable[["Point | Skipped"], None]
 
@@ -83,7 +81,7 @@ def sweep(
                 watchdog.enter(f"waiting for all after {group.collective} at P = {group.ranks}")
                 if group.ranks not in benches:
                     watchdog.rest(listen=True)
-                _meet(world)
+                meet(world)
                 watchdog.rest()
     finally:
         for each in (watchdog, *(bench.watchdog for bench in benches.values())):
@@ -98,11 +96,3 @@ def sweep(
 
 def _points(todo: list[Group]) -> int:
     return sum(len(group.algorithms) for group in todo)
-
-
-def _meet(comm: MPI.Intracomm) -> None:
-    """Wait for all ranks, mostly asleep: others may be measuring on this core's neighbours."""
-    request, nap = comm.Ibarrier(), 1e-5
-    while not request.Test():
-        time.sleep(nap)
-        nap = min(2 * nap, _NAP)

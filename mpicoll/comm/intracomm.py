@@ -306,13 +306,7 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         collectives.collective(collective)
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes} must not be negative")
-        choice = tuning.choose(
-            collective,
-            state.size,
-            nbytes,
-            state.table,
-            lambda candidate: tuning.fits(collective, candidate, state.size),
-        )
+        choice = tuning.choose_fitting(collective, state.size, nbytes, state.table)
         time = ""
         if state.settings.model is not None:
             from mpicoll.tuning import predict  # with all that a simulation needs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
@@ -13,12 +12,10 @@ from mpicoll.train.exchange import wire
 from mpicoll.train.models.networks import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS
 from mpicoll.train.options import Options
+from mpicoll.train.registry import STRATEGIES
 from mpicoll.train.schedules import SCALINGS, SCHEDULES
-from mpicoll.train.servers import consistency
-from mpicoll.train.servers.shard import PUSH_RATES
 
 DTYPES = ("float64", "float32", "float16")
-STRATEGIES = ("allreduce", "zero1", "parameter_server", "local_sgd", "gossip")
 GRAPHS = ("ring", "exponential")
 _OPTIONAL_COUNTS = (
     "steps",
@@ -84,30 +81,28 @@ class Config(Options):
     def _check_names(self) -> None:
         if not is_path(self.dataset):
             known = (*DATASETS, "the path of an .npz file or of a folder")
-            _one_of("dataset", self.dataset, known)
-        _one_of("model", self.model, MODELS)
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("device", self.device, DEVICES)
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("schedule", self.schedule, tuple(SCHEDULES))
-        _one_of("lr_scaling", self.lr_scaling, tuple(SCALINGS))
-        _one_of("strategy", self.strategy, STRATEGIES)
+            one_of("dataset", self.dataset, known)
+        one_of("model", self.model, MODELS)
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("device", self.device, DEVICES)
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("schedule", self.schedule, tuple(SCHEDULES))
+        one_of("lr_scaling", self.lr_scaling, tuple(SCALINGS))
+        one_of("strategy", self.strategy, tuple(STRATEGIES))
         wire.codec(self.wire)
         if self.augment is not None:
             augment.parse(self.augment)
         if self.algorithm is not None:
             names = (*algorithms.names("allreduce"), "native")
-            _one_of("all-reduce algorithm", self.algorithm, names)
-        _one_of("graph", self.graph, GRAPHS)
-        _one_of("balance", self.balance, BALANCES)
-        if self.strategy == "parameter_server":
-            self._check_servers()
-        if self.strategy in ("local_sgd", "gossip"):
-            self._check_apart()
-        if self.strategy != "allreduce" and self.wire != "full":
+            one_of("all-reduce algorithm", self.algorithm, names)
+        one_of("graph", self.graph, GRAPHS)
+        one_of("balance", self.balance, BALANCES)
+        strategy = STRATEGIES[self.strategy]
+        strategy.check(self)
+        if self.wire != "full" and "wire" not in strategy.takes:
             raise ValueError(
                 f"strategy {self.strategy} sends gradients as they are, not as {self.wire}: "
-                "give wire full, or strategy allreduce"
+                f"give wire full, or strategy {' or '.join(STRATEGIES.taking('wire'))}"
             )
         if self.device == "gpu":
             self._check_gpu()
@@ -134,7 +129,6 @@ class Config(Options):
             (
                 "invariant",
                 {
-                    "strategy": ("allreduce",),
                     "wire": ("full",),
                     "balance": ("none",),
                     "batch_per_rank": (None,),
@@ -143,17 +137,13 @@ class Config(Options):
             ),
             (
                 "deterministic",
-                {
-                    "strategy": ("allreduce",),
-                    "wire": ("full", "fp16", "bf16"),
-                    "balance": ("none",),
-                },
+                {"wire": ("full", "fp16", "bf16"), "balance": ("none",)},
             ),
-            ("balance", {"strategy": ("allreduce", "zero1"), "data_servers": (0,)}),
+            ("balance", {"data_servers": (0,)}),
         ):
             if getattr(self, mode) in (None, False, "none"):
                 continue
-            for name, known in wanted.items():
+            for name, known in {"strategy": STRATEGIES.taking(mode), **wanted}.items():
                 if getattr(self, name) not in known:
                     wanted_words = " or ".join("nothing" if k is None else str(k) for k in known)
                     raise ValueError(
@@ -164,63 +154,6 @@ class Config(Options):
             raise ValueError(
                 "deterministic needs an all-reduce algorithm whose order of sums is known: give "
                 "one, such as recursive_doubling"
-            )
-
-    def _check_apart(self) -> None:
-        for name, why in (
-            ("clip", "no rank knows the gradient of the whole batch"),
-            ("checkpoint_every", "ranks have the same parameters at the end of an epoch only"),
-        ):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"strategy {self.strategy} does not take {name}, because {why}: leave it out"
-                )
-
-    def _check_servers(self) -> None:
-        consistency.parse(self.consistency)
-        _one_of("push_rate", self.push_rate, PUSH_RATES)
-        if not re.fullmatch(r"colocated|decentralized|[1-9]\d{0,5}", self.servers):
-            raise ValueError(
-                f"servers is {self.servers!r}: give a number of ranks of at least 1, colocated or "
-                "decentralized"
-            )
-        if self.replicas:
-            self._check_replicas()
-        if self.apply_at_once and self.send_every is None:
-            raise ValueError(
-                "apply_at_once is of parameters that servers send unasked: give send_every, such "
-                "as 1, or leave it out"
-            )
-        for name, wanted, why in (
-            ("clip", None, "no server knows the norm of the whole gradient"),
-            ("checkpoint_every", None, "shards are at one clock at the end of an epoch only"),
-            ("loss_scale", None, "servers do not scale the loss"),
-        ):
-            if getattr(self, name) != wanted:
-                raise ValueError(
-                    f"strategy parameter_server does not take {name}, because {why}: leave it out"
-                )
-        if self.dtype == "float16":
-            raise ValueError("strategy parameter_server trains in float64 or float32: give one")
-
-    def _check_replicas(self) -> None:
-        if not self.servers.isdigit():
-            raise ValueError(
-                f"replicas is {self.replicas} with servers {self.servers}, where a rank that dies "
-                "takes a worker with it: give a number of servers, or leave replicas out"
-            )
-        if self.data_servers:
-            raise ValueError(
-                "data servers do not outlive another rank: leave data_servers out, or replicas"
-            )
-        if int(self.servers) <= self.replicas:
-            raise ValueError(
-                f"{self.replicas} replica(s) of each part need at least {self.replicas + 1} "
-                f"servers, not {self.servers}: give more servers, or fewer replicas"
-            )
-        if self.send_every is not None:
-            raise ValueError(
-                "a replica answers what a worker asks: leave send_every out, or replicas"
             )
 
     def _check_numbers(self) -> None:
@@ -251,9 +184,8 @@ class Config(Options):
         Raises:
             ValueError: There are not more ranks than serve, or other than `workers` says.
         """
-        serving = {"data server": self.data_servers}
-        if self.strategy == "parameter_server" and self.servers.isdigit():
-            serving["server"] = int(self.servers)
+        servers = STRATEGIES[self.strategy].servers(self)
+        serving = {"data server": self.data_servers, "server": servers}
         count = sum(serving.values())
         words = " and ".join(f"{n} {what}(s)" for what, n in reversed(serving.items()) if n)
         if count >= ranks:
@@ -297,7 +229,8 @@ class Config(Options):
         return 1024.0 if self.wire == "fp16" else None
 
 
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a value that is not known, naming those that are."""
     if value not in known:
         raise ValueError(f"unknown {what} {value!r}: known are {', '.join(known)}")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.train.models.flat import Flat
+from mpicoll.train.models.flat import Flat, described, require_names
 from mpicoll.train.optimizers import Optimizer, empty_state
 from mpicoll.train.ranks.workers import AllReduceWorkers, require_equal
 
@@ -39,14 +39,8 @@ def broadcast_parameters(
     Raises:
         TrainingError: Names, shapes or types differ between ranks; on all ranks.
     """
-    require_equal(
-        AllReduceWorkers(comm, None),
-        {
-            f"parameter {name}": f"{array.dtype} of shape {array.shape}"
-            for name, array in parameters.items()
-        },
-        "give all ranks the same model",
-    )
+    workers = AllReduceWorkers(comm, None)
+    require_equal(workers, described(parameters), "give all ranks the same model")
     for array in parameters.values():
         packed = np.ascontiguousarray(array)
         comm.Bcast(packed, root=root)
@@ -121,7 +115,7 @@ class DistributedOptimizer:
         """
         if samples < 0:
             raise ValueError(f"samples is {samples}: give the number of samples, at least 0")
-        self._sums.require_names(gradients)
+        require_names(gradients, self._sums.views)
         for name, gradient in gradients.items():
             view = self._sums.view(name, gradient)
             if samples:  # what is a mean of nothing may be not a number

@@ -27,7 +27,7 @@ from mpicoll.train.data.batch import Batch
 from mpicoll.train.exchange import transfers
 from mpicoll.train.exchange import wire as formats
 from mpicoll.train.exchange.buckets import Exchange
-from mpicoll.train.models.flat import Flat
+from mpicoll.train.models.flat import Flat, described
 from mpicoll.train.ranks.workers import AllReduceWorkers, require_equal
 
 if TYPE_CHECKING:
@@ -201,11 +201,7 @@ class DistributedOptimizer:
         self.optimizer = optimizer
         workers = AllReduceWorkers(comm, algorithm)
         own = arrays(module)
-        require_equal(
-            workers,
-            {f"parameter {name}": f"{a.dtype} of shape {a.shape}" for name, a in own.items()},
-            "give all ranks the same module",
-        )
+        require_equal(workers, described(own), "give all ranks the same module")
         for tensor in module.state_dict().values():
             packed = np.ascontiguousarray(tensor.numpy())
             workers.broadcast(packed)
@@ -214,7 +210,7 @@ class DistributedOptimizer:
         self._views = {name: torch.from_numpy(view) for name, view in self._flat.views.items()}
         self._parameters = dict(_trained(module))
         self._exchange = Exchange(
-            workers, self._flat, bucket, 1, transfers.maker("allreduce", formats.codec(wire))
+            workers, self._flat, bucket, 1, transfers.summing(formats.codec(wire))
         )
         self.weight = 1.0 / workers.size
         self._waits = False

@@ -34,6 +34,7 @@ __all__ = [
     "Table",
     "check",
     "choose",
+    "choose_fitting",
     "combined",
     "fits",
     "for_layout",
@@ -266,6 +267,11 @@ def fits(collective: str, choice: Choice, size: int) -> bool:
         return True
     entry = algorithms.find(collective, choice.algorithm)
     return not entry.misfit(size, dict(choice.parameters))
+
+
+def choose_fitting(collective: str, size: int, nbytes: int, table: Table) -> Choice:
+    """As :func:`choose`, of what serves the number of ranks, whatever the arguments of the call."""
+    return choose(collective, size, nbytes, table, lambda choice: fits(collective, choice, size))
 
 
 def from_environment(environment: Mapping[str, str]) -> Table:

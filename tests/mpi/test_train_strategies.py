@@ -324,3 +324,14 @@ def test_validation_is_exact_whatever_the_number_of_ranks(comm):
     )[1]
     exact = np.count_nonzero(scores.argmax(axis=1) == clouds().test_labels)
     assert ours.test_accuracy * 37 == pytest.approx(exact, abs=1e-9)
+
+
+@pytest.mark.parametrize("batch", [8, 101])
+def test_a_strategy_of_ones_own_is_one_process(comm, batch):
+    import plain  # noqa: F401 - names it
+
+    changes = {"optimizer": "momentum", "batch": batch, "epochs": 2}
+    ours = run(Config(strategy="plain", **changes), comm, dataset=clouds())
+    reference = run(Config(**changes), dataset=clouds())
+    assert max(parity.differences(ours.parameters, reference.parameters).values()) <= 1e-12
+    assert [e.test_accuracy for e in ours.history] == [e.test_accuracy for e in reference.history]

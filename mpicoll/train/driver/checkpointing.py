@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,40 +12,28 @@ from mpicoll.train.config import Config
 from mpicoll.train.driver import bits, checkpoints
 from mpicoll.train.ranks.workers import Workers, together
 from mpicoll.train.records import Epoch
-from mpicoll.train.strategies.lockstep import Trainer
-from mpicoll.train.strategies.parameter_server import ServerTrainer
-
-#: What must be the same for a run to go on as if it had not stopped, beside the parameters.
-_FIXED = (
-    "dataset",
-    "training samples",
-    "samples in a step",
-    "seed",
-    "invariant",
-    "optimizer",
-    "state of the optimizer",
-)
+from mpicoll.train.strategies.training import Training
 
 
-class Keeper:
+class Checkpointing:
     """The checkpoints of a run; every method is collective.
 
     Args:
         config: The run.
         workers: The ranks.
-        trainer: What is kept.
+        training: What is kept.
     """
 
-    def __init__(self, config: Config, workers: Workers, trainer: Trainer | ServerTrainer) -> None:
+    def __init__(self, config: Config, workers: Workers, training: Training) -> None:
         self._config = config
         self._workers = workers
-        self._trainer = trainer
+        self._training = training
         self._folder = None if config.checkpoint is None else Path(config.checkpoint)
 
     def is_due(self) -> bool:
         """Whether the step that was just made is one after which to save."""
         every = self._config.checkpoint_every
-        return every is not None and self._trainer.number % every == 0
+        return every is not None and self._training.number % every == 0
 
     def save(self, epoch: int, position: int, history: list[Epoch]) -> None:
         """Write a checkpoint, unless the run keeps none.
@@ -60,7 +48,7 @@ class Keeper:
         """
         if self._folder is None:
             return
-        arrays, facts = self._trainer.snapshot()
+        arrays, facts = self._training.snapshot()
         best = max((e.test_accuracy for e in history), default=0.0)
         facts |= {
             **self._fixed(),
@@ -74,8 +62,8 @@ class Keeper:
         is_best = position == 0 and bool(history) and history[-1].test_accuracy >= best
         with together(self._workers, "saving a checkpoint"):
             if self._workers.rank == 0:
-                checkpoints.save(self._folder, self._trainer.number, arrays, facts, is_best)
-                checkpoints.prune(self._folder, self._config.keep, self._trainer.number)
+                checkpoints.save(self._folder, self._training.number, arrays, facts, is_best)
+                checkpoints.prune(self._folder, self._config.keep, self._training.number)
 
     def restore(self) -> tuple[int, int, list[Epoch]]:
         """Go on from the checkpoint that the run names.
@@ -96,7 +84,8 @@ class Keeper:
             if self._workers.rank == 0:
                 assert path is not None
                 arrays, facts = checkpoints.load(path)
-                there, here = (_one_by_one(found) for found in (facts, self._fixed()))
+                fixed = self._fixed()
+                there, here = (_one_by_one(found, fixed) for found in (facts, fixed))
                 for name in here | there:
                     saved, value = there.get(name, "missing"), here.get(name, "missing")
                     if saved != value:
@@ -106,7 +95,7 @@ class Keeper:
                         )
                 self._warn_of_other_bits(path, facts.get("machine"))
         facts = self._workers.gather(facts)[0]
-        self._trainer.restore(arrays, facts)
+        self._training.restore(arrays, facts)
         self._warn_of_later_ones()
         history = [Epoch(**{**e, "compute": tuple(e["compute"])}) for e in facts["history"]]
         return facts["epoch"], facts["position"], history
@@ -115,10 +104,10 @@ class Keeper:
         """Checkpoints of another run in the folder stay, and `resume="auto"` takes the last."""
         if self._folder is None or self._workers.rank:
             return
-        found = checkpoints.later(self._folder, self._trainer.number)
+        found = checkpoints.later(self._folder, self._training.number)
         if found:
             warnings.warn(
-                f"{found[-1]} is of a later step than {self._trainer.number}, where this run "
+                f"{found[-1]} is of a later step than {self._training.number}, where this run "
                 "begins, and resume=auto would go on from it: give another folder, or remove it",
                 stacklevel=2,
             )
@@ -149,26 +138,24 @@ class Keeper:
 
     def _fixed(self) -> dict[str, Any]:
         """What must be the same for the run to go on as if it had not stopped."""
-        config, trainer = self._config, self._trainer
+        config, training = self._config, self._training
         return {
             "dataset": config.dataset,
-            "training samples": trainer.sampler.samples,
-            "samples in a step": trainer.sampler.batch,
+            "training samples": training.sampler.samples,
+            "samples in a step": training.sampler.batch,
             "seed": config.seed,
             "invariant": config.invariant,
             "optimizer": config.optimizer,
-            "state of the optimizer": list(trainer.slots),
+            "state of the optimizer": list(training.slots),
             "parameters": {
                 name: f"{view.dtype} of shape {list(view.shape)}"
-                for name, view in trainer.weights.views.items()
+                for name, view in training.weights.views.items()
             },
         }
 
 
-def _one_by_one(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _one_by_one(facts: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """What must be the same, of all that a checkpoint knows, each parameter by itself."""
+    found = {name: facts.get(name, "missing") for name in names if name != "parameters"}
     parameters = facts.get("parameters", {})
-    return {
-        **{name: facts.get(name, "missing") for name in _FIXED},
-        **{f"parameter {name}": found for name, found in parameters.items()},
-    }
+    return found | {f"parameter {name}": parameters[name] for name in parameters}

@@ -15,22 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpicoll.base.sleeping import meet
 from mpicoll.base.wording import plural
 from mpicoll.train import threads
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
-from mpicoll.train.driver import failure_detector, memory, parity
+from mpicoll.train.driver import memory, parity
+from mpicoll.train.driver.failure_detector import failure_detector
 from mpicoll.train.driver.loop import OnStep, run
 from mpicoll.train.ranks import health, signals
 from mpicoll.train.ranks.workers import TrainingError, together
 from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.strategies import placement
+from mpicoll.train.strategies.protocol import strategy_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _REFRESH_SECONDS = 0.1
-_POLL_SECONDS = 0.01
 
 
 def main(
@@ -56,7 +58,7 @@ def main(
         of one process by more than rounding explains; `signals.STATUS` if a signal ended the run.
         Where the launcher goes on when a rank dies, and the run cannot, this process ends.
     """
-    with failure_detector.kept(config, comm):
+    with failure_detector(config, comm):
         return _main(config, comm, as_json, progress, compare)
 
 
@@ -95,31 +97,26 @@ def _main(
             print(words, file=sys.stderr, flush=True)
         if _report_lost(config, comm):
             health.leave(signals.STATUS)
-        _wait_without_spinning(comm)  # a launcher ends all ranks when the first has left
+        meet(comm)  # a launcher ends all ranks when the first has left
         return signals.STATUS
     if _report_lost(config, comm):
         if first:
-            facts = _facts(config, comm.Get_size(), result, None)
-            print(json.dumps(facts, indent=2) if as_json else _conclusion(facts), flush=True)
+            _conclude(config, comm.Get_size(), result, None, as_json)
         health.leave(0)
     verdict = None
     if compare and config.resume is None and parity.limit(config) is not None:
-        verdict = (
-            _compare(config, config.worker_count(comm.Get_size()), dataset, result)
-            if first
-            else None
-        )
-        _wait_without_spinning(comm)
+        if first:
+            verdict = _compare(config, config.worker_count(comm.Get_size()), dataset, result)
+        meet(comm)
     status: int = comm.bcast(int(verdict is not None and not verdict["ok"]), root=0)
     if first:
-        facts = _facts(config, comm.Get_size(), result, verdict)
-        print(json.dumps(facts, indent=2) if as_json else _conclusion(facts), flush=True)
+        _conclude(config, comm.Get_size(), result, verdict, as_json)
     return status
 
 
 def _report_lost(config: Config, comm: MPI.Intracomm) -> bool:
     """Whether servers have died that others stood in for; rank 0 says so: the launcher does not."""
-    if config.strategy != "parameter_server" or not health.survives():
+    if not (strategy_of(config).notices_deaths and health.survives()):
         return False
     lost = health.dead(comm)
     if lost and comm.Get_rank() == 0:
@@ -146,17 +143,11 @@ def _compare(config: Config, ranks: int, dataset: Dataset, result: Result) -> di
     }
 
 
-def _wait_without_spinning(comm: MPI.Intracomm) -> None:
-    """A barrier that leaves the cores to the rank that is still computing."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        time.sleep(_POLL_SECONDS)
-
-
-def _facts(
-    config: Config, ranks: int, result: Result, verdict: dict[str, Any] | None
-) -> dict[str, Any]:
-    return {
+def _conclude(
+    config: Config, ranks: int, result: Result, verdict: dict[str, Any] | None, as_json: bool
+) -> None:
+    """Print what came of the run."""
+    facts = {
         "config": asdict(config),
         "ranks": ranks,
         "blas_threads": threads.describe_blas_threads(),
@@ -168,6 +159,7 @@ def _facts(
         "communication_a_step": {"measured": result.communicated, "predicted": result.predicted},
         "difference_from_one_process": verdict,
     }
+    print(json.dumps(facts, indent=2) if as_json else _conclusion(facts), flush=True)
 
 
 _COLUMNS = (
@@ -192,28 +184,12 @@ def _header(config: Config, ranks: int, dataset: Dataset) -> str:
     return (
         f"train {dataset.name}: {config.model} {'-'.join(map(str, layers))} in {config.dtype}, "
         f"{plural(ranks, 'rank')}, "
-        f"{_strategy(config)}\n"
+        f"{strategy_of(config).describe(config)}\n"
         f"{train:,} training and {test:,} test samples, "
         f"batch {min(config.global_batch(config.worker_count(ranks)), train)}, "
         f"{config.optimizer} with lr {config.lr:g}, seed {config.seed}, "
         f"BLAS threads a rank: {threads.describe_blas_threads()}"
     )
-
-
-def _strategy(config: Config) -> str:
-    """A strategy in words, with what it depends on."""
-    if config.strategy == "parameter_server":
-        placed = config.servers
-        if placed.isdigit():
-            placed = plural(int(placed), "server")
-        return f"parameter server, {placed}, {config.consistency}"
-    details = {
-        "local_sgd": f"averages every {plural(config.average_every, 'step')}",
-        "gossip": f"{config.graph} graph",
-    }
-    by = f"by {config.algorithm or 'the algorithms of the communicator'}"
-    wire = "" if config.wire == "full" else f", gradients as {config.wire}"
-    return f"{config.strategy} {details.get(config.strategy, by)}{wire}"
 
 
 def _conclusion(facts: dict[str, Any]) -> str:

@@ -26,7 +26,6 @@ from mpicoll.train.data.feeds import Reading
 from mpicoll.train.driver import memory
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.health import RankLost
-from mpicoll.train.ranks.survivors import Survivors
 from mpicoll.train.ranks.waiting import time_limit, wait_until
 from mpicoll.train.ranks.workers import (
     TrainingError,
@@ -285,7 +284,7 @@ def run(
     comm: MPI.Intracomm,
     needed: Mapping[str, int],
     read: Callable[[], Dataset],
-    train: Callable[[Config, MPI.Intracomm, Dataset], Result],
+    train: Callable[..., Result],
 ) -> Result:
     """Train on the first ranks with data from the last; collective.
 
@@ -294,7 +293,7 @@ def run(
         comm: All ranks.
         needed: Bytes that reading the data takes, by what for.
         read: Reads the data, on any rank.
-        train: Trains on some ranks; collective over them.
+        train: Trains on some ranks, called as `loop.run` with a data set; collective over them.
 
     Returns:
         What they return, on all ranks.
@@ -305,8 +304,7 @@ def run(
         TimeoutError: A data server was awaited for longer than `MPICOLL_TIMEOUT` says.
     """
     workers = placement.members(config, comm)
-    survivors = workers if isinstance(workers, Survivors) else None
-    look: Callable[[], bool] = survivors.health.look if survivors else lambda: False
+    look = workers.health.look
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     memory.make_room(workers, needed)
     with together(workers, "making data ready"):
@@ -314,7 +312,7 @@ def run(
         dataset = read().astype(config.dtype)
         feed = Reading(dataset, config.seed, config.augment)
     first = workers.size - config.data_servers
-    links = survivors.comm if survivors else comm.Dup()
+    links = workers.link()
     result: Result | None = None
     failure: Exception | None = None
     try:
@@ -329,7 +327,7 @@ def run(
             served = Served(links, server, dataset, look, time_limit(comm))
             try:
                 alone = replace(config, data_servers=0)
-                result = train(alone, group, replace(dataset, feed=served))
+                result = train(alone, group, dataset=replace(dataset, feed=served))
             finally:
                 served.close()
                 group.Free()
@@ -340,7 +338,7 @@ def run(
     try:
         return _outcome(workers, result, failure)
     finally:
-        if survivors is None or not survivors.health.dead:
+        if not workers.health.dead:
             links.Free()
 
 

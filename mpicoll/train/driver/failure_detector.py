@@ -11,6 +11,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.ranks.health import Health, RankLost, dead, end, survives
 from mpicoll.train.ranks.waiting import is_death
 from mpicoll.train.strategies import placement
+from mpicoll.train.strategies.protocol import strategy_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -20,7 +21,7 @@ _LOOK = 0.05
 
 
 @contextmanager
-def kept(config: Config, comm: MPI.Intracomm) -> Iterator[None]:
+def failure_detector(config: Config, comm: MPI.Intracomm) -> Iterator[None]:
     """While it is, a rank's death ends this process as all others, with one error.
 
     A rank in a collective waits for the next, which waits for the dead, and nothing interrupts it:
@@ -34,7 +35,7 @@ def kept(config: Config, comm: MPI.Intracomm) -> Iterator[None]:
     from mpi4py import MPI
 
     many = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    if not (survives() and many) or config.strategy == "parameter_server":
+    if not (survives() and many) or strategy_of(config).notices_deaths:
         yield
         return
     seen, over = Health(comm, placement.titles(config, comm.Get_size())), threading.Event()
@@ -46,7 +47,7 @@ def kept(config: Config, comm: MPI.Intracomm) -> Iterator[None]:
             except RankLost as error:
                 end(comm, error)
 
-    thread = threading.Thread(target=look, name="mpicoll lookout", daemon=True)
+    thread = threading.Thread(target=look, name="mpicoll failure detector", daemon=True)
     thread.start()
     try:
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,20 +13,19 @@ from numpy.typing import NDArray
 
 from mpicoll.base import arrays
 from mpicoll.schedule.layout import part
+from mpicoll.train import optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.driver import bits, data_servers, memory, predicted
-from mpicoll.train.driver.checkpointing import Keeper
+from mpicoll.train.driver.checkpointing import Checkpointing
 from mpicoll.train.driver.observers import Observers
 from mpicoll.train.exchange import tree
 from mpicoll.train.models import MLP, Model, Sequential, convnet
-from mpicoll.train.models.flat import Flat
+from mpicoll.train.models.flat import Flat, described
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.stacks import Stacks
-from mpicoll.train.ranks.survivors import Survivors
 from mpicoll.train.ranks.workers import (
-    OneProcess,
     TrainingError,
     Workers,
     raise_together,
@@ -36,8 +34,8 @@ from mpicoll.train.ranks.workers import (
 )
 from mpicoll.train.records import Epoch, Result, Step
 from mpicoll.train.strategies import placement
-from mpicoll.train.strategies.lockstep import Trainer, parts_of
-from mpicoll.train.strategies.parameter_server import ServerTrainer
+from mpicoll.train.strategies.protocol import strategy_of
+from mpicoll.train.strategies.training import Setup, Training
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -101,22 +99,49 @@ def run(
             one rank alone is concerned.
     """
     if comm is not None and config.data_servers:
+        train = partial(run, model=model, optimizer=optimizer, on_step=on_step, on_epoch=on_epoch)
+        needed = memory.reading(config) if dataset is None else {}
         return data_servers.run(
-            config,
-            comm,
-            memory.reading(config) if dataset is None else {},
-            lambda: dataset or load(config.dataset, config.data),
-            lambda config, comm, dataset: run(
-                config,
-                comm,
-                dataset=dataset,
-                model=model,
-                optimizer=optimizer,
-                on_step=on_step,
-                on_epoch=on_epoch,
-            ),
+            config, comm, needed, lambda: dataset or load(config.dataset, config.data), train
         )
-    workers: Workers = OneProcess() if comm is None else placement.members(config, comm)
+    setup = _prepare(config, comm, dataset, model, optimizer)
+    config, workers = setup.config, setup.workers
+    training = strategy_of(config).make(setup)
+    checkpoints = Checkpointing(config, workers, training)
+    stacks = Stacks(workers, config.hang_after)
+    observers: Observers | None = None
+    try:
+        epoch, position, history = checkpoints.restore()
+        with together(workers, "opening the metrics"):
+            expected = predicted.seconds(comm, config.algorithm, training.collectives)
+            observers = Observers(config, workers, comm, expected, stacks)
+        workers.begin()
+        with signals.heard(partial(setattr, training, "signalled", True)):
+            loop = _Run(setup, training, checkpoints, observers)
+            result = loop.result(epoch, position, history, on_step, on_epoch)
+        training.close()
+    except TrainingError:  # on all ranks together; after any other, messages may be under way
+        training.close(failed=True)
+        if observers is not None:
+            observers.free()
+        raise
+    finally:
+        if observers is not None:
+            observers.close()
+        stacks.close()
+    observers.free()
+    return replace(result, communicated=observers.communicated, predicted=expected)
+
+
+def _prepare(
+    config: Config,
+    comm: MPI.Intracomm | None,
+    dataset: Dataset | None,
+    model: Model | None,
+    optimizer: Optimizer | None,
+) -> Setup:
+    """What the run is made of: fits into memory, and is the same on all ranks; collective."""
+    workers = Workers() if comm is None else placement.members(config, comm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     if dataset is None:
         memory.make_room(workers, memory.reading(config))
@@ -124,31 +149,20 @@ def run(
         dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
         model = model or make_model(config, dataset)
         dataset = _on(config.device, dataset)
-        weights = Flat(
-            {
-                name: arrays.on(config.device, array)
-                for name, array in model.initial_parameters(config.seed).items()
-            },
-            "float32" if config.dtype == "float16" else None,
-        )
+        weights = _parameters(config, model)
         config.worker_count(workers.size)
         if config.invariant is not None:
             bits.require_one_thread()
         if config.deterministic and config.algorithm is not None:
             bits.require_fixed_order(config.algorithm, workers.size)
         needed = memory.estimate(config, workers.rank, workers.size, model, weights)
-    if comm is not None and config.strategy == "parameter_server":
-        placement.assign(config, workers)
     memory.make_room(workers, needed, memory.taken(dataset, weights), config.device)
     require_equal(
         workers,
         {
             "number of training samples": len(dataset.train_labels),
             "number of test samples": len(dataset.test_labels),
-            **{
-                f"parameter {name}": f"{view.dtype} of shape {view.shape}"
-                for name, view in weights.views.items()
-            },
+            **described(weights.views),
         },
         "give all ranks the same data and the same model",
     )
@@ -158,43 +172,17 @@ def run(
     if config.bucket == "model":
         bucket = predicted.bucket(comm, config.algorithm, weights.vector.nbytes)
         config = replace(config, bucket=bucket)
-    trainer: Trainer | ServerTrainer
-    if comm is not None and config.strategy == "parameter_server":
-        trainer = ServerTrainer(config, workers, comm, dataset, model, weights, optimizer)
-    else:
-        trainer = Trainer(config, workers, dataset, model, weights, optimizer)
-    keeper = Keeper(config, workers, trainer)
-    stacks = Stacks(workers, config.hang_after)
-    observers: Observers | None = None
-    try:
-        epoch, position, history = keeper.restore()
-        with together(workers, "opening the metrics"):
-            collectives = trainer.collectives if isinstance(trainer, Trainer) else []
-            expected = predicted.seconds(comm, config.algorithm, collectives)
-            observers = Observers(config, workers, comm, expected, stacks)
-        if isinstance(workers, Survivors):
-            workers.begin()
-        with signals.heard(partial(setattr, trainer, "signalled", True)):
-            loop = _Run(config, workers, dataset, model, trainer, keeper, observers)
-            result = loop.result(epoch, position, history, on_step, on_epoch)
-        if isinstance(trainer, ServerTrainer):
-            with together(workers, "writing the traces of the shards"):
-                trainer.write_traces()
-    except TrainingError:  # on all ranks together; after any other, messages may be under way
-        if isinstance(trainer, ServerTrainer):
-            with suppress(OSError):  # the run's own failure is the one to tell
-                trainer.write_traces()
-        trainer.free()
-        if observers is not None:
-            observers.free()
-        raise
-    finally:
-        if observers is not None:
-            observers.close()
-        stacks.close()
-    trainer.free()
-    observers.free()
-    return replace(result, communicated=observers.communicated, predicted=expected)
+    optimizer = optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay)
+    return Setup(config, workers, comm, dataset, model, weights, optimizer)
+
+
+def _parameters(config: Config, model: Model) -> Flat:
+    """A model's first parameters on the run's device, in the type in which they are kept."""
+    first = model.initial_parameters(config.seed)
+    return Flat(
+        {name: arrays.on(config.device, array) for name, array in first.items()},
+        "float32" if config.dtype == "float16" else None,
+    )
 
 
 def _on(device: str, dataset: Dataset) -> Dataset:
@@ -214,22 +202,10 @@ class _Run:
     """The epochs of a run."""
 
     def __init__(
-        self,
-        config: Config,
-        workers: Workers,
-        dataset: Dataset,
-        model: Model,
-        trainer: Trainer | ServerTrainer,
-        keeper: Keeper,
-        observers: Observers,
+        self, setup: Setup, training: Training, checkpoints: Checkpointing, observers: Observers
     ) -> None:
-        self._config = config
-        self._workers = workers
-        self._dataset = dataset
-        self._model = model
-        self._trainer = trainer
-        self._keeper = keeper
-        self._observers = observers
+        self._setup, self._config, self._workers = setup, setup.config, setup.workers
+        self._training, self._checkpoints, self._observers = training, checkpoints, observers
 
     def result(
         self,
@@ -240,7 +216,7 @@ class _Run:
         on_epoch: OnEpoch | None,
     ) -> Result:
         """Train until a stop rule holds, from a place in an epoch on."""
-        trainer, config = self._trainer, self._config
+        training, config = self._training, self._config
         self._history = history
         stopped: str | None = None
         self._observers.compare_clocks()
@@ -248,35 +224,37 @@ class _Run:
             if number > config.epochs:
                 stopped = "epochs"
                 break
-            if config.steps is not None and trainer.number >= config.steps:
+            if config.steps is not None and training.number >= config.steps:
                 stopped = "steps"
                 break
             with np.errstate(over="ignore", invalid="ignore"):  # reported by rank and step instead
                 epoch, position = self._epoch(number, position, on_step)
             if epoch is None:
-                self._keeper.save(number, position, history)
+                self._checkpoints.save(number, position, history)
                 stopped = "signal"
                 break
             history.append(epoch)
             self._note(on_epoch, epoch)
             self._observers.compare_clocks()
             stopped = self._reason(epoch)
-            complete = position == trainer.sampler.steps
+            complete = position == training.sampler.steps
             if config.checkpoint_every is None or stopped is not None:
-                self._keeper.save(number + complete, 0 if complete else position, history)
+                self._checkpoints.save(number + complete, 0 if complete else position, history)
             number, position = number + 1, 0
-        raise_together(self._workers, "a callback", trainer.failure)  # that of the last epoch
-        return Result(arrays.hosted(trainer.weights.views), tuple(history), trainer.number, stopped)
+        raise_together(self._workers, "a callback", training.failure)  # that of the last epoch
+        return Result(
+            arrays.hosted(training.weights.views), tuple(history), training.number, stopped
+        )
 
     def _reason(self, epoch: Epoch) -> str | None:
         config = self._config
-        if self._trainer.stop:
+        if self._training.stop:
             return "asked"
         if config.target_loss is not None and epoch.loss <= config.target_loss:
             return "target loss"
         if config.target_accuracy is not None and epoch.test_accuracy >= config.target_accuracy:
             return "target accuracy"
-        return "steps" if self._trainer.number == config.steps else None
+        return "steps" if self._training.number == config.steps else None
 
     def _note(self, callback: Callable[[Any], bool | None] | None, record: Step | Epoch) -> None:
         """Write a record down and show it to the user's function.
@@ -286,9 +264,9 @@ class _Run:
         try:
             self._observers.add(record)
             if callback is not None:
-                self._trainer.asked |= callback(record) is True
+                self._training.asked |= callback(record) is True
         except Exception as error:
-            self._trainer.failure = error
+            self._training.failure = error
 
     def _epoch(
         self, number: int, position: int, on_step: OnStep | None
@@ -298,32 +276,31 @@ class _Run:
         Returns:
             The epoch, or None if a signal ended it; steps made in it.
         """
-        trainer = self._trainer
-        trainer.compute[:] = 0
-        skipped, exposed = trainer.skipped, 0.0
+        training = self._training
+        training.compute[:] = 0
+        skipped, exposed = training.skipped, 0.0
         start = time.perf_counter()
-        for step in trainer.steps(number, position):
+        for step in training.steps(number, position):
             exposed += step.exposed + step.waiting
             self._note(on_step, step)
-            if self._keeper.is_due() and not trainer.stop:
-                self._keeper.save(number, trainer.position, self._history)
-        position = trainer.position
-        if trainer.interrupted:
+            if self._checkpoints.is_due() and not training.stop:
+                self._checkpoints.save(number, training.position, self._history)
+        position = training.position
+        if training.interrupted:
             return None, position
         seconds = time.perf_counter() - start
         share = exposed / seconds
-        return self._measure(number, seconds, share, trainer.skipped - skipped), position
+        return self._measure(number, seconds, share, training.skipped - skipped), position
 
     def _measure(self, number: int, seconds: float, communication: float, skipped: int) -> Epoch:
-        data = self._dataset
-        failure = self._trainer.failure
-        parts = self._config.invariant or self._workers.size
-        totals = np.zeros(4 + parts)
+        data, training = self._setup.dataset, self._training
+        failure = training.failure
+        totals = np.zeros(4 + (self._config.invariant or self._workers.size))
         try:
             losses, trained = self._evaluate(data.train_inputs, data.train_labels)
             _, correct = self._evaluate(data.test_inputs, data.test_labels)
             loss = sum(losses.values())
-            if not (np.isfinite(loss) and np.isfinite(self._trainer.weights.vector).all()):
+            if not (np.isfinite(loss) and np.isfinite(training.weights.vector).all()):
                 raise FloatingPointError(
                     f"the loss is {loss}, with weights that are not finite: lower the learning "
                     f"rate (now {self._config.lr}) or check the data"
@@ -345,7 +322,7 @@ class _Run:
             seconds=seconds,
             communication=float(totals[3]) / self._workers.size,
             skipped=skipped,
-            compute=tuple(self._trainer.compute.tolist()),
+            compute=tuple(training.compute.tolist()),
         )
 
     def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[dict[int, float], int]:
@@ -354,17 +331,14 @@ class _Run:
         Samples are cut as batches are.
         """
         losses, correct, step = {}, 0, self._rows()
-        for index in parts_of(self._config, self._workers):
-            shards, loss = self._config.invariant, 0.0
-            first, count = (
-                self._workers.share(len(labels))
-                if shards is None
-                else part(len(labels), shards, index)
-            )
+        workers, shards = self._workers, self._config.invariant
+        for index in tree.shards_of(workers.rank, workers.size, shards or workers.size):
+            loss, samples = 0.0, len(labels)
+            first, count = part(samples, shards, index) if shards else workers.share(samples)
             for start in range(first, first + count, step):
                 rows = slice(start, min(start + step, first + count))
-                found, scores = self._model.losses_and_scores(
-                    self._trainer.views, inputs[rows], labels[rows]
+                found, scores = self._setup.model.losses_and_scores(
+                    self._training.views, inputs[rows], labels[rows]
                 )
                 loss += float(found.sum(dtype=np.float64))
                 correct += int(np.count_nonzero(scores.argmax(axis=1) == labels[rows]))

@@ -12,15 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from mpicoll.base import arrays
-from mpicoll.train import optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, datasets
-from mpicoll.train.exchange import tree, wire
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers, together
-from mpicoll.train.servers import consistency
-from mpicoll.train.strategies import placement
+from mpicoll.train.strategies.protocol import strategy_of
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -38,10 +35,7 @@ def estimate(config: Config, rank: int, ranks: int, model: Model, weights: Flat)
         weights: Its parameters.
     """
     workers = config.worker_count(ranks)
-    if config.strategy == "parameter_server":
-        needed = _with_servers(config, rank, ranks, weights)
-    else:
-        needed = _in_lockstep(config, rank, ranks, weights)
+    needed = strategy_of(config).memory(config, rank, ranks, weights)
     # Where the model has just made one, before it is in its place.
     needed["gradients"] += max(view.nbytes for view in weights.views.values())
     count = getattr(model, "activations", None)
@@ -61,63 +55,6 @@ def reading(config: Config) -> Bytes:
         other = wanted.itemsize if natural != wanted else 0
         total += count * (dtype.itemsize + natural.itemsize + other)
     return {"data": total}
-
-
-def _in_lockstep(config: Config, rank: int, ranks: int, weights: Flat) -> Bytes:
-    """Gradients, optimizer, and what sums and mixtures are made in."""
-    size, count = weights.vector.nbytes, weights.vector.size
-    shares = ranks if config.strategy == "zero1" else 1
-    needed = {"gradients": size, "optimizer": _slots(config) * -(-size // shares)}
-    codec = wire.codec(config.wire)
-    if config.invariant is not None:
-        own = tree.shards_of(rank, ranks, config.invariant)
-        needed["gradients"] = tree.slots(tree.program(own, config.invariant)) * size
-        sums = [
-            tree.subtrees(tree.shards_of(r, ranks, config.invariant), config.invariant)
-            for r in range(ranks)
-        ]
-        needed["sums"] = len(sums[rank]) * size + sum(map(len, sums)) * -(-size // ranks)
-    elif config.strategy == "zero1":
-        needed["sums"] = -(-size // ranks)
-    elif config.strategy == "gossip":
-        needed["sums"] = 2 * size  # own, and a neighbour's
-    elif isinstance(codec, wire.TopK):
-        needed["sums"] = (1 + ranks) * codec.length(count) + 3 * size
-    elif codec is not None:
-        # To the owners of parts, there, and back; with what is lost now and before.
-        needed["sums"] = 3 * codec.length(count) + 2 * size * codec.feedback
-    if config.dtype == "float16":
-        needed["parameters in float16"] = 2 * count
-    return needed
-
-
-def _with_servers(config: Config, rank: int, ranks: int, weights: Flat) -> Bytes:
-    """Gradients, messages, and the parts of the parameters that this rank answers for or copies."""
-    size, workers = weights.vector.nbytes, config.worker_count(ranks)
-    places = placement.shard_ranges(config, ranks, weights.vector.size)
-    parts = [(place.end - place.start) * weights.vector.itemsize for place in places]
-    own = [
-        part
-        for place, part in zip(places, parts, strict=True)
-        if rank in placement.holders(config, ranks, place.rank)
-    ]
-    needed = {"gradients": size}
-    held = sum(own)
-    if held:
-        needed["parts of the parameters"] = held
-        needed["optimizer"] = _slots(config) * held
-        # From each worker, and to it; gradients that wait for those of the clock, or for replicas.
-        kept = (consistency.parse(config.consistency).kind == "bsp") + bool(config.replicas)
-        needed["messages"] = (2 + kept) * workers * held + bool(config.replicas) * held
-    if rank < workers:
-        news = 1 if config.send_every is None else 2
-        needed["messages"] = needed.get("messages", 0) + sum(parts) + news * size
-    return needed
-
-
-def _slots(config: Config) -> int:
-    """Arrays that the optimizer keeps beside the parameters."""
-    return len(optimizers.make(config.optimizer, config.momentum, config.weight_decay).slots)
 
 
 def make_room(

@@ -11,7 +11,6 @@ from mpicoll.train.config import Config
 from mpicoll.train.driver.board import Board
 from mpicoll.train.driver.metrics import Metrics
 from mpicoll.train.ranks.stacks import Stacks
-from mpicoll.train.ranks.survivors import Survivors
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.records import Epoch, Step
 
@@ -42,7 +41,7 @@ class Observers:
         predicted: float | None,
         stacks: Stacks,
     ) -> None:
-        self._comm, self._may_die = comm, isinstance(workers, Survivors)
+        self._comm, self._may_die = comm, workers.may_die
         self._files: list[Metrics | Board] = []
         self._metrics = None
         if config.metrics is not None:

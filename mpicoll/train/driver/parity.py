@@ -6,7 +6,7 @@ import numpy as np
 
 from mpicoll.train.config import Config
 from mpicoll.train.models import Parameters
-from mpicoll.train.servers import consistency
+from mpicoll.train.strategies.protocol import strategy_of
 
 
 def differences(parameters: Parameters, reference: Parameters) -> dict[str, float]:
@@ -35,9 +35,7 @@ def limit(config: Config) -> float | None:
     """
     if config.invariant is not None:
         return 0.0
-    exact = config.dtype == "float64" and config.wire == "full"
-    if config.strategy == "parameter_server":
-        exact = exact and consistency.parse(config.consistency).kind == "bsp"
-    if not exact or config.strategy in ("local_sgd", "gossip"):
+    narrow = config.dtype != "float64" or config.wire != "full"
+    if narrow or not strategy_of(config).is_exact(config):
         return None
     return 1e-12 if config.model == "softmax" else 1e-9

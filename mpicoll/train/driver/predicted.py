@@ -11,8 +11,6 @@ from mpicoll.tuning import Choice
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpicoll.runtime.state import State
-
 #: Bytes of the smallest bucket that is thought of, and how much longer than the best all may take.
 _SMALLEST, _DEARER = 4096, 1.1
 
@@ -30,14 +28,21 @@ def seconds(
     Returns:
         None where no model is known, or where it says nothing of them.
     """
-    state: State | None = getattr(comm, "_state", None)
-    if state is None or state.settings.model is None or not collectives:
+    if comm is None or not collectives:
+        return None
+    from mpicoll.runtime.state import find  # starts MPI
+
+    state = find(comm)
+    if state is None or state.settings.model is None:
         return None
     from mpicoll.tuning.predict import predict  # with all that a simulation needs
 
     total = 0.0
     for collective, nbytes in collectives:
-        choice = _choice(state, collective, nbytes, algorithm)
+        if algorithm in (*algorithms.names(collective), tuning.NATIVE):
+            choice = Choice(algorithm, tuning.check(collective, algorithm, {}), tuning.ARGUMENT)
+        else:
+            choice = tuning.choose_fitting(collective, state.size, nbytes, state.table)
         try:
             found = predict(
                 state.settings.model, collective, choice, state.size, nbytes, nodes=state.nodes
@@ -71,15 +76,3 @@ def bucket(comm: MPI.Intracomm | None, algorithm: str | None, nbytes: int) -> in
             break
         size *= 2
     return min(size for size, time in times.items() if time <= _DEARER * min(times.values()))
-
-
-def _choice(state: State, collective: str, nbytes: int, algorithm: str | None) -> Choice:
-    if algorithm in (*algorithms.names(collective), tuning.NATIVE):
-        return Choice(algorithm, tuning.check(collective, algorithm, {}), tuning.ARGUMENT)
-    return tuning.choose(
-        collective,
-        state.size,
-        nbytes,
-        state.table,
-        lambda candidate: tuning.fits(collective, candidate, state.size),
-    )

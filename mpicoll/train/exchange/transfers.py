@@ -7,7 +7,7 @@ view that this rank owns, the sums over the ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,139 +15,92 @@ from numpy.typing import NDArray
 from mpicoll.schedule.layout import even, part
 from mpicoll.train.exchange import tree
 from mpicoll.train.exchange.wire import Codec, TopK
-from mpicoll.train.ranks.workers import Plan, Workers
+from mpicoll.train.ranks.workers import Done, Started, Workers
 
 Array = NDArray[Any]
 
 
-class Transfer(Protocol):
-    """The way of one bucket.
+class Transfer:
+    """The way of one bucket: by one collective, exact; what differs says so.
 
-    Attributes:
+    Args:
         own: First element and end, within the bucket, of what this rank updates.
+        plan: The collective.
     """
 
-    own: tuple[int, int]
+    def __init__(self, own: tuple[int, int], plan: Started) -> None:
+        self.own, self._plan = own, plan
 
     def start(self) -> None:
         """The gradients of the bucket are final on this rank."""
+        self._plan.Start()
 
     def poll(self) -> bool:
         """Make progress; whether all that can be done before `finish` is done."""
+        return bool(self._plan.Test())
 
     def finish(self) -> None:
         """Until the sums are there. Called for all buckets, in the same order on all ranks."""
+        self._plan.Wait()
 
     def commit(self) -> None:
         """The step counts: remember what it lost, for the next."""
 
     def residual(self) -> Array | None:
         """What was lost so far on this rank, shape of the bucket; None where nothing is."""
+        return None
 
     def free(self) -> None:
         """It will not be started again."""
+        self._plan.Free()
 
 
 MakeTransfer = Callable[[Workers, Array], Transfer]
 
 
-class _Whole:
-    """A transfer by one plan, exact."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def start(self) -> None:
-        """See `Transfer.start`."""
-        self._plan.Start()
-
-    def poll(self) -> bool:
-        """See `Transfer.poll`."""
-        return bool(self._plan.Test())
-
-    def finish(self) -> None:
-        """See `Transfer.finish`."""
-        self._plan.Wait()
-
-    def commit(self) -> None:
-        """Nothing is lost."""
-
-    def residual(self) -> Array | None:
-        """Nothing is lost."""
-        return None
-
-    def free(self) -> None:
-        """See `Transfer.free`."""
-        self._plan.Free()
-
-
-class Sum(_Whole):
+class Sum(Transfer):
     """All-reduce: every rank owns the whole bucket."""
 
     def __init__(self, workers: Workers, view: Array) -> None:
-        super().__init__(workers.plan_sum(view))
-        self.own = (0, view.size)
+        super().__init__((0, view.size), workers.plan_sum(view))
 
 
-class Stay:
+class Stay(Transfer):
     """Nothing is sent: every rank keeps its own gradients."""
 
     def __init__(self, workers: Workers, view: Array) -> None:
-        self.own = (0, view.size)
-
-    def start(self) -> None:
-        """Nothing is sent."""
-
-    def poll(self) -> bool:
-        """Nothing is awaited."""
-        return True
-
-    def finish(self) -> None:
-        """Nothing is awaited."""
-
-    def commit(self) -> None:
-        """Nothing is lost."""
-
-    def residual(self) -> Array | None:
-        """Nothing is lost."""
-        return None
-
-    def free(self) -> None:
-        """There is nothing to free."""
+        super().__init__((0, view.size), Done())
 
 
-class Scatter(_Whole):
+class Scatter(Transfer):
     """Reduce-scatter: every rank owns its even part of the bucket."""
 
     def __init__(self, workers: Workers, view: Array) -> None:
         start, length = part(view.size, workers.size, workers.rank)
-        self.own = (start, start + length)
         self._target = view[start : start + length]
         self._sums = np.zeros_like(self._target)
-        super().__init__(workers.plan_reduce_scatter(view, self._sums))
+        plan = workers.plan_reduce_scatter(view, self._sums)
+        super().__init__((start, start + length), plan)
 
     def finish(self) -> None:
-        """See `Transfer.finish`."""
         super().finish()
         self._target[...] = self._sums
 
 
-class _Lossy:
+class _Lossy(Transfer):
     """What transfers in a narrow format share: error feedback (Seide et al. 2014)."""
 
-    def __init__(self, view: Array, codec: Codec) -> None:
-        self.own = (0, view.size)
+    def __init__(self, view: Array, codec: Codec, plan: Started) -> None:
+        super().__init__((0, view.size), plan)
         self._view = view
         self._codec = codec
         self._residual = np.zeros_like(view) if codec.feedback else None
         self._lost: Array | None = None
 
     def residual(self) -> Array | None:
-        """See `Transfer.residual`."""
         return self._residual
 
     def commit(self) -> None:
-        """See `Transfer.commit`."""
         if self._residual is not None and self._lost is not None:
             self._residual[...] = self._lost
 
@@ -165,7 +118,6 @@ class Narrow(_Lossy):
     """
 
     def __init__(self, workers: Workers, view: Array, codec: Codec) -> None:
-        super().__init__(view, codec)
         layout = even(view.size, workers.size)
         self._parts = [view[o : o + c] for o, c in zip(layout.offsets, layout.counts, strict=True)]
         self._offsets, self._rank = layout.offsets, workers.rank
@@ -174,11 +126,10 @@ class Narrow(_Lossy):
         self._received = np.zeros_like(self._rows)
         self._row = np.zeros(longest, np.uint8)
         self._collected = np.zeros_like(self._rows)
-        self._there = workers.plan_exchange(self._rows, self._received)
+        super().__init__(view, codec, workers.plan_exchange(self._rows, self._received))
         self._back = workers.plan_collect(self._row, self._collected)
 
     def start(self) -> None:
-        """See `Transfer.start`."""
         self._add_residual()
         for row, values in zip(self._rows, self._parts, strict=True):
             self._codec.encode(values, self._filled(row, values))
@@ -187,15 +138,11 @@ class Narrow(_Lossy):
                 sent = np.empty_like(values)
                 self._codec.decode(self._filled(row, values), sent)
                 self._lost[offset : offset + values.size] -= sent
-        self._there.Start()
-
-    def poll(self) -> bool:
-        """See `Transfer.poll`: the way back starts in `finish`, in the same order everywhere."""
-        return bool(self._there.Test())
+        super().start()
 
     def finish(self) -> None:
-        """See `Transfer.finish`."""
-        self._there.Wait()
+        """See `Transfer.finish`: the way back starts here, in the same order everywhere."""
+        super().finish()
         mine = self._parts[self._rank]
         total = np.zeros(mine.size, np.promote_types(mine.dtype, np.float32))
         values = np.empty_like(total)
@@ -213,8 +160,7 @@ class Narrow(_Lossy):
             self._codec.decode(self._filled(row, target), target)
 
     def free(self) -> None:
-        """See `Transfer.free`."""
-        self._there.Free()
+        super().free()
         self._back.Free()
 
     def _filled(self, row: Array, values: Array) -> Array:
@@ -225,40 +171,29 @@ class Sparse(_Lossy):
     """Every rank's largest values go to all ranks, which add them in rank order."""
 
     def __init__(self, workers: Workers, view: Array, codec: TopK) -> None:
-        super().__init__(view, codec)
         self._row = np.zeros(codec.length(view.size), np.uint8)
         self._collected = np.zeros((workers.size, self._row.size), np.uint8)
-        self._plan = workers.plan_collect(self._row, self._collected)
+        super().__init__(view, codec, workers.plan_collect(self._row, self._collected))
 
     def start(self) -> None:
-        """See `Transfer.start`."""
         self._add_residual()
         self._codec.encode(self._view, self._row)
         assert self._lost is not None
         sent = np.empty_like(self._view)
         self._codec.decode(self._row, sent)
         self._lost -= sent
-        self._plan.Start()
-
-    def poll(self) -> bool:
-        """See `Transfer.poll`."""
-        return bool(self._plan.Test())
+        super().start()
 
     def finish(self) -> None:
-        """See `Transfer.finish`."""
-        self._plan.Wait()
+        super().finish()
         self._view[...] = 0
         values = np.empty_like(self._view)
         for row in self._collected:
             self._codec.decode(row, values)
             self._view += values
 
-    def free(self) -> None:
-        """See `Transfer.free`."""
-        self._plan.Free()
 
-
-class TreeSum(_Whole):
+class TreeSum(Transfer):
     """The sums of subtrees go to the owners of parts, which add them up along one tree.
 
     Args:
@@ -276,7 +211,6 @@ class TreeSum(_Whole):
         length = rows.shape[1]
         layout = even(length, workers.size)
         first, count = layout.offsets[workers.rank], layout.counts[workers.rank]
-        self.own = (0, length)
         self._shards = shards
         self._given = rows[: len(nodes[workers.rank])]
         self._target = rows[0, first : first + count]
@@ -284,18 +218,16 @@ class TreeSum(_Whole):
         self._places = [slice(o, o + c) for o, c in zip(layout.offsets, layout.counts, strict=True)]
         received = np.zeros((sum(map(len, nodes)), count), rows.dtype)
         self._sums = dict(zip((node for own in nodes for node in own), received, strict=True))
-        super().__init__(
-            workers.plan_exchange_parts(
-                self._parts,
-                [len(self._given) * c for c in layout.counts],
-                received.reshape(-1),
-                [len(own) * count for own in nodes],
-            )
+        plan = workers.plan_exchange_parts(
+            self._parts,
+            [len(self._given) * c for c in layout.counts],
+            received.reshape(-1),
+            [len(own) * count for own in nodes],
         )
+        super().__init__((0, length), plan)
         self._back = workers.plan_share(rows[0])
 
     def start(self) -> None:
-        """See `Transfer.start`."""
         end = 0
         for place in self._places:
             values = self._given[:, place]
@@ -304,29 +236,25 @@ class TreeSum(_Whole):
         super().start()
 
     def finish(self) -> None:
-        """See `Transfer.finish`."""
         super().finish()
         self._target[...] = tree.total(self._sums, self._shards)
         self._back.Start()
         self._back.Wait()
 
     def free(self) -> None:
-        """See `Transfer.free`."""
         super().free()
         self._back.Free()
 
 
-def maker(strategy: str, codec: Codec | None, shards: int | None = None) -> MakeTransfer:
-    """What makes the transfers of a strategy and a wire format (None: as they are).
+def summing(codec: Codec | None, shards: int | None = None) -> MakeTransfer:
+    """What makes transfers after which all ranks have the whole sums, in a wire format.
 
-    With a number of shards sums are made along the tree over them.
+    Args:
+        codec: The format, None for values as they are.
+        shards: Sums are made along the tree over so many; None: as the all-reduce makes them.
     """
     if shards is not None:
         return lambda workers, rows: TreeSum(workers, rows, shards)
-    if strategy == "zero1":
-        return Scatter
-    if strategy in ("local_sgd", "gossip"):
-        return Stay
     if codec is None:
         return Sum
     if isinstance(codec, TopK):

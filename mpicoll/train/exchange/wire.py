@@ -6,7 +6,8 @@ finite stays so, or makes its block so: a rank's overflow is seen by all.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,55 +18,46 @@ Bytes = NDArray[np.uint8]
 _BLOCK = 1024
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """A format for a vector of floating-point numbers.
 
     Attributes:
         feedback: Whether what is lost is added to the next step's values (error feedback).
     """
 
-    feedback: bool
+    feedback = False
 
+    @abstractmethod
     def length(self, count: int) -> int:
         """Bytes for so many numbers."""
 
+    @abstractmethod
     def encode(self, values: Array, out: Bytes) -> None:
         """Write `values`, shape (count,), to `out`, shape (length(count),)."""
 
+    @abstractmethod
     def decode(self, data: Bytes, out: Array) -> None:
         """Read `out`, shape (count,), from `data`, shape (length(count),)."""
 
 
-class Half:
+class Half(Codec):
     """IEEE float16: 11 significant bits, up to 65504."""
 
-    feedback = False
-
     def length(self, count: int) -> int:
-        """See `Codec.length`."""
         return 2 * count
 
     def encode(self, values: Array, out: Bytes) -> None:
-        """See `Codec.encode`."""
         with np.errstate(over="ignore"):
             out.view(np.float16)[...] = values
 
     def decode(self, data: Bytes, out: Array) -> None:
-        """See `Codec.decode`."""
         out[...] = data.view(np.float16)
 
 
-class BFloat16:
+class BFloat16(Half):
     """The upper half of a float32: 8 significant bits and its range, rounded to nearest even."""
 
-    feedback = False
-
-    def length(self, count: int) -> int:
-        """See `Codec.length`."""
-        return 2 * count
-
     def encode(self, values: Array, out: Bytes) -> None:
-        """See `Codec.encode`."""
         with np.errstate(over="ignore"):
             bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
@@ -74,21 +66,18 @@ class BFloat16:
         out.view(np.uint16)[...] = np.where(is_nan, (bits >> 16) | 0x40, rounded)
 
     def decode(self, data: Bytes, out: Array) -> None:
-        """See `Codec.decode`."""
         out[...] = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-class EightBit:
+class EightBit(Codec):
     """Whole numbers from -127 to 127 with one scale for each block of 1024, the largest value's."""
 
     feedback = True
 
     def length(self, count: int) -> int:
-        """See `Codec.length`."""
         return 4 * self._blocks(count) + count
 
     def encode(self, values: Array, out: Bytes) -> None:
-        """See `Codec.encode`."""
         blocks = self._blocks(values.size)
         padded = np.zeros((blocks, _BLOCK), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -101,7 +90,6 @@ class EightBit:
         out[4 * blocks :].view(np.int8)[...] = np.rint(whole).reshape(-1)[: values.size]
 
     def decode(self, data: Bytes, out: Array) -> None:
-        """See `Codec.decode`."""
         blocks = self._blocks(out.size)
         scales = np.repeat(data[: 4 * blocks].view(np.float32), _BLOCK)[: out.size]
         out[...] = data[4 * blocks :].view(np.int8) * scales
@@ -111,7 +99,7 @@ class EightBit:
         return -(-count // _BLOCK)
 
 
-class TopK:
+class TopK(Codec):
     """The share of the values that are largest, each with its index; all others are zero.
 
     Args:
@@ -124,11 +112,9 @@ class TopK:
         self.share = share
 
     def length(self, count: int) -> int:
-        """See `Codec.length`."""
         return 8 * self._kept(count)
 
     def encode(self, values: Array, out: Bytes) -> None:
-        """See `Codec.encode`."""
         kept = self._kept(values.size)
         with np.errstate(over="ignore"):
             narrow = values.astype(np.float32)
@@ -139,7 +125,6 @@ class TopK:
         out[4 * kept :].view(np.float32)[...] = narrow[indices]
 
     def decode(self, data: Bytes, out: Array) -> None:
-        """See `Codec.decode`."""
         kept = self._kept(out.size)
         out[...] = 0
         out[data[: 4 * kept].view(np.int32)] = data[4 * kept :].view(np.float32)

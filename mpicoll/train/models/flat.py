@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from numpy.typing import DTypeLike, NDArray
@@ -66,21 +66,9 @@ class Flat:
         Raises:
             ValueError: Names or shapes differ.
         """
-        self.require_names(arrays)
+        require_names(arrays, self.views)
         for name, array in arrays.items():
             put(self.view(name, array), array)
-
-    def require_names(self, arrays: Mapping[str, Any]) -> None:
-        """Check that there is one array for each parameter.
-
-        Raises:
-            ValueError: Names are missing or too many.
-        """
-        if arrays.keys() != self.views.keys():
-            raise ValueError(
-                f"arrays are {', '.join(arrays)}, parameters are {', '.join(self.views)}: "
-                "return one gradient for each parameter"
-            )
 
     def view(self, name: str, array: Array) -> Array:
         """The view that an array of this name belongs into.
@@ -99,3 +87,24 @@ class Flat:
                 "return gradients in the shapes of the parameters"
             )
         return view
+
+
+def require_names(arrays: Collection[str], parameters: Collection[str]) -> None:
+    """Check that there is one array for each parameter.
+
+    Raises:
+        ValueError: Names are missing or too many.
+    """
+    if set(arrays) != set(parameters):
+        raise ValueError(
+            f"arrays are {', '.join(arrays)}, parameters are {', '.join(parameters)}: "
+            "return one gradient for each parameter"
+        )
+
+
+def described(parameters: Mapping[str, Array]) -> dict[str, str]:
+    """What has to be the same of parameters on all ranks, by what it is of."""
+    return {
+        f"parameter {name}": f"{array.dtype} of shape {array.shape}"
+        for name, array in parameters.items()
+    }

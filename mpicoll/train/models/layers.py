@@ -5,10 +5,11 @@ Images have shape (samples, height, width, channels).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -22,20 +23,24 @@ Array = NDArray[Any]
 Shape = tuple[int, ...]
 
 
-class Layer(Protocol):
+class Layer(ABC):
     """A function of the samples of a batch, and its derivative. Shapes are those of one sample."""
 
     def output_shape(self, shape: Shape) -> Shape:
         """Shape of an output for inputs of this shape; raises ValueError where none fits."""
+        return shape
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
         """Parameters to start from, for inputs of this shape; empty where it has none."""
+        return {}
 
+    @abstractmethod
     def forward(
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
         """Outputs, and what `backward` needs. Without a batch this is evaluation."""
 
+    @abstractmethod
     def backward(
         self, parameters: Mapping[str, Array], memory: Any, error: Array, first: bool
     ) -> tuple[Array | None, dict[str, Array]]:
@@ -45,20 +50,8 @@ class Layer(Protocol):
         """
 
 
-class _Plain:
-    """A layer without parameters that keeps the shape."""
-
-    def output_shape(self, shape: Shape) -> Shape:
-        """See `Layer.output_shape`."""
-        return shape
-
-    def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        """See `Layer.initial`."""
-        return {}
-
-
 @dataclass(frozen=True)
-class Dense:
+class Dense(Layer):
     """Every output is a weighted sum of all inputs and a bias.
 
     Attributes:
@@ -71,19 +64,16 @@ class Dense:
     gain: float = 2.0
 
     def output_shape(self, shape: Shape) -> Shape:
-        """See `Layer.output_shape`."""
         if len(shape) != 1:
             raise ValueError(f"a dense layer has inputs of shape {shape}: flatten them before it")
         return (self.outputs,)
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        """See `Layer.initial`."""
         return _normal((shape[0], self.outputs), self.gain / shape[0], generator)
 
     def forward(
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
-        """See `Layer.forward`."""
         outputs = inputs @ parameters["weight"]
         outputs += parameters["bias"]
         return outputs, inputs
@@ -91,13 +81,12 @@ class Dense:
     def backward(
         self, parameters: Mapping[str, Array], memory: Array, error: Array, first: bool
     ) -> tuple[Array | None, dict[str, Array]]:
-        """See `Layer.backward`."""
         gradients = {"weight": memory.T @ error, "bias": error.sum(axis=0)}
         return None if first else error @ parameters["weight"].T, gradients
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Convolution(Layer):
     """A square kernel of odd width on a padded image, which keeps its height and width.
 
     Formed as one matrix product from the patches of all images (im2col; Chellapilla et al. 2006).
@@ -111,19 +100,16 @@ class Convolution:
     width: int = 3
 
     def output_shape(self, shape: Shape) -> Shape:
-        """See `Layer.output_shape`."""
         _require_image("convolution", shape)
         return (*shape[:2], self.channels)
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        """See `Layer.initial`."""
         inputs = self.width**2 * shape[2]
         return _normal((inputs, self.channels), 2.0 / inputs, generator)
 
     def forward(
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
-        """See `Layer.forward`."""
         half, width = self.width // 2, self.width
         padded = np.pad(inputs, ((0, 0), (half, half), (half, half), (0, 0)))
         patches = _patches(padded, width).reshape(-1, width**2 * inputs.shape[3])
@@ -138,7 +124,6 @@ class Convolution:
         error: Array,
         first: bool,
     ) -> tuple[Array | None, dict[str, Array]]:
-        """See `Layer.backward`."""
         patches, (samples, height, width, channels) = memory
         rows = error.reshape(-1, self.channels)
         gradients = {"weight": patches.T @ rows, "bias": rows.sum(axis=0)}
@@ -158,7 +143,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class MaxPool(_Plain):
+class MaxPool(Layer):
     """The largest of each square of `width` x `width` pixels; what is left at the edge is cut off.
 
     Attributes:
@@ -168,7 +153,6 @@ class MaxPool(_Plain):
     width: int = 2
 
     def output_shape(self, shape: Shape) -> Shape:
-        """See `Layer.output_shape`."""
         _require_image("pooling", shape)
         if min(shape[:2]) < self.width:
             raise ValueError(
@@ -180,7 +164,6 @@ class MaxPool(_Plain):
     def forward(
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
-        """See `Layer.forward`."""
         # A pass over the image for each place of a square: far quicker than a search in each.
         places = self._places(inputs)
         outputs = places[0].copy()
@@ -195,7 +178,7 @@ class MaxPool(_Plain):
         error: Array,
         first: bool,
     ) -> tuple[Array | None, dict[str, Array]]:
-        """See `Layer.backward`: of equal values the first was chosen."""
+        """Of equal values the first was chosen."""
         inputs, outputs = memory
         slopes = library_of(error).zeros(inputs.shape, error.dtype)
         left = library_of(error).ones(outputs.shape, bool)
@@ -214,25 +197,23 @@ class MaxPool(_Plain):
 
 
 @dataclass(frozen=True)
-class ReLU(_Plain):
+class ReLU(Layer):
     """What is above zero."""
 
     def forward(
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
-        """See `Layer.forward`."""
         outputs = np.maximum(inputs, 0)
         return outputs, outputs
 
     def backward(
         self, parameters: Mapping[str, Array], memory: Array, error: Array, first: bool
     ) -> tuple[Array | None, dict[str, Array]]:
-        """See `Layer.backward`."""
         return error * (memory > 0), {}
 
 
 @dataclass(frozen=True)
-class Reshape:
+class Reshape(Layer):
     """Gives each sample another shape; () stands for one axis of all values.
 
     Attributes:
@@ -242,7 +223,6 @@ class Reshape:
     shape: Shape = ()
 
     def output_shape(self, shape: Shape) -> Shape:
-        """See `Layer.output_shape`."""
         wanted = self.shape or (prod(shape),)
         if prod(wanted) != prod(shape):
             raise ValueError(
@@ -251,26 +231,20 @@ class Reshape:
             )
         return wanted
 
-    def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        """See `Layer.initial`."""
-        return {}
-
     def forward(
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
-        """See `Layer.forward`."""
         wanted = self.output_shape(inputs.shape[1:])
         return inputs.reshape(len(inputs), *wanted), inputs.shape
 
     def backward(
         self, parameters: Mapping[str, Array], memory: Shape, error: Array, first: bool
     ) -> tuple[Array | None, dict[str, Array]]:
-        """See `Layer.backward`."""
         return error.reshape(memory), {}
 
 
 @dataclass(frozen=True)
-class Dropout(_Plain):
+class Dropout(Layer):
     """Sets a share of the values to zero while training (Srivastava et al. 2014).
 
     Attributes:
@@ -288,7 +262,6 @@ class Dropout(_Plain):
     def forward(
         self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
     ) -> tuple[Array, Any]:
-        """See `Layer.forward`."""
         if batch is None or not self.rate:
             return inputs, None
         shape = inputs.shape
@@ -302,7 +275,6 @@ class Dropout(_Plain):
     def backward(
         self, parameters: Mapping[str, Array], memory: Array | None, error: Array, first: bool
     ) -> tuple[Array | None, dict[str, Array]]:
-        """See `Layer.backward`."""
         return error if memory is None else error * memory, {}
 
 

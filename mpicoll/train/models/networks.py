@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mpicoll.base.arrays import library_of
 from mpicoll.train.data.batch import Batch
+from mpicoll.train.models.flat import require_names
 from mpicoll.train.models.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
 
 __all__ = ["MLP", "Batch", "Model", "Parameters", "Sequential", "convnet", "push_gradients"]
@@ -61,11 +62,7 @@ def push_gradients(model: Model, parameters: Parameters, batch: Batch, push: Pus
     if own is not None:
         return float(own(parameters, batch, push))
     loss, gradients = model.loss_and_gradients(parameters, batch)
-    if gradients.keys() != parameters.keys():
-        raise ValueError(
-            f"arrays are {', '.join(gradients)}, parameters are {', '.join(parameters)}: "
-            "return one gradient for each parameter"
-        )
+    require_names(gradients, parameters)
     for name in reversed(list(parameters)):
         push(name, gradients[name])
     return float(loss)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from mpicoll.train.ranks.workers import TrainingError
+from mpicoll.train.ranks.workers import AllAlive, TrainingError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,7 +63,7 @@ class RankLost(TrainingError):
     """A rank has died that the run cannot do without; each rank finds out by itself."""
 
 
-class Health:
+class Health(AllAlive):
     """The ranks of a communicator, as far as this rank knows; nothing here is collective.
 
     Args:
@@ -71,8 +71,6 @@ class Health:
         titles: What each of them is, in words.
 
     Attributes:
-        dead: Ranks that have died.
-        holders: Ranks that hold each shard, the first to answer for it first.
         replaces: Whether the holders of a shard can stand in for each other; until then the run
             needs all ranks.
     """
@@ -81,8 +79,6 @@ class Health:
         self._comm, self._titles = comm, titles
         self._next = 0.0
         self._fatal: str | None = None
-        self.dead: frozenset[int] = frozenset()
-        self.holders: list[list[int]] = []
         self.replaces = False
 
     def look(self) -> bool:
@@ -106,10 +102,6 @@ class Health:
         if self._fatal is not None:
             raise RankLost(self._fatal)
         return True
-
-    def chain(self, shard: int) -> list[int]:
-        """Ranks that hold a shard and are alive; the first answers for it."""
-        return [rank for rank in self.holders[shard] if rank not in self.dead]
 
     def _missed(self) -> str | None:
         """Why the run cannot go on, None if it can."""

@@ -36,29 +36,29 @@ class Survivors(AllReduceWorkers):
         comm: The ranks; collective.
         titles: What each of them is, as `mpicoll.train.ranks.health.Health` has it.
 
-    Attributes:
-        health: Who is alive.
-        comm: The same ranks, for messages of other tags than `Survivors` uses.
-        computing: Number of ranks, the first, that compute and measure.
-        meanwhile: Looks who is alive, and moves on what this rank serves; whether anything moved.
-
     Raises:
         RankLost: A rank died meanwhile.
     """
+
+    may_die = True
+    health: Health
 
     def __init__(self, comm: MPI.Intracomm, titles: Sequence[str]) -> None:
         from mpi4py import MPI
 
         super().__init__(comm, None)
-        self.health, self.computing = Health(comm, titles), self.size
+        self.health, self._computing = Health(comm, titles), self.size
         self.meanwhile: Callable[[], bool] = self.health.look
         self._sending: list[tuple[MPI.Request, bytes]] = []
         self._limit = time_limit(comm)
-        self.comm, made = MPI.Intracomm(comm).Idup()
+        self._link, made = MPI.Intracomm(comm).Idup()
         wait_until(lambda: is_complete(made), self.health.look)
 
+    def assign(self, computing: int, holders: Sequence[Sequence[int]]) -> None:
+        self._computing, self.health.holders = computing, holders
+
     def begin(self) -> None:
-        """From now on some stand in for others; collective.
+        """See `Workers.begin`.
 
         Raises:
             RankLost: A rank died before.
@@ -66,15 +66,18 @@ class Survivors(AllReduceWorkers):
         self.gather(None)
         self.health.replaces = True
 
-    def free(self) -> None:
-        """Free what the ranks made together."""
-        self.comm.Free()
+    def link(self) -> MPI.Intracomm:
+        """See `Workers.link`: that of these operations, with other tags than theirs."""
+        return self._link
+
+    def meet(self) -> None:
+        self.gather(None)
 
     def share(self, length: int) -> tuple[int, int]:
         """See `Workers.share`: ranks that only serve take nothing."""
-        if self.rank >= self.computing:
+        if self.rank >= self._computing:
             return length, 0
-        return part(length, self.computing, self.rank)
+        return part(length, self._computing, self.rank)
 
     def gather(self, fact: T) -> list[T]:
         """See `Workers.gather`; None in place of what the dead would say."""
@@ -90,11 +93,9 @@ class Survivors(AllReduceWorkers):
         return facts
 
     def broadcast(self, values: Array) -> None:
-        """See `Workers.broadcast`."""
         values[...] = self.gather(values if self.rank == 0 else None)[0]
 
     def sum(self, values: Array) -> None:
-        """See `Workers.sum`."""
         found = [theirs for theirs in self.gather(values) if theirs is not None]
         values[...] = np.sum(found, axis=0)
 
@@ -106,7 +107,7 @@ class Survivors(AllReduceWorkers):
             return
         data = pickle.dumps(fact)
         try:
-            self._sending.append((self.comm.Isend(data, rank, _TAG), data))
+            self._sending.append((self._link.Isend(data, rank, _TAG), data))
         except Exception as error:
             if not is_death(error):
                 raise
@@ -122,7 +123,7 @@ class Survivors(AllReduceWorkers):
                 return True
             status = MPI.Status()
             try:
-                message = self.comm.Improbe(rank, _TAG, status)
+                message = self._link.Improbe(rank, _TAG, status)
                 if message is None:
                     return False
                 data = bytearray(status.Get_elements(MPI.BYTE))

@@ -6,7 +6,7 @@ can fail on one rank is told to all, and all raise the same `TrainingError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mpicoll import algorithms
 from mpicoll.schedule.layout import even, part
+from mpicoll.train.ranks.waiting import time_limit, wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,7 +27,7 @@ class TrainingError(RuntimeError):
     """Training cannot go on. Raised on all ranks together, with the same message."""
 
 
-class Plan(Protocol):
+class Started(Protocol):
     """A collective bound to its arrays, to be started in every step, in the same order everywhere.
 
     The methods are those of a persistent request of MPI.
@@ -45,19 +46,82 @@ class Plan(Protocol):
         """It will not be started again."""
 
 
-class Workers(Protocol):
-    """A group of ranks; every method but the properties is collective."""
+class AllAlive:
+    """Who is alive where the launcher ends all ranks when one dies: all.
 
-    @property
-    def rank(self) -> int:
-        """This rank, 0 .. size - 1."""
+    Attributes:
+        dead: Ranks that have died.
+        holders: Ranks that hold each shard, the first to answer for it first.
+    """
 
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
+    dead: frozenset[int] = frozenset()
+    holders: Sequence[Sequence[int]] = ()
+
+    def look(self) -> bool:
+        """Whether ranks have died since the last look."""
+        return False
+
+    def chain(self, shard: int) -> list[int]:
+        """Ranks that hold a shard and are alive; the first answers for it."""
+        return [rank for rank in self.holders[shard] if rank not in self.dead]
+
+
+class Done:
+    """`Started` in one process: a copy at once, or nothing."""
+
+    def __init__(self, source: Array | None = None, target: Array | None = None) -> None:
+        self._source, self._target = source, target
+
+    def Start(self) -> None:
+        if self._source is not None and self._target is not None:
+            self._target[...] = self._source.reshape(self._target.shape)
+
+    def Test(self) -> bool:
+        return True
+
+    def Wait(self) -> None:
+        """It is complete."""
+
+    def Free(self) -> None:
+        """There is nothing to free."""
+
+
+class Workers:
+    """A group of ranks; of this class itself: one process, without MPI.
+
+    Methods are collective, but for `share` and `assign`.
+
+    Attributes:
+        rank: This rank, 0 .. size - 1.
+        size: Number of ranks.
+        may_die: Whether a rank may die and the others go on.
+        health: Who is alive.
+        meanwhile: Called by a rank that waits in `meet`, and wherever ranks may die: moves on what
+            it serves, and says whether anything moved.
+    """
+
+    rank = 0
+    size = 1
+    may_die = False
+    health = AllAlive()
+    meanwhile: Callable[[], bool] = health.look
+
+    def assign(self, computing: int, holders: Sequence[Sequence[int]]) -> None:
+        """Say how many ranks compute, the first, and which hold each shard."""
+
+    def begin(self) -> None:
+        """From now on ranks that hold a shard may stand in for each other."""
+
+    def link(self) -> MPI.Intracomm:
+        """The same ranks for messages of one's own; who asks frees it, unless a rank has died."""
+        raise NotImplementedError("one process sends no messages")
+
+    def meet(self) -> None:
+        """Wait for all ranks, and go on with `meanwhile`."""
 
     def share(self, length: int) -> tuple[int, int]:
         """First and number of this rank's part of so many items to be measured."""
+        return 0, length
 
     def sum(self, values: Array) -> None:
         """Replace `values` on all ranks by their sum over the ranks."""
@@ -67,105 +131,40 @@ class Workers(Protocol):
 
     def gather(self, fact: T) -> list[T]:
         """The (small) facts of all ranks, in rank order, on all ranks."""
-
-    def shift(self, values: Array, received: Array, distance: int) -> None:
-        """Receive the values of the rank so many places before, into an array of their shape."""
-
-    def plan_sum(self, values: Array) -> Plan:
-        """As `sum`, to be started many times."""
-
-    def plan_reduce_scatter(self, values: Array, own: Array) -> Plan:
-        """The sum of the ranks' `values`, of which each rank gets its even part into `own`."""
-
-    def plan_share(self, values: Array) -> Plan:
-        """Every rank's even part of `values` is filled in on all ranks."""
-
-    def plan_exchange(self, rows: Array, received: Array) -> Plan:
-        """Row i of `rows` goes to rank i, into the row of `received` that is the sender's."""
-
-    def plan_exchange_parts(
-        self, parts: Array, counts: list[int], received: Array, received_counts: list[int]
-    ) -> Plan:
-        """As `plan_exchange`, with parts of any lengths, one after the other."""
-
-    def plan_collect(self, row: Array, received: Array) -> Plan:
-        """The rows of all ranks, in rank order, into the rows of `received` on all ranks."""
-
-
-class _Done:
-    """A plan of one process: a copy at once."""
-
-    def __init__(self, source: Array | None = None, target: Array | None = None) -> None:
-        self._source, self._target = source, target
-
-    def Start(self) -> None:
-        """See `Plan.Start`."""
-        if self._source is not None and self._target is not None:
-            self._target[...] = self._source.reshape(self._target.shape)
-
-    def Test(self) -> bool:
-        """See `Plan.Test`."""
-        return True
-
-    def Wait(self) -> None:
-        """See `Plan.Wait`."""
-
-    def Free(self) -> None:
-        """See `Plan.Free`."""
-
-
-class OneProcess:
-    """One process by itself, without MPI."""
-
-    rank = 0
-    size = 1
-
-    def share(self, length: int) -> tuple[int, int]:
-        """All."""
-        return 0, length
-
-    def sum(self, values: Array) -> None:
-        """Nothing to add."""
-
-    def broadcast(self, values: Array) -> None:
-        """Nobody to tell."""
-
-    def gather(self, fact: T) -> list[T]:
-        """See `Workers.gather`."""
         return [fact]
 
     def shift(self, values: Array, received: Array, distance: int) -> None:
-        """See `Workers.shift`."""
+        """Receive the values of the rank so many places before, into an array of their shape."""
         received[...] = values
 
-    def plan_sum(self, values: Array) -> Plan:
-        """See `Workers.plan_sum`."""
-        return _Done()
+    def plan_sum(self, values: Array) -> Started:
+        """As `sum`, to be started many times."""
+        return Done()
 
-    def plan_reduce_scatter(self, values: Array, own: Array) -> Plan:
-        """See `Workers.plan_reduce_scatter`."""
-        return _Done(values, own)
+    def plan_reduce_scatter(self, values: Array, own: Array) -> Started:
+        """The sum of the ranks' `values`, of which each rank gets its even part into `own`."""
+        return Done(values, own)
 
-    def plan_share(self, values: Array) -> Plan:
-        """See `Workers.plan_share`."""
-        return _Done()
+    def plan_share(self, values: Array) -> Started:
+        """Every rank's even part of `values` is filled in on all ranks."""
+        return Done()
 
-    def plan_exchange(self, rows: Array, received: Array) -> Plan:
-        """See `Workers.plan_exchange`."""
-        return _Done(rows, received)
+    def plan_exchange(self, rows: Array, received: Array) -> Started:
+        """Row i of `rows` goes to rank i, into the row of `received` that is the sender's."""
+        return Done(rows, received)
 
     def plan_exchange_parts(
         self, parts: Array, counts: list[int], received: Array, received_counts: list[int]
-    ) -> Plan:
-        """See `Workers.plan_exchange_parts`."""
-        return _Done(parts, received)
+    ) -> Started:
+        """As `plan_exchange`, with parts of any lengths, one after the other."""
+        return Done(parts, received)
 
-    def plan_collect(self, row: Array, received: Array) -> Plan:
-        """See `Workers.plan_collect`."""
-        return _Done(row, received)
+    def plan_collect(self, row: Array, received: Array) -> Started:
+        """The rows of all ranks, in rank order, into the rows of `received` on all ranks."""
+        return Done(row, received)
 
 
-class AllReduceWorkers:
+class AllReduceWorkers(Workers):
     """The ranks of a communicator.
 
     Args:
@@ -188,33 +187,32 @@ class AllReduceWorkers:
         known = (*algorithms.names(collective), "native")
         return self._choice if self._choice.get("algorithm") in known else {}
 
+    def link(self) -> MPI.Intracomm:
+        return self._comm.Dup()
+
+    def meet(self) -> None:
+        wait_until(self._comm.Ibarrier().Test, self.meanwhile, time_limit(self._comm))
+
     def share(self, length: int) -> tuple[int, int]:
-        """See `Workers.share`."""
         return part(length, self.size, self.rank)
 
     def sum(self, values: Array) -> None:
-        """See `Workers.sum`."""
         self._comm.Allreduce(self._in_place, values, op=self._operator, **self._choice)
 
     def broadcast(self, values: Array) -> None:
-        """See `Workers.broadcast`."""
         self._comm.Bcast(values, root=0)
 
     def gather(self, fact: T) -> list[T]:
-        """See `Workers.gather`."""
         return self._comm.allgather(fact)
 
     def shift(self, values: Array, received: Array, distance: int) -> None:
-        """See `Workers.shift`."""
         target, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
         self._comm.Sendrecv(values, target, recvbuf=received, source=source)
 
-    def plan_sum(self, values: Array) -> Plan:
-        """See `Workers.plan_sum`."""
+    def plan_sum(self, values: Array) -> Started:
         return self._comm.Allreduce_init(self._in_place, values, op=self._operator, **self._choice)
 
-    def plan_reduce_scatter(self, values: Array, own: Array) -> Plan:
-        """See `Workers.plan_reduce_scatter`."""
+    def plan_reduce_scatter(self, values: Array, own: Array) -> Started:
         return self._comm.Reduce_scatter_init(
             values,
             own,
@@ -223,25 +221,21 @@ class AllReduceWorkers:
             **self._choice_for("reduce_scatter"),
         )
 
-    def plan_share(self, values: Array) -> Plan:
-        """See `Workers.plan_share`."""
+    def plan_share(self, values: Array) -> Started:
         counts = list(even(values.size, self.size).counts)
         return self._comm.Allgatherv_init(
             self._in_place, [values, counts], **self._choice_for("allgather")
         )
 
-    def plan_exchange(self, rows: Array, received: Array) -> Plan:
-        """See `Workers.plan_exchange`."""
+    def plan_exchange(self, rows: Array, received: Array) -> Started:
         return self._comm.Alltoall_init(rows, received)
 
     def plan_exchange_parts(
         self, parts: Array, counts: list[int], received: Array, received_counts: list[int]
-    ) -> Plan:
-        """See `Workers.plan_exchange_parts`."""
+    ) -> Started:
         return self._comm.Alltoallv_init([parts, counts], [received, received_counts])
 
-    def plan_collect(self, row: Array, received: Array) -> Plan:
-        """See `Workers.plan_collect`."""
+    def plan_collect(self, row: Array, received: Array) -> Started:
         return self._comm.Allgather_init(row, received)
 
 

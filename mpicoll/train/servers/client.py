@@ -46,11 +46,11 @@ class Client:
         meanwhile: Callable[[], bool],
         limit: float,
     ) -> None:
-        self._comm, self._places, self._answering = comm, shard_ranges, answering
+        self._comm, self._ranges, self._answering = comm, shard_ranges, answering
         self._weights, self._gradient = weights, gradient
         self._meanwhile, self._limit = meanwhile, limit
         dtype = weights.dtype
-        self._outgoing = [Message(place.end - place.start, dtype) for place in shard_ranges]
+        self._outgoing = [Message(shard.end - shard.start, dtype) for shard in shard_ranges]
         self._questions = [Message(0, dtype) for _ in shard_ranges]
         self._answers = {
             number: Message(shard_ranges[number].end - shard_ranges[number].start, dtype)
@@ -84,12 +84,12 @@ class Client:
         facts = (push.samples, push.total, push.seconds, push.processor)
         # Shards that this worker does not pull from get the same pushes as the one that it does.
         own = self._versions[self._answering[0]]
-        for number, place in enumerate(self._places):
+        for number, shard in enumerate(self._ranges):
             message, version = self._outgoing[number], self._versions.get(number, own)
             head = (messages.PUSH, push.clock, flags, self._epoch, *facts, version)
             message.head[: messages.VERSION + 1] = head
-            put(message.values, self._gradient[place.start : place.end])
-            message.send(self._comm, place.rank, tag(number, messages.TO_SERVER))
+            put(message.values, self._gradient[shard.start : shard.end])
+            message.send(self._comm, shard.rank, tag(number, messages.TO_SERVER))
             self._pushed.add(number)
 
     def arrive(self) -> None:
@@ -100,7 +100,7 @@ class Client:
 
         Then this worker has the parameters at the end.
         """
-        for number in range(len(self._places)):
+        for number in range(len(self._ranges)):
             self._ask(number, messages.LEAVE, 0, messages.FAILED * failed)
         self._take_answers(self._weights)
         self._wait(lambda: all(m.done() for m in (*self._outgoing, *self._questions)))
@@ -118,7 +118,7 @@ class Client:
             moved: Number of each, in `shard_ranges` with its new rank.
         """
         for number in moved:
-            rank, to_server = self._places[number].rank, tag(number, messages.TO_SERVER)
+            rank, to_server = self._ranges[number].rank, tag(number, messages.TO_SERVER)
             push, question = self._outgoing[number], self._questions[number]
             self._abandoned += [push, question, self._answers[number]]
             self._outgoing[number], self._questions[number] = push.copy(), question.copy()
@@ -135,13 +135,18 @@ class Client:
         if number in self._answers:
             self._asked.add(number)
             self._receive(number)
+        self._say(number, kind, clock, flags)
+
+    def _say(self, number: int, kind: int, clock: int = 0, flags: int = 0) -> None:
+        """Send what is not answered."""
         question = self._questions[number]
+        self._wait(question.done)
         question.head[: messages.EPOCH + 1] = kind, clock, flags, self._epoch
-        place = self._places[number]
-        question.send(self._comm, place.rank, tag(number, messages.TO_SERVER))
+        rank = self._ranges[number].rank
+        question.send(self._comm, rank, tag(number, messages.TO_SERVER))
 
     def _receive(self, number: int) -> None:
-        rank = self._places[number].rank
+        rank = self._ranges[number].rank
         self._answers[number].receive(self._comm, rank, tag(number, messages.TO_WORKER))
 
     def _take_answers(self, target: Array) -> float:
@@ -150,8 +155,8 @@ class Client:
         self._asked.clear()
         self._pushed.clear()
         for number, answer in self._answers.items():
-            place = self._places[number]
-            put(target[place.start : place.end], answer.values)
+            shard = self._ranges[number]
+            put(target[shard.start : shard.end], answer.values)
             self._versions[number] = int(answer.head[messages.UPDATES])
         return self._facts(self._answers[self._answering[0]].head)
 
@@ -187,7 +192,6 @@ class Listener(Client):
         self._listening: set[int] = set()
 
     def begin(self) -> None:
-        """See `Client.begin`."""
         super().begin()
         self._fresh.clear()
         for number, head in self._heads.items():
@@ -204,26 +208,17 @@ class Listener(Client):
         return self._facts(self._heads[self._answering[0]])
 
     def arrive(self) -> None:
-        """See `Client.arrive`."""
         self._listen()
         if self._at_once:
             self._take_over()
 
     def leave(self, failed: bool) -> None:
-        """See `Client.leave`."""
-        for number in range(len(self._places)):
-            self._say(number, messages.LEAVE, messages.FAILED * failed)
+        for number in range(len(self._ranges)):
+            self._say(number, messages.LEAVE, flags=messages.FAILED * failed)
         self._listen_until(lambda head: bool(head[messages.FINAL]))
         self._take_over()
         self._facts(self._heads[self._answering[0]])
         self._wait(lambda: all(m.done() for m in (*self._outgoing, *self._questions)))
-
-    def _say(self, number: int, kind: int, flags: int = 0) -> None:
-        question = self._questions[number]
-        self._wait(lambda: question.done())
-        question.head[: messages.EPOCH + 1] = kind, 0, flags, self._epoch
-        rank = self._places[number].rank
-        question.send(self._comm, rank, tag(number, messages.TO_SERVER))
 
     def _listen_until(self, enough: Callable[[NDArray[np.float64]], bool]) -> None:
         def done() -> bool:
@@ -249,6 +244,6 @@ class Listener(Client):
 
     def _take_over(self) -> None:
         for number in self._fresh:
-            place = self._places[number]
-            put(self._weights[place.start : place.end], self._news[number])
+            shard = self._ranges[number]
+            put(self._weights[shard.start : shard.end], self._news[number])
         self._fresh.clear()

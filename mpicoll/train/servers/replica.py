@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from mpicoll.train.ranks.health import Health
+from mpicoll.train.ranks.workers import AllAlive
 from mpicoll.train.servers import messages
 from mpicoll.train.servers.messages import Message, tag
 from mpicoll.train.servers.server import Server
@@ -32,7 +32,7 @@ class Replica(Server):
         health: Who holds the shard and is alive.
     """
 
-    def __init__(self, *args: Any, rank: int, health: Health, **named: Any) -> None:
+    def __init__(self, *args: Any, rank: int, health: AllAlive, **named: Any) -> None:
         super().__init__(*args, **named)
         self._rank, self._health = rank, health
         self._taken = self._kept = 0  # changes here, and changes that all behind have
@@ -86,7 +86,6 @@ class Replica(Server):
         self._place()
 
     def free(self) -> None:
-        """See `Server.free`."""
         super().free()
         self._heard.cancel()
         self._back.cancel()

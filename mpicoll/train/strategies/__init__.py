@@ -1,1 +1,4 @@
-"""How ranks train one model together, one module a strategy."""
+"""How ranks train one model together; nobody else knows which strategies there are.
+
+A strategy answers what `protocol` asks of a name, and makes a `training.Training`.
+"""

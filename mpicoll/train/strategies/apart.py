@@ -7,22 +7,21 @@ batch's, the mean over the ranks of what they become in one step is what all-red
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.base.wording import plural
 from mpicoll.train.config import Config
+from mpicoll.train.exchange import transfers
+from mpicoll.train.exchange.transfers import MakeTransfer
+from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.strategies.allreduce import AllReduce
+from mpicoll.train.strategies.lockstep import Mixing, average
 
 Array = NDArray[Any]
-
-
-class Mixing(Protocol):
-    """What happens to the parameters after each update; collective."""
-
-    def mix(self, step: int, weights: Array, state: Sequence[Array]) -> None:
-        """After a step, counted from 1: change parameters and the optimizer's arrays in place."""
 
 
 class PeriodicAverage:
@@ -78,17 +77,50 @@ class Gossip:
         return (1 << (step - 1) % (size - 1).bit_length(),)
 
 
-def average(workers: Workers, arrays: Sequence[Array]) -> None:
-    """Replace arrays by their means over the ranks."""
-    for array in arrays:
-        workers.sum(array)
-        array /= workers.size
+class _Apart(AllReduce):
+    """What strategies have in common in which each rank updates parameters of its own."""
+
+    takes = frozenset[str]()
+
+    def check(self, config: Config) -> None:
+        """Refuse what needs one set of parameters after each step."""
+        for name, why in (
+            ("clip", "no rank knows the gradient of the whole batch"),
+            ("checkpoint_every", "ranks have the same parameters at the end of an epoch only"),
+        ):
+            if getattr(config, name) is not None:
+                raise ValueError(
+                    f"strategy {config.strategy} does not take {name}, because {why}: leave it out"
+                )
+
+    def is_exact(self, config: Config) -> bool:
+        """They are not: ranks are apart for a while."""
+        return False
+
+    def _transfers(self, config: Config) -> MakeTransfer:
+        return transfers.Stay
 
 
-def make(config: Config, workers: Workers) -> Mixing | None:
-    """What the strategy of a run does to parameters, None if they are the same on all ranks."""
-    if config.strategy == "local_sgd":
+class LocalSGD(_Apart):
+    """Parameters are averaged after every so many steps."""
+
+    def describe(self, config: Config) -> str:
+        """How often."""
+        return f"{config.strategy} averages every {plural(config.average_every, 'step')}"
+
+    def _mixing(self, config: Config, workers: Workers) -> Mixing:
         return PeriodicAverage(workers, config.average_every)
-    if config.strategy == "gossip":
+
+
+class Gossiping(_Apart):
+    """Parameters are mixed with those of neighbours after every step."""
+
+    def describe(self, config: Config) -> str:
+        """With which."""
+        return f"{config.strategy} {config.graph} graph"
+
+    def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
+        return 2 * weights.vector.nbytes  # own, and a neighbour's
+
+    def _mixing(self, config: Config, workers: Workers) -> Mixing:
         return Gossip(workers, config.graph)
-    return None

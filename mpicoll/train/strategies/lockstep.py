@@ -11,27 +11,23 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.base.arrays import host, hosted, put
-from mpicoll.train import optimizers, schedules
-from mpicoll.train.config import Config
-from mpicoll.train.data import Dataset
+from mpicoll.train import optimizers
 from mpicoll.train.data.sampler import shared
-from mpicoll.train.exchange import transfers, tree, wire
+from mpicoll.train.exchange import tree
 from mpicoll.train.exchange.buckets import Exchange, split
-from mpicoll.train.models import Model
+from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.models.flat import Flat
-from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together
 from mpicoll.train.records import Step
-from mpicoll.train.strategies import apart as mixing
 from mpicoll.train.strategies.balance import Balance
-from mpicoll.train.strategies.gradients import Gradients
+from mpicoll.train.strategies.training import Setup, Training
 
 Array = NDArray[Any]
 
@@ -44,101 +40,78 @@ _COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good"
 _FAILED, _NOT_FINITE, _STOP, _SIGNAL, _COMPUTE = range(5)
 
 
-class Trainer:
-    """The state of a run and its steps; every method is collective.
+class Mixing(Protocol):
+    """What happens to the parameters after each update; collective."""
+
+    def mix(self, step: int, weights: Array, state: Sequence[Array]) -> None:
+        """After a step, counted from 1: change parameters and the optimizer's arrays in place."""
+
+
+def average(workers: Workers, arrays: Sequence[Array]) -> None:
+    """Replace arrays by their means over the ranks."""
+    for array in arrays:
+        workers.sum(array)
+        array /= workers.size
+
+
+class Trainer(Training):
+    """Steps that all ranks make together.
 
     Args:
-        config: What to do.
-        workers: The ranks.
-        dataset: The data, of the type to compute in.
-        model: The model.
-        weights: Parameters, equal on all ranks; changed in place.
-        optimizer: What to make of a gradient, None for what `config` names.
+        setup: The run.
+        transfer: Makes the transfer of a bucket of gradients.
+        sharded: Whether each rank updates the part that its transfers own, and shares it.
+        mixing: What happens to parameters, None if they are the same on all ranks.
 
     Attributes:
-        weights: Parameters.
-        sampler: Global batches of a step, `accumulate` batches each.
-        number: Steps made, those skipped included.
-        position: Steps made in the epoch.
-        updates: Steps made, those skipped left out.
-        skipped, skipped_in_a_row: Steps skipped; since the last that was not.
         scale, good: Factor of the loss; steps since it was changed.
-        compute: Seconds each rank computed, since somebody set them to zero.
-        asked: Set on any rank: `stop` is true on all ranks after the next step.
-        signalled: Set on any rank by a signal: `stop` and `interrupted` are true on all ranks after
-            the next step.
-        stop, interrupted: Whether a rank asked to stop, and whether it was told to by a signal.
-        failure: Set on any rank: the next step fails by it on all ranks.
     """
 
     def __init__(
         self,
-        config: Config,
-        workers: Workers,
-        dataset: Dataset,
-        model: Model,
-        weights: Flat,
-        optimizer: Optimizer | None = None,
+        setup: Setup,
+        transfer: MakeTransfer,
+        sharded: bool = False,
+        mixing: Mixing | None = None,
     ) -> None:
-        self._config = config
-        self._workers = workers
-        self.weights = weights
+        config, workers, weights = setup.config, setup.workers, setup.weights
+        parts = config.invariant or workers.size
+        own = tree.shards_of(workers.rank, workers.size, parts)
+        super().__init__(setup, own.start, parts, len(own))
         self._narrow = Flat(weights.views, config.dtype) if config.dtype == "float16" else None
         assert not isinstance(config.bucket, str)  # it is resolved
-        shards = config.invariant
-        own = parts_of(config, workers)
         self._parts = slice(own.start, own.stop)
-        self._source = Gradients(
-            config, dataset, model, weights, own.start, shards or workers.size, len(own)
-        )
         self._gradients = self._source.flat
-        self.sampler = self._source.sampler
-        self._sharded = config.strategy == "zero1"
+        self._sharded, self._mixing = sharded, mixing
         self._exchange = Exchange(
             workers,
             self._gradients,
             config.bucket,
-            _COMPUTE + workers.size + (shards or workers.size),
-            transfers.maker(config.strategy, wire.codec(config.wire), shards),
-            self._gradients.vector if shards is None else self._source.rows,
+            _COMPUTE + workers.size + parts,
+            transfer,
+            self._gradients.vector if config.invariant is None else self._source.rows,
         )
         header = self._exchange.header
         self._computed = header[_COMPUTE : _COMPUTE + workers.size]
         self._losses = header[_COMPUTE + workers.size :]
         self._balance = Balance(workers.size) if config.balance == "speed" else None
-        self._mixing = mixing.make(config, workers)
         self._sharing = (
             [workers.plan_share(weights.vector[s:e]) for s, e in self._exchange.bounds]
-            if self._sharded
+            if sharded
             else []
-        )
-        self._optimizer = optimizer or optimizers.make(
-            config.optimizer, config.momentum, config.weight_decay
         )
         owned = sum(end - start for start, end in self._exchange.owned)
         self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
         self._states = split(self._state, self._exchange.owned)
         self.scale = config.first_scale or 1.0
         self.good = 0
-        self.number = self.updates = self.skipped = self.skipped_in_a_row = self.position = 0
-        self.compute = np.zeros(workers.size)
-        self.asked = self.signalled = self.stop = self.interrupted = False
-        self.failure: Exception | None = None
 
     @property
     def views(self) -> dict[str, Array]:
-        """Parameters by name, in the type to compute in."""
         return (self._narrow or self.weights).views
 
     @property
-    def total_steps(self) -> int:
-        """Steps that the run makes if nothing ends it early."""
-        steps = self._config.epochs * self.sampler.steps
-        return steps if self._config.steps is None else min(steps, self._config.steps)
-
-    @property
     def collectives(self) -> list[tuple[str, int]]:
-        """Name and bytes of each that sums the gradients of a step; none where there are others."""
         config, item = self._config, self._gradients.vector.itemsize
         if self._mixing is not None or config.wire != "full" or config.invariant is not None:
             return []
@@ -147,22 +120,13 @@ class Trainer:
         header = ("allreduce", self._exchange.header.nbytes)
         return [*((name, nbytes) for name in names for nbytes in sizes), header]
 
-    def free(self) -> None:
-        """Free what the ranks made together."""
+    def close(self, failed: bool = False) -> None:
         self._exchange.free()
         for plan in self._sharing:
             plan.Free()
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the arrays that the optimizer keeps."""
-        return self._optimizer.slots
-
     def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """All that the next step depends on: arrays, whole on every rank, and numbers."""
-        arrays = {f"parameter/{name}": view for name, view in self.weights.views.items()}
-        for slot in self._state:
-            arrays[f"state/{slot}"] = self._whole(slot)
+        arrays = self._arrays()
         residual = self._exchange.residual()
         if residual is not None:
             # What the ranks have lost, they have lost together.
@@ -171,22 +135,10 @@ class Trainer:
         return hosted(arrays), {name: getattr(self, name) for name in _COUNTERS}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-        """Go back to a snapshot, perhaps of another number of ranks.
-
-        Args:
-            arrays: On rank 0; of the same parameters and optimizer.
-            facts: On all ranks.
-        """
         first = self._workers.rank == 0
-        if first:
-            self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
-        self._workers.broadcast(self.weights.vector)
-        for slot, own in self._state.items():
-            whole = np.empty_like(self.weights.vector)
-            if first:
-                put(whole, arrays[f"state/{slot}"])
-            self._workers.broadcast(whole)
-            own[...] = np.concatenate([whole[s:e] for s, e in self._exchange.owned] or [whole[:0]])
+        for slot, whole in self._restored(arrays):
+            owned = [whole[s:e] for s, e in self._exchange.owned]
+            self._state[slot][...] = np.concatenate(owned or [whole[:0]])
         residual = self._exchange.residual()
         if residual is not None:
             residual[...] = 0.0
@@ -199,7 +151,7 @@ class Trainer:
             setattr(self, name, facts[name])
 
     def _whole(self, slot: str) -> Array:
-        """An array of the optimizer, of all ranks' parts."""
+        """See `Training._whole`; on every rank."""
         whole = np.zeros_like(self.weights.vector)
         for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
             whole[start:end] = state[slot]
@@ -208,15 +160,6 @@ class Trainer:
         return whole
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
-        """Make the steps of an epoch that are left, until `stop` or the last of the run.
-
-        Args:
-            epoch: Number of the epoch, counted from 1.
-            done: Steps made in it.
-
-        Raises:
-            TrainingError: The model failed on a rank, or too many steps in a row were skipped.
-        """
         self.position = done
         for samples in self._source.batches(epoch, done):
             self.position += 1
@@ -225,7 +168,7 @@ class Trainer:
                 break
         if self._mixing is not None:
             # Measurements and checkpoints are of one set of parameters.
-            mixing.average(self._workers, self._mixed())
+            average(self._workers, self._mixed())
             self._take_over()
 
     def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
@@ -268,7 +211,7 @@ class Trainer:
         self.number += 1
         self.interrupted = bool(header[_SIGNAL])
         self.stop = bool(header[_STOP]) or self.interrupted
-        lr = self._rate()
+        lr = self._rate(self.number)
         scale = self.scale
         norm, finite = self._norm()
         skipped = bool(header[_NOT_FINITE]) or not finite
@@ -319,12 +262,6 @@ class Trainer:
             source.speeds = self._balance.speeds
 
     # --- update ---
-
-    def _rate(self) -> float:
-        """Learning rate of the step that was just counted."""
-        config = self._config
-        base = config.lr * schedules.SCALINGS[config.lr_scaling](self._workers.size)
-        return schedules.rate(base, config.schedule, self.number, self.total_steps, config.warmup)
 
     def _norm(self) -> tuple[float, bool]:
         """Norm of the summed gradient, if it is clipped, and whether all of it is finite."""
@@ -420,10 +357,3 @@ def _spans(exchange: Exchange, began: float) -> tuple[tuple[str, float, float], 
     return tuple(
         (name, round(start - began, 7), round(end - began, 7)) for name, start, end in moments
     )
-
-
-def parts_of(config: Config, workers: Workers) -> range:
-    """Which parts of a batch, or of data to evaluate, this rank computes."""
-    if config.invariant is None:
-        return range(workers.rank, workers.rank + 1)
-    return tree.shards_of(workers.rank, workers.size, config.invariant)

@@ -1,406 +1,120 @@
-"""Training with a parameter server: workers push gradients and pull parameters.
-
-Placements are one picture with different shards: `N` servers that do nothing else hold a part each;
-colocated, every rank is a worker and holds a part; decentralized, every rank holds all parameters,
-workers push to all and pull from themselves.
-
-Within an epoch workers are only as close to each other as the consistency model says. At its end
-all pushes are drained, and all ranks go on from the parameters at that one clock.
-"""
+"""Training with a parameter server, as a choice: what it takes, and what it takes up."""
 
 from __future__ import annotations
 
-import json
-import math
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import re
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mpicoll.base.arrays import hosted, put
-from mpicoll.train import optimizers, schedules
-from mpicoll.train.config import Config
-from mpicoll.train.data import Dataset
-from mpicoll.train.models import Model
+from mpicoll.base.wording import plural
+from mpicoll.train.config import Config, one_of
 from mpicoll.train.models.flat import Flat
-from mpicoll.train.optimizers import Optimizer
-from mpicoll.train.ranks.health import Health, RankLost
-from mpicoll.train.ranks.survivors import Survivors
-from mpicoll.train.ranks.waiting import time_limit, wait_until
-from mpicoll.train.ranks.workers import Workers, raise_together
-from mpicoll.train.records import Step
+from mpicoll.train.ranks.workers import together
 from mpicoll.train.servers import consistency
-from mpicoll.train.servers.client import Client, Listener
-from mpicoll.train.servers.replica import Replica
-from mpicoll.train.servers.server import Server
-from mpicoll.train.servers.shard import Push, Shard
-from mpicoll.train.strategies import placement
-from mpicoll.train.strategies.gradients import Gradients
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-Array = NDArray[Any]
+from mpicoll.train.servers.shard import PUSH_RATES
+from mpicoll.train.strategies.allreduce import AllReduce, slots
+from mpicoll.train.strategies.placement import holders, shard_ranges
+from mpicoll.train.strategies.protocol import Strategy
+from mpicoll.train.strategies.server_trainer import ServerTrainer
+from mpicoll.train.strategies.training import Setup, Training
 
 
-class ServerTrainer:
-    """As `mpicoll.train.strategies.lockstep.Trainer`, with the same attributes, over servers.
+class ParameterServer(Strategy):
+    """Workers push gradients to servers and pull parameters."""
 
-    Args:
-        config: What to do.
-        workers: All ranks, servers included.
-        comm: The same ranks; a duplicate carries the messages.
-        dataset: The data.
-        model: The model.
-        weights: Parameters, equal on all ranks; changed in place.
-        optimizer: What a server makes of a gradient, None for what `config` names.
-    """
+    notices_deaths = True
 
-    def __init__(
-        self,
-        config: Config,
-        workers: Workers,
-        comm: MPI.Intracomm,
-        dataset: Dataset,
-        model: Model,
-        weights: Flat,
-        optimizer: Optimizer | None,
-    ) -> None:
-        self._config, self._workers, self.weights = config, workers, weights
-        self._comm = workers.comm if isinstance(workers, Survivors) else comm.Dup()
-        self._limit = time_limit(comm)
-        rank, size = workers.rank, workers.size
-        count = config.worker_count(size)
-        self._worker_count = count
-        self._optimizer = optimizer or optimizers.make(
-            config.optimizer, config.momentum, config.weight_decay
+    def check(self, config: Config) -> None:
+        """Refuse placements that are none, and what needs the whole gradient or the whole step."""
+        consistency.parse(config.consistency)
+        one_of("push_rate", config.push_rate, PUSH_RATES)
+        if not re.fullmatch(r"colocated|decentralized|[1-9]\d{0,5}", config.servers):
+            raise ValueError(
+                f"servers is {config.servers!r}: give a number of ranks of at least 1, colocated "
+                "or decentralized"
+            )
+        if config.replicas:
+            _check_replicas(config)
+        if config.apply_at_once and config.send_every is None:
+            raise ValueError(
+                "apply_at_once is of parameters that servers send unasked: give send_every, such "
+                "as 1, or leave it out"
+            )
+        for name, wanted, why in (
+            ("clip", None, "no server knows the norm of the whole gradient"),
+            ("checkpoint_every", None, "shards are at one clock at the end of an epoch only"),
+            ("loss_scale", None, "servers do not scale the loss"),
+        ):
+            if getattr(config, name) != wanted:
+                raise ValueError(
+                    f"strategy parameter_server does not take {name}, because {why}: leave it out"
+                )
+        if config.dtype == "float16":
+            raise ValueError("strategy parameter_server trains in float64 or float32: give one")
+
+    def servers(self, config: Config) -> int:
+        """As many as were asked for; none where every rank is a worker."""
+        return int(config.servers) if config.servers.isdigit() else 0
+
+    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+        """Gradients, messages, and the parts of the parameters that this rank holds or copies."""
+        size, workers = weights.vector.nbytes, config.worker_count(ranks)
+        every = shard_ranges(config, ranks, weights.vector.size)
+        parts = [(shard.end - shard.start) * weights.vector.itemsize for shard in every]
+        held = sum(
+            part
+            for shard, part in zip(every, parts, strict=True)
+            if rank in holders(config, ranks, shard.rank)
         )
-        self._model = consistency.parse(config.consistency)
-        self._places = placement.shard_ranges(config, size, weights.vector.size)
-        self._whole_here = config.servers == "decentralized"
-        self._health = workers.health if isinstance(workers, Survivors) else None
-        own = [
-            number
-            for number in range(len(self._places))
-            if rank in placement.holders(config, size, self._places[number].rank)
-        ]
-        self._source = Gradients(config, dataset, model, weights, min(rank, count - 1), count)
-        self.sampler = self._source.sampler
-        self._every = config.send_every
-        self._servers = {number: self._make_server(number) for number in own}
-        self._client = self._make_client(own) if rank < count else None
-        self.number = self.updates = self.skipped = self.position = self.skipped_in_a_row = 0
-        self.compute = np.zeros(size)
-        self.asked = self.signalled = self.stop = self.interrupted = False
-        self.failure: Exception | None = None
-        self._traced = False
-        if isinstance(workers, Survivors):
-            workers.meanwhile = self._serve
+        needed = {"gradients": size}
+        if held:
+            needed["parts of the parameters"] = held
+            needed["optimizer"] = slots(config) * held
+            # From each worker, and to it; gradients that wait for those of the clock, or for
+            # replicas.
+            kept = (consistency.parse(config.consistency).kind == "bsp") + bool(config.replicas)
+            needed["messages"] = (2 + kept) * workers * held + bool(config.replicas) * held
+        if rank < workers:
+            news = 1 if config.send_every is None else 2
+            needed["messages"] = needed.get("messages", 0) + sum(parts) + news * size
+        return needed
 
-    @property
-    def views(self) -> dict[str, Array]:
-        """Parameters by name."""
-        return self.weights.views
+    def describe(self, config: Config) -> str:
+        """Where the parameters are, and how consistent they are."""
+        count = self.servers(config)
+        placed = plural(count, "server") if count else config.servers
+        return f"parameter server, {placed}, {config.consistency}"
 
-    def free(self) -> None:
-        """Free what the ranks made together; after a death nothing: MPI may not be able to."""
-        if self._health is None or not self._health.dead:
-            for server in self._servers.values():
-                server.free()
-            self._comm.Free()
+    def is_exact(self, config: Config) -> bool:
+        """In bulk-synchronous steps alone."""
+        return consistency.parse(config.consistency).kind == "bsp"
 
-    def write_traces(self) -> None:
-        """Write the traces of the shards that this rank answers for, where metrics are kept; once.
+    def make(self, setup: Setup) -> Training:
+        """See `Strategy.make`; one process without MPI needs no server."""
+        if setup.comm is None:
+            return AllReduce().make(setup)
+        config, workers = setup.config, setup.workers
+        with together(workers, "keeping replicas"):
+            if config.replicas and not workers.may_die:
+                raise ValueError(
+                    f"replicas is {config.replicas}, but this launcher ends all ranks when one "
+                    "dies: start with mpirun --with-ft ulfm of Open MPI 5, or leave replicas out"
+                )
+        return ServerTrainer(setup)
 
-        Raises:
-            OSError: They cannot be written.
-        """
-        if self._config.metrics is None or self._traced:
-            return
-        self._traced = True
-        for number, server in self._servers.items():
-            if self._places[number].rank == self._workers.rank:
-                name = f"shard-{number + self._first_server}.jsonl"
-                _write_trace(Path(self._config.metrics) / name, server.shard)
 
-    def steps(self, epoch: int, done: int) -> Iterator[Step]:
-        """Make the steps of an epoch that are left: a worker's own; a server has none.
-
-        Args:
-            epoch: Number of the epoch, counted from 1.
-            done: Steps made in it.
-
-        Raises:
-            TrainingError: A rank failed; on all ranks.
-        """
-        first = self.number
-        mine = 0.0
-        for server in self._servers.values():
-            server.begin(first)
-        clock, failure = first, self.failure
-        if self._client is not None:
-            self._client.begin()
-            left = math.inf if self._config.steps is None else self._config.steps - first
-            batches = self._source.batches(epoch, done)
-            while failure is None and clock - first < left:
-                samples = next(batches, None)
-                if samples is None:
-                    break
-                started = time.perf_counter()
-                stop_clock = self._client.pull(clock)
-                if 0 <= stop_clock <= clock:
-                    break
-                try:
-                    step = self._step(samples, epoch, done + clock - first + 1, clock, started)
-                except RankLost:
-                    raise
-                except Exception as error:
-                    failure = error
-                    break
-                clock += 1
-                mine += step.compute
-                yield step
-                failure = self.failure
-            self._client.leave(failure is not None)
-        servers = self._servers.values()
-        wait_until(lambda: all(s.over() for s in servers), self._serve, self._limit)
-        self._agree(f"epoch {epoch}", clock, mine, failure)
-        self.position = done + self.number - first
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the arrays that the optimizer keeps."""
-        return self._optimizer.slots
-
-    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """As `Trainer.snapshot`, so that either can go on from the other's."""
-        arrays = {f"parameter/{name}": view for name, view in self.weights.views.items()}
-        for slot in self._optimizer.slots:
-            arrays[f"state/{slot}"] = self._fetched(slot)
-        facts = {name: getattr(self, name) for name in ("number", "updates", "skipped")}
-        return hosted(arrays), {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
-
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-        """As `Trainer.restore`."""
-        first = self._workers.rank == 0
-        if first:
-            self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
-        self._workers.broadcast(self.weights.vector)
-        self._put(None, self.weights.vector)
-        for slot in self._optimizer.slots:
-            whole = np.empty_like(self.weights.vector)
-            if first:
-                put(whole, arrays[f"state/{slot}"])
-            self._workers.broadcast(whole)
-            self._put(slot, whole)
-        for name in ("number", "updates", "skipped"):
-            setattr(self, name, facts[name])
-        for server in self._servers.values():
-            server.shard.updates = self.updates
-            server.shard.skipped = self.skipped
-
-    # --- a worker ---
-
-    def _step(
-        self, samples: NDArray[np.int64], epoch: int, position: int, clock: int, began: float
-    ) -> Step:
-        assert self._client is not None
-        started, processor = time.perf_counter(), time.process_time()
-        self._served = 0.0
-        loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
-        computed = time.perf_counter()
-        mine = computed - started - self._served - self._source.loading
-        used = time.process_time() - processor - self._served - self._source.loading_processor
-        share = self._source.share(samples)
-        push = Push(clock, share, len(samples), self._source.finite, mine, max(0.0, used), 0)
-        self._client.push(push, self.asked or self.signalled)
-        pushed = time.perf_counter()
-        self._count_skips(loss)
-        return Step(
-            number=clock + 1,
-            epoch=epoch,
-            position=position,
-            of=self.sampler.steps,
-            loss=loss * len(samples) / share if share and push.finite else math.nan,
-            lr=self._rate(clock + 1),
-            skipped=not push.finite,
-            compute=mine,
-            exposed=pushed - computed,
-            hidden=self._served,
-            waiting=started - began,
-            slowest=None,
-            loading=self._source.loading,
-            began=began,
-            spans=(
-                ("pull", 0.0, round(started - began, 7)),
-                ("compute", round(started - began, 7), round(computed - began, 7)),
-                ("push", round(computed - began, 7), round(pushed - began, 7)),
-            ),
+def _check_replicas(config: Config) -> None:
+    if not config.servers.isdigit():
+        raise ValueError(
+            f"replicas is {config.replicas} with servers {config.servers}, where a rank that dies "
+            "takes a worker with it: give a number of servers, or leave replicas out"
         )
-
-    def _count_skips(self, loss: float) -> None:
-        if self._source.finite:
-            self.skipped_in_a_row = 0
-            return
-        self.skipped_in_a_row += 1
-        if self.skipped_in_a_row > self._config.skip_limit:
-            raise self._source.failure(loss)
-
-    def _rate(self, step: int) -> float:
-        config = self._config
-        base = config.lr * schedules.SCALINGS[config.lr_scaling](self._worker_count)
-        total = config.epochs * self.sampler.steps
-        if config.steps is not None:
-            total = min(total, config.steps)
-        return schedules.rate(base, config.schedule, step, total, config.warmup)
-
-    def _make_client(self, own: list[int]) -> Client:
-        arguments = (
-            self._comm,
-            self._places,
-            own if self._whole_here else range(len(self._places)),
-            self.weights.vector,
-            self._source.flat.vector,
-            self._serve,
-            self._limit,
+    if config.data_servers:
+        raise ValueError(
+            "data servers do not outlive another rank: leave data_servers out, or replicas"
         )
-        if self._every is None:
-            return Client(*arguments)
-        return Listener(*arguments, at_once=self._config.apply_at_once)
-
-    def _move_on(self) -> None:
-        """Between two layers: serve, and see what has come."""
-        assert self._client is not None
-        started = time.perf_counter()
-        self._serve()
-        self._client.arrive()
-        self._served += time.perf_counter() - started
-
-    # --- a server ---
-
-    def _make_server(self, number: int) -> Server:
-        place = self._places[number]
-        arguments = (
-            self._comm,
-            Shard(
-                self.weights.vector[place.start : place.end].copy(),
-                self._optimizer,
-                self._worker_count,
-                self._model,
-                self._rate,
-                self._config.push_rate,
-                record=self._config.metrics is not None,
-            ),
-            number,
-            range(self._worker_count),
-            [number] if self._whole_here else range(self._worker_count),
-            self._model.kind == "bsp",
-            self._every,
-            int(self._model.high) if self._whole_here and math.isfinite(self._model.high) else None,
+    if int(config.servers) <= config.replicas:
+        raise ValueError(
+            f"{config.replicas} replica(s) of each part need at least {config.replicas + 1} "
+            f"servers, not {config.servers}: give more servers, or fewer replicas"
         )
-        if self._config.replicas:
-            assert self._health is not None
-            return Replica(*arguments, rank=self._workers.rank, health=self._health)
-        return Server(*arguments)
-
-    def _serve(self) -> bool:
-        self._source.look()
-        if self._health is not None and self._health.look():
-            self._regroup(self._health)
-        moved = False
-        for server in self._servers.values():
-            server.stop |= self.signalled and self._may_stop
-            moved |= server.poll()
-        return moved
-
-    def _regroup(self, health: Health) -> None:
-        """Servers have died: others answer for their shards."""
-        moved = []
-        for number, place in enumerate(self._places):
-            first = health.chain(number)[0]
-            if place.rank != first:
-                place.rank = first
-                moved.append(number)
-        for server in self._servers.values():
-            if isinstance(server, Replica):
-                server.regroup()
-        if self._client is not None:
-            self._client.renew(moved)
-
-    @property
-    def _may_stop(self) -> bool:
-        """Whether this rank's shard is the one that says when to stop, and it is no worker."""
-        return self._client is None and self._places[0].rank == self._workers.rank
-
-    # --- all ranks ---
-
-    def _agree(self, where: str, clock: int, mine: float, failure: Exception | None) -> None:
-        """The pushes are drained: know what happened, and hold the same parameters everywhere."""
-        client = self._client
-        facts: dict[str, Any] = {
-            "failed": failure is not None,
-            "asked": self.asked,
-            # A signal may have come to a server that is no more, and others be told of it.
-            "signalled": self.signalled or any(s.stop for s in self._servers.values()),
-            "clock": clock,
-            "rank": self._workers.rank,
-            "seconds": mine,
-            "updates": 0 if client is None else client.updates,
-            "skipped": 0 if client is None else client.skipped,
-        }
-        everyone = [theirs for theirs in self._workers.gather(facts) if theirs is not None]
-        if any(theirs["failed"] for theirs in everyone):
-            raise_together(self._workers, where, failure)
-        self.number = max(theirs["clock"] for theirs in everyone)
-        for theirs in everyone:
-            self.compute[theirs["rank"]] += theirs["seconds"]
-        self.interrupted = any(theirs["signalled"] for theirs in everyone)
-        self.stop = self.interrupted or any(theirs["asked"] for theirs in everyone)
-        self.updates, self.skipped = everyone[0]["updates"], everyone[0]["skipped"]
-        self._workers.broadcast(self.weights.vector)
-        if self._whole_here:
-            # The order of pushes differs between ranks, and with it rounding or more: go on alike.
-            self._put(None, self.weights.vector)
-            for slot in self._optimizer.slots:
-                whole = self._fetched(slot)
-                self._workers.broadcast(whole)
-                self._put(slot, whole)
-
-    def _fetched(self, slot: str) -> Array:
-        """An array of the optimizer, of all shards, on rank 0."""
-        whole = np.zeros_like(self.weights.vector)
-        if self._workers.rank == 0:
-            assert self._client is not None
-            self._client.fetch(self._optimizer.slots.index(slot), whole)
-        if self._health is None:
-            over = self._comm.Ibarrier()
-            wait_until(over.Test, self._serve, self._limit)
-        else:
-            self._workers.gather(None)
-        return whole
-
-    def _put(self, slot: str | None, whole: Array) -> None:
-        """Give this rank's shards their parts of an array."""
-        for number, server in self._servers.items():
-            place = self._places[number]
-            target = server.shard.weights if slot is None else server.shard.state[slot]
-            target[...] = whole[place.start : place.end]
-
-    @property
-    def _first_server(self) -> int:
-        """Rank that the first shard had at the start."""
-        return self._worker_count if self._config.servers.isdigit() else 0
-
-
-def _write_trace(path: Path, shard: Shard) -> None:
-    with open(path, "a") as file:
-        for event in shard.trace:
-            # JSON has no word for infinity.
-            bound = event.bound if math.isfinite(event.bound) else None
-            file.write(json.dumps({**asdict(event), "bound": bound}) + "\n")
-        for change in shard.adaptive.changes if shard.adaptive else ():
-            file.write(json.dumps({"kind": "change", **asdict(change)}) + "\n")
+    if config.send_every is not None:
+        raise ValueError("a replica answers what a worker asks: leave send_every out, or replicas")

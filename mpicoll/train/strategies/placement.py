@@ -8,8 +8,9 @@ from mpicoll.schedule.layout import part
 from mpicoll.train.config import Config
 from mpicoll.train.ranks.health import DATA_SERVER, SERVER, WORKER, survives
 from mpicoll.train.ranks.survivors import Survivors
-from mpicoll.train.ranks.workers import AllReduceWorkers, Workers, together
+from mpicoll.train.ranks.workers import AllReduceWorkers
 from mpicoll.train.servers.shard import ShardRange
+from mpicoll.train.strategies.protocol import strategy_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,8 +40,7 @@ def holders(config: Config, ranks: int, rank: int) -> list[int]:
 def titles(config: Config, ranks: int) -> list[str]:
     """What each of so many ranks is, in words."""
     data = ranks - config.data_servers
-    dedicated = config.strategy == "parameter_server" and config.servers.isdigit()
-    first = data - (int(config.servers) if dedicated else 0)
+    first = data - strategy_of(config).servers(config)
     return [
         WORKER if rank < first else SERVER if rank < data else DATA_SERVER for rank in range(ranks)
     ]
@@ -52,25 +52,6 @@ def members(config: Config, comm: MPI.Intracomm) -> AllReduceWorkers:
     Raises:
         RankLost: A rank died meanwhile.
     """
-    if survives() and (config.strategy == "parameter_server" or config.data_servers):
+    if survives() and (strategy_of(config).notices_deaths or config.data_servers):
         return Survivors(comm, titles(config, comm.Get_size()))
     return AllReduceWorkers(comm, config.algorithm)
-
-
-def assign(config: Config, workers: Workers) -> None:
-    """Say who holds what in a run with servers; collective.
-
-    Raises:
-        TrainingError: Replicas are wanted where no rank may die.
-    """
-    if isinstance(workers, Survivors):
-        shards = shard_ranges(config, workers.size, 0)
-        workers.health.holders = [holders(config, workers.size, shard.rank) for shard in shards]
-        workers.computing = config.worker_count(workers.size)
-        return
-    with together(workers, "keeping replicas"):
-        if config.replicas:
-            raise ValueError(
-                f"replicas is {config.replicas}, but this launcher ends all ranks when one "
-                "dies: start with mpirun --with-ft ulfm of Open MPI 5, or leave replicas out"
-            )

@@ -1,0 +1,89 @@
+"""All ranks make the same update, by the sum of their gradients: each whole, or each a part."""
+
+from __future__ import annotations
+
+from mpicoll.train import optimizers
+from mpicoll.train.config import Config
+from mpicoll.train.exchange import transfers, tree, wire
+from mpicoll.train.exchange.transfers import MakeTransfer
+from mpicoll.train.models.flat import Flat
+from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.strategies.lockstep import Mixing, Trainer
+from mpicoll.train.strategies.protocol import Strategy
+from mpicoll.train.strategies.training import Setup
+
+
+class AllReduce(Strategy):
+    """Gradients are all-reduced; what differs in other strategies in lockstep is in methods."""
+
+    takes = frozenset({"wire", "invariant", "deterministic", "balance"})
+    #: Whether each rank updates a part of the parameters.
+    _sharded = False
+
+    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+        """Gradients, optimizer, and what sums and mixtures are made in."""
+        size, count = weights.vector.nbytes, weights.vector.size
+        held = -(-size // ranks) if self._sharded else size
+        needed = {"gradients": size, "optimizer": slots(config) * held}
+        if config.invariant is not None:
+            own = tree.shards_of(rank, ranks, config.invariant)
+            needed["gradients"] = tree.slots(tree.program(own, config.invariant)) * size
+        sums = self._sums(config, rank, ranks, weights)
+        if sums:
+            needed["sums"] = sums
+        if config.dtype == "float16":
+            needed["parameters in float16"] = 2 * count
+        return needed
+
+    def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
+        """Bytes in which sums are made, beside the gradients."""
+        size, count = weights.vector.nbytes, weights.vector.size
+        codec = wire.codec(config.wire)
+        if config.invariant is not None:
+            sums = [
+                tree.subtrees(tree.shards_of(r, ranks, config.invariant), config.invariant)
+                for r in range(ranks)
+            ]
+            return len(sums[rank]) * size + sum(map(len, sums)) * -(-size // ranks)
+        if isinstance(codec, wire.TopK):
+            return (1 + ranks) * codec.length(count) + 3 * size
+        if codec is not None:
+            # To the owners of parts, there, and back; with what is lost now and before.
+            return 3 * codec.length(count) + 2 * size * codec.feedback
+        return 0
+
+    def describe(self, config: Config) -> str:
+        """By which algorithm, and in which format gradients travel."""
+        format_ = "" if config.wire == "full" else f", gradients as {config.wire}"
+        by = config.algorithm or "the algorithms of the communicator"
+        return f"{config.strategy} by {by}{format_}"
+
+    def make(self, setup: Setup) -> Trainer:
+        mixing = self._mixing(setup.config, setup.workers)
+        return Trainer(setup, self._transfers(setup.config), self._sharded, mixing)
+
+    def _transfers(self, config: Config) -> MakeTransfer:
+        """What makes the transfer of a bucket of gradients."""
+        return transfers.summing(wire.codec(config.wire), config.invariant)
+
+    def _mixing(self, config: Config, workers: Workers) -> Mixing | None:
+        """What happens to parameters, None if they are the same on all ranks."""
+        return None
+
+
+class Zero1(AllReduce):
+    """Each rank updates a part, and keeps the optimizer's arrays for that part alone."""
+
+    takes = frozenset({"balance"})
+    _sharded = True
+
+    def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
+        return -(-weights.vector.nbytes // ranks)
+
+    def _transfers(self, config: Config) -> MakeTransfer:
+        return transfers.Scatter
+
+
+def slots(config: Config) -> int:
+    """Arrays that the optimizer keeps beside the parameters."""
+    return len(optimizers.make(config.optimizer, config.momentum, config.weight_decay).slots)

@@ -1,0 +1,331 @@
+"""Training with a parameter server: workers push gradients and pull parameters.
+
+Placements are one picture with different shards: `N` servers that do nothing else hold a part each;
+colocated, every rank is a worker and holds a part; decentralized, every rank holds all parameters,
+workers push to all and pull from themselves.
+
+Within an epoch workers are only as close to each other as the consistency model says. At its end
+all pushes are drained, and all ranks go on from the parameters at that one clock.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.base.arrays import hosted
+from mpicoll.train.ranks.health import RankLost
+from mpicoll.train.ranks.waiting import time_limit, wait_until
+from mpicoll.train.ranks.workers import raise_together, together
+from mpicoll.train.records import Step
+from mpicoll.train.servers import consistency
+from mpicoll.train.servers.client import Client, Listener
+from mpicoll.train.servers.replica import Replica
+from mpicoll.train.servers.server import Server
+from mpicoll.train.servers.shard import Push, Shard
+from mpicoll.train.strategies import placement
+from mpicoll.train.strategies.training import Setup, Training
+
+Array = NDArray[Any]
+
+#: What a snapshot holds of the run's counters; the others are as at the start.
+_COUNTERS = ("number", "updates", "skipped")
+
+
+class ServerTrainer(Training):
+    """The ranks' steps and shards.
+
+    Args:
+        setup: The run; servers call the optimizer.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        config, workers, weights = setup.config, setup.workers, setup.weights
+        rank, size = workers.rank, workers.size
+        count = config.worker_count(size)
+        super().__init__(setup, min(rank, count - 1), count)
+        assert setup.comm is not None
+        self._comm, self._limit = workers.link(), time_limit(setup.comm)
+        self._model = consistency.parse(config.consistency)
+        self._shards = placement.shard_ranges(config, size, weights.vector.size)
+        self._whole_here = config.servers == "decentralized"
+        held_by = [placement.holders(config, size, shard.rank) for shard in self._shards]
+        own = [number for number, ranks in enumerate(held_by) if rank in ranks]
+        workers.assign(count, held_by)
+        self._every = config.send_every
+        self._servers = {number: self._make_server(number) for number in own}
+        self._client = self._make_client(own) if rank < count else None
+        self._traced = False
+        workers.meanwhile = self._serve
+
+    def close(self, failed: bool = False) -> None:
+        """See `Training.close`; after a death nothing is freed: MPI may not be able to."""
+        if failed:
+            with suppress(OSError):
+                self._write_traces()
+        else:
+            with together(self._workers, "writing the traces of the shards"):
+                self._write_traces()
+        if not self._workers.health.dead:
+            for server in self._servers.values():
+                server.free()
+            self._comm.Free()
+
+    def _write_traces(self) -> None:
+        """Those of the shards that this rank answers for; once."""
+        if self._config.metrics is None or self._traced:
+            return
+        self._traced = True
+        for number, server in self._servers.items():
+            if self._shards[number].rank == self._workers.rank:
+                name = f"shard-{number + self._first_server}.jsonl"
+                _write_trace(Path(self._config.metrics) / name, server.shard)
+
+    def steps(self, epoch: int, done: int) -> Iterator[Step]:
+        """See `Training.steps`: a worker's own; a server has none."""
+        first = self.number
+        mine = 0.0
+        for server in self._servers.values():
+            server.begin(first)
+        clock, failure = first, self.failure
+        if self._client is not None:
+            self._client.begin()
+            left = math.inf if self._config.steps is None else self._config.steps - first
+            batches = self._source.batches(epoch, done)
+            while failure is None and clock - first < left:
+                samples = next(batches, None)
+                if samples is None:
+                    break
+                started = time.perf_counter()
+                stop_clock = self._client.pull(clock)
+                if 0 <= stop_clock <= clock:
+                    break
+                try:
+                    step = self._step(samples, epoch, done + clock - first + 1, clock, started)
+                except RankLost:
+                    raise
+                except Exception as error:
+                    failure = error
+                    break
+                clock += 1
+                mine += step.compute
+                yield step
+                failure = self.failure
+            self._client.leave(failure is not None)
+        servers = self._servers.values()
+        wait_until(lambda: all(s.over() for s in servers), self._serve, self._limit)
+        self._agree(f"epoch {epoch}", clock, mine, failure)
+        self.position = done + self.number - first
+
+    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """See `Training.snapshot`; of the same parts as in lockstep."""
+        facts = {name: getattr(self, name) for name in _COUNTERS}
+        return hosted(self._arrays()), {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        for slot, whole in self._restored(arrays):
+            self._put(slot, whole)
+        self._put(None, self.weights.vector)
+        for name in _COUNTERS:
+            setattr(self, name, facts[name])
+        for server in self._servers.values():
+            server.shard.updates = self.updates
+            server.shard.skipped = self.skipped
+
+    # --- a worker ---
+
+    def _step(
+        self, samples: NDArray[np.int64], epoch: int, position: int, clock: int, began: float
+    ) -> Step:
+        assert self._client is not None
+        started, processor = time.perf_counter(), time.process_time()
+        self._served = 0.0
+        loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
+        computed = time.perf_counter()
+        mine = computed - started - self._served - self._source.loading
+        used = time.process_time() - processor - self._served - self._source.loading_processor
+        share = self._source.share(samples)
+        push = Push(clock, share, len(samples), self._source.finite, mine, max(0.0, used), 0)
+        self._client.push(push, self.asked or self.signalled)
+        pushed = time.perf_counter()
+        self._count_skips(loss)
+        return Step(
+            number=clock + 1,
+            epoch=epoch,
+            position=position,
+            of=self.sampler.steps,
+            loss=loss * len(samples) / share if share and push.finite else math.nan,
+            lr=self._rate(clock + 1),
+            skipped=not push.finite,
+            compute=mine,
+            exposed=pushed - computed,
+            hidden=self._served,
+            waiting=started - began,
+            slowest=None,
+            loading=self._source.loading,
+            began=began,
+            spans=(
+                ("pull", 0.0, round(started - began, 7)),
+                ("compute", round(started - began, 7), round(computed - began, 7)),
+                ("push", round(computed - began, 7), round(pushed - began, 7)),
+            ),
+        )
+
+    def _count_skips(self, loss: float) -> None:
+        if self._source.finite:
+            self.skipped_in_a_row = 0
+            return
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row > self._config.skip_limit:
+            raise self._source.failure(loss)
+
+    def _make_client(self, own: list[int]) -> Client:
+        arguments = (
+            self._comm,
+            self._shards,
+            own if self._whole_here else range(len(self._shards)),
+            self.weights.vector,
+            self._source.flat.vector,
+            self._serve,
+            self._limit,
+        )
+        if self._every is None:
+            return Client(*arguments)
+        return Listener(*arguments, at_once=self._config.apply_at_once)
+
+    def _move_on(self) -> None:
+        """Between two layers: serve, and see what has come."""
+        assert self._client is not None
+        started = time.perf_counter()
+        self._serve()
+        self._client.arrive()
+        self._served += time.perf_counter() - started
+
+    # --- a server ---
+
+    def _make_server(self, number: int) -> Server:
+        own = self._shards[number]
+        arguments = (
+            self._comm,
+            Shard(
+                self.weights.vector[own.start : own.end].copy(),
+                self._optimizer,
+                self._worker_count,
+                self._model,
+                self._rate,
+                self._config.push_rate,
+                record=self._config.metrics is not None,
+            ),
+            number,
+            range(self._worker_count),
+            [number] if self._whole_here else range(self._worker_count),
+            self._model.kind == "bsp",
+            self._every,
+            int(self._model.high) if self._whole_here and math.isfinite(self._model.high) else None,
+        )
+        health = self._workers.health
+        if self._config.replicas:
+            return Replica(*arguments, rank=self._workers.rank, health=health)
+        return Server(*arguments)
+
+    def _serve(self) -> bool:
+        self._source.look()
+        if self._workers.health.look():
+            self._regroup()
+        moved = False
+        for server in self._servers.values():
+            server.stop |= self.signalled and self._may_stop
+            moved |= server.poll()
+        return moved
+
+    def _regroup(self) -> None:
+        """Servers have died: others answer for their shards."""
+        moved = []
+        for number, shard in enumerate(self._shards):
+            first = self._workers.health.chain(number)[0]
+            if shard.rank != first:
+                shard.rank = first
+                moved.append(number)
+        for server in self._servers.values():
+            if isinstance(server, Replica):
+                server.regroup()
+        if self._client is not None:
+            self._client.renew(moved)
+
+    @property
+    def _may_stop(self) -> bool:
+        """Whether this rank's shard is the one that says when to stop, and it is no worker."""
+        return self._client is None and self._shards[0].rank == self._workers.rank
+
+    # --- all ranks ---
+
+    def _agree(self, where: str, clock: int, mine: float, failure: Exception | None) -> None:
+        """The pushes are drained: know what happened, and hold the same parameters everywhere."""
+        client = self._client
+        facts: dict[str, Any] = {
+            "failed": failure is not None,
+            "asked": self.asked,
+            # A signal may have come to a server that is no more, and others be told of it.
+            "signalled": self.signalled or any(s.stop for s in self._servers.values()),
+            "clock": clock,
+            "rank": self._workers.rank,
+            "seconds": mine,
+            "updates": 0 if client is None else client.updates,
+            "skipped": 0 if client is None else client.skipped,
+        }
+        everyone = [theirs for theirs in self._workers.gather(facts) if theirs is not None]
+        if any(theirs["failed"] for theirs in everyone):
+            raise_together(self._workers, where, failure)
+        self.number = max(theirs["clock"] for theirs in everyone)
+        for theirs in everyone:
+            self.compute[theirs["rank"]] += theirs["seconds"]
+        self.interrupted = any(theirs["signalled"] for theirs in everyone)
+        self.stop = self.interrupted or any(theirs["asked"] for theirs in everyone)
+        self.updates, self.skipped = everyone[0]["updates"], everyone[0]["skipped"]
+        self._workers.broadcast(self.weights.vector)
+        if self._whole_here:
+            # The order of pushes differs between ranks, and with it rounding or more: go on alike.
+            self._put(None, self.weights.vector)
+            for slot in self._optimizer.slots:
+                whole = self._whole(slot)
+                self._workers.broadcast(whole)
+                self._put(slot, whole)
+
+    def _whole(self, slot: str) -> Array:
+        whole = np.zeros_like(self.weights.vector)
+        if self._workers.rank == 0:
+            assert self._client is not None
+            self._client.fetch(self._optimizer.slots.index(slot), whole)
+        self._workers.meet()
+        return whole
+
+    def _put(self, slot: str | None, whole: Array) -> None:
+        """Give this rank's shards their parts of an array."""
+        for number, server in self._servers.items():
+            own = self._shards[number]
+            target = server.shard.weights if slot is None else server.shard.state[slot]
+            target[...] = whole[own.start : own.end]
+
+    @property
+    def _first_server(self) -> int:
+        """Rank that the first shard had at the start."""
+        return self._worker_count if self._config.servers.isdigit() else 0
+
+
+def _write_trace(path: Path, shard: Shard) -> None:
+    with open(path, "a") as file:
+        for event in shard.trace:
+            # JSON has no word for infinity.
+            bound = event.bound if math.isfinite(event.bound) else None
+            file.write(json.dumps({**asdict(event), "bound": bound}) + "\n")
+        for change in shard.adaptive.changes if shard.adaptive else ():
+            file.write(json.dumps({"kind": "change", **asdict(change)}) + "\n")
