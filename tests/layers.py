@@ -30,7 +30,8 @@ ORDER = {
         comm
         requests
         runtime
-        tuning draw local verify
+        tuning
+        draw local verify
         engine simulate
         buffers algorithms
         cuda registry
