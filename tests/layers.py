@@ -66,7 +66,7 @@ ORDER = {
     ),
     "mpicoll.train": (
         "__init__ > driver > pytorch distributed > strategies > config > servers > exchange > "
-        "ranks > models > data > optimizers schedules > records threads"
+        "ranks > models > data > optimizers schedules > records threads history"
     ),
     "mpicoll.train.data": (
         "__init__ feeds > datasets > augment numpy_files > draws batch rows sampler"
@@ -80,7 +80,7 @@ ORDER = {
     "mpicoll.train.driver": (
         "__init__ > console > loop > observers checkpointing data_servers > "
         "board metrics checkpoints bits memory > "
-        "failure_detector history parity predicted config_file"
+        "failure_detector parity predicted config_file"
     ),
 }
 

@@ -9,7 +9,8 @@ import pytest
 from clouds import clouds
 
 from mpicoll.train import Config, TrainingError, run
-from mpicoll.train.driver import history, predicted
+from mpicoll.train import history
+from mpicoll.train.driver import predicted
 from mpicoll.train.records import Step
 
 

@@ -13,7 +13,8 @@ from clouds import clouds
 from mpi4py import MPI
 
 from mpicoll.train import MLP, Config, TrainingError, run
-from mpicoll.train.driver import checkpoints, history, parity
+from mpicoll.train import history
+from mpicoll.train.driver import checkpoints, parity
 from mpicoll.train.servers import consistency
 
 pytestmark = [

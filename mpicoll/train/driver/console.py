@@ -19,7 +19,8 @@ from mpicoll.base.wording import plural
 from mpicoll.train import threads
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
-from mpicoll.train.driver import failure_detector, memory, parity
+from mpicoll.train.driver import memory, parity
+from mpicoll.train.driver.failure_detector import failure_detector
 from mpicoll.train.driver.loop import OnStep, run
 from mpicoll.train.ranks import health, signals
 from mpicoll.train.ranks.workers import TrainingError, together
@@ -56,7 +57,7 @@ def main(
         of one process by more than rounding explains; `signals.STATUS` if a signal ended the run.
         Where the launcher goes on when a rank dies, and the run cannot, this process ends.
     """
-    with failure_detector.kept(config, comm):
+    with failure_detector(config, comm):
         return _main(config, comm, as_json, progress, compare)
 
 

@@ -20,7 +20,7 @@ _LOOK = 0.05
 
 
 @contextmanager
-def kept(config: Config, comm: MPI.Intracomm) -> Iterator[None]:
+def failure_detector(config: Config, comm: MPI.Intracomm) -> Iterator[None]:
     """While it is, a rank's death ends this process as all others, with one error.
 
     A rank in a collective waits for the next, which waits for the dead, and nothing interrupts it:
