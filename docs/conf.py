@@ -1,8 +1,8 @@
 """Configuration of Sphinx: ``make docs``.
 
 Some pages are written at the start of a build, into docs/generated: the algorithms from the
-catalogue, the command from its help texts, the map of the rooms from the imports of all files, measurements and
-pictures from benchmarks/results.
+catalogue, the command from its help texts, the map of the rooms from the imports of all files,
+measurements and pictures from benchmarks/results.
 """
 
 from __future__ import annotations

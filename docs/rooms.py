@@ -37,7 +37,6 @@ STYLE = """
 """
 
 
-
 def floors() -> list[list[str]]:
     """Rooms and files of the top by floor, roof first."""
     return [line.split() for line in layers.ORDER["mpicoll"].strip().splitlines()]
@@ -96,7 +95,9 @@ def table() -> str:
     names = chain.from_iterable(floors())
     inside = re.findall(r"\w+", layers.ORDER["mpicoll.train"])
     return "\n".join(
-        list_table(["room", "what it holds"], rows("mpicoll", names) + rows("mpicoll/train", inside))
+        list_table(
+            ["room", "what it holds"], rows("mpicoll", names) + rows("mpicoll/train", inside)
+        )
     )
 
 
@@ -194,7 +195,10 @@ def _line(above: Box, below: Box) -> str:
 def _ends(above: Box, below: Box) -> tuple[float, float]:
     """Where an arrow leaves one box and reaches another: straight below, if they lie so."""
     left, right = (
-        [box.x + side * (box.width / 2 - 20 if box.text is not None else 0) for box in (above, below)]
+        [
+            box.x + side * (box.width / 2 - 20 if box.text is not None else 0)
+            for box in (above, below)
+        ]
         for side in (-1, 1)
     )
     low, high = max(left), min(right)

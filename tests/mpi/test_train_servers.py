@@ -12,8 +12,7 @@ import staleness
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import MLP, Config, TrainingError, run
-from mpicoll.train import history
+from mpicoll.train import MLP, Config, TrainingError, history, run
 from mpicoll.train.driver import checkpoints, parity
 from mpicoll.train.servers import consistency
 

@@ -5,7 +5,14 @@ A layer holds no arrays: parameters and what ``forward`` remembers are passed in
 """
 
 from mpicoll.train.models.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
-from mpicoll.train.models.networks import MLP, Model, Parameters, Sequential, convnet, push_gradients
+from mpicoll.train.models.networks import (
+    MLP,
+    Model,
+    Parameters,
+    Sequential,
+    convnet,
+    push_gradients,
+)
 
 __all__ = [
     "MLP",
