@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from html import escape
 from itertools import chain
 
@@ -92,13 +93,9 @@ def table() -> str:
         found = {name: path for name, path in paths.items() if path in layers.sources()}
         return [[f"``{package}/{name}/``", sentence(path)] for name, path in found.items()]
 
-    names = chain.from_iterable(floors())
-    inside = re.findall(r"\w+", layers.ORDER["mpicoll.train"])
-    return "\n".join(
-        list_table(
-            ["room", "what it holds"], rows("mpicoll", names) + rows("mpicoll/train", inside)
-        )
-    )
+    found = rows("mpicoll", chain.from_iterable(floors()))
+    found += rows("mpicoll/train", re.findall(r"\w+", layers.ORDER["mpicoll.train"]))
+    return "\n".join(list_table(["room", "what it holds"], found))
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -139,9 +136,9 @@ def build() -> list[list[Box]]:
 
 def _lines(text: str, most: int) -> list[str]:
     """A text in as few lines as fit, of about the same length."""
-    few = len(textwrap.wrap(text, most))
-    fits = (lines for n in range(8, most + 1) if len(lines := textwrap.wrap(text, n)) == few)
-    return next(fits)
+    wrapped = partial(textwrap.wrap, text, break_on_hyphens=False)
+    few = len(wrapped(most))
+    return next(lines for n in range(8, most + 1) if len(lines := wrapped(n)) == few)
 
 
 def _join(above: Box, below: Box) -> None:
@@ -194,13 +191,8 @@ def _line(above: Box, below: Box) -> str:
 
 def _ends(above: Box, below: Box) -> tuple[float, float]:
     """Where an arrow leaves one box and reaches another: straight below, if they lie so."""
-    left, right = (
-        [
-            box.x + side * (box.width / 2 - 20 if box.text is not None else 0)
-            for box in (above, below)
-        ]
-        for side in (-1, 1)
-    )
+    free = [box.width / 2 - 20 if box.text is not None else 0 for box in (above, below)]
+    left, right = [above.x - free[0], below.x - free[1]], [above.x + free[0], below.x + free[1]]
     low, high = max(left), min(right)
     if low <= high:
         return (low + high) / 2, (low + high) / 2

@@ -105,7 +105,7 @@ def test_the_picture_of_the_readme_is_the_schedule():
 
 @pytest.fixture
 def extended(tmp_path):
-    """A folder with a copy of the package, to which CONTRIBUTING's algorithm is added as it says."""
+    """A copy of the package, to which the algorithm of CONTRIBUTING is added as it says."""
     (family,) = set(re.findall(r"this one at the end of\s+`(\w+\.py)`", CONTRIBUTING))
     shutil.copytree(
         ROOT / "mpicoll", tmp_path / "mpicoll", ignore=shutil.ignore_patterns("__pycache__", "*.c")

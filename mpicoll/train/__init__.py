@@ -1,4 +1,4 @@
-"""Data-parallel SGD in lockstep: one model, one global batch a step, gradients all-reduced.
+"""Data-parallel training: one model, each batch divided among the ranks.
 
     from mpicoll.train import threads
     threads.limit_blas_threads()                    # before anything loads NumPy
