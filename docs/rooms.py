@@ -33,7 +33,6 @@ STYLE = """
 .rooms .file rect { fill: var(--color-background-primary, #fff); stroke-dasharray: 4 3; }
 .rooms path { fill: none; stroke: var(--color-foreground-muted, #7d828c); stroke-width: 1.4; }
 .rooms marker path { fill: var(--color-foreground-muted, #7d828c); stroke: none; }
-.rooms .more { visibility: hidden; }
 .rooms g:hover rect { stroke: var(--color-brand-content, #2757dd); stroke-width: 2; }
 """
 
@@ -121,7 +120,7 @@ def build() -> list[list[Box]]:
         rows.append([Box(n, number, width, _lines(said(n), room)) for n in names])
     places = {box.name: box for row in rows for box in row}
     for name, targets in reduced(arrows()).items():
-        for target in targets:
+        for target in sorted(targets):
             box = places[name]
             for number in range(box.floor + 1, places[target].floor):
                 passing = next((b for b in rows[number] if b.name == target), None)
@@ -206,7 +205,7 @@ def svg() -> str:
     boxes = [box for row in rows for box in row]
     importers = defaultdict(list)
     for name, targets in arrows().items():
-        for target in targets:
+        for target in sorted(targets):
             importers[target].append(name)
     rules = "".join(
         f".rooms:has(#rooms-{box.name}:hover) .by-{box.name} rect {{ "

@@ -58,7 +58,7 @@ ORDER = {
     ),
     "mpicoll.cuda": (
         "__init__ > streams group > folds arrays pinned ipc > "
-        "kernels driver links registered _launch > launches liveness _driver"
+        "kernels driver links registered _launch > launches keys liveness _driver"
     ),
     "mpicoll.simulate": (
         "__init__ > simulation > compiled rounds critical_path > clock > machine > "
@@ -66,13 +66,13 @@ ORDER = {
     ),
     "mpicoll.train": (
         "__init__ > driver > pytorch distributed > strategies > config > servers > exchange > "
-        "ranks > models > data > optimizers schedules > records threads history"
+        "ranks > models > data > optimizers schedules > records threads history options registry"
     ),
     "mpicoll.train.data": (
         "__init__ feeds > datasets > augment numpy_files > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire",
-    "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers waiting signals",
+    "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server lockstep > gradients balance apart placement > protocol"
