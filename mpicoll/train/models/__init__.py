@@ -7,6 +7,7 @@ A layer holds no arrays: parameters and what ``forward`` remembers are passed in
 from mpicoll.train.models.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
 from mpicoll.train.models.networks import (
     MLP,
+    Batch,
     Model,
     Parameters,
     Sequential,
@@ -16,6 +17,7 @@ from mpicoll.train.models.networks import (
 
 __all__ = [
     "MLP",
+    "Batch",
     "Convolution",
     "Dense",
     "Dropout",
