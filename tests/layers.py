@@ -58,7 +58,7 @@ ORDER = {
     ),
     "mpicoll.cuda": (
         "__init__ > streams group > folds arrays pinned ipc > "
-        "kernels driver links registered _launch > launches keys liveness _driver"
+        "kernels driver links registered _launch > launches > keys liveness _driver"
     ),
     "mpicoll.simulate": (
         "__init__ > simulation > compiled rounds critical_path > clock > machine > "
@@ -75,7 +75,8 @@ ORDER = {
     "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
-        "__init__ > parameter_server lockstep > gradients balance apart placement > protocol"
+        "__init__ > parameter_server apart > allreduce server_trainer > lockstep placement > "
+        "protocol > training > gradients balance"
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop > observers checkpointing data_servers > "
