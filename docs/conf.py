@@ -1,7 +1,8 @@
 """Configuration of Sphinx: ``make docs``.
 
 Some pages are written at the start of a build, into docs/generated: the algorithms from the
-catalogue, the command from its help texts, measurements and pictures from benchmarks/results.
+catalogue, the command from its help texts, the map of the rooms from the imports of all files,
+measurements and pictures from benchmarks/results.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import mpi4py
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
 
 # Documentation is built without ranks: nothing may start MPI.
 mpi4py.rc.initialize = False
@@ -25,6 +26,7 @@ import catalogue  # noqa: E402
 import command  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
+import rooms  # noqa: E402
 import training_figures  # noqa: E402
 from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
@@ -64,7 +66,8 @@ def generate(app: Any) -> None:
     """Write the pages that are not kept, and remove those of entries that are gone."""
     GENERATED.mkdir(exist_ok=True)
     tables = {**catalogue.pages(), **measured.pages(), **kernel_speeds.pages()}
-    texts = {**tables, "command.inc": command.reference()}
+    drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
+    texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
     drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}
     for path in GENERATED.iterdir():

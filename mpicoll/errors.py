@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = []
+__all__ = [
+    "CudaError",
+    "Disagreement",
+    "FallbackWarning",
+    "LaunchWarning",
+    "TransportWarning",
+    "Unordered",
+    "Unsupported",
+]
 
 
 class FallbackWarning(RuntimeWarning):

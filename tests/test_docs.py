@@ -88,6 +88,45 @@ def test_every_public_name_is_documented():
     assert set(mpicoll.__all__) - {"__version__"} <= documented
 
 
+def test_every_collective_is_documented():
+    from mpicoll.comm.blocking import Blocking
+
+    documented = set(
+        re.findall(r"^\.\. automethod:: mpicoll\.Intracomm\.(\w+)$", page("api"), re.M)
+    )
+    assert {name for name in vars(Blocking) if name[0].isupper()} <= set(documented)
+
+
+# --- architecture ---------------------------------------------------------------------------------
+
+
+def test_the_walks_go_through_files_and_names_that_exist():
+    named = re.findall(r"``([\w/]+\.(?:pyx?|cu))``(?:\s+\(``(\w+)``\))?", page("architecture"))
+    assert len(named) > 40
+    for path, name in named:
+        file = ROOT / ("" if path.startswith("tests/") else "mpicoll") / path
+        assert file.exists(), path
+        assert re.search(rf"\b(def|class) {name}\b", file.read_text()) or not name, (path, name)
+
+
+def test_the_map_has_every_room_and_leads_to_all_that_it_imports():
+    rooms = module("rooms")
+    found, shown = rooms.arrows(), rooms.reduced(rooms.arrows())
+    assert {"comm", "engine", "schedule"} <= set(found)
+    for room, targets in found.items():
+        reached = set()
+        left = set(shown[room])
+        while left:
+            target = left.pop()
+            reached.add(target)
+            left |= shown[target] - reached
+        assert targets <= reached and shown[room] <= targets, room
+    picture = rooms.svg()
+    assert all(f'id="rooms-{room}"' in picture for room in found)
+    assert picture.count("marker-end") <= sum(map(len, shown.values()))
+    assert all(rooms.said(room) for room in found)
+
+
 # --- what is generated ----------------------------------------------------------------------------
 
 

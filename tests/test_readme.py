@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -102,18 +103,38 @@ def test_the_picture_of_the_readme_is_the_schedule():
         assert line.rstrip() in README
 
 
-def test_the_algorithm_of_contributing(tmp_path):
-    schedule, line = fenced(CONTRIBUTING, "python")
-    code = re.sub(r'""".*?"""\n *', "", schedule, flags=re.DOTALL) + line
-    assert len(code.splitlines()) <= 20
-    Path(tmp_path, "neighbours.py").write_text(
-        "from mpicoll.registry import per_rank, register\n"
-        "from mpicoll.schedule import Recv, Rounds, Send\n"
-        f"{schedule}\n{line}\n"
-        "from mpicoll.registry import find\n"
-        "from mpicoll.verify import verify\n"
-        "cases = [verify(find('allgather', 'neighbours'), P) for P in range(1, 34)]\n"
-        "assert all(case.ok for case in cases), cases\n"
+@pytest.fixture
+def extended(tmp_path):
+    """A copy of the package, to which the algorithm of CONTRIBUTING is added as it says."""
+    (family,) = set(re.findall(r"this one at the end of\s+`(\w+\.py)`", CONTRIBUTING))
+    shutil.copytree(
+        ROOT / "mpicoll", tmp_path / "mpicoll", ignore=shutil.ignore_patterns("__pycache__", "*.c")
     )
-    done = run([sys.executable, "neighbours.py"], tmp_path)
+    with Path(tmp_path, "mpicoll", "algorithms", family).open("a") as file:
+        file.write("\n\n".join(["", *fenced(CONTRIBUTING, "python")]))
+    return tmp_path
+
+
+def test_the_algorithm_of_contributing(extended):
+    code = re.sub(r'""".*?"""\n *', "", "".join(fenced(CONTRIBUTING, "python")), flags=re.DOTALL)
+    assert len(code.splitlines()) <= 20
+    shown = re.findall(r"`mpicoll ((?:verify|show) allgather neighbours [^`]*)`", CONTRIBUTING)
+    assert len(shown) == 2
+    for command in [*shown, "list allgather"]:
+        done = run([sys.executable, "-m", "mpicoll", *shlex.split(command)], extended)
+        assert done.returncode == 0, done.stderr
+        assert "neighbours" in done.stdout
+
+
+def test_the_algorithm_of_contributing_over_mpi(extended):
+    (call,) = re.findall(r"`comm\.(Allgather\(.*?\))`", CONTRIBUTING)
+    Path(extended, "program.py").write_text(
+        "import numpy as np\nfrom mpi4py import MPI\nimport mpicoll\n"
+        "comm = mpicoll.Intracomm(MPI.COMM_WORLD)\n"
+        f"a, b = np.full(2, comm.rank), np.empty(6, int)\ncomm.{call}\n"
+        "assert (b == [0, 0, 1, 1, 2, 2]).all()\n"
+        "assert comm.stats().calls == {('allgather', 'neighbours'): 1}\n"
+        "assert mpicoll.__file__.startswith(__file__.removesuffix('program.py'))\n"
+    )
+    done = run(shlex.split("mpirun -n 3 python -m mpi4py program.py"), extended)
     assert done.returncode == 0, done.stderr

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from clouds import clouds
 
-from mpicoll.train import Config, TrainingError, run
-from mpicoll.train.driver import history, predicted
+from mpicoll.train import Config, TrainingError, history, run
+from mpicoll.train.driver import predicted
 from mpicoll.train.records import Step
 
 

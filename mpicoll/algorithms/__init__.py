@@ -1,4 +1,7 @@
-"""The algorithms, one module per family.  Importing this package fills the catalogue."""
+"""The algorithms, one module per family.
+
+Importing this package fills the catalogue.
+"""
 
 from mpicoll.algorithms import (
     binomial,

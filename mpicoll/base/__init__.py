@@ -1,1 +1,1 @@
-"""What any room may need and what needs nothing of mpicoll but its errors."""
+"""What any room may need: words, files, launchers; it needs nothing of mpicoll but its errors."""

@@ -1,4 +1,4 @@
-"""What users call: mpi4py's methods on communicators of mpicoll's."""
+"""What users call: communicators with mpi4py's methods and a choice of algorithm."""
 
 from mpicoll.comm.intracomm import (
     Cartcomm,

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mpicoll.comm.intracomm import Intracomm
 from mpicoll.cuda.registered import Registered
 from mpicoll.engine import progress
-
-if TYPE_CHECKING:
-    from mpicoll.comm import Intracomm
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from mpicoll.comm.intracomm import Intracomm
 
 __all__ = ["empty", "empty_on_device", "register"]
 
@@ -90,8 +83,6 @@ def register(array: Any, comm: Intracomm) -> Registered:
 
 def _peers(comm: Any) -> Any:
     """What runs the collectives of a communicator between GPUs, None if nothing does."""
-    from mpicoll.comm.intracomm import Intracomm
-
     if not isinstance(comm, Intracomm):
         kind = type(comm)
         raise TypeError(
@@ -122,8 +113,6 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -
         TypeError: not such a communicator; or a dtype of Python objects.
         ValueError: a negative shape.
     """
-    from mpicoll.comm import Intracomm
-
     if not isinstance(comm, Intracomm):
         kind = type(comm)
         raise TypeError(

@@ -11,8 +11,8 @@ from mpicoll.report import page, tables
 from mpicoll.report.figures import Figure
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
-from mpicoll.train.driver import history
-from mpicoll.train.driver.history import History
+from mpicoll.train import history
+from mpicoll.train.history import History
 
 #: Steps that are drawn, at most: of more, means of neighbours.
 _POINTS = 1000

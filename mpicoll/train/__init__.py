@@ -1,4 +1,4 @@
-"""Data-parallel SGD in lockstep: one model, one global batch a step, gradients all-reduced.
+"""Data-parallel training: one model, each batch divided among the ranks.
 
     from mpicoll.train import threads
     threads.limit_blas_threads()                    # before anything loads NumPy
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpicoll.train.config import Config
     from mpicoll.train.data import Dataset
+    from mpicoll.train.data.augment import Augmentation
     from mpicoll.train.data.batch import Batch
     from mpicoll.train.data.sampler import DistributedSampler, Sampler
     from mpicoll.train.distributed import (
@@ -30,20 +31,26 @@ if TYPE_CHECKING:
         broadcast_parameters,
     )
     from mpicoll.train.driver.console import main
+    from mpicoll.train.driver.failure_detector import failure_detector
     from mpicoll.train.driver.loop import run
     from mpicoll.train.models import MLP, Model, Sequential, convnet
+    from mpicoll.train.ranks.health import RankLost, leave
     from mpicoll.train.ranks.workers import TrainingError
     from mpicoll.train.records import Epoch, Result, Step
+    from mpicoll.train.servers.consistency import Consistency
 
 __all__ = [
     "MLP",
+    "Augmentation",
     "Batch",
     "Config",
+    "Consistency",
     "Dataset",
     "DistributedOptimizer",
     "DistributedSampler",
     "Epoch",
     "Model",
+    "RankLost",
     "Result",
     "Sampler",
     "Sequential",
@@ -52,19 +59,24 @@ __all__ = [
     "average_gradients",
     "broadcast_parameters",
     "convnet",
+    "failure_detector",
+    "leave",
     "main",
     "run",
 ]
 
 _HOMES = {
     "MLP": "models",
+    "Augmentation": "data.augment",
     "Batch": "data.batch",
     "Config": "config",
+    "Consistency": "servers.consistency",
     "Dataset": "data",
     "DistributedOptimizer": "distributed",
     "DistributedSampler": "data.sampler",
     "Epoch": "records",
     "Model": "models",
+    "RankLost": "ranks.health",
     "Result": "records",
     "Sampler": "data.sampler",
     "Sequential": "models",
@@ -73,6 +85,8 @@ _HOMES = {
     "average_gradients": "distributed",
     "broadcast_parameters": "distributed",
     "convnet": "models",
+    "failure_detector": "driver.failure_detector",
+    "leave": "ranks.health",
     "main": "driver.console",
     "run": "driver.loop",
 }

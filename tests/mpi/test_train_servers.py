@@ -12,8 +12,8 @@ import staleness
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import MLP, Config, TrainingError, run
-from mpicoll.train.driver import checkpoints, history, parity
+from mpicoll.train import MLP, Config, TrainingError, history, run
+from mpicoll.train.driver import checkpoints, parity
 from mpicoll.train.servers import consistency
 
 pytestmark = [

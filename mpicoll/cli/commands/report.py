@@ -97,7 +97,7 @@ def _training(folders: list[Path], file: Path, trace: Path | None) -> int:
     measured.need(["plotly"], "plot")
     from mpicoll.base.files import write_atomically
     from mpicoll.report import training
-    from mpicoll.train.driver import history
+    from mpicoll.train import history
 
     with usage():
         found = history.read(folders[0])
