@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from mpicoll.base.wording import plural
+from mpicoll.base.wording import intervals, plural
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.options import Json, Ranks, Set
@@ -131,7 +131,7 @@ def _print(cases: list[Case]) -> None:
     output.table(
         ("collective", "algorithm", "P", "cases", "verdict"),
         (
-            (*names, _span([c.size for c in group]), str(len(group)), _verdict(group))
+            (*names, intervals(sorted({c.size for c in group})), str(len(group)), _verdict(group))
             for names, group in groups.items()
         ),
         right=("cases",),
@@ -149,14 +149,3 @@ def _print(cases: list[Case]) -> None:
 def _verdict(group: list[Case]) -> str:
     wrong = sum(not case.ok for case in group)
     return f"{wrong} wrong" if wrong else "right"
-
-
-def _span(sizes: list[int]) -> str:
-    """Numbers as the shortest list of numbers and ranges, as -P takes it."""
-    parts: list[list[int]] = []
-    for size in sorted(set(sizes)):
-        if parts and parts[-1][-1] + 1 == size:
-            parts[-1] = [parts[-1][0], size]
-        else:
-            parts.append([size])
-    return ",".join("-".join(map(str, part)) for part in parts)
