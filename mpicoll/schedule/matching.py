@@ -120,17 +120,32 @@ class Blank(Memory[None]):
 
 
 class Open:
-    """A round under way on one channel of one rank."""
+    """A round under way on one channel of one rank, and its number there."""
 
-    __slots__ = ("arrived", "channel", "held", "outstanding", "rank", "steps", "unmatched")
+    __slots__ = (
+        "arrived",
+        "channel",
+        "held",
+        "number",
+        "outstanding",
+        "rank",
+        "steps",
+        "unmatched",
+    )
 
-    def __init__(self, rank: int, channel: int, steps: Round) -> None:
+    def __init__(self, rank: int, channel: int, number: int, steps: Round) -> None:
         self.rank = rank
         self.channel = channel
+        self.number = number
         self.steps = steps
         self.outstanding = self.unmatched = 0
         self.held: list[Message] = []  # matched receives that wait for the others (joint)
         self.arrived: list[tuple[Recv | RecvReduce, Message]] = []
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Its rank, channel and number."""
+        return self.rank, self.channel, self.number
 
     def __str__(self) -> str:
         steps = ", ".join(str(step) for step in self.steps)
@@ -201,8 +216,8 @@ class Matching(Generic[Value]):
         self.ready: deque[Message] = deque()
         self.complete: deque[Open] = deque()
         self.channels = programs[0] if programs else ()
-        self._rounds: list[list[Iterator[Round]]] = [
-            [iter(channel.rounds) for channel in program] for program in programs
+        self._rounds: list[list[Iterator[tuple[int, Round]]]] = [
+            [enumerate(channel.rounds) for channel in program] for program in programs
         ]
         self._waiting: dict[tuple[int, int, int], deque[Message]] = {}
         self._running = [self._channels_of_segments() for _ in programs]
@@ -272,9 +287,9 @@ class Matching(Generic[Value]):
         """Post a channel's next round; after its last one open the segments that wait for it."""
         todo = [number]
         for current in todo:  # grows while it is read
-            steps = next(self._rounds[rank][current], None)
-            if steps is not None:
-                self._post(Open(rank, current, steps))
+            found = next(self._rounds[rank][current], None)
+            if found is not None:
+                self._post(Open(rank, current, *found))
                 continue
             running, channel = self._running[rank], self.channels[current]
             running[channel.segment] -= 1

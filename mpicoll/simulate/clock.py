@@ -56,8 +56,15 @@ class Result:
         return max(self.sent, default=0)
 
 
+#: Rank, channel, and number of a round in it.
+RoundPlace = tuple[int, int, int]
+
+
 class Transfer(NamedTuple):
-    """One message on its way, for drawings and for critical paths."""
+    """One message on its way, for drawings and for critical paths.
+
+    ``rounds``: of its sender, and of its receiver.
+    """
 
     start: int
     end: int
@@ -67,6 +74,7 @@ class Transfer(NamedTuple):
     cells: tuple[Cell, ...]
     reduces: bool
     nbytes: int
+    rounds: tuple[RoundPlace, RoundPlace]
 
 
 def clock(
@@ -105,7 +113,7 @@ def clock(
             ports.wait(key, source, message.receiver.rank, message)
         matching.ready.clear()
         for source, target, message in ports.begin():
-            assert message.sender is not None
+            assert message.sender is not None and message.receiver is not None
             channel = message.sender.channel
             length = sizes.of(message.sent, matching.channels[channel].segment) if sizes else 0
             receiver = (source + message.distance) % matching.ranks
@@ -117,8 +125,9 @@ def clock(
             if transfers is not None:
                 cells = matching.cells(message.sent, matching.channels[channel].segment)
                 reduces = isinstance(message.step, RecvReduce)
+                rounds = message.sender.place, message.receiver.place
                 transfers.append(
-                    Transfer(now, end, source, target, channel, cells, reduces, length)
+                    Transfer(now, end, source, target, channel, cells, reduces, length, rounds)
                 )
         if not events:
             break

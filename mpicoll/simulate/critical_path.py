@@ -11,15 +11,15 @@ under what it has found.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mpicoll import algorithms
 from mpicoll.registry import Algorithm, Value
-from mpicoll.schedule import Channel, Copy, Recv, RecvReduce, Send, Step, blocks
+from mpicoll.schedule import Channel, Copy, RecvReduce, Send, blocks
 from mpicoll.schedule.layout import even
-from mpicoll.simulate.clock import Transfer, trace
+from mpicoll.simulate.clock import RoundPlace, Transfer, trace
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
 from mpicoll.simulate.machine import Model
 
@@ -40,9 +40,6 @@ class TooManyMessages(ValueError):
 
 # Bytes of a block from which on all are counted as long as the longest, at most 1 % too much.
 _LONG = 128
-
-#: Rank, channel, and number of the round among those of the channel that have messages.
-_Round = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -160,43 +157,25 @@ class _Walk:
         model: Model,
     ) -> None:
         self.model, self.size = model, size
-        programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]
-        sent: dict[tuple[int, int, int], list[int]] = {}
-        received: dict[tuple[int, int, int], list[int]] = {}
-        for rank, channels in enumerate(programs):
-            for number, channel in enumerate(channels):
-                for index, step in _messages(channel.rounds):
-                    if isinstance(step, Send):
-                        sent.setdefault((rank, step.peer, number), []).append(index)
-                    else:
-                        received.setdefault((step.peer, rank, number), []).append(index)
-        self.sides: dict[Transfer, tuple[_Round, _Round]] = {}
-        self.last: dict[_Round, Transfer] = {}
-        self.reduced: Counter[_Round] = Counter()
-        self.receive: set[_Round] = set()
+        self.last: dict[RoundPlace, Transfer] = {}
+        self.reduced: Counter[RoundPlace] = Counter()
+        self.receive: set[RoundPlace] = set()
         self.ended: dict[tuple[str, int, int], Transfer] = {}
-        seen: Counter[tuple[int, int, int]] = Counter()
         for transfer in trace(algorithm, size, root, parameters, nbytes, model):
-            pair = transfer.sender, transfer.receiver, transfer.channel
-            # Messages of a pair on a channel go in the order posted.
-            index = seen[pair]
-            seen[pair] += 1
-            at_sender = transfer.sender, transfer.channel, sent[pair][index]
-            at_receiver = transfer.receiver, transfer.channel, received[pair][index]
-            self.sides[transfer] = at_sender, at_receiver
-            for side in (at_sender, at_receiver):
+            for side in transfer.rounds:
                 if side not in self.last or self.last[side].end < transfer.end:
                     self.last[side] = transfer
+            at_receiver = transfer.rounds[1]
             self.receive.add(at_receiver)
             if transfer.reduces:
                 self.reduced[at_receiver] += self._message(transfer)[1]
             self.ended["out", transfer.sender, transfer.end] = transfer
             self.ended["in", transfer.receiver, transfer.end] = transfer
-        self.opened: dict[tuple[int, int], _Round] = {
+        self.opened: dict[tuple[int, int], RoundPlace] = {
             (place[0], self.done(place)): place for place in self.last
         }
 
-    def done(self, place: _Round) -> int:
+    def done(self, place: RoundPlace) -> int:
         """When a rank has stored and reduced what a round received."""
         step = self.model.step if place in self.receive else 0
         return self.last[place].end + step + self.model.gamma * self.reduced[place]
@@ -206,7 +185,7 @@ class _Walk:
         messages: Counter[tuple[str, int]] = Counter()
         if not self.last:
             return Path(0, {}, 0, self.size)
-        place: _Round | None = max(self.last, key=self.done)
+        place: RoundPlace | None = max(self.last, key=self.done)
         rounds = reduced = 0
         while place is not None:
             rounds += place in self.receive
@@ -227,33 +206,29 @@ class _Walk:
         """The link of a message, and its bytes."""
         return self.model.link(transfer.sender, transfer.receiver), transfer.nbytes
 
-    def _round_before(self, transfer: Transfer) -> _Round | None:
+    def _round_before(self, transfer: Transfer) -> RoundPlace | None:
         """The round whose end let a message start, if one did."""
-        for rank, channel, index in self.sides[transfer]:
-            before = rank, channel, index - 1
-            if index and self.done(before) == transfer.start:
-                return before
-        for rank, _, index in self.sides[transfer]:
-            if not index and ("out", rank, transfer.start) not in self.ended:
+        before = [self._before(side) for side in transfer.rounds]
+        for place in before:
+            if place is not None and self.done(place) == transfer.start:
+                return place
+        for (rank, _, _), place in zip(transfer.rounds, before, strict=True):
+            if place is None and ("out", rank, transfer.start) not in self.ended:
                 opened = self.opened.get((rank, transfer.start))  # a segment within the window
                 if opened is not None:
                     return opened
         return None
 
+    def _before(self, place: RoundPlace) -> RoundPlace | None:
+        """The round with messages before one of the same channel."""
+        rank, channel, number = place
+        earlier = ((rank, channel, index) for index in range(number - 1, -1, -1))
+        return next((place for place in earlier if place in self.last), None)
+
     def _port_before(self, transfer: Transfer) -> Transfer:
         """The message that a message waited for, because it had the port."""
         found = self.ended.get(("in", transfer.receiver, transfer.start))
         return found or self.ended["out", transfer.sender, transfer.start]
-
-
-def _messages(rounds: Iterable[Sequence[Step]]) -> Iterable[tuple[int, Send | Recv | RecvReduce]]:
-    """The messages of a channel with the number of their round."""
-    index = 0
-    for steps in rounds:
-        found = [step for step in steps if not isinstance(step, Copy)]
-        for step in found:
-            yield index, step
-        index += bool(found)
 
 
 def _of_any_rank(
