@@ -374,11 +374,11 @@ def register(
     schedule: Callable[..., Schedule],
     *,
     rounds: Count,
-    depth: Count,
+    depth: Count | None = None,
     messages: Count,
-    blocks_sent: Count,
+    blocks_sent: Count | None = None,
     blocks_sent_max: Count,
-    fan_in: Count,
+    fan_in: Count = lambda P: int(P > 1),
     lecture: Formula,
     reference: str,
     blocks: Count = one_block,
@@ -391,6 +391,9 @@ def register(
     kinds: Mapping[str, Kind] = MappingProxyType({}),
 ) -> Algorithm:
     """Add an algorithm to the catalogue; see :class:`Algorithm` for the arguments.
+
+    Counts left out are those of ranks that send one block and receive one message a round: the
+    depth is the rounds, the blocks sent are the messages, and the fan-in is 1.
 
     Parameters are the schedule's arguments that have a default.  They are of the kind
     :data:`NUMBER` where ``kinds`` does not say otherwise.
@@ -415,9 +418,9 @@ def register(
         parameters=parameters,
         kinds={key: kinds.get(key, NUMBER) for key in parameters},
         rounds=rounds,
-        depth=depth,
+        depth=depth or rounds,
         messages=messages,
-        blocks_sent=blocks_sent,
+        blocks_sent=blocks_sent or messages,
         blocks_sent_max=blocks_sent_max,
         fan_in=fan_in,
         lecture=lecture,

@@ -84,7 +84,6 @@ register(
     rounds=_rounds,
     depth=_depth,
     messages=_messages,
-    blocks_sent=_messages,
     blocks_sent_max=_sent_max,
     fan_in=lambda P, segments, window: min(P - 1, 2) if P != 3 else 1,
     lecture=_lecture,

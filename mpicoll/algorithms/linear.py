@@ -6,7 +6,7 @@ master's one port, P - 1 messages at a time.
 
 from __future__ import annotations
 
-from mpicoll.registry import RANK_ORDER, SAME_BITS, one_block, per_rank, register
+from mpicoll.registry import RANK_ORDER, SAME_BITS, per_rank, register
 from mpicoll.schedule import Recv, RecvReduce, Send
 from mpicoll.schedule.steps import Rounds
 
@@ -175,7 +175,6 @@ register(
     rounds=lambda P: int(P > 1),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
-    blocks_sent=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
     fan_in=lambda P: P - 1,
     lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
@@ -189,11 +188,8 @@ register(
     rounds=lambda P: int(P > 1),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
-    blocks_sent=lambda P: P - 1,
     blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: int(P > 1),
     lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b),
-    blocks=one_block,
     reference=_REFERENCE,
 )
 register(
@@ -203,7 +199,6 @@ register(
     rounds=lambda P: int(P > 1),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
-    blocks_sent=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
     fan_in=lambda P: P - 1,
     lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
@@ -217,9 +212,7 @@ register(
     rounds=lambda P: int(P > 1),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
-    blocks_sent=lambda P: P - 1,
     blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: int(P > 1),
     lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
     blocks=per_rank,
     reference=_REFERENCE,
@@ -231,7 +224,6 @@ register(
     rounds=lambda P: 2 * int(P > 1),
     depth=lambda P: 2 * (P - 1),
     messages=lambda P: 2 * (P - 1),
-    blocks_sent=lambda P: 2 * (P - 1),
     blocks_sent_max=lambda P: P - 1,
     fan_in=lambda P: P - 1,
     lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n * b) + (P - 1) * n * g,
