@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm, Parameter, Value
+from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import Channel, Copy, Location, RecvReduce, Round, Send, Step, blocks
 from mpicoll.schedule.collectives import Collective, Content, Place
 from mpicoll.schedule.matching import Blank, Cell, Matching, Memory, ScheduleError, run
+from mpicoll.schedule.parameters import Parameter, Value
 from mpicoll.schedule.steps import GIVEN, WORK
 from mpicoll.simulate.clock import check_call, clock
 from mpicoll.simulate.machine import STEPS
-from mpicoll.simulate.symmetry import is_period
+from mpicoll.simulate.symmetry import repeats_every
 
 __all__ = ["Case", "Counts", "count", "verify"]
 
@@ -102,7 +103,7 @@ def verify(
             _check_read_only(programs[root], nblocks, nscratch)
         counts = count(programs, nblocks, nscratch)
         # Where all ranks do the same, what one does without values stands for all.
-        alike = is_period(1, size, lambda rank: programs[rank], range(size))
+        alike = repeats_every(1, size, lambda rank: programs[rank], range(size))
         few = programs[:1] if alike else programs
         depth = _run(algorithm, programs, few, root)
         _run_otherwise(few, size, nblocks, nscratch, counts.fan_in)

@@ -166,7 +166,7 @@ register(
     rounds=ceil_log2,
     messages=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: ceil_log2(P) * (a + n * b + n * g),
+    textbook=lambda P, n, a, b, g: ceil_log2(P) * (a + n * b + n * g),
     needs=(COMMUTATIVE,),
     reference=_REFERENCE,
 )
@@ -177,7 +177,7 @@ register(
     rounds=ceil_log2,
     messages=lambda P: P - 1,
     blocks_sent_max=ceil_log2,
-    lecture=lambda P, n, a, b, g: ceil_log2(P) * (a + n * b),
+    textbook=lambda P, n, a, b, g: ceil_log2(P) * (a + n * b),
     reference=_REFERENCE,
 )
 register(
@@ -187,7 +187,7 @@ register(
     rounds=_tree_rounds,
     messages=lambda P: 2 * (P - 1),
     blocks_sent_max=ceil_log2,
-    lecture=lambda P, n, a, b, g: ceil_log2(P) * (2 * a + 2 * n * b + n * g),
+    textbook=lambda P, n, a, b, g: ceil_log2(P) * (2 * a + 2 * n * b + n * g),
     order=(RANK_ORDER, SAME_BITS),
     reference=_REFERENCE,
 )
@@ -199,7 +199,7 @@ register(
     messages=lambda P: P - 1,
     blocks_sent=blocks_in_subtrees,
     blocks_sent_max=_largest_subtree,
-    lecture=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
+    textbook=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
     blocks=per_rank,
     needs=(EQUAL_BLOCKS,),
     reference=_REFERENCE,
@@ -212,7 +212,7 @@ register(
     messages=lambda P: P - 1,
     blocks_sent=blocks_in_subtrees,
     blocks_sent_max=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
+    textbook=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
     blocks=per_rank,
     needs=(EQUAL_BLOCKS,),
     reference=_REFERENCE,
@@ -225,7 +225,7 @@ register(
     messages=lambda P: 2 * (P - 1),
     blocks_sent=lambda P: 0,
     blocks_sent_max=lambda P: 0,
-    lecture=lambda P, n, a, b, g: 2 * ceil_log2(P) * a,
+    textbook=lambda P, n, a, b, g: 2 * ceil_log2(P) * a,
     blocks=lambda P: 0,
     reference=_REFERENCE,
 )

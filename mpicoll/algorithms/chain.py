@@ -88,7 +88,7 @@ register(
     depth=_steps,
     messages=_messages,
     blocks_sent_max=_sent_max,
-    lecture=_bcast_time,
+    textbook=_bcast_time,
     reference=_REFERENCE,
 )
 register(
@@ -99,7 +99,7 @@ register(
     depth=_steps,
     messages=_messages,
     blocks_sent_max=_sent_max,
-    lecture=_reduce_time,
+    textbook=_reduce_time,
     needs=(COMMUTATIVE,),
     reference=_REFERENCE,
 )

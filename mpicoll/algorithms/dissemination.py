@@ -30,7 +30,7 @@ register(
     messages=lambda P: P * ceil_log2(P),
     blocks_sent=lambda P: 0,
     blocks_sent_max=lambda P: 0,
-    lecture=lambda P, n, a, b, g: ceil_log2(P) * a,
+    textbook=lambda P, n, a, b, g: ceil_log2(P) * a,
     blocks=lambda P: 0,
     symmetric=True,
     reference=(

@@ -177,7 +177,7 @@ register(
     messages=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
     order=(RANK_ORDER,),
     reference=_REFERENCE,
 )
@@ -189,7 +189,7 @@ register(
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
     blocks_sent_max=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b),
     reference=_REFERENCE,
 )
 register(
@@ -201,7 +201,7 @@ register(
     messages=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
     blocks=per_rank,
     reference=_REFERENCE,
 )
@@ -213,7 +213,7 @@ register(
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
     blocks_sent_max=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
     blocks=per_rank,
     reference=_REFERENCE,
 )
@@ -226,7 +226,7 @@ register(
     messages=lambda P: 2 * (P - 1),
     blocks_sent_max=lambda P: P - 1,
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n * b) + (P - 1) * n * g,
+    textbook=lambda P, n, a, b, g: 2 * (P - 1) * (a + n * b) + (P - 1) * n * g,
     order=(RANK_ORDER, SAME_BITS),
     reference=_REFERENCE,
 )
@@ -240,7 +240,7 @@ register(
     blocks_sent=lambda P: (P + 1) * (P - 1),
     blocks_sent_max=lambda P: P if P > 1 else 0,
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b + n * g),
+    textbook=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b + n * g),
     blocks=per_rank,
     order=(RANK_ORDER,),
     reference=_REFERENCE,
@@ -255,7 +255,7 @@ register(
     blocks_sent=lambda P: (P + 1) * (P - 1),
     blocks_sent_max=lambda P: P * (P - 1),
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b),
+    textbook=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b),
     blocks=per_rank,
     reference=_REFERENCE,
 )
@@ -269,7 +269,7 @@ register(
     blocks_sent=lambda P: 0,
     blocks_sent_max=lambda P: 0,
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: 2 * (P - 1) * a,
+    textbook=lambda P, n, a, b, g: 2 * (P - 1) * a,
     blocks=lambda P: 0,
     reference=_REFERENCE,
 )

@@ -74,7 +74,7 @@ register(
     messages=lambda P: 2 * power_of_two(P) * floor_log2(P) + 2 * sitting_out(P),
     blocks_sent=lambda P: 2 * power_of_two(P) * (power_of_two(P) - 1 + sitting_out(P)),
     blocks_sent_max=lambda P: 2 * (power_of_two(P) - 1) + power_of_two(P) * (sitting_out(P) > 0),
-    lecture=lambda P, n, a, b, g: 2 * floor_log2(P) * a + (P - 1) / P * n * (2 * b + g),
+    textbook=lambda P, n, a, b, g: 2 * floor_log2(P) * a + (P - 1) / P * n * (2 * b + g),
     blocks=power_of_two,
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpicoll.bench.measurement import Bench, Skipped
 from mpicoll.bench.records import Point
 from mpicoll.bench.settings import Group, Key, SweepSettings, groups, shuffled
-from mpicoll.bench.watchdog import Watchdog
+from mpicoll.bench.watchdog import CaseTimeout
 
 #: Most seconds between two looks of a sleeping rank at whether the others are done.
 _NAP = 5e-3
@@ -54,7 +54,7 @@ def sweep(
     everything = groups(settings, size)
     todo = shuffled(groups(settings, size, done), settings.seed)
     world, alarm = MPI.Intracomm(comm).Dup(), MPI.Intracomm(comm).Dup()
-    watchdog = Watchdog(alarm, settings.timeout)
+    watchdog = CaseTimeout(alarm, settings.timeout)
     watchdog.rest()
     benches: dict[int, Bench] = {}
     for ranks in sorted({group.ranks for group in todo}):

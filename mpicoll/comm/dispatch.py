@@ -25,7 +25,6 @@ from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.engine import progress, runner
 from mpicoll.errors import FallbackWarning
 from mpicoll.ops.exact import EXACT
-from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPlan
 from mpicoll.requests.library import KeptPrequest, LibraryPrequest, Restarted, started
@@ -35,6 +34,7 @@ from mpicoll.runtime.calls import METHODS, Call, Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.state import State, attach
 from mpicoll.schedule.collectives import Collective
+from mpicoll.schedule.parameters import Parameter
 from mpicoll.tuning import NATIVE, Choice, placed
 
 __all__ = ["Dispatch", "fall_back"]

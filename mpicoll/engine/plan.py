@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mpicoll.engine.spans import Span
-from mpicoll.registry import Value
 from mpicoll.schedule.layout import Layout
+from mpicoll.schedule.parameters import Value
 
 __all__ = [
     "BLOCKS",
@@ -35,11 +35,11 @@ __all__ = [
     "OUTPUT",
     "PIECE",
     "Fold",
-    "Message",
     "Move",
     "Phase",
     "Plan",
     "PlannedChannel",
+    "PlannedMessage",
     "Shape",
 ]
 
@@ -57,7 +57,7 @@ class Move(NamedTuple):
     source: Span
 
 
-class Message(NamedTuple):
+class PlannedMessage(NamedTuple):
     """Send or receive bytes."""
 
     peer: int
@@ -84,8 +84,8 @@ class Phase(NamedTuple):
     """
 
     moves: tuple[Move, ...]
-    receives: tuple[Message, ...]
-    sends: tuple[Message, ...]
+    receives: tuple[PlannedMessage, ...]
+    sends: tuple[PlannedMessage, ...]
     stores: tuple[Move, ...]
     folds: tuple[Fold, ...]
     last: bool

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from mpicoll.base.wording import plural
 from mpicoll.bench.records import Point, Run
-from mpicoll.registry import Value
 from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.schedule.parameters import Value
 from mpicoll.simulate.costs import Costs
 from mpicoll.simulate.critical_path import Path, critical_path
 from mpicoll.tuning import NATIVE, Choice, check, placed

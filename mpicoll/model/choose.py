@@ -30,7 +30,7 @@ _MOST = 0.975
 _BEYOND = 1.5
 
 
-class Place(NamedTuple):
+class PointOfUse(NamedTuple):
     """Where a table holds."""
 
     collective: str
@@ -48,7 +48,7 @@ class Table:
         cells: by choice, one for each size; None where it was not measured.
     """
 
-    place: Place
+    place: PointOfUse
     sizes: tuple[int, ...]
     cells: Mapping[str, tuple[Cell | None, ...]]
 
@@ -75,9 +75,9 @@ class Table:
 
 def tables(cells: Sequence[Cell]) -> list[Table]:
     """The tables that some cells make."""
-    places: dict[Place, dict[str, dict[int, Cell]]] = {}
+    places: dict[PointOfUse, dict[str, dict[int, Cell]]] = {}
     for cell in cells:
-        place = Place(cell.collective, cell.ranks, cell.near)
+        place = PointOfUse(cell.collective, cell.ranks, cell.near)
         places.setdefault(place, {}).setdefault(cell.choice, {})[cell.nbytes] = cell
     found = []
     for place, choices in places.items():
@@ -179,7 +179,7 @@ class Crossover:
             other one at a larger; if not, only noise says that they cross.
     """
 
-    place: Place
+    place: PointOfUse
     before: str
     after: str
     measured: tuple[float, float, float] | None

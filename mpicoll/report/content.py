@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SHOWN = 6
 
 
-class Kind(NamedTuple):
+class Conditions(NamedTuple):
     """How points of a section were measured; see :class:`mpicoll.bench.records.Point`."""
 
     type: str
@@ -130,7 +130,7 @@ class Section:
     """
 
     collective: str
-    kind: Kind
+    kind: Conditions
     ranks: int
     factor: float
     points: tuple[tuple[str, Point], ...]
@@ -218,13 +218,13 @@ class Content:
         return tuple(dict.fromkeys([*best, *(s.choice for one in here for s in one.series)]))
 
 
-Key = tuple[str, int, Kind]
+Key = tuple[str, int, Conditions]
 
 
 def key_of(point: Point) -> Key:
     """The section of a point: its collective, ranks and kind."""
     how = point.in_place, point.cache, point.start, point.skew, point.device
-    kind = Kind(point.type, point.redop, *how)
+    kind = Conditions(point.type, point.redop, *how)
     return point.collective, point.ranks if point.size else 0, kind
 
 

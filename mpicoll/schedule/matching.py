@@ -139,8 +139,8 @@ class Open:
         self.number = number
         self.steps = steps
         self.outstanding = self.unmatched = 0
-        self.held: list[Message] = []  # matched receives that wait for the others (joint)
-        self.arrived: list[tuple[Recv | RecvReduce, Message]] = []
+        self.held: list[Pair] = []  # matched receives that wait for the others (joint)
+        self.arrived: list[tuple[Recv | RecvReduce, Pair]] = []
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -152,7 +152,7 @@ class Open:
         return f"rank {self.rank}, channel {self.channel}: ({steps})"
 
 
-class Message:
+class Pair:
     """One side, then both sides, of a message.
 
     ``position``: of the send in its round.  ``distance``: from the sender to the receiver, round
@@ -213,13 +213,13 @@ class Matching(Generic[Value]):
         self.nblocks, self.nscratch = nblocks, nscratch
         self.memories = memories
         self.eager, self.joint = eager, joint
-        self.ready: deque[Message] = deque()
+        self.ready: deque[Pair] = deque()
         self.complete: deque[Open] = deque()
         self.channels = programs[0] if programs else ()
         self._rounds: list[list[Iterator[tuple[int, Round]]]] = [
             [enumerate(channel.rounds) for channel in program] for program in programs
         ]
-        self._waiting: dict[tuple[int, int, int], deque[Message]] = {}
+        self._waiting: dict[tuple[int, int, int], deque[Pair]] = {}
         self._running = [self._channels_of_segments() for _ in programs]
         self._open: dict[tuple[int, int], Open] = {}
         for rank in range(self.size):
@@ -234,7 +234,7 @@ class Matching(Generic[Value]):
             running[channel.segment] += 1
         return running
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: Pair) -> None:
         """Both sides of a ready message are done with it."""
         sender, receiver = message.sender, message.receiver
         assert sender is not None and receiver is not None and message.step is not None
@@ -277,7 +277,7 @@ class Matching(Generic[Value]):
             memory.reduce(current.rank, cell, received)
 
     @staticmethod
-    def _in_order_written(current: Open) -> Iterable[tuple[Recv | RecvReduce, Message]]:
+    def _in_order_written(current: Open) -> Iterable[tuple[Recv | RecvReduce, Pair]]:
         if len(current.arrived) < 2:
             return current.arrived
         place = {id(step): index for index, step in enumerate(current.steps)}
@@ -344,7 +344,7 @@ class Matching(Generic[Value]):
             source, target = self.cells(step.src, segment), self.cells(step.dst, segment)
             memory.receive(memory.send(source), target)
 
-    def _hold(self, message: Message, receiver: Open) -> None:
+    def _hold(self, message: Pair, receiver: Open) -> None:
         """Keep a matched message until all of its receiver's round are matched."""
         receiver.held.append(message)
         receiver.unmatched -= 1
@@ -361,7 +361,7 @@ class Matching(Generic[Value]):
 
     def _pair(
         self, source: int, target: int, number: int, sender: Open | None, receiver: Open | None
-    ) -> Message:
+    ) -> Pair:
         """The message whose other side has been posted first, or a new one.
 
         Ranks that one rank represents are told apart by how far a message goes.
@@ -370,10 +370,10 @@ class Matching(Generic[Value]):
         key = (source % self.size, distance, number)
         queue = self._waiting.get(key)
         if queue is None:
-            message = Message(sender, receiver, distance)
+            message = Pair(sender, receiver, distance)
             self._waiting[key] = deque((message,))
         elif (queue[0].sender is None) == (sender is None):  # of the same side
-            message = Message(sender, receiver, distance)
+            message = Pair(sender, receiver, distance)
             queue.append(message)
         else:
             message = queue.popleft()

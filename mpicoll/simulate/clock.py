@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpicoll.registry import Algorithm, Parameter
+from mpicoll.registry import Algorithm
 from mpicoll.schedule import Channel, RecvReduce
-from mpicoll.schedule.matching import Blank, Cell, Matching, Message, Open, ScheduleError
-from mpicoll.simulate.machine import STEPS, Model, Sizes
+from mpicoll.schedule.matching import Blank, Cell, Matching, Open, Pair, ScheduleError
+from mpicoll.schedule.parameters import Parameter
+from mpicoll.simulate.machine import STEPS, Machine, Sizes
 from mpicoll.simulate.ports import Ports
 
 __all__ = ["Result", "Transfer", "check_call", "clock", "follow", "trace"]
@@ -79,7 +80,7 @@ class Transfer(NamedTuple):
 
 def clock(
     matching: Matching,
-    model: Model,
+    machine: Machine,
     sizes: Sizes | None = None,
     transfers: list[Transfer] | None = None,
 ) -> Result:
@@ -90,16 +91,18 @@ def clock(
     Raises:
         ScheduleError: something is left over (deadlock, unmatched messages).
     """
-    ports = Ports(matching.size, model.ports)
-    works = bool(model.step or (sizes and model.gamma))  # ranks have something to do between rounds
+    ports = Ports(matching.size, machine.ports)
+    works = bool(
+        machine.step or (sizes and machine.gamma)
+    )  # ranks have something to do between rounds
     finish = [0] * matching.size
     sent = [0] * matching.size
     messages = now = number = 0
-    events: list[tuple[int, int, Message | Open]] = []
+    events: list[tuple[int, int, Pair | Open]] = []
     while True:
         while matching.complete:
             current = matching.complete.popleft()
-            later = now + _after(current, matching, model, sizes) if works else now
+            later = now + _after(current, matching, machine, sizes) if works else now
             finish[current.rank] = max(finish[current.rank], later)
             if later > now:
                 number += 1
@@ -117,7 +120,7 @@ def clock(
             channel = message.sender.channel
             length = sizes.of(message.sent, matching.channels[channel].segment) if sizes else 0
             receiver = (source + message.distance) % matching.ranks
-            end = now + model.message(source, receiver, length)
+            end = now + machine.message(source, receiver, length)
             sent[source] += length
             messages += 1
             number += 1
@@ -149,19 +152,19 @@ def clock(
     return Result(tuple(finish), tuple(sent), messages)
 
 
-def _after(current: Open, matching: Matching, model: Model, sizes: Sizes | None) -> int:
+def _after(current: Open, matching: Matching, machine: Machine, sizes: Sizes | None) -> int:
     """What a rank still has to do when all messages of a round are through."""
     if not current.arrived:
         return 0
     reduced = 0
-    if sizes and model.gamma:
+    if sizes and machine.gamma:
         segment = matching.channels[current.channel].segment
         reduced = sum(
             sizes.of(step.block, segment)
             for step, _ in current.arrived
             if isinstance(step, RecvReduce)
         )
-    return model.after(current.rank, reduced)
+    return machine.after(current.rank, reduced)
 
 
 def trace(
@@ -170,7 +173,7 @@ def trace(
     root: int = 0,
     parameters: Mapping[str, Parameter] | None = None,
     nbytes: int = 0,
-    model: Model = STEPS,
+    machine: Machine = STEPS,
 ) -> list[Transfer]:
     """Every message in the order it starts, by default under the :data:`STEPS` clock.
 
@@ -180,7 +183,7 @@ def trace(
     check_call(size, root, nbytes)
     programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]
     transfers: list[Transfer] = []
-    follow(algorithm, programs, size, nbytes, model, transfers=transfers)
+    follow(algorithm, programs, size, nbytes, machine, transfers=transfers)
     return transfers
 
 
@@ -189,7 +192,7 @@ def follow(
     programs: Sequence[Sequence[Channel]],
     size: int,
     nbytes: int,
-    model: Model,
+    machine: Machine,
     largest: bool = False,
     transfers: list[Transfer] | None = None,
 ) -> Result:
@@ -201,7 +204,7 @@ def follow(
     nblocks, memories = algorithm.blocks(size), [Blank() for _ in programs]
     matching = Matching(programs, nblocks, algorithm.scratch(size), memories, ranks=size)
     segments = programs[0][0].segments if programs[0] else 1
-    return clock(matching, model, Sizes(nbytes, nblocks, segments, largest), transfers)
+    return clock(matching, machine, Sizes(nbytes, nblocks, segments, largest), transfers)
 
 
 def check_call(size: int, root: int, nbytes: int = 0) -> None:

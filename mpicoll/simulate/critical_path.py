@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mpicoll import algorithms
-from mpicoll.registry import Algorithm, Value
+from mpicoll.registry import Algorithm
 from mpicoll.schedule import Channel, Copy, RecvReduce, Send, blocks
 from mpicoll.schedule.layout import even
+from mpicoll.schedule.parameters import Value
 from mpicoll.simulate.clock import RoundPlace, Transfer, trace
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
-from mpicoll.simulate.machine import Model
+from mpicoll.simulate.machine import Machine
 
 __all__ = ["MOST_MESSAGES", "Path", "TooManyMessages", "critical_path", "evened", "reference"]
 
@@ -67,22 +68,22 @@ class Path:
         return total * costs.factors.get(self.ranks, 1.0)
 
 
-def reference(nodes: tuple[int, ...] = ()) -> Model:
+def reference(nodes: tuple[int, ...] = ()) -> Machine:
     """The costs under which paths are found where none are given, for ranks on some nodes."""
     if len(set(nodes)) < 2:
-        return Model(_ALPHA, _BETA, _GAMMA, step=_STEP)
+        return Machine(_ALPHA, _BETA, _GAMMA, step=_STEP)
     near, far = Piece(None, _ALPHA, _BETA), Piece(None, _FAR * _ALPHA, _FAR * _BETA)
-    return Model(0, 0, _GAMMA, step=_STEP, links={INTRA: (near,), INTER: (far,)}, nodes=nodes)
+    return Machine(0, 0, _GAMMA, step=_STEP, links={INTRA: (near,), INTER: (far,)}, nodes=nodes)
 
 
-def _under(costs: Costs, nodes: tuple[int, ...]) -> Model:
+def _under(costs: Costs, nodes: tuple[int, ...]) -> Machine:
     """Costs in integers, no message without time: of two that follow one another one is later."""
-    model = Model.of(costs, _UNIT)
+    machine = Machine.of(costs, _UNIT)
     links = {
         kind: tuple(replace(piece, alpha=max(piece.alpha, 1)) for piece in pieces)
-        for kind, pieces in model.links.items()
+        for kind, pieces in machine.links.items()
     }
-    return replace(model, links=links, nodes=nodes, call=0)
+    return replace(machine, links=links, nodes=nodes, call=0)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -112,7 +113,7 @@ def critical_path(
     """
     algorithm = algorithms.find(collective, name)
     given = dict(parameters)
-    model = reference(nodes) if costs is None else _under(costs, nodes)
+    machine = reference(nodes) if costs is None else _under(costs, nodes)
     if size == 1:
         return Path(0, {}, 0, 1)
     many = algorithm.count("messages", size, root, given) > MOST_MESSAGES
@@ -121,10 +122,10 @@ def critical_path(
     if algorithm.symmetric and len(set(nodes)) in (0, 1, size) and (many or equal):
         channels = algorithm.channels(0, size, 0, given)
         if len(channels) == 1:
-            return _of_any_rank(algorithm, size, nbytes, channels[0], model)
+            return _of_any_rank(algorithm, size, nbytes, channels[0], machine)
     if many:
         raise _too_many(algorithm, size)
-    return _Walk(algorithm, size, nbytes, root, given, model).path()
+    return _Walk(algorithm, size, nbytes, root, given, machine).path()
 
 
 def evened(algorithm: Algorithm, size: int, nbytes: int) -> int:
@@ -154,14 +155,14 @@ class _Walk:
         nbytes: int,
         root: int,
         parameters: Mapping[str, Value],
-        model: Model,
+        machine: Machine,
     ) -> None:
-        self.model, self.size = model, size
+        self.machine, self.size = machine, size
         self.last: dict[RoundPlace, Transfer] = {}
         self.reduced: Counter[RoundPlace] = Counter()
         self.receive: set[RoundPlace] = set()
         self.ended: dict[tuple[str, int, int], Transfer] = {}
-        for transfer in trace(algorithm, size, root, parameters, nbytes, model):
+        for transfer in trace(algorithm, size, root, parameters, nbytes, machine):
             for side in transfer.rounds:
                 if side not in self.last or self.last[side].end < transfer.end:
                     self.last[side] = transfer
@@ -177,8 +178,8 @@ class _Walk:
 
     def done(self, place: RoundPlace) -> int:
         """When a rank has stored and reduced what a round received."""
-        step = self.model.step if place in self.receive else 0
-        return self.last[place].end + step + self.model.gamma * self.reduced[place]
+        step = self.machine.step if place in self.receive else 0
+        return self.last[place].end + step + self.machine.gamma * self.reduced[place]
 
     def path(self) -> Path:
         """The path, counted."""
@@ -204,7 +205,7 @@ class _Walk:
 
     def _message(self, transfer: Transfer) -> tuple[str, int]:
         """The link of a message, and its bytes."""
-        return self.model.link(transfer.sender, transfer.receiver), transfer.nbytes
+        return self.machine.link(transfer.sender, transfer.receiver), transfer.nbytes
 
     def _round_before(self, transfer: Transfer) -> RoundPlace | None:
         """The round whose end let a message start, if one did."""
@@ -232,7 +233,7 @@ class _Walk:
 
 
 def _of_any_rank(
-    algorithm: Algorithm, size: int, nbytes: int, channel: Channel, model: Model
+    algorithm: Algorithm, size: int, nbytes: int, channel: Channel, machine: Machine
 ) -> Path:
     """The path of a symmetric algorithm: all ranks do the same, so rank 0's rounds are it.
 
@@ -251,7 +252,7 @@ def _of_any_rank(
         rounds += any(not isinstance(step, Send) for step, _ in length)
         for step, nbytes in length:
             if isinstance(step, Send):
-                messages[model.link(0, step.peer), nbytes] += 1
+                messages[machine.link(0, step.peer), nbytes] += 1
             elif isinstance(step, RecvReduce):
                 reduced += nbytes
     return Path(rounds, dict(messages), reduced, size)

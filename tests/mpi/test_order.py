@@ -10,7 +10,7 @@ from mpicoll.base import caller
 from mpicoll.bench import sweep
 from mpicoll.bench.settings import SweepSettings
 from mpicoll.comm import FallbackWarning, Intracomm
-from mpicoll.registry import PERMUTATION
+from mpicoll.schedule.parameters import PERMUTATION
 
 pytestmark = pytest.mark.mpi
 

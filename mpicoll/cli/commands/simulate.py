@@ -17,9 +17,10 @@ from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.options import Collective, Json, Ranks, Root, Set, Sizes
 
 if TYPE_CHECKING:
-    from mpicoll.registry import Algorithm, Value
+    from mpicoll.registry import Algorithm
+    from mpicoll.schedule.parameters import Value
     from mpicoll.simulate.costs import CostModel, Costs
-    from mpicoll.simulate.machine import Model
+    from mpicoll.simulate.machine import Machine
 
 _DEFAULTS = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
 
@@ -168,7 +169,7 @@ class _Machine:
         self, entry: Algorithm, parameters: Mapping[str, Value], size: int
     ) -> tuple[Costs, bool]:
         """The costs of an algorithm on so many ranks, and whether they are its own."""
-        from mpicoll.registry import in_words
+        from mpicoll.schedule.parameters import in_words
 
         words = " ".join(filter(None, (entry.name, in_words(parameters))))
         return self.source.costs(entry.collective, words, size)
@@ -177,11 +178,13 @@ class _Machine:
         """The node of each rank."""
         return tuple(rank // self.per_node for rank in range(size)) if self.per_node else ()
 
-    def models(self, costs: Costs, size: int, nodes: tuple[int, ...]) -> list[Model]:
+    def models(self, costs: Costs, size: int, nodes: tuple[int, ...]) -> list[Machine]:
         """The machine of each draw of stragglers; without any, one."""
-        from mpicoll.simulate.machine import Model
+        from mpicoll.simulate.machine import Machine
 
-        model = replace(Model.of(costs, parse.ATTOSECONDS, self.ports), nodes=nodes, slow=self.slow)
+        model = replace(
+            Machine.of(costs, parse.ATTOSECONDS, self.ports), nodes=nodes, slow=self.slow
+        )
         if not self.chance:
             return [model]
         found = []
@@ -296,7 +299,7 @@ def _case(
         "root": root if entry.definition.rooted else None,
         "time": median_low(drawn),
         **({"slowest": drawn[-1], "draws": drawn} if machine.chance else {}),
-        "formula": entry.textbook(size, nbytes, *numbers, complete) if textbook else None,
+        "formula": entry.textbook_time(size, nbytes, *numbers, complete) if textbook else None,
         "bound": entry.definition.bound(size, nbytes, *numbers) if textbook else None,
         "own_costs": own,
         "rounds": entry.count("rounds", size, root, complete),

@@ -13,11 +13,12 @@ from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.options import Json, Ranks, Set
 
 if TYPE_CHECKING:
-    from mpicoll.registry import Algorithm, Value
+    from mpicoll.registry import Algorithm
+    from mpicoll.schedule.parameters import Value
     from mpicoll.verify import Case
 
 
-class _Call(NamedTuple):
+class _Arguments(NamedTuple):
     algorithm: Algorithm
     size: int
     root: int
@@ -100,7 +101,7 @@ def _calls(
     written: tuple[int | str, ...],
     parameters: dict[str, Value],
     segments: tuple[int, ...],
-) -> Iterator[_Call]:
+) -> Iterator[_Arguments]:
     for algorithm in chosen:
         for size in sizes:
             if algorithm.misfit(size, parameters):
@@ -109,10 +110,10 @@ def _calls(
             settings = [parameters] if parameters else algorithm.tried(size, pieces)
             roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
             for root in roots:
-                yield from (_Call(algorithm, size, root, setting) for setting in settings)
+                yield from (_Arguments(algorithm, size, root, setting) for setting in settings)
 
 
-def _verify(calls: list[_Call]) -> list[Case]:
+def _verify(calls: list[_Arguments]) -> list[Case]:
     from mpicoll.verify import verify
 
     with output.progress() as progress:
@@ -123,7 +124,7 @@ def _verify(calls: list[_Call]) -> list[Case]:
 
 
 def _print(cases: list[Case]) -> None:
-    from mpicoll.registry import in_words
+    from mpicoll.schedule.parameters import in_words
 
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
