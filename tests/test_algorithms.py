@@ -341,7 +341,7 @@ def test_a_name_is_registered_once():
         for key in ("rounds", "depth", "messages", "blocks_sent", "blocks_sent_max", "fan_in")
     }
     with pytest.raises(ValueError, match="registered already"):
-        register("allreduce", "ring", ring.schedule, textbook=ring.lecture, reference="x", **line)
+        register("allreduce", "ring", ring.schedule, textbook=ring.textbook, reference="x", **line)
 
 
 @every_algorithm
