@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from fractions import Fraction
-from math import lcm
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def available(machine: Machine) -> bool:
         return False
     pieces = [piece for kind in (INTRA, INTER) for piece in machine.pieces(kind)]
     costs = [machine.gamma, machine.step, *(int(max(p.alpha, p.beta)) for p in pieces)]
-    slowdown = _unit(machine) * max(machine.slow.values(), default=Fraction(1))
+    slowdown = machine.unit * max(machine.slow.values(), default=Fraction(1))
     return max(costs) < _LARGEST_COST and slowdown < _LARGEST_SLOWDOWN
 
 
@@ -72,9 +71,7 @@ def run(
     arrays = {**sides.arrays(len(programs), channels, ranks), **_costs(machine)}
     arrays |= {"shorter": sizes.lengths[0], "more": sizes.lengths[1]}
     senders, receivers = arrays["sender"], (arrays["sender"] + arrays["distance"]) % ranks
-    slowdown = np.full(ranks, _unit(machine))
-    for rank, factor in machine.slow.items():
-        slowdown[rank] = int(factor * _unit(machine))
+    slowdown = np.array(machine.slowdowns(ranks), "i8")
     arrays |= {
         "rank_slowdown": slowdown,
         "slowdown": np.maximum(slowdown[senders], slowdown[receivers]),
@@ -83,7 +80,7 @@ def run(
     arrays["link"] = nodes[senders] != nodes[receivers]
     numbers = {
         **{"ranks": len(programs), "channels": channels, "ports": machine.ports},
-        **{"segments": first.segments, "window": first.window, "unit_slowdown": _unit(machine)},
+        **{"segments": first.segments, "window": first.window, "unit_slowdown": machine.unit},
         **{"step": machine.step, "gamma": machine.gamma, "messages": len(senders)},
         "pairs": int(arrays["pair"].max()) + 1,
     }
@@ -104,11 +101,6 @@ _TYPES = {
     **dict.fromkeys(("channel", "pair", "link"), "i4"),
     "receives": "u1",
 }
-
-
-def _unit(machine: Machine) -> int:
-    """The slowdown of a rank that is not slow."""
-    return lcm(*(factor.denominator for factor in machine.slow.values()))
 
 
 def _costs(machine: Machine) -> dict[str, Array]:

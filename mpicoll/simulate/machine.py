@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import lcm
 
 from mpicoll.schedule import Block, number_of_blocks
 from mpicoll.schedule.layout import part
@@ -105,6 +106,16 @@ class Machine:
             return time
         factor = max(factors)
         return time * factor.numerator // factor.denominator
+
+    @property
+    def unit(self) -> int:
+        """What :meth:`slowdowns` gives for a rank that is not slow."""
+        return lcm(*(Fraction(factor).denominator for factor in self.slow.values()))
+
+    def slowdowns(self, ranks: int) -> list[int]:
+        """How many times as long everything takes each rank, as whole numbers of ``unit``."""
+        unit = self.unit
+        return [int(self.slow.get(rank, 1) * unit) for rank in range(ranks)]
 
     @property
     def per_node(self) -> int | None:

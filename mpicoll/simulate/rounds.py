@@ -8,8 +8,6 @@ come to it; see :mod:`mpicoll.simulate.clock` for what it costs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from math import lcm
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,12 +80,8 @@ class _Costs:
     def __init__(self, machine: Machine, ranks: int) -> None:
         self.machine = machine
         self.nodes = np.asarray(machine.nodes) if machine.nodes else None
-        self.denominator = lcm(*(Fraction(f).denominator for f in machine.slow.values()))
-        self.slowdown = None
-        if machine.slow:
-            self.slowdown = np.full(ranks, self.denominator)
-            for rank, factor in machine.slow.items():
-                self.slowdown[rank] = int(factor * self.denominator)
+        self.unit = machine.unit
+        self.slowdown = np.array(machine.slowdowns(ranks)) if machine.slow else None
         kinds = [machine.pieces(kind) for kind in (INTRA, INTER)]
         self.limits = [np.array([p.upto for p in pieces[:-1]], "i8") for pieces in kinds]
         self.alphas = [np.array([int(p.alpha) for p in pieces]) for pieces in kinds]
@@ -114,16 +108,14 @@ class _Costs:
             times[chosen] = alpha + beta.astype(kind) * lengths
         if self.slowdown is None:
             return times
-        return (
-            times * np.maximum(self.slowdown[senders], self.slowdown[receivers]) // self.denominator
-        )
+        return times * np.maximum(self.slowdown[senders], self.slowdown[receivers]) // self.unit
 
     def after(self, ranks: Array, received: Array, reduced: Array, kind: type) -> Array:
         """How long ranks need at the end of a round, those that received something in it."""
         times = self.machine.step * received.astype(kind) + self.machine.gamma * reduced.astype(
             kind
         )
-        return times if self.slowdown is None else times * self.slowdown[ranks] // self.denominator
+        return times if self.slowdown is None else times * self.slowdown[ranks] // self.unit
 
 
 class _Rounds:
