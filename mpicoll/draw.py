@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mpicoll.base.wording import intervals, plural
 from mpicoll.registry import Algorithm
-from mpicoll.schedule.matching import Cell
+from mpicoll.schedule.memory import Cell
 from mpicoll.schedule.parameters import Parameter, in_words
 from mpicoll.schedule.steps import WORK
 from mpicoll.simulate.clock import Transfer, trace

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import Channel, Copy, Location, RecvReduce, Round, Send, Step, blocks
 from mpicoll.schedule.collectives import Collective, Content, Place
-from mpicoll.schedule.matching import Blank, Cell, Matching, Memory, ScheduleError, run
+from mpicoll.schedule.matching import Matching, run
+from mpicoll.schedule.memory import Blank, Cell, Memory, ScheduleError
 from mpicoll.schedule.parameters import Parameter, Value
 from mpicoll.schedule.steps import GIVEN, WORK
 from mpicoll.simulate.clock import check_call, clock

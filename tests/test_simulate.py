@@ -16,7 +16,8 @@ from mpicoll import algorithms
 from mpicoll.registry import Algorithm
 from mpicoll.schedule import Recv, Send, blocks, layout, number_of_blocks, scratch
 from mpicoll.schedule import given as of_input
-from mpicoll.schedule.matching import Pair, ScheduleError
+from mpicoll.schedule.matching import Pair
+from mpicoll.schedule.memory import ScheduleError
 from mpicoll.simulate import TooLargeError, simulate, simulation
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
 from mpicoll.simulate.machine import Machine, Sizes

@@ -24,7 +24,7 @@ from mpicoll.registry import Algorithm
 from mpicoll.schedule import Block, Copy, Recv, RecvReduce, Round, Send, blocks, layout
 from mpicoll.schedule.collectives import Place
 from mpicoll.schedule.layout import Layout
-from mpicoll.schedule.matching import Cell
+from mpicoll.schedule.memory import Cell
 from mpicoll.schedule.steps import GIVEN, WORK
 
 __all__ = ["SPACE", "build"]

@@ -21,7 +21,7 @@ from mpicoll.bench import table
 from mpicoll.bench.records import Point, Run
 from mpicoll.bench.stats import summarise
 from mpicoll.model.cells import by_launch, launch_of
-from mpicoll.model.choose import Crossover
+from mpicoll.model.crossovers import Crossover
 from mpicoll.schedule.collectives import COLLECTIVES, collective
 from mpicoll.tuning import NATIVE, Choice
 

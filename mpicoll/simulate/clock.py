@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from mpicoll.registry import Algorithm
 from mpicoll.schedule import Channel, RecvReduce
-from mpicoll.schedule.matching import Blank, Cell, Matching, Open, Pair, ScheduleError
+from mpicoll.schedule.matching import Matching, Open, Pair
+from mpicoll.schedule.memory import Blank, Cell, ScheduleError
 from mpicoll.schedule.parameters import Parameter
 from mpicoll.simulate.machine import STEPS, Machine, Sizes
 from mpicoll.simulate.ports import Ports

@@ -16,7 +16,7 @@ import numpy as np
 
 from mpicoll.base.wording import plural
 from mpicoll.schedule import Channel, Copy, RecvReduce, Round, Send
-from mpicoll.schedule.matching import ScheduleError
+from mpicoll.schedule.memory import ScheduleError
 from mpicoll.simulate.clock import Result
 from mpicoll.simulate.costs import INTER, INTRA
 from mpicoll.simulate.machine import Machine, Sizes

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpicoll.schedule import Channel, Copy, RecvReduce, Round, Send
-from mpicoll.schedule.matching import ScheduleError
+from mpicoll.schedule.memory import ScheduleError
 from mpicoll.simulate.clock import Result
 from mpicoll.simulate.costs import INTER, INTRA
 from mpicoll.simulate.machine import Machine, Sizes
