@@ -61,7 +61,7 @@ cdef const int64_t *longs(dict arrays, str name, list kept) except? NULL:
 
 
 def run(dict numbers not None, dict arrays not None):
-    """Run what :class:`mpicoll.simulate.compiled.Program` holds.
+    """Run the schedules that :mod:`mpicoll.simulate.compiled` has put into arrays.
 
     Returns:
         For each rank when it is done and the bytes it sent; the messages; and how many segments of

@@ -158,8 +158,8 @@ def _simulated(
 ) -> float:
     """The time on so many ranks that no path is counted."""
     entry = algorithms.find(collective, choice.algorithm)
-    model = replace(Machine.of(costs, _UNIT), nodes=nodes)
-    found = simulate(entry, ranks, nbytes, model, root, dict(choice.parameters))
+    machine = replace(Machine.of(costs, _UNIT), nodes=nodes)
+    found = simulate(entry, ranks, nbytes, machine, root, dict(choice.parameters))
     return found.makespan / _UNIT
 
 
