@@ -294,8 +294,8 @@ def _section(key: Key, points: Sequence[tuple[str, Point]]) -> Section:
         for launch, point in points
     )
     marks: dict[str, list[Mark]] = {}
-    for (choice, ranks, size), launches in times.items():
-        marks.setdefault(choice, []).append(Mark(ranks, size, tuple(launches.values())))
+    for (choice, here, nbytes), launches in times.items():
+        marks.setdefault(choice, []).append(Mark(here, nbytes, tuple(launches.values())))
     series = [
         Series(choice, tuple(sorted(mine, key=lambda mark: (mark.ranks, mark.size))))
         for choice, mine in marks.items()
