@@ -25,7 +25,7 @@ import numpy as np
 
 import mpicoll
 from mpicoll import ops
-from mpicoll.bench.environment import processor
+from mpicoll.base import processors
 
 UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -118,7 +118,7 @@ def facts(samples: int) -> dict[str, Any]:
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "mpicoll": mpicoll.__version__,
         "numpy": np.__version__,
-        "processor": processor(),
+        "processor": processors.model_name(),
         "system": f"{platform.system()} {platform.release()}",
         "level": ops.simd_level(),
         "samples": samples,

@@ -39,7 +39,7 @@ from cluster import hosts  # noqa: E402
 from mpicoll.bench import runs  # noqa: E402
 from mpicoll.model.build import build  # noqa: E402
 from mpicoll.model.cells import gather  # noqa: E402
-from mpicoll.model.choose import Crossover  # noqa: E402
+from mpicoll.model.crossovers import Crossover  # noqa: E402
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Errors  # noqa: E402
 
 SIZES = "8K,14K,26K,52K,80K,136K,240K,400K"

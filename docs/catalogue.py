@@ -12,8 +12,9 @@ from fractions import Fraction
 from tables import list_table
 
 from mpicoll import algorithms, tuning
-from mpicoll.registry import LABELS, Algorithm, Value, in_words, read_value
+from mpicoll.registry import Algorithm
 from mpicoll.schedule.collectives import COLLECTIVES, Collective
+from mpicoll.schedule.parameters import LABELS, Value, in_words, read_value
 
 #: Numbers of ranks for which the counts are tabulated, and the one of the drawings.
 SIZES = (2, 4, 5, 8, 64)
@@ -161,7 +162,7 @@ def _counts(entry: Algorithm, size: int) -> list[str]:
 def textbook(entry: Algorithm, size: int) -> str:
     """The formula of the textbooks for a number of ranks, as factors of α, nβ and nγ."""
     units = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
-    return _time(entry.textbook(size, 1.0, *unit) for unit in units)
+    return _time(entry.textbook_time(size, 1.0, *unit) for unit in units)
 
 
 def _bound(definition: Collective) -> str:

@@ -9,24 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpicoll.base.wording import plural
-from mpicoll.registry import Algorithm, Parameter, in_words
-from mpicoll.schedule.matching import Cell
+from mpicoll.base.wording import intervals, plural
+from mpicoll.registry import Algorithm
+from mpicoll.schedule.memory import Cell
+from mpicoll.schedule.parameters import Parameter, in_words
 from mpicoll.schedule.steps import WORK
 from mpicoll.simulate.clock import Transfer, trace
 
 __all__ = ["svg", "text"]
-
-
-def _ranges(numbers: list[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``0-2,5``."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] + 1 == number:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def label(cells: tuple[Cell, ...], segments: int) -> str:
@@ -36,7 +26,7 @@ def label(cells: tuple[Cell, ...], segments: int) -> str:
     names = []
     for space in dict.fromkeys(cell.space for cell in cells):
         prefix = "" if space == WORK else space[0].replace("g", "i")
-        names.append(prefix + _ranges([c.block for c in cells if c.space == space]))
+        names.append(prefix + intervals([c.block for c in cells if c.space == space]))
     return " ".join(names) + (f".{cells[0].segment}" if segments > 1 else "")
 
 

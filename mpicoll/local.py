@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mpicoll import ops
-from mpicoll.registry import COMMUTATIVE, Algorithm, Parameter
+from mpicoll.registry import COMMUTATIVE, Algorithm
 from mpicoll.schedule import layout
 from mpicoll.schedule.collectives import Place
 from mpicoll.schedule.layout import Layout
-from mpicoll.schedule.matching import Cell, Matching, Memory, run
+from mpicoll.schedule.matching import Matching, run
+from mpicoll.schedule.memory import Cell, Memory
+from mpicoll.schedule.parameters import Parameter
 from mpicoll.schedule.steps import GIVEN, WORK
 from mpicoll.simulate.clock import check_call
 

@@ -7,38 +7,28 @@ read it.  To add an algorithm is to write one schedule and one :func:`register` 
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import isqrt
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from mpicoll.base.wording import plural
 from mpicoll.schedule import Channel, Schedule, as_channels, collectives
 from mpicoll.schedule.collectives import Collective
+from mpicoll.schedule.parameters import NUMBER, Parameter, ParameterKind, Value
 
 __all__ = [
     "COMMUTATIVE",
     "EQUAL_BLOCKS",
     "EVEN_SIZE",
-    "LABELS",
-    "NUMBER",
-    "PERMUTATION",
     "RANK_ORDER",
     "SAME_BITS",
     "Algorithm",
-    "Kind",
-    "Parameter",
-    "Value",
     "catalogue",
     "find",
-    "in_words",
     "names",
-    "one_block",
     "per_rank",
-    "read_value",
     "register",
 ]
 
@@ -59,119 +49,6 @@ RANK_ORDER = "rank order"
 
 Count = Callable[..., int]
 Formula = Callable[..., float]
-
-#: What the caller passes for a parameter, and what a schedule gets.
-Parameter: TypeAlias = int | Sequence[int]
-Value: TypeAlias = int | tuple[int, ...]
-
-
-class Kind(NamedTuple):
-    """What the values of a parameter are.
-
-    Attributes:
-        words: what a value must be.
-        example: one, as it is written on the command line.
-        valid: whether a number, or a tuple of numbers, is one.
-        per_rank: a number for each rank, or ``()`` for the natural ones; else one number.
-        natural: the natural ones, in a few signs.
-        tried: values for a number of ranks that show what the parameter does, to be verified.
-    """
-
-    words: str
-    example: str
-    valid: Callable[[Any], bool]
-    per_rank: bool = False
-    natural: str = ""
-    tried: Callable[[int], tuple[Value, ...]] = lambda size: ()
-
-    def value(self, name: str, given: object) -> Value:
-        """What is given for a parameter, checked.
-
-        Raises:
-            ValueError: it is no value of this kind.
-        """
-        try:
-            found = _numbers(given) if self.per_rank else _number(given)
-        except TypeError:
-            found = None
-        if found is None or not self.valid(found):
-            raise ValueError(f"{name}={given!r} must be {self.words}, such as {self.example}")
-        return found
-
-
-def _number(given: Any) -> int:
-    if isinstance(given, bool):
-        raise TypeError
-    return operator.index(given)
-
-
-def _numbers(given: Any) -> tuple[int, ...]:
-    return tuple(map(_number, given))
-
-
-#: Kind of parameter: a number of things.
-NUMBER = Kind("an integer of at least 1", "4", lambda value: value >= 1)
-#: Kind of parameter: the ranks in another order.
-PERMUTATION = Kind(
-    "a sequence with each of the ranks 0, 1, 2, ... once",
-    "2,0,1,3",
-    lambda value: sorted(value) == [*range(len(value))],
-    per_rank=True,
-    natural="0,1,...,P-1",
-)
-
-
-def _placements(size: int) -> tuple[Value, ...]:
-    """A small and a large node; ranks in turn on several; of few ranks also each alone, and all.
-
-    These have the fewest messages, so that many ranks can be verified.
-    """
-    ranks, several = range(size), 1 + isqrt(size)
-    every: list[Value] = [tuple(int(r >= 3) for r in ranks), tuple(r % several for r in ranks)]
-    if size <= 16:
-        every += [(), (0,) * size]
-    return tuple(dict.fromkeys(every))
-
-
-#: Kind of parameter: a label for each rank; ranks of the same label are together.  A communicator
-#: fills in which ranks share a node where a caller leaves it out.
-LABELS = Kind(
-    "a sequence with an integer of at least 0 for each rank",
-    "0,0,1,1",
-    lambda value: all(label >= 0 for label in value),
-    per_rank=True,
-    natural="0,1,...,P-1",
-    tried=_placements,
-)
-
-
-def read_value(text: str) -> Value:
-    """The value of a parameter as it is written: ``4``, ``2,0,1,3``, or ``0,`` for one rank.
-
-    Raises:
-        ValueError: it is written otherwise.
-    """
-    if "," not in text:
-        return int(text)
-    return tuple(map(int, text.strip().removesuffix(",").split(",")))
-
-
-def in_words(parameters: Mapping[str, Value]) -> str:
-    """Parameters as they are written, without those that stand for what is natural."""
-    return " ".join(
-        f"{name}={value if isinstance(value, int) else _joined(value)}"
-        for name, value in parameters.items()
-        if value != ()
-    )
-
-
-def _joined(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers)) + "," * (len(numbers) == 1)
-
-
-def one_block(size: int) -> int:
-    """The vector is not cut."""
-    return 1
 
 
 def per_rank(size: int) -> int:
@@ -200,7 +77,7 @@ class Algorithm:
         blocks_sent: blocks sent by all ranks together.
         blocks_sent_max: blocks sent by the rank that sends most.
         fan_in: the most messages that a rank receives in one round.
-        lecture: the alpha-beta-gamma formula of the textbooks, for (P, n bytes, alpha, beta,
+        textbook: the alpha-beta-gamma formula of the textbooks, for (P, n bytes, alpha, beta,
             gamma) and, if it has any, the parameters; it assumes that P is a power of two and
             divides n, and is an upper estimate where there are several channels.
         blocks: number of blocks for P ranks.
@@ -220,14 +97,14 @@ class Algorithm:
     family: str
     schedule: Callable[..., Schedule]
     parameters: Mapping[str, Value]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ParameterKind]
     rounds: Count
     depth: Count
     messages: Count
     blocks_sent: Count
     blocks_sent_max: Count
     fan_in: Count
-    lecture: Formula
+    textbook: Formula
     blocks: Count
     scratch: Count
     needs: tuple[str, ...]
@@ -292,7 +169,7 @@ class Algorithm:
         """One of the registered counts, such as ``rounds``; few depend on the root."""
         return int(self._called(getattr(self, name), size, root=root, **self.complete(parameters)))
 
-    def textbook(
+    def textbook_time(
         self,
         size: int,
         nbytes: float,
@@ -303,7 +180,7 @@ class Algorithm:
     ) -> float:
         """The formula of the textbooks, in the unit of alpha."""
         numbers = (size, nbytes, alpha, beta, gamma)
-        return float(self._called(self.lecture, *numbers, **self.complete(parameters)))
+        return float(self._called(self.textbook, *numbers, **self.complete(parameters)))
 
     def _called(self, function: Callable[..., Any], *numbers: float, **more: Any) -> Any:
         """Call a registered function with those further arguments that it has."""
@@ -374,23 +251,26 @@ def register(
     schedule: Callable[..., Schedule],
     *,
     rounds: Count,
-    depth: Count,
+    depth: Count | None = None,
     messages: Count,
-    blocks_sent: Count,
+    blocks_sent: Count | None = None,
     blocks_sent_max: Count,
-    fan_in: Count,
-    lecture: Formula,
+    fan_in: Count = lambda P: int(P > 1),
+    textbook: Formula,
     reference: str,
-    blocks: Count = one_block,
-    scratch: Count = lambda size: 0,
+    blocks: Count = lambda P: 1,
+    scratch: Count = lambda P: 0,
     needs: tuple[str, ...] = (),
     order: tuple[str, ...] = (),
     symmetric: bool = False,
     depth_bound: bool = False,
     parts: tuple[Callable[..., Schedule], ...] = (),
-    kinds: Mapping[str, Kind] = MappingProxyType({}),
+    kinds: Mapping[str, ParameterKind] = MappingProxyType({}),
 ) -> Algorithm:
     """Add an algorithm to the catalogue; see :class:`Algorithm` for the arguments.
+
+    Counts left out are those of ranks that send one block and receive one message a round: the
+    depth is the rounds, the blocks sent are the messages, and the fan-in is 1.
 
     Parameters are the schedule's arguments that have a default.  They are of the kind
     :data:`NUMBER` where ``kinds`` does not say otherwise.
@@ -415,12 +295,12 @@ def register(
         parameters=parameters,
         kinds={key: kinds.get(key, NUMBER) for key in parameters},
         rounds=rounds,
-        depth=depth,
+        depth=depth or rounds,
         messages=messages,
-        blocks_sent=blocks_sent,
+        blocks_sent=blocks_sent or messages,
         blocks_sent_max=blocks_sent_max,
         fan_in=fan_in,
-        lecture=lecture,
+        textbook=textbook,
         blocks=blocks,
         scratch=scratch,
         needs=needs,

@@ -13,29 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm, Parameter, Value
+from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import Channel, Copy, Location, RecvReduce, Round, Send, Step, blocks
-from mpicoll.schedule.collectives import Collective, Content, Place
-from mpicoll.schedule.matching import Blank, Cell, Matching, Memory, ScheduleError, run
+from mpicoll.schedule.collectives import Collective, Place
+from mpicoll.schedule.matching import Matching, run
+from mpicoll.schedule.memory import Blank, Cell, Memory, ScheduleError
+from mpicoll.schedule.parameters import Parameter, Value
 from mpicoll.schedule.steps import GIVEN, WORK
+from mpicoll.schedule.symbols import Arrivals, Symbol, SymbolMemory, Symbols
 from mpicoll.simulate.clock import check_call, clock
 from mpicoll.simulate.machine import STEPS
-from mpicoll.simulate.symmetry import is_period
+from mpicoll.simulate.symmetry import repeats_every
 
 __all__ = ["Case", "Counts", "count", "verify"]
-
-
-class Symbol(NamedTuple):
-    """A value: contributions of the ranks in the bit mask to an item.
-
-    ``first .. last`` is the interval of ranks if they were combined in rank order, else None.
-    ``expression`` is equal for equal expressions.
-    """
-
-    item: object
-    ranks: int
-    interval: tuple[int, int] | None
-    expression: object
 
 
 class Counts(NamedTuple):
@@ -102,7 +92,7 @@ def verify(
             _check_read_only(programs[root], nblocks, nscratch)
         counts = count(programs, nblocks, nscratch)
         # Where all ranks do the same, what one does without values stands for all.
-        alike = is_period(1, size, lambda rank: programs[rank], range(size))
+        alike = repeats_every(1, size, lambda rank: programs[rank], range(size))
         few = programs[:1] if alike else programs
         depth = _run(algorithm, programs, few, root)
         _run_otherwise(few, size, nblocks, nscratch, counts.fan_in)
@@ -231,84 +221,6 @@ def _compare(
 # --- values ----------------------------------------------------------------------------------
 
 
-class _Symbols:
-    """Makes and folds symbols; equal expressions get equal numbers."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
-
-    def number(self, expression: object) -> int:
-        return self._numbers.setdefault(expression, len(self._numbers))
-
-    def contribution(self, content: Content) -> Symbol:
-        """What one rank gives."""
-        expression = self.number(("input", content.item, content.first))
-        return Symbol(content.item, 1 << content.first, (content.first, content.first), expression)
-
-    def fold(self, values: list[Symbol]) -> Symbol:
-        item, ranks, interval, expression = values[0]
-        expressions: list[object] = ["fold", expression]
-        for value in values[1:]:
-            if value.item != item:
-                raise ScheduleError(f"blocks {item} and {value.item} are reduced together")
-            if value.ranks & ranks:
-                twice = [r for r in range(value.ranks.bit_length()) if value.ranks >> r & 1]
-                raise ScheduleError(
-                    f"block {item}: contributions of ranks {twice} are added to a sum "
-                    f"that has some of them already"
-                )
-            ranks |= value.ranks
-            last = value.interval
-            if interval and last and interval[1] + 1 == last[0]:
-                interval = interval[0], last[1]
-            else:
-                interval = None
-            expressions.append(value.expression)
-        return Symbol(item, ranks, interval, self.number(tuple(expressions)))
-
-
-class _SymbolMemory(Memory[Symbol]):
-    """Memory that also checks that a value lies in a place of its own length.
-
-    Blocks of a layout differ in length, so where input and output share a layout, what belongs to
-    block i may only be stored in block i (or in scratch block i, modulo the number of blocks).
-    """
-
-    nblocks = 0
-
-    def receive(self, values: list[Symbol], cells: Sequence[Cell]) -> None:
-        for value, cell in zip(values, cells, strict=True):
-            self.cells[cell] = value
-            if self.reads_through and value.item != cell.block % self.nblocks:
-                raise self._misplaced(cell)
-
-    def reduce(self, rank: int, cell: Cell, received: list[tuple[int, Symbol]]) -> None:
-        super().reduce(rank, cell, received)
-        if self.reads_through and self.cells[cell].item != cell.block % self.nblocks:
-            raise self._misplaced(cell)
-
-    def _misplaced(self, cell: Cell) -> ScheduleError:
-        return ScheduleError(
-            f"block {self.cells[cell].item} is stored in {cell.space} block {cell.block}: "
-            f"lengths may differ"
-        )
-
-
-class _Arrivals(Memory[int]):
-    """A barrier's memory: every message says which ranks its sender knows to have arrived."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__({}, False, lambda values: 0)
-        self.known = 1 << rank
-
-    def send(self, cells: Sequence[Cell]) -> list[int]:
-        return [self.known]
-
-    def receive(self, values: list[int], cells: Sequence[Cell]) -> None:
-        for value in values:
-            self.known |= value
-
-
 def _run(
     algorithm: Algorithm,
     programs: Sequence[Sequence[Channel]],
@@ -323,7 +235,7 @@ def _run(
         raise ScheduleError(f"{definition.name} needs one block a rank, not {nblocks}")
     if not nblocks:
         return _run_barrier(programs)
-    symbols = _Symbols()
+    symbols = Symbols()
     segments = programs[0][0].segments if programs[0] else 1
     memories = []
     for place in places:
@@ -332,7 +244,7 @@ def _run(
             value = symbols.contribution(definition.start(place, block))
             for segment in range(segments):
                 given[Cell(GIVEN, block, segment)] = value
-        memory = _SymbolMemory(given, definition.reads_through, symbols.fold)
+        memory = SymbolMemory(given, definition.reads_through, symbols.fold)
         memory.nblocks = nblocks
         memories.append(memory)
     matching = Matching(programs, nblocks, nscratch, memories)
@@ -350,7 +262,7 @@ def _run_barrier(programs: Sequence[Sequence[Channel]]) -> int:
     size = len(programs)
     if len(programs[0]) > 1:
         raise ScheduleError("a barrier has one channel: others may not know what it knows")
-    arrivals = [_Arrivals(rank) for rank in range(size)]
+    arrivals = [Arrivals(rank) for rank in range(size)]
     depth = clock(Matching(programs, 0, 0, arrivals), STEPS).makespan
     for rank, memory in enumerate(arrivals):
         missing = [other for other in range(size) if not memory.known >> other & 1]

@@ -10,18 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpicoll import algorithms, local, ops
-from mpicoll.registry import (
-    COMMUTATIVE,
-    PERMUTATION,
-    RANK_ORDER,
-    Algorithm,
-    in_words,
-    read_value,
-    register,
-)
+from mpicoll.registry import COMMUTATIVE, RANK_ORDER, Algorithm, register
 from mpicoll.schedule import Send
 from mpicoll.schedule.collectives import COLLECTIVES
-from mpicoll.simulate import Model, simulate
+from mpicoll.schedule.parameters import PERMUTATION, in_words, read_value
+from mpicoll.simulate import Machine, simulate
 from mpicoll.verify import verify
 
 CATALOGUE = algorithms.catalogue()
@@ -70,13 +63,13 @@ def test_verified(algorithm):
 
 @every_algorithm
 def test_simulated_time_is_the_textbook_formula(algorithm):
-    model = Model(alpha=1_000_000, beta=700, gamma=300)
+    model = Machine(alpha=1_000_000, beta=700, gamma=300)
     costs = (model.alpha, model.beta, model.gamma)
     sizes = (1, 2, 4, 8, 16, 32)
     for size, parameters in ((s, p) for s in sizes for p in even_settings(algorithm, s)):
         nbytes = 160 * size
         found = simulate(algorithm, size, nbytes, model, 0, parameters).makespan
-        formula = algorithm.textbook(size, nbytes, *costs, parameters)
+        formula = algorithm.textbook_time(size, nbytes, *costs, parameters)
         assert found >= algorithm.definition.bound(size, nbytes, *costs) * (1 - 1e-12)
         if len(algorithm.channels(0, size, 0, parameters)) == 1:
             assert found == pytest.approx(formula, rel=1e-12)
@@ -348,7 +341,7 @@ def test_a_name_is_registered_once():
         for key in ("rounds", "depth", "messages", "blocks_sent", "blocks_sent_max", "fan_in")
     }
     with pytest.raises(ValueError, match="registered already"):
-        register("allreduce", "ring", ring.schedule, lecture=ring.lecture, reference="x", **line)
+        register("allreduce", "ring", ring.schedule, textbook=ring.textbook, reference="x", **line)
 
 
 @every_algorithm

@@ -2,8 +2,9 @@
 
 import pytest
 
+from mpicoll.base import processors
 from mpicoll.bench import environment
-from mpicoll.bench.environment import Place
+from mpicoll.bench.environment import Host
 
 
 def test_variables_that_matter_are_kept_without_secrets():
@@ -51,13 +52,11 @@ def test_slurm_is_told_by_its_identity_only():
 
 
 def test_oversubscription_is_judged_host_by_host():
-    assert environment.oversubscribed([Place("a", (0, 1)), Place("a", (0, 1))]) == ()
-    assert environment.oversubscribed([Place("a", (0, 1))] * 3) == ("a",)
+    assert environment.oversubscribed([Host("a", (0, 1)), Host("a", (0, 1))]) == ()
+    assert environment.oversubscribed([Host("a", (0, 1))] * 3) == ("a",)
     # Bound to one core each: enough cores only if they are different ones.
-    assert environment.oversubscribed([Place("a", (0,)), Place("a", (1,))]) == ()
-    assert environment.oversubscribed([Place("a", (0,)), Place("a", (0,)), Place("b", (0,))]) == (
-        "a",
-    )
+    assert environment.oversubscribed([Host("a", (0,)), Host("a", (1,))]) == ()
+    assert environment.oversubscribed([Host("a", (0,)), Host("a", (0,)), Host("b", (0,))]) == ("a",)
 
 
 def test_crowded_hosts_are_named_for_the_first_ranks():
@@ -89,5 +88,5 @@ def test_the_clock_is_described():
 
 
 def test_this_process_has_cores_and_a_processor():
-    assert environment.cores()
-    assert environment.processor()
+    assert processors.cores()
+    assert processors.model_name()

@@ -174,8 +174,10 @@ def test_what_does_not_serve_a_number_of_ranks_says_so(catalogue):
 def test_formulas_are_linear_in_alpha_beta_gamma(entry):
     """So that a page can show their factors."""
     for size in (2, 8, 64):
-        units = [entry.textbook(size, 1.0, *unit) for unit in ((1, 0, 0), (0, 1, 0), (0, 0, 1))]
-        whole = entry.textbook(size, 5.0, 2.0, 3.0, 7.0)
+        units = [
+            entry.textbook_time(size, 1.0, *unit) for unit in ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+        ]
+        whole = entry.textbook_time(size, 5.0, 2.0, 3.0, 7.0)
         assert whole == pytest.approx(2 * units[0] + 5 * 3 * units[1] + 5 * 7 * units[2])
 
 

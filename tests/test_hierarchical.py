@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpicoll import algorithms
-from mpicoll.registry import LABELS
 from mpicoll.schedule import Send, blocks
+from mpicoll.schedule.parameters import LABELS
 from mpicoll.schedule.topology import nodes_of
 from mpicoll.simulate.clock import trace
 from mpicoll.tuning import ARGUMENT, NATIVE, Choice, check, from_environment, is_default, placed

@@ -15,7 +15,7 @@ from mpicoll.simulate.costs import Costs, Piece
 
 pytest.importorskip("scipy")
 
-from mpicoll.model import build, choose, export
+from mpicoll.model import build, choose, crossovers, export
 from mpicoll.model.cells import Resampled, gather
 from mpicoll.model.fit import fit
 
@@ -101,7 +101,7 @@ def test_a_crossing_lies_between_its_sizes(before, after):
 def test_crossovers_are_where_they_are(cells):
     ours = [cell for cell in cells if cell.algorithm != "native"]
     model = fit(ours, replicates=20)
-    made = choose.crossovers(choose.tables(ours), model, Resampled(ours, 20))
+    made = crossovers.find_crossovers(choose.tables(ours), model, Resampled(ours, 20))
     (found,) = [c for c in made if c.place == ("allreduce", 8, True)]
     assert (found.before, found.after) == ("recursive_doubling", "ring")
     for value, low, high in (found.measured, found.predicted):
@@ -112,7 +112,7 @@ def test_crossovers_are_where_they_are(cells):
 def test_around_a_crossover_either_is_as_good(cells):
     ours = [cell for cell in cells if cell.algorithm != "native"]
     model = fit(ours, replicates=20)
-    made = choose.crossovers(choose.tables(ours), model, Resampled(ours, 20), gain=0.05)
+    made = crossovers.find_crossovers(choose.tables(ours), model, Resampled(ours, 20), gain=0.05)
     (found,) = [c for c in made if c.place == ("allreduce", 8, True)]
     assert found.told and found.factor < 1.1 and found.factor_alike == 1
     for (low, high), (value, *_) in (
@@ -138,7 +138,7 @@ def test_two_names_of_the_same_times_do_not_cross():
     ]
     same = gather(runs)[0]
     model = fit(same, replicates=0)
-    made = choose.crossovers(choose.tables(same), model, Resampled(same, 40), gain=0.01)
+    made = crossovers.find_crossovers(choose.tables(same), model, Resampled(same, 40), gain=0.01)
     assert made and not any(c.told for c in made)
 
 
@@ -149,7 +149,7 @@ def test_two_names_of_the_same_times_do_not_cross():
 )
 def test_sizes_that_are_alike_are(ratios, near, gain):
     sizes = [1 << i for i in range(len(ratios))]
-    found = choose._alike(sizes, np.array(ratios), near, gain)
+    found = crossovers._alike(sizes, np.array(ratios), near, gain)
     crosses = any(a * b <= 0 for a, b in pairwise(ratios))
     assert found is not None or not crosses
     if found:

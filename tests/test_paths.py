@@ -9,7 +9,7 @@ from mpicoll.simulate import critical_path as paths
 from mpicoll.simulate import simulate
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
 from mpicoll.simulate.critical_path import Path, critical_path, evened, reference
-from mpicoll.simulate.machine import Model
+from mpicoll.simulate.machine import Machine
 
 
 def costs(nodes=()):
@@ -64,7 +64,7 @@ def test_a_path_under_given_costs_is_as_long_as_the_simulation(step):
         words = tuple(parameters.items())
         path = critical_path(entry.collective, entry.name, size, nbytes, words, costs=given)
         nbytes = evened(entry, size, nbytes)
-        simulated = simulate(entry, size, nbytes, Model.of(given, 10**15), 0, parameters)
+        simulated = simulate(entry, size, nbytes, Machine.of(given, 10**15), 0, parameters)
         expected = pytest.approx(simulated.makespan * 1e-15, rel=1e-9)
         assert path.seconds(given) == expected, (entry.name, size, parameters)
 

@@ -25,7 +25,8 @@ from mpicoll.schedule import (
     then,
     within,
 )
-from mpicoll.schedule.matching import Blank, Matching, ScheduleError, run
+from mpicoll.schedule.matching import Matching, run
+from mpicoll.schedule.memory import Blank, ScheduleError
 from mpicoll.simulate.clock import clock
 from mpicoll.simulate.machine import STEPS
 from mpicoll.verify import verify

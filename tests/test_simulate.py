@@ -16,18 +16,19 @@ from mpicoll import algorithms
 from mpicoll.registry import Algorithm
 from mpicoll.schedule import Recv, Send, blocks, layout, number_of_blocks, scratch
 from mpicoll.schedule import given as of_input
-from mpicoll.schedule.matching import Message, ScheduleError
+from mpicoll.schedule.matching import Pair
+from mpicoll.schedule.memory import ScheduleError
 from mpicoll.simulate import TooLargeError, simulate, simulation
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
-from mpicoll.simulate.machine import Model, Sizes
+from mpicoll.simulate.machine import Machine, Sizes
 from mpicoll.simulate.ports import Ports
 from mpicoll.simulate.rounds import Plain, repeat
-from mpicoll.simulate.symmetry import is_period
+from mpicoll.simulate.symmetry import repeats_every
 
 CATALOGUE = algorithms.catalogue()
 LONG = os.environ.get("MPICOLL_TEST_LONG", "") not in ("", "0")
 
-COSTS = Model(alpha=1_000_003, beta=701, gamma=307, step=11, call=5)
+COSTS = Machine(alpha=1_000_003, beta=701, gamma=307, step=11, call=5)
 LINKS = {
     INTRA: (Piece(None, 1000, 3),),
     INTER: (Piece(100, 5000, 30), Piece(None, 70_000, 7)),
@@ -119,7 +120,7 @@ def test_all_ways_find_the_same_on_any_machine(data):
     short = st.builds(Piece, st.integers(1, 5000), cost, cost)
     links = st.lists(short, max_size=1).flatmap(lambda p: st.tuples(*map(st.just, p), piece))
     per_node = data.draw(st.integers(1, size))
-    model = Model(
+    model = Machine(
         gamma=data.draw(cost),
         ports=data.draw(st.integers(1, 3)),
         step=data.draw(cost),
@@ -152,10 +153,10 @@ def test_all_ways_find_the_same_on_any_machine(data):
 def test_representatives_find_the_textbooks_time(algorithm):
     if not algorithm.symmetric:
         return
-    model = Model(alpha=1_000_000, beta=700, gamma=300)
+    model = Machine(alpha=1_000_000, beta=700, gamma=300)
     for size in (2, 8, 64):
         found = simulate(algorithm, size, 160 * size, model, method="representative")
-        formula = algorithm.textbook(size, 160 * size, 1_000_000, 700, 300)
+        formula = algorithm.textbook_time(size, 160 * size, 1_000_000, 700, 300)
         assert found.makespan == pytest.approx(formula, rel=1e-12)
 
 
@@ -170,7 +171,7 @@ def test_of_unequal_blocks_the_largest_counts():
 
 def test_times_longer_than_numpys_integers_are_exact():
     algorithm = algorithms.find("allreduce", "recursive_doubling")
-    model = Model(alpha=1 << 61, beta=1 << 50, gamma=1)
+    model = Machine(alpha=1 << 61, beta=1 << 50, gamma=1)
     call = algorithm, 6, 1 << 20, model
     want = simulate(*call, method="events")
     assert want.makespan > 1 << 64
@@ -209,7 +210,7 @@ def test_broken_schedules_are_told(method, programs, message):
 def test_ranks_are_found_alike_where_the_catalogue_says_so(algorithm):
     for size in filter(algorithm.runs_on, (5, 8)):
         programs = algorithm.program(algorithm.schedule, size, 0, algorithm.complete())
-        alike = is_period(1, size, programs, range(size))
+        alike = repeats_every(1, size, programs, range(size))
         assert alike or not algorithm.symmetric
         assert not (alike and algorithm.definition.rooted)
 
@@ -224,7 +225,7 @@ def test_a_message_is_not_preferred_for_the_number_of_its_sender():
             yield Send((rank + 1 if rank % 3 == 2 else rank - 1) % size, 0)
 
     entry = replace(algorithms.find("allgather", "ring"), schedule=schedule, parameters={})
-    model = Model(alpha=100, nodes=tuple(rank // 3 for rank in range(12)))
+    model = Machine(alpha=100, nodes=tuple(rank // 3 for rank in range(12)))
     found = simulate(entry, 12, 0, model, method="events")
     assert found.finish == (200, 200, 100) * 4
     assert outcome(simulate(entry, 12, 0, model, method="representative")) == outcome(found)
@@ -236,9 +237,9 @@ def test_one_rank_that_differs_is_seen():
     def programs(rank):
         return ring.channels(rank, 8)[: 0 if rank == 6 else 1]
 
-    assert is_period(1, 8, programs, [0, 3, 5])
-    assert not is_period(1, 8, programs, [0, 3, 6])
-    assert not is_period(3, 8, programs, [])
+    assert repeats_every(1, 8, programs, [0, 3, 5])
+    assert not repeats_every(1, 8, programs, [0, 3, 6])
+    assert not repeats_every(3, 8, programs, [])
 
 
 # --- stragglers -----------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def test_one_rank_that_differs_is_seen():
 
 def test_a_straggler_holds_up_a_ring():
     ring = algorithms.find("allgather", "ring")
-    model = Model(alpha=100, beta=1, slow={2: Fraction(5, 2)})
+    model = Machine(alpha=100, beta=1, slow={2: Fraction(5, 2)})
     found = simulate(ring, 8, 80, model)
     assert found.makespan > simulate(ring, 8, 80, replace(model, slow={})).makespan == 7 * 110
     assert found.makespan == 7 * 275  # all wait for it, round by round
@@ -255,7 +256,7 @@ def test_a_straggler_holds_up_a_ring():
 
 def test_a_straggler_that_sends_one_message_costs_that():
     gather = algorithms.find("gather", "linear")
-    model = Model(alpha=100, beta=0, slow={2: Fraction(3)})
+    model = Machine(alpha=100, beta=0, slow={2: Fraction(3)})
     assert simulate(gather, 8, 80, model).makespan == 6 * 100 + 300
 
 
@@ -264,7 +265,7 @@ def test_a_straggler_that_sends_one_message_costs_that():
 
 def test_a_model_of_costs_in_seconds():
     links = {INTRA: (Piece(64, 1e-6, 2e-10), Piece(None, 3e-6, 1e-10))}
-    model = Model.of(Costs(links, gamma=5e-11, call=2e-6, step=1e-7), ports=2)
+    model = Machine.of(Costs(links, gamma=5e-11, call=2e-6, step=1e-7), ports=2)
     assert (model.gamma, model.call, model.step, model.ports) == (50, 2_000_000, 100_000, 2)
     assert model.message(0, 1, 64) == 1_000_000 + 200 * 64
     assert model.message(0, 1, 65) == 3_000_000 + 100 * 65
@@ -272,7 +273,7 @@ def test_a_model_of_costs_in_seconds():
 
 
 def test_links_within_and_between_nodes():
-    model = Model(links=LINKS, nodes=(0, 0, 1, 1))
+    model = Machine(links=LINKS, nodes=(0, 0, 1, 1))
     assert model.message(0, 1, 10) == 1030
     assert model.message(1, 2, 10) == 5300
     assert model.per_node == 2
@@ -310,7 +311,7 @@ def test_ports_are_given_as_if_all_that_wait_were_looked_at(data, size, limit):
         for source, target in data.draw(st.lists(st.tuples(rank, rank), max_size=4)):
             number += 1
             key = now, data.draw(st.integers(0, 2)), (target - source) % size, number, source
-            ports.wait(key, source, target, Message(None, None, number))
+            ports.wait(key, source, target, Pair(None, None, number))
             waiting.append((key, source, target))
         want = []
         for entry in sorted(waiting):
@@ -336,8 +337,8 @@ def test_ports_are_given_as_if_all_that_wait_were_looked_at(data, size, limit):
     [
         ({"method": "guess"}, "method='guess' is none of auto, events"),
         ({"method": "representative"}, "none represent all"),
-        ({"model": Model(nodes=(0, 1))}, "nodes of 2 ranks, and there are 4"),
-        ({"model": Model(slow={4: Fraction(2)})}, "rank 4 is slow, but is not among"),
+        ({"machine": Machine(nodes=(0, 1))}, "nodes of 2 ranks, and there are 4"),
+        ({"machine": Machine(slow={4: Fraction(2)})}, "rank 4 is slow, but is not among"),
         ({"nbytes": -1}, "nbytes=-1 must not be negative"),
     ],
 )
@@ -349,9 +350,9 @@ def test_what_is_wrong_is_named(wrong, message):
 
 def test_models_refuse_what_is_no_cost():
     with pytest.raises(ValueError, match="step=-1 must not be negative"):
-        Model(step=-1)
+        Machine(step=-1)
     with pytest.raises(ValueError, match=r"rank 2 is slowed by 0\.5: give at least 1"):
-        Model(slow={2: Fraction(1, 2)})
+        Machine(slow={2: Fraction(1, 2)})
 
 
 # --- many ranks -----------------------------------------------------------------------------------
@@ -368,8 +369,10 @@ def test_models_refuse_what_is_no_cost():
 )
 def test_many_ranks_find_the_textbooks_time(collective, algorithm, size):
     entry = algorithms.find(collective, algorithm)
-    found = simulate(entry, size, 64 * size, Model(alpha=1000, beta=7, gamma=3))
-    assert found.makespan == pytest.approx(entry.textbook(size, 64 * size, 1000, 7, 3), rel=1e-12)
+    found = simulate(entry, size, 64 * size, Machine(alpha=1000, beta=7, gamma=3))
+    assert found.makespan == pytest.approx(
+        entry.textbook_time(size, 64 * size, 1000, 7, 3), rel=1e-12
+    )
     assert found.messages == entry.count("messages", size)
     assert found.how != "every message"
 

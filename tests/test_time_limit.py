@@ -272,3 +272,10 @@ def test_a_limit_that_is_no_number_is_refused_everywhere(job):
 )
 def test_ranks_in_words(ranks, words):
     assert wording.ranges(ranks) == words
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"), [([], ""), ([7], "7"), ([0, 1, 2, 5], "0-2,5"), ([3, 0, 1], "3,0-1")]
+)
+def test_numbers_as_intervals(numbers, words):
+    assert wording.intervals(numbers) == words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpicoll.registry import COMMUTATIVE, one_block, register
+from mpicoll.registry import COMMUTATIVE, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Send, pipelined
 from mpicoll.schedule.steps import Rounds
 
@@ -68,10 +68,6 @@ def _sent_max(P: int, segments: int, window: int) -> int:
     return segments * int(P > 1)
 
 
-def _fan_in(P: int, segments: int, window: int) -> int:
-    return int(P > 1)
-
-
 def _bcast_time(
     P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
 ) -> float:
@@ -91,11 +87,8 @@ register(
     rounds=_rounds,
     depth=_steps,
     messages=_messages,
-    blocks_sent=_messages,
     blocks_sent_max=_sent_max,
-    fan_in=_fan_in,
-    lecture=_bcast_time,
-    blocks=one_block,
+    textbook=_bcast_time,
     reference=_REFERENCE,
 )
 register(
@@ -105,11 +98,8 @@ register(
     rounds=_rounds,
     depth=_steps,
     messages=_messages,
-    blocks_sent=_messages,
     blocks_sent_max=_sent_max,
-    fan_in=_fan_in,
-    lecture=_reduce_time,
-    blocks=one_block,
+    textbook=_reduce_time,
     needs=(COMMUTATIVE,),
     reference=_REFERENCE,
 )

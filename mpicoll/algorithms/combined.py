@@ -87,12 +87,10 @@ register(
     "scatter_allgather",
     bcast_scatter_allgather,
     rounds=lambda P: P - 1 + ceil_log2(P),
-    depth=lambda P: P - 1 + ceil_log2(P),
     messages=lambda P: P * (P - 1),
     blocks_sent=lambda P: (P - 1) ** 2 + blocks_in_subtrees(P),
     blocks_sent_max=lambda P: 2 * (P - 1),
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (ceil_log2(P) + P - 1) * a + 2 * (P - 1) / P * n * b,
+    textbook=lambda P, n, a, b, g: (ceil_log2(P) + P - 1) * a + 2 * (P - 1) / P * n * b,
     blocks=per_rank,
     parts=(scatter_binomial, _ring_from),
     reference=(
@@ -111,8 +109,7 @@ register(
         P * (power_of_two(P) - 1) + sitting_out(P) * (P + 1) + blocks_in_subtrees(P)
     ),
     blocks_sent_max=_sent_most,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (
+    textbook=lambda P, n, a, b, g: (
         (floor_log2(P) + ceil_log2(P)) * a + (P - 1) / P * n * (2 * b + g)
     ),
     blocks=per_rank,

@@ -27,12 +27,10 @@ register(
     "dissemination",
     barrier_dissemination,
     rounds=ceil_log2,
-    depth=ceil_log2,
     messages=lambda P: P * ceil_log2(P),
     blocks_sent=lambda P: 0,
     blocks_sent_max=lambda P: 0,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: ceil_log2(P) * a,
+    textbook=lambda P, n, a, b, g: ceil_log2(P) * a,
     blocks=lambda P: 0,
     symmetric=True,
     reference=(

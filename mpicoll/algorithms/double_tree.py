@@ -114,7 +114,7 @@ def _steps(P: int, segments: int, window: int) -> int:
     return 0 if P == 1 else 8 * segments + 4 * ceil_log2(P) * -(-segments // window)
 
 
-def _lecture(
+def _textbook(
     P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
 ) -> float:
     steps, share = _steps(P, segments, window), n / (2 * segments)
@@ -128,10 +128,9 @@ register(
     rounds=_rounds,
     depth=_steps,
     messages=lambda P, segments, window: 4 * segments * (P - 1),
-    blocks_sent=lambda P, segments, window: 4 * segments * (P - 1),
     blocks_sent_max=_blocks_sent_max,
     fan_in=lambda P, segments, window: min(2, P - 1) if P != 3 else 1,
-    lecture=_lecture,
+    textbook=_textbook,
     blocks=lambda P: 2,
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),
@@ -160,7 +159,7 @@ def _bcast_steps(P: int, segments: int, window: int) -> int:
     return 0 if P == 1 else 4 * segments + (2 * ceil_log2(P) + 1) * windows
 
 
-def _bcast_lecture(
+def _bcast_textbook(
     P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
 ) -> float:
     return _bcast_steps(P, segments, window) * (a + n / (2 * segments) * b)
@@ -173,10 +172,8 @@ register(
     rounds=_bcast_rounds,
     depth=_bcast_steps,
     messages=lambda P, segments, window: 2 * segments * (P - 1),
-    blocks_sent=lambda P, segments, window: 2 * segments * (P - 1),
     blocks_sent_max=_bcast_sent_max,
-    fan_in=lambda P, segments, window: int(P > 1),
-    lecture=_bcast_lecture,
+    textbook=_bcast_textbook,
     blocks=lambda P: 2,
     reference=_REFERENCE,
 )

@@ -17,8 +17,9 @@ from itertools import pairwise
 
 from mpicoll.algorithms.binomial import bcast_binomial
 from mpicoll.algorithms.ring import allreduce_ring
-from mpicoll.registry import COMMUTATIVE, LABELS, SAME_BITS, one_block, per_rank, register
+from mpicoll.registry import COMMUTATIVE, SAME_BITS, per_rank, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Send, pipelined, within
+from mpicoll.schedule.parameters import LABELS
 from mpicoll.schedule.steps import Rounds
 from mpicoll.schedule.topology import Nodes, binomial_tree, ceil_log2, nodes_of
 
@@ -202,7 +203,7 @@ register(
     blocks_sent=lambda P, segments: segments * 2 * P * (P - 1),
     blocks_sent_max=_sent_max,
     fan_in=most_received,
-    lecture=_time,
+    textbook=_time,
     blocks=per_rank,
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),
@@ -237,15 +238,12 @@ register(
     ),
     depth=_bcast_steps,
     messages=lambda P, segments: segments * (P - 1),
-    blocks_sent=lambda P, segments: segments * (P - 1),
     blocks_sent_max=lambda P, root, nodes, segments: (
         segments * max(out + inside for _, out, inside in _tree(P, nodes, root))
     ),
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g, nodes, segments: (
+    textbook=lambda P, n, a, b, g, nodes, segments: (
         _bcast_steps(P, nodes, segments) * (a + n / segments * b)
     ),
-    blocks=one_block,
     kinds={"nodes": LABELS},
     reference=REFERENCE,
 )

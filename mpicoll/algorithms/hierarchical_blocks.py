@@ -18,8 +18,9 @@ from mpicoll.algorithms.hierarchical import (
     waits,
 )
 from mpicoll.algorithms.ring import allgather_ring, reduce_scatter_ring
-from mpicoll.registry import COMMUTATIVE, LABELS, per_rank, register
+from mpicoll.registry import COMMUTATIVE, per_rank, register
 from mpicoll.schedule import Channels, Recv, Send, pipelined, within
+from mpicoll.schedule.parameters import LABELS
 from mpicoll.schedule.steps import Rounds
 from mpicoll.schedule.topology import Nodes
 
@@ -162,7 +163,7 @@ register(
         segments * (P - (_stood_in_for(known_nodes(P, nodes)) == 0))
     ),
     fan_in=most_received,
-    lecture=_time,
+    textbook=_time,
     blocks=per_rank,
     needs=(COMMUTATIVE,),
     kinds={"nodes": LABELS},
@@ -178,7 +179,7 @@ register(
     blocks_sent=_sent,
     blocks_sent_max=_gathered_max,
     fan_in=_gathered_at_once,
-    lecture=lambda P, n, a, b, g, nodes, segments: _time(P, n, a, b, 0, nodes, segments),
+    textbook=lambda P, n, a, b, g, nodes, segments: _time(P, n, a, b, 0, nodes, segments),
     blocks=per_rank,
     kinds={"nodes": LABELS},
     depth_bound=True,

@@ -70,7 +70,7 @@ def _depth(P: int, segments: int, window: int, root: int) -> int:
     return one if segments == 1 else one * -(-segments // window) + 4 * segments
 
 
-def _lecture(
+def _textbook(
     P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
 ) -> float:
     steps, share = _depth(P, segments, window, 0), n / segments
@@ -84,10 +84,9 @@ register(
     rounds=_rounds,
     depth=_depth,
     messages=_messages,
-    blocks_sent=_messages,
     blocks_sent_max=_sent_max,
     fan_in=lambda P, segments, window: min(P - 1, 2) if P != 3 else 1,
-    lecture=_lecture,
+    textbook=_textbook,
     order=(RANK_ORDER,),
     reference=(
         "J. Pjesivac-Grbovic et al., Performance analysis of MPI collective operations, Cluster "

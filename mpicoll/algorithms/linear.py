@@ -6,7 +6,7 @@ master's one port, P - 1 messages at a time.
 
 from __future__ import annotations
 
-from mpicoll.registry import RANK_ORDER, SAME_BITS, one_block, per_rank, register
+from mpicoll.registry import RANK_ORDER, SAME_BITS, per_rank, register
 from mpicoll.schedule import Recv, RecvReduce, Send
 from mpicoll.schedule.steps import Rounds
 
@@ -175,10 +175,9 @@ register(
     rounds=lambda P: int(P > 1),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
-    blocks_sent=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
     order=(RANK_ORDER,),
     reference=_REFERENCE,
 )
@@ -189,11 +188,8 @@ register(
     rounds=lambda P: int(P > 1),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
-    blocks_sent=lambda P: P - 1,
     blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b),
-    blocks=one_block,
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b),
     reference=_REFERENCE,
 )
 register(
@@ -203,10 +199,9 @@ register(
     rounds=lambda P: int(P > 1),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
-    blocks_sent=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
     blocks=per_rank,
     reference=_REFERENCE,
 )
@@ -217,10 +212,8 @@ register(
     rounds=lambda P: int(P > 1),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
-    blocks_sent=lambda P: P - 1,
     blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
     blocks=per_rank,
     reference=_REFERENCE,
 )
@@ -231,10 +224,9 @@ register(
     rounds=lambda P: 2 * int(P > 1),
     depth=lambda P: 2 * (P - 1),
     messages=lambda P: 2 * (P - 1),
-    blocks_sent=lambda P: 2 * (P - 1),
     blocks_sent_max=lambda P: P - 1,
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n * b) + (P - 1) * n * g,
+    textbook=lambda P, n, a, b, g: 2 * (P - 1) * (a + n * b) + (P - 1) * n * g,
     order=(RANK_ORDER, SAME_BITS),
     reference=_REFERENCE,
 )
@@ -248,7 +240,7 @@ register(
     blocks_sent=lambda P: (P + 1) * (P - 1),
     blocks_sent_max=lambda P: P if P > 1 else 0,
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b + n * g),
+    textbook=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b + n * g),
     blocks=per_rank,
     order=(RANK_ORDER,),
     reference=_REFERENCE,
@@ -263,7 +255,7 @@ register(
     blocks_sent=lambda P: (P + 1) * (P - 1),
     blocks_sent_max=lambda P: P * (P - 1),
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b),
+    textbook=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b),
     blocks=per_rank,
     reference=_REFERENCE,
 )
@@ -277,7 +269,7 @@ register(
     blocks_sent=lambda P: 0,
     blocks_sent_max=lambda P: 0,
     fan_in=lambda P: P - 1,
-    lecture=lambda P, n, a, b, g: 2 * (P - 1) * a,
+    textbook=lambda P, n, a, b, g: 2 * (P - 1) * a,
     blocks=lambda P: 0,
     reference=_REFERENCE,
 )

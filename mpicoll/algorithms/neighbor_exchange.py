@@ -48,12 +48,10 @@ register(
     "neighbor_exchange",
     allgather_neighbor_exchange,
     rounds=lambda P: P // 2,
-    depth=lambda P: P // 2,
     messages=lambda P: P * (P // 2),
     blocks_sent=lambda P: P * (P - 1),
     blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: P // 2 * a + (P - 1) / P * n * b,
+    textbook=lambda P, n, a, b, g: P // 2 * a + (P - 1) / P * n * b,
     blocks=per_rank,
     needs=(EVEN_SIZE,),
     reference=(

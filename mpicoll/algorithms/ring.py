@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpicoll.registry import COMMUTATIVE, PERMUTATION, SAME_BITS, per_rank, register
+from mpicoll.registry import COMMUTATIVE, SAME_BITS, per_rank, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Send, channels, within
+from mpicoll.schedule.parameters import PERMUTATION
 from mpicoll.schedule.steps import Rounds
 
 _REFERENCE = (
@@ -96,12 +97,9 @@ register(
     "ring",
     reduce_scatter_ring,
     rounds=lambda P: P - 1,
-    depth=lambda P: P - 1,
     messages=lambda P: P * (P - 1),
-    blocks_sent=lambda P: P * (P - 1),
     blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * (b + g)),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * (b + g)),
     blocks=per_rank,
     needs=(COMMUTATIVE,),
     kinds={"order": PERMUTATION},
@@ -113,12 +111,9 @@ register(
     "ring",
     allgather_ring,
     rounds=lambda P: P - 1,
-    depth=lambda P: P - 1,
     messages=lambda P: P * (P - 1),
-    blocks_sent=lambda P: P * (P - 1),
     blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
     blocks=per_rank,
     kinds={"order": PERMUTATION},
     symmetric=True,
@@ -129,12 +124,9 @@ register(
     "ring",
     allreduce_ring,
     rounds=lambda P: 2 * (P - 1),
-    depth=lambda P: 2 * (P - 1),
     messages=lambda P: 2 * P * (P - 1),
-    blocks_sent=lambda P: 2 * P * (P - 1),
     blocks_sent_max=lambda P: 2 * (P - 1),
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: 2 * (P - 1) * (a + n / P * b) + (P - 1) / P * n * g,
+    textbook=lambda P, n, a, b, g: 2 * (P - 1) * (a + n / P * b) + (P - 1) / P * n * g,
     blocks=per_rank,
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),
@@ -150,10 +142,8 @@ register(
     # The two directions share a port, and may get in each other's way at the start.
     depth=lambda P: 4 * (P - 1) + int(P > 1),
     messages=lambda P: 4 * P * (P - 1),
-    blocks_sent=lambda P: 4 * P * (P - 1),
     blocks_sent_max=lambda P: 4 * (P - 1),
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (4 * P - 3) * (a + n / (2 * P) * b) + (P - 1) / P * n * g,
+    textbook=lambda P, n, a, b, g: (4 * P - 3) * (a + n / (2 * P) * b) + (P - 1) / P * n * g,
     blocks=lambda P: 2 * P,
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),

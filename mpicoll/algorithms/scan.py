@@ -91,10 +91,8 @@ register(
     rounds=lambda P: min(P - 1, 2),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
-    blocks_sent=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
     order=(RANK_ORDER,),
     reference=_REFERENCE,
 )
@@ -103,12 +101,9 @@ register(
     "recursive_doubling",
     scan_recursive_doubling,
     rounds=ceil_log2,
-    depth=ceil_log2,
     messages=_doubling_messages,
-    blocks_sent=_doubling_messages,
     blocks_sent_max=ceil_log2,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: floor_log2(P) * (a + n * b + n * g),
+    textbook=lambda P, n, a, b, g: floor_log2(P) * (a + n * b + n * g),
     order=(RANK_ORDER,),
     reference=(
         "W. D. Hillis, G. L. Steele, Data parallel algorithms, Communications of the ACM 29 (1986)"
@@ -121,10 +116,8 @@ register(
     rounds=lambda P: min(P - 1, 3),
     depth=lambda P: P - 1,
     messages=lambda P: max(2 * P - 3, 0),
-    blocks_sent=lambda P: max(2 * P - 3, 0),
     blocks_sent_max=lambda P: min(P - 1, 2),
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (P - 1) * (a + n * b) + max(P - 2, 0) * n * g,
+    textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b) + max(P - 2, 0) * n * g,
     order=(RANK_ORDER,),
     reference=_REFERENCE,
 )
@@ -133,12 +126,9 @@ register(
     "recursive_doubling",
     exscan_recursive_doubling,
     rounds=lambda P: 1 + ceil_log2(P - 1) if P > 1 else 0,
-    depth=lambda P: 1 + ceil_log2(P - 1) if P > 1 else 0,
     messages=lambda P: P - 1 + _doubling_messages(max(P - 1, 1)),
-    blocks_sent=lambda P: P - 1 + _doubling_messages(max(P - 1, 1)),
     blocks_sent_max=lambda P: 1 + ceil_log2(P - 1) if P > 1 else 0,
-    fan_in=lambda P: int(P > 1),
-    lecture=lambda P, n, a, b, g: (
+    textbook=lambda P, n, a, b, g: (
         (1 + ceil_log2(P - 1)) * (a + n * b) + ceil_log2(P - 1) * n * g if P > 1 else 0.0
     ),
     order=(RANK_ORDER,),

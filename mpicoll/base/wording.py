@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["PARAMETER", "plural", "ranges"]
+__all__ = ["PARAMETER", "intervals", "plural", "ranges"]
 
 PARAMETER = "A parameter of the algorithm, as segments=4, order=2,0,1,3 or nodes=0,0,1,1."
 
@@ -16,11 +16,16 @@ def plural(number: int, noun: str) -> str:
 
 def ranges(ranks: Iterable[int]) -> str:
     """Ranks in words: "rank 3", "ranks 0-2, 5"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
+    ordered = sorted(ranks)
+    return f"rank{'' if len(ordered) == 1 else 's'} {intervals(ordered, ', ')}"
+
+
+def intervals(numbers: Iterable[int], separator: str = ",") -> str:
+    """Numbers in the order given, those that follow one another as an interval: "0-2,5"."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1] = [found[-1][0], number]
         else:
-            runs.append([rank, rank])
-    words = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
-    return f"rank{'' if len(runs) == 1 and runs[0][0] == runs[0][1] else 's'} {words}"
+            found.append([number])
+    return separator.join("-".join(map(str, interval)) for interval in found)

@@ -10,11 +10,12 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpicoll.base import processors
 from mpicoll.base.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -46,34 +47,32 @@ _SLURM = (
 )
 
 
-class Place(NamedTuple):
-    """Where one rank runs: its host and the cores it may use there."""
+class Host(NamedTuple):
+    """The host of one rank, and the cores that the rank may use there."""
 
-    host: str
+    name: str
     cores: tuple[int, ...]
 
 
-def cores() -> tuple[int, ...]:
-    """Numbers of the cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+def by_host(ranks: Sequence[Host]) -> dict[str, dict[str, list[int]]]:
+    """Of each host its ``ranks``, and the ``cores`` that any of them may use."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for rank, (name, cores) in enumerate(ranks):
+        entry = found.setdefault(name, {"ranks": [], "cores": []})
+        entry["ranks"].append(rank)
+        entry["cores"] = sorted({*entry["cores"], *cores})
+    return found
 
 
-def oversubscribed(places: list[Place]) -> tuple[str, ...]:
+def _short_of_cores(ranks: Sequence[Host]) -> list[tuple[str, int, int]]:
+    """Hosts with more ranks than cores, sorted: name, ranks and cores of each."""
+    counted = [(name, len(own["ranks"]), len(own["cores"])) for name, own in by_host(ranks).items()]
+    return sorted(entry for entry in counted if entry[1] > entry[2])
+
+
+def oversubscribed(ranks: Sequence[Host]) -> tuple[str, ...]:
     """Hosts, sorted, on which more ranks run than there are cores for them."""
-    ranks: dict[str, int] = {}
-    usable: dict[str, set[int]] = {}
-    for host, own in places:
-        ranks[host] = ranks.get(host, 0) + 1
-        usable.setdefault(host, set()).update(own)
-    return tuple(sorted(host for host in ranks if ranks[host] > len(usable[host])))
-
-
-def places(facts: Mapping[str, Any]) -> list[Place]:
-    """Where each rank of a launch ran, from its facts."""
-    hosts = {rank: host for host, entry in facts["hosts"].items() for rank in entry["ranks"]}
-    return [Place(hosts[rank], tuple(own)) for rank, own in enumerate(facts["binding"])]
+    return tuple(name for name, _, _ in _short_of_cores(ranks))
 
 
 def crowded(facts: Mapping[str, Any], ranks: int) -> list[tuple[str, int, int]]:
@@ -84,15 +83,9 @@ def crowded(facts: Mapping[str, Any], ranks: int) -> list[tuple[str, int, int]]:
     """
     if not {"hosts", "binding"} <= set(facts):
         return []
-    first = places(facts)[:ranks]
-    return [
-        (
-            host,
-            sum(place.host == host for place in first),
-            len({core for place in first if place.host == host for core in place.cores}),
-        )
-        for host in oversubscribed(first)
-    ]
+    names = {rank: name for name, entry in facts["hosts"].items() for rank in entry["ranks"]}
+    binding = facts["binding"][:ranks]
+    return _short_of_cores([Host(names[rank], tuple(own)) for rank, own in enumerate(binding)])
 
 
 def variables(environment: dict[str, str] | None = None) -> dict[str, str]:
@@ -137,17 +130,6 @@ def commit() -> str | None:
     return described.stdout.strip()
 
 
-def processor() -> str:
-    """Model name of the processor, or its architecture where the system does not tell."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def last_level_cache(cpus: Path = Path("/sys/devices/system/cpu")) -> int | None:
     """Bytes of the last-level caches of this host together, None where the system does not tell."""
     caches: dict[tuple[int, str], int] = {}
@@ -175,6 +157,14 @@ def clock() -> dict[str, Any]:
     }
 
 
+def mpi_library() -> tuple[str, str]:
+    """Its name and version, and the version of the standard."""
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().rstrip("\0").strip().replace("\n", ", ")
+    return library, ".".join(map(str, MPI.Get_version()))
+
+
 def gather(comm: MPI.Intracomm) -> dict[str, Any]:
     """The facts of a launch, the same on every rank. Collective.
 
@@ -187,25 +177,21 @@ def gather(comm: MPI.Intracomm) -> dict[str, Any]:
 
     import mpicoll
 
-    places = comm.allgather(Place(MPI.Get_processor_name(), cores()))
-    hosts: dict[str, dict[str, Any]] = {}
-    for rank, (host, own) in enumerate(places):
-        entry = hosts.setdefault(host, {"ranks": [], "cores": []})
-        entry["ranks"].append(rank)
-        entry["cores"] = sorted({*entry["cores"], *own})
+    library, standard = mpi_library()
+    ranks = comm.allgather(Host(MPI.Get_processor_name(), processors.cores()))
     here = {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "mpicoll": mpicoll.__version__,
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "mpi4py": mpi4py.__version__,
-        "mpi": MPI.Get_library_version().rstrip("\0").strip().replace("\n", ", "),
-        "mpi_standard": ".".join(map(str, MPI.Get_version())),
+        "mpi": library,
+        "mpi_standard": standard,
         "ranks": comm.Get_size(),
-        "hosts": hosts,
-        "binding": [list(own) for _, own in places],
-        "oversubscribed": list(oversubscribed(places)),
-        "processor": processor(),
+        "hosts": by_host(ranks),
+        "binding": [list(own) for _, own in ranks],
+        "oversubscribed": list(oversubscribed(ranks)),
+        "processor": processors.model_name(),
         "cpus": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
         "cache": last_level_cache(),

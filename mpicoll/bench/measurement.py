@@ -37,7 +37,7 @@ from mpicoll.bench.repetition import (
 from mpicoll.bench.settings import Group, SweepSettings
 from mpicoll.bench.start import Barrier, Start, Window, next_window
 from mpicoll.bench.stats import summarise
-from mpicoll.bench.watchdog import Watchdog
+from mpicoll.bench.watchdog import CaseTimeout
 from mpicoll.bench.workload import AUTO, Call, Workload, prepare
 from mpicoll.schedule.methods import VARIANTS
 from mpicoll.tuning import NATIVE
@@ -120,7 +120,7 @@ class Bench:
         self.start: Start = self.barrier if settings.start == "barrier" else Window(self.control)
         self.pool = pool(self.control) if settings.cold else 0
         self.watch = stopwatch(settings.device)
-        self.watchdog = Watchdog(self.alarm, settings.timeout)
+        self.watchdog = CaseTimeout(self.alarm, settings.timeout)
 
     def free(self) -> None:
         """Free the communicators. Collective."""

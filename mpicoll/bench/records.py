@@ -22,8 +22,8 @@ from typing import Any
 
 from mpicoll.base.wording import plural
 from mpicoll.bench.stats import Summary, summarise
-from mpicoll.registry import Value, in_words
 from mpicoll.schedule.methods import VARIANTS
+from mpicoll.schedule.parameters import Value, in_words
 
 FORMAT = 1
 

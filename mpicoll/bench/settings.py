@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpicoll.bench.workload import elements
-from mpicoll.registry import Value
+from mpicoll.schedule.parameters import Value
 
 #: How ranks may begin a repetition together.
 STARTS = ("barrier", "window")

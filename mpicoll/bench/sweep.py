@@ -16,7 +16,7 @@ from mpicoll.base.sleeping import meet
 from mpicoll.bench.measurement import Bench, Skipped
 from mpicoll.bench.records import Point
 from mpicoll.bench.settings import Group, Key, SweepSettings, groups, shuffled
-from mpicoll.bench.watchdog import Watchdog
+from mpicoll.bench.watchdog import CaseTimeout
 
 Report = Callable[["Point | Skipped"], None]
 
@@ -52,7 +52,7 @@ def sweep(
     everything = groups(settings, size)
     todo = shuffled(groups(settings, size, done), settings.seed)
     world, alarm = MPI.Intracomm(comm).Dup(), MPI.Intracomm(comm).Dup()
-    watchdog = Watchdog(alarm, settings.timeout)
+    watchdog = CaseTimeout(alarm, settings.timeout)
     watchdog.rest()
     benches: dict[int, Bench] = {}
     for ranks in sorted({group.ranks for group in todo}):

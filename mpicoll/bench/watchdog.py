@@ -20,7 +20,7 @@ from mpi4py import MPI
 _LISTEN = 3.0
 
 
-class Watchdog:
+class CaseTimeout:
     """Ends the job when this rank makes no progress for too long.
 
     Args:

@@ -27,7 +27,7 @@ Mix = Annotated[
 Oversubscribed = Annotated[
     bool, typer.Option("--oversubscribed", help="Use points with more ranks than cores, too.")
 ]
-Model = Annotated[
+ModelFile = Annotated[
     Path, typer.Option("-m", "--model", metavar="FILE", help="Parameters that `mpicoll fit` wrote.")
 ]
 PerNode = Annotated[

@@ -6,7 +6,7 @@ import re
 from decimal import Decimal, InvalidOperation
 
 from mpicoll.cli.errors import UsageError
-from mpicoll.registry import Value, read_value
+from mpicoll.schedule.parameters import Value, read_value
 
 _MOST_RANKS = 1 << 24
 _FEW_RANKS = 16  # up to here "auto" is more

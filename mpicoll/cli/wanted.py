@@ -8,7 +8,7 @@ from mpicoll.cli.errors import UsageError, usage
 
 if TYPE_CHECKING:
     from mpicoll.bench.options import Options
-    from mpicoll.registry import Value
+    from mpicoll.schedule.parameters import Value
 
 
 def algorithms(

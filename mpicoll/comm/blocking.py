@@ -9,9 +9,9 @@ from mpi4py import MPI
 
 from mpicoll.buffers import buckets
 from mpicoll.comm.dispatch import Dispatch
-from mpicoll.registry import Parameter
 from mpicoll.schedule.collectives import Place
 from mpicoll.schedule.methods import METHODS
+from mpicoll.schedule.parameters import Parameter
 
 __all__ = ["Blocking"]
 

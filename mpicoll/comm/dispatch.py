@@ -25,7 +25,6 @@ from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.engine import progress, runner
 from mpicoll.errors import FallbackWarning
 from mpicoll.ops.exact import EXACT
-from mpicoll.registry import Parameter
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import LibraryPrequest, OwnedPrequest, PersistentFallback, started
@@ -36,6 +35,7 @@ from mpicoll.runtime.observe import observing
 from mpicoll.runtime.state import State, attach
 from mpicoll.schedule.collectives import Collective
 from mpicoll.schedule.methods import COUNTS, METHODS, Method
+from mpicoll.schedule.parameters import Parameter
 from mpicoll.tuning import NATIVE, Choice, placed
 
 __all__ = ["Dispatch", "fall_back"]

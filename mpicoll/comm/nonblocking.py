@@ -12,7 +12,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.comm.dispatch import Dispatch
-from mpicoll.registry import Parameter
+from mpicoll.schedule.parameters import Parameter
 
 __all__ = ["Nonblocking"]
 

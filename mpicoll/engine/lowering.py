@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mpicoll.engine.plan import Fold, Message, Move, Phase, Plan, Shape
+from mpicoll.engine.plan import Fold, Move, Phase, Plan, PlannedMessage, Shape
 from mpicoll.engine.spans import Span, overlap, sub
 
 __all__ = ["LoweredFold", "LoweredPhase", "Operand", "Unit", "lower", "shortest_read"]
@@ -58,8 +58,8 @@ class LoweredPhase(NamedTuple):
     """
 
     moves: tuple[Move, ...]
-    receives: tuple[Message, ...]
-    sends: tuple[Message, ...]
+    receives: tuple[PlannedMessage, ...]
+    sends: tuple[PlannedMessage, ...]
     units: tuple[Unit, ...]
     stores: tuple[Move, ...]
     folds: tuple[Fold, ...]
@@ -122,14 +122,14 @@ def _is_partial(fold: Fold) -> bool:
     return fold.wide_first or fold.wide_target
 
 
-def _in_turn(sends: Sequence[Message]) -> tuple[Message, ...]:
+def _in_turn(sends: Sequence[PlannedMessage]) -> tuple[PlannedMessage, ...]:
     """The first message to every peer, then the second, ...
 
     So a transport with room for a message to each never waits for one peer with what another one
     needs first, and what goes to several peers can be copied once.
     """
     number: Counter[int] = Counter()
-    turns: list[tuple[int, Message]] = []
+    turns: list[tuple[int, PlannedMessage]] = []
     for message in sends:
         turns.append((number[message.peer], message))
         number[message.peer] += 1
@@ -139,7 +139,7 @@ def _in_turn(sends: Sequence[Message]) -> tuple[Message, ...]:
 class _Landings:
     """Where the messages of a phase are received."""
 
-    def __init__(self, receives: Sequence[Message]) -> None:
+    def __init__(self, receives: Sequence[PlannedMessage]) -> None:
         places = sorted(
             (message.span, number) for number, message in enumerate(receives) if message.span.length
         )
@@ -204,7 +204,7 @@ def _grouped(
         )
 
 
-def _sends_before(folds: Sequence[LoweredFold], sends: Sequence[Message]) -> int:
+def _sends_before(folds: Sequence[LoweredFold], sends: Sequence[PlannedMessage]) -> int:
     """How many sends, from the first on, include all that read a target of the folds."""
     needed = 0
     for number, message in enumerate(sends):

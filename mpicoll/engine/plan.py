@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpicoll.engine.spans import Span
-from mpicoll.registry import Value
 from mpicoll.schedule.layout import Layout
+from mpicoll.schedule.parameters import Value
 
 __all__ = [
     "BLOCKS",
@@ -22,11 +22,11 @@ __all__ = [
     "OUTPUT",
     "PIECE",
     "Fold",
-    "Message",
     "Move",
     "Phase",
     "Plan",
     "PlannedChannel",
+    "PlannedMessage",
     "Shape",
 ]
 
@@ -44,7 +44,7 @@ class Move(NamedTuple):
     source: Span
 
 
-class Message(NamedTuple):
+class PlannedMessage(NamedTuple):
     """Send or receive bytes."""
 
     peer: int
@@ -71,8 +71,8 @@ class Phase(NamedTuple):
     """
 
     moves: tuple[Move, ...]
-    receives: tuple[Message, ...]
-    sends: tuple[Message, ...]
+    receives: tuple[PlannedMessage, ...]
+    sends: tuple[PlannedMessage, ...]
     stores: tuple[Move, ...]
     folds: tuple[Fold, ...]
     last: bool

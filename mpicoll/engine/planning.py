@@ -26,11 +26,11 @@ from mpicoll.engine.plan import (
     OUTPUT,
     PIECE,
     Fold,
-    Message,
     Move,
     Phase,
     Plan,
     PlannedChannel,
+    PlannedMessage,
     Shape,
 )
 from mpicoll.engine.spans import Span, adjacent, cut_out, joined, laid, overlap, sub
@@ -38,7 +38,7 @@ from mpicoll.registry import Algorithm
 from mpicoll.schedule import Block, Copy, Recv, RecvReduce, Round, Send, blocks, layout
 from mpicoll.schedule.collectives import Place
 from mpicoll.schedule.layout import Layout
-from mpicoll.schedule.matching import Cell
+from mpicoll.schedule.memory import Cell
 from mpicoll.schedule.steps import GIVEN, WORK
 
 __all__ = ["SPACE", "build"]
@@ -216,7 +216,7 @@ class _Builder:
         for step in steps:
             if isinstance(step, Copy):
                 moves += self._copied(step, segment, arena)
-        sends: list[Message] = []
+        sends: list[PlannedMessage] = []
         for step in steps:
             if isinstance(step, Send):
                 cells = self._cells(step.block, segment)
@@ -224,7 +224,7 @@ class _Builder:
                 if spans or not cells:
                     sends += self._cut(step.peer, self._packed(spans, arena, moves))
         reduced = self._by_rows_of(steps, segment, sends, budget)
-        receives: list[Message] = []
+        receives: list[PlannedMessage] = []
         stores: list[Move] = []
         values: dict[Cell, list[tuple[int, Span]]] = {}
         # In the order written: that is how messages from one peer match.
@@ -274,10 +274,12 @@ class _Builder:
         moves += [Move(part, span) for part, span in zip(laid(packed, spans), spans, strict=True)]
         return packed
 
-    def _cut(self, peer: int, span: Span) -> list[Message]:
+    def _cut(self, peer: int, span: Span) -> list[PlannedMessage]:
         """One message as pieces; an empty one stays one."""
         return [
-            Message(peer, Span(span.buffer, span.offset + lo, min(self.piece, span.length - lo)))
+            PlannedMessage(
+                peer, Span(span.buffer, span.offset + lo, min(self.piece, span.length - lo))
+            )
             for lo in range(0, max(span.length, 1), self.piece)
         ]
 
@@ -286,8 +288,8 @@ class _Builder:
         step: Recv,
         segment: int,
         arena: _Arena,
-        sends: list[Message],
-        receives: list[Message],
+        sends: list[PlannedMessage],
+        receives: list[PlannedMessage],
         stores: list[Move],
     ) -> None:
         cells = self._cells(step.block, segment)
@@ -301,7 +303,7 @@ class _Builder:
             stores += [Move(s, part) for part, s in zip(laid(landing, spans), spans, strict=True)]
 
     def _by_rows_of(
-        self, steps: Round, segment: int, sends: list[Message], budget: int
+        self, steps: Round, segment: int, sends: list[PlannedMessage], budget: int
     ) -> list[Cell]:
         """The cells that a round reduces row by row; none if all can be received at once.
 
@@ -326,7 +328,7 @@ class _Builder:
         step: RecvReduce,
         segment: int,
         arena: _Arena,
-        receives: list[Message],
+        receives: list[PlannedMessage],
         values: dict[Cell, list[tuple[int, Span]]],
     ) -> None:
         cells = self._cells(step.block, segment)
@@ -397,7 +399,7 @@ class _Builder:
                     operands = operands if first else [partial, *operands]
                     target = target if final else partial
                 folds.append(Fold(target, tuple(operands), not first, not final))
-            receives = tuple(Message(peer, landing) for peer, landing in landings.items())
+            receives = tuple(PlannedMessage(peer, landing) for peer, landing in landings.items())
             phases.append(Phase((), receives, (), (), _merged(folds), False))
         return phases
 

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from mpicoll import ops
 from mpicoll.engine import progress
-from mpicoll.engine.plan import Fold, Message, Move, Phase, Plan
+from mpicoll.engine.plan import Fold, Move, Phase, Plan, PlannedMessage
 from mpicoll.engine.spans import Span
 from mpicoll.ops import Reduction
 from mpicoll.schedule import MAX_OPEN_CHANNELS
@@ -178,7 +178,7 @@ class Execution:
     def _start(
         self,
         call: Callable[..., MPI.Request],
-        messages: Sequence[Message],
+        messages: Sequence[PlannedMessage],
         label: int,
         running: _Running,
         receive: bool,

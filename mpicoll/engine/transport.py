@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.base import caller
+from mpicoll.base import caller, processors
 from mpicoll.base.consensus import agreed
 from mpicoll.errors import TransportWarning
 
@@ -147,7 +147,7 @@ def connect(private: MPI.Intracomm, transport: str) -> Transport:
 
 
 def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Transport:
-    ranks = node.allgather((private.Get_rank(), os.getpid(), _processors()))
+    ranks = node.allgather((private.Get_rank(), os.getpid(), processors.cores()))
     memory, problem = None, ""
     shape = geometry(len(ranks))
     if transport != "mpi" and 1 < len(ranks) <= _RANKS:
@@ -163,7 +163,7 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Tra
     locals = [-1] * private.Get_size()
     for number, (rank, _, _) in enumerate(ranks):
         locals[rank] = number if shared else -1
-    crowded = len(ranks) > len(frozenset[int]().union(*(own for _, _, own in ranks)))
+    crowded = len(ranks) > len({core for _, _, own in ranks for core in own})
     return Transport(
         Device(
             locals,
@@ -179,13 +179,6 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Tra
         slots,
         all_read,
     )
-
-
-def _processors() -> frozenset[int]:
-    """The processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]:

@@ -12,7 +12,8 @@ from mpicoll.bench.records import Run
 from mpicoll.bench.runs import machine
 from mpicoll.model import choose
 from mpicoll.model.cells import Cell, Left, Resampled, by_choice, is_native, launches, noise
-from mpicoll.model.choose import Crossover, Pick, Regret
+from mpicoll.model.choose import Pick, Regret
+from mpicoll.model.crossovers import Crossover, find_crossovers
 from mpicoll.model.fit import REPLICATES, fit
 from mpicoll.model.validate import validated
 from mpicoll.simulate.costs import CostModel
@@ -69,7 +70,7 @@ def build(
     found = choose.tables(cells)
     rules = choose.all_rules(found, choose.modelled(model))
     resampled = Resampled(cells, replicates)
-    crossovers = choose.crossovers(found, model, resampled, gain(cells))
+    crossovers = find_crossovers(found, model, resampled, gain(cells))
     done()
     regrets = choose.regrets(cells, _ways(cells))
     done()
@@ -101,7 +102,7 @@ def judged(model: CostModel, cells: Sequence[Cell], left: Left) -> Found:
         cells, left: what was measured, see :func:`mpicoll.model.cells.gather`.
     """
     found = choose.tables(cells)
-    crossovers = tuple(choose.crossovers(found, model, None, gain(cells)))
+    crossovers = tuple(find_crossovers(found, model, None, gain(cells)))
     regret = measured_regret(cells)
     regrets = {"measurements": regret} if regret else {}
     return Found(model, crossovers, regrets, noise(cells), tuple(left.words()))

@@ -6,23 +6,24 @@ A launch is a factor: what is compared, fitted and resampled are medians of laun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mpicoll.base.wording import plural
 from mpicoll.bench.records import Point, Run
-from mpicoll.registry import Value
 from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.schedule.parameters import Value
 from mpicoll.simulate.costs import Costs
 from mpicoll.simulate.critical_path import Path, critical_path
 from mpicoll.tuning import NATIVE, Choice, check, placed
 
 Array = npt.NDArray[np.float64]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -144,15 +145,22 @@ def gather(runs: Sequence[Run], *, oversubscribed: bool = False) -> tuple[list[C
     if not alike:
         raise ValueError(f"no point can be used: {'; '.join(left.words())}")
     launch = launch_of(runs)
-    times: dict[Cell, dict[str, list[float]]] = {}
-    for run, point in alike:
-        measured = times.setdefault(_cell(run, point), {})
-        measured.setdefault(launch[run.name], []).extend(point.times)
-    cells = [
-        replace(cell, launches={name: tuple(values) for name, values in measured.items()})
-        for cell, measured in times.items()
-    ]
+    times = by_launch((_cell(run, point), launch[run.name], point) for run, point in alike)
+    cells = [replace(cell, launches=measured) for cell, measured in times.items()]
     return sorted(cells, key=_order), left
+
+
+def by_launch(
+    points: Iterable[tuple[Key, str, Point]],
+) -> dict[Key, dict[str, tuple[float, ...]]]:
+    """Seconds of each repetition by what was measured, and by launch."""
+    times: dict[Key, dict[str, list[float]]] = {}
+    for key, launch, point in points:
+        times.setdefault(key, {}).setdefault(launch, []).extend(point.times)
+    return {
+        key: {launch: tuple(values) for launch, values in measured.items()}
+        for key, measured in times.items()
+    }
 
 
 def launch_of(runs: Sequence[Run]) -> dict[str, str]:

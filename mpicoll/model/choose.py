@@ -1,4 +1,4 @@
-"""Choices from measurements or a model: rules, crossovers and what a wrong choice costs.
+"""Choices from measurements or a model: rules, and what a wrong choice costs.
 
 Everything works on tables: for one collective on one number of ranks the times of each choice at
 the measured sizes.  Between sizes times are taken as straight lines in log-log scale.
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpicoll import tuning
-from mpicoll.model.cells import Array, Cell, Resampled, is_native, launches
-from mpicoll.simulate.costs import CostModel, interval
+from mpicoll.model.cells import Array, Cell, launches
+from mpicoll.simulate.costs import CostModel
 from mpicoll.tuning import NATIVE, Choice
 from mpicoll.tuning.predict import predict
 
@@ -23,14 +23,9 @@ from mpicoll.tuning.predict import predict
 LEAST_GAIN = 0.02
 #: Candidates of a rule, besides the library's own.
 MOST_CANDIDATES = 4
-#: Share of resampled measurements that tell who is faster.
-_MOST = 0.975
-#: How far beyond the measured sizes a predicted crossover is looked for: what crosses just within
-#: them may be predicted to do so just beyond.
-_BEYOND = 1.5
 
 
-class Place(NamedTuple):
+class PointOfUse(NamedTuple):
     """Where a table holds."""
 
     collective: str
@@ -48,7 +43,7 @@ class Table:
         cells: by choice, one for each size; None where it was not measured.
     """
 
-    place: Place
+    place: PointOfUse
     sizes: tuple[int, ...]
     cells: Mapping[str, tuple[Cell | None, ...]]
 
@@ -75,9 +70,9 @@ class Table:
 
 def tables(cells: Sequence[Cell]) -> list[Table]:
     """The tables that some cells make."""
-    places: dict[Place, dict[str, dict[int, Cell]]] = {}
+    places: dict[PointOfUse, dict[str, dict[int, Cell]]] = {}
     for cell in cells:
-        place = Place(cell.collective, cell.ranks, cell.near)
+        place = PointOfUse(cell.collective, cell.ranks, cell.near)
         places.setdefault(place, {}).setdefault(cell.choice, {})[cell.nbytes] = cell
     found = []
     for place, choices in places.items():
@@ -157,191 +152,6 @@ def all_rules(
             times = table.times(seconds)
             made.setdefault(table.place.collective, []).extend(rules(table, times, gain))
     return made
-
-
-# --- crossovers -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Crossover:
-    """The size from which one choice is faster than another.
-
-    Where times run almost alongside, the size where they cross is anybody's guess, and does not
-    matter: over the sizes that are ``alike`` either choice is as good as the other.
-
-    Attributes:
-        place: where.
-        before, after: the faster choice below, and above.
-        measured, predicted: bytes and their 95 % interval; None where they do not cross.
-        alike, predicted_alike: sizes nearest to the measured crossing between which the times are
-            the same but for what launches differ by; None where there are none.
-        told: whether resampled measurements, too, have the one faster at a smaller size and the
-            other one at a larger; if not, only noise says that they cross.
-    """
-
-    place: Place
-    before: str
-    after: str
-    measured: tuple[float, float, float] | None
-    predicted: tuple[float, float, float] | None
-    alike: tuple[float, float] | None = None
-    predicted_alike: tuple[float, float] | None = None
-    told: bool = True
-
-    @property
-    def factor(self) -> float:
-        """How far the predicted size is from the measured one; infinite where there is none."""
-        if self.measured is None or self.predicted is None:
-            return math.inf
-        return _apart(self.measured[:1] * 2, self.predicted[:1] * 2)
-
-    @property
-    def factor_alike(self) -> float:
-        """How far the sizes that are alike are from those predicted to be; 1 where they overlap."""
-        if self.alike is None or self.predicted_alike is None:
-            return math.inf
-        return _apart(self.alike, self.predicted_alike)
-
-
-def _apart(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """By which factor two intervals lie apart."""
-    return max(1.0, one[0] / other[1], other[0] / one[1])
-
-
-def crossovers(
-    found: Sequence[Table],
-    model: CostModel,
-    resampled: Resampled | None,
-    gain: float = LEAST_GAIN,
-) -> list[Crossover]:
-    """Where the fastest choice changes, by measurement, and where by the model."""
-    made = []
-    for table in found:
-        wide = table.widened(_BEYOND)
-        measured = table.times(lambda cell: cell.seconds)
-        predicted = wide.times(modelled(model))
-        best = winners(measured, gain)
-        for index in range(1, len(best)):
-            one, other = best[index - 1], best[index]
-            if one == other or table.place.ranks < 2:
-                continue
-            near = crossing(table.sizes, np.log(measured[one] / measured[other]), index - 1)
-
-            def at(
-                where: Table, times: Mapping[str, Array], a: str = one, b: str = other,
-                n: float = near,
-            ) -> float | None:  # fmt: skip
-                with np.errstate(divide="ignore", invalid="ignore"):  # what cannot be predicted
-                    return _nearest(where.sizes, np.log(times[a] / times[b]), n)
-
-            spread = _spread(table, wide, model, resampled, (one, other))
-            alike, predicted_alike = (
-                _alike(where.sizes, np.log(times[one] / times[other]), near, gain)
-                for where, times in ((table, measured), (wide, predicted))
-            )
-            made.append(
-                Crossover(
-                    table.place,
-                    one,
-                    other,
-                    _with_interval(at(table, measured), [at(table, times) for times, _ in spread]),
-                    _with_interval(at(wide, predicted), [at(wide, times) for _, times in spread]),
-                    alike,
-                    predicted_alike,
-                    _told([np.log(times[one] / times[other]) for times, _ in spread], index),
-                )
-            )
-    return made
-
-
-def _alike(
-    sizes: Sequence[int], ratios: Array, near: float, gain: float
-) -> tuple[float, float] | None:
-    """The sizes nearest to one over which the logarithm of a ratio of times is next to nothing."""
-    limit = math.log1p(gain)
-    found: list[tuple[float, float]] = []
-    for index in range(len(sizes) - 1):
-        low, high = max(sizes[index], 1), max(sizes[index + 1], 1)
-        before, after = float(ratios[index]), float(ratios[index + 1])
-        if not math.isfinite(before - after):
-            continue
-        shares = [0.0, 1.0]
-        if before != after:
-            ends = sorted((before + side) / (before - after) for side in (-limit, limit))
-            shares = [max(ends[0], 0.0), min(ends[1], 1.0)]
-        elif abs(before) > limit:
-            continue
-        if shares[0] > shares[1]:
-            continue
-        first, last = (low * (high / low) ** share for share in shares)
-        if found and found[-1][1] == first:
-            found[-1] = found[-1][0], last
-        else:
-            found.append((first, last))
-    return min(found, key=lambda ends: _apart(ends, (near, near)), default=None)
-
-
-def _told(replicates: Sequence[Array], index: int) -> bool:
-    """Whether most have the first choice faster below a size, and the second one from it on."""
-    if not replicates:
-        return True
-    ratios = np.array(replicates)
-    first, second = (ratios < 0).mean(axis=0), (ratios > 0).mean(axis=0)
-    return bool(first[:index].max() >= _MOST and second[index:].max() >= _MOST)
-
-
-def _nearest(sizes: Sequence[int], ratios: Array, near: float) -> float | None:
-    """Where the sign changes upwards, nearest to a size."""
-    changes = [
-        crossing(sizes, ratios, i)
-        for i in range(len(sizes) - 1)
-        if ratios[i] <= 0 < ratios[i + 1] and math.isfinite(ratios[i + 1] - ratios[i])
-    ]
-    return min(changes, key=lambda size: abs(math.log(size / near)), default=None)
-
-
-def _with_interval(
-    value: float | None, replicates: Sequence[float | None]
-) -> tuple[float, float, float] | None:
-    if value is None:
-        return None
-    low, high = interval([r for r in replicates if r is not None] or [value])
-    return value, min(low, value), max(high, value)
-
-
-def _spread(
-    table: Table,
-    wide: Table,
-    model: CostModel,
-    resampled: Resampled | None,
-    pair: tuple[str, str],
-) -> list[tuple[dict[str, Array], dict[str, Array]]]:
-    """Measured times of two choices in each replicate, and predicted ones of a wider table."""
-    if resampled is None:
-        return []
-    rows = {choice: _replicated(table, wide, model, resampled, choice) for choice in pair}
-    return [
-        (
-            {choice: measured[number] for choice, (measured, _) in rows.items()},
-            {choice: predicted[number] for choice, (_, predicted) in rows.items()},
-        )
-        for number in range(resampled.count)
-    ]
-
-
-def _replicated(
-    table: Table, wide: Table, model: CostModel, resampled: Resampled, choice: str
-) -> tuple[Array, Array]:
-    """The same of one choice, a row for each replicate."""
-    row = table.cells[choice]
-    never = np.full(resampled.count, math.inf)
-    measured = np.stack([never if cell is None else resampled.seconds(cell) for cell in row], 1)
-    sets = model.replicates(table.place.collective, choice, table.place.ranks)
-    if not sets or is_native(next(filter(None, row))):
-        return measured, np.pad(measured, ((0, 0), (1, 1)), constant_values=math.inf)
-    paths = [cell and replace(cell, under=model.general).path for cell in wide.cells[choice]]
-    predicted = [[path.seconds(costs) if path else math.inf for path in paths] for costs in sets]
-    return measured, np.array(predicted)
 
 
 # --- regret ---------------------------------------------------------------------------------------

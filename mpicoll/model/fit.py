@@ -150,7 +150,7 @@ def _factors(cells: Sequence[Cell], costs: Costs) -> dict[int, float]:
     }
 
 
-def _evened(cells: Sequence[Cell], seconds: Array, factors: Mapping[int, float]) -> Array:
+def _normalised(cells: Sequence[Cell], seconds: Array, factors: Mapping[int, float]) -> Array:
     """Times without what :func:`_factors` has found."""
     return seconds / np.array([factors.get(cell.ranks, 1.0) for cell in cells])
 
@@ -270,7 +270,7 @@ def fit_all(cells: Sequence[Cell], under: Costs | None = None) -> tuple[Fitted, 
 
 def refit(cells: Sequence[Cell], fitted: Fitted, seconds: Array) -> Costs:
     """The same pieces and parameters for other times."""
-    seconds = _evened(cells, seconds, fitted.costs.factors)
+    seconds = _normalised(cells, seconds, fitted.costs.factors)
     system = Equations(cells, seconds)
     matrix = equations.relative(system.columns(fitted.ends), fitted.names, seconds)
     values, _ = equations.solve(matrix, pull=_pull(matrix, fitted.names, fitted.prior))

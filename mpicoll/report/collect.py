@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -15,8 +16,6 @@ from mpicoll.model.choose import Table
 from mpicoll.report.content import Content, Map, Section, Series, Square, key_of, sections, short
 from mpicoll.schedule.collectives import collective as definition
 from mpicoll.simulate.costs import INTER, INTRA, Costs
-from mpicoll.tuning import Choice
-from mpicoll.tuning.predict import predict
 
 if TYPE_CHECKING:
     from mpicoll.model.build import Found
@@ -84,17 +83,15 @@ def with_model(section: Section, cells: Sequence[Cell], found: Found) -> Section
 
 
 def _says(found: Found, row: dict[int, Cell]) -> Says:
+    predicted = choose.modelled(found.model)
+
     def says(ranks: int, nbytes: int) -> float | None:
         cell = row.get(ranks)
         # A curve through the measurements says nothing new, and one rank sends no message.
         if cell is None or is_native(cell) or ranks < 2:
             return None
-        choice = Choice(cell.algorithm, cell.parameters)
-        call = ranks, nbytes, max(cell.root, 0), cell.nodes
-        try:
-            return predict(found.model, cell.collective, choice, *call).seconds
-        except ValueError:
-            return None
+        seconds = predicted(replace(cell, nbytes=nbytes))
+        return seconds if math.isfinite(seconds) else None
 
     return says
 
@@ -126,8 +123,7 @@ def _places(section: Section, measured: Sequence[int]) -> list[tuple[int, int]]:
 def _bound(section: Section, costs: Costs, near: dict[int, bool]) -> Iterable[tuple[int, float]]:
     """What no algorithm goes below: the collective's bound with the least costs of a message."""
     bound = definition(section.points[0][1].base).bound
-    measured = sorted({section.at(mark) for one in section.series for mark in one.marks})
-    for ranks, nbytes in _places(section, measured):
+    for ranks, nbytes in _places(section, section.measured):
         if ranks < 2:
             continue
         link = INTRA if near.get(ranks, True) else INTER

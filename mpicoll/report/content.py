@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,8 +20,8 @@ from mpicoll import tuning
 from mpicoll.bench import table
 from mpicoll.bench.records import Point, Run
 from mpicoll.bench.stats import summarise
-from mpicoll.model.cells import launch_of
-from mpicoll.model.choose import Crossover
+from mpicoll.model.cells import by_launch, launch_of
+from mpicoll.model.crossovers import Crossover
 from mpicoll.schedule.collectives import COLLECTIVES, collective
 from mpicoll.tuning import NATIVE, Choice
 
@@ -32,7 +32,21 @@ if TYPE_CHECKING:
 SHOWN = 6
 
 
-class Kind(NamedTuple):
+#: Value of bytes and seconds.
+Value = Callable[[int, float], float]
+
+
+def microseconds(nbytes: int, seconds: float) -> float:
+    """The time itself."""
+    return seconds * 1e6
+
+
+def curve(points: Sequence[tuple[int, float]], value: Value) -> tuple[list[int], list[float]]:
+    """Places and values of (bytes or ranks, seconds)."""
+    return [at for at, _ in points], [value(at, seconds) for at, seconds in points]
+
+
+class Conditions(NamedTuple):
     """How points of a section were measured; see :class:`mpicoll.bench.records.Point`."""
 
     type: str
@@ -89,6 +103,12 @@ class Mark:
     def _medians(self) -> tuple[float, ...]:
         return tuple(float(np.median(times)) for times in self.launches)
 
+    def bar(self, value: Value) -> tuple[float, float, float]:
+        """A value, and how far its interval reaches below and above it."""
+        middle = value(self.size, self.seconds)
+        low, high = sorted(value(self.size, end) for end in self.interval)
+        return middle, max(0.0, middle - low), max(0.0, high - middle)
+
     def raw(self, most: int) -> list[float]:
         """Repetitions, ascending: all, or so many of them, evenly by rank with both ends."""
         ordered = sorted(time for times in self.launches for time in times)
@@ -130,7 +150,7 @@ class Section:
     """
 
     collective: str
-    kind: Kind
+    kind: Conditions
     ranks: int
     factor: float
     points: tuple[tuple[str, Point], ...]
@@ -152,6 +172,15 @@ class Section:
     def at(self, mark: Mark) -> int:
         """Where a mark lies: at its bytes, or at its ranks."""
         return mark.size if self.ranks else mark.ranks
+
+    @property
+    def measured(self) -> list[int]:
+        """Where its marks lie, ascending."""
+        return sorted({self.at(mark) for one in self.series for mark in one.marks})
+
+    def bandwidth(self, nbytes: int, seconds: float) -> float:
+        """Bus bandwidth in GB/s."""
+        return nbytes * self.factor / seconds / 1e9
 
 
 class Square(NamedTuple):
@@ -218,13 +247,13 @@ class Content:
         return tuple(dict.fromkeys([*best, *(s.choice for one in here for s in one.series)]))
 
 
-Key = tuple[str, int, Kind]
+Key = tuple[str, int, Conditions]
 
 
 def key_of(point: Point) -> Key:
     """The section of a point: its collective, ranks and kind."""
     how = point.in_place, point.cache, point.start, point.skew, point.device
-    kind = Kind(point.type, point.redop, *how)
+    kind = Conditions(point.type, point.redop, *how)
     return point.collective, point.ranks if point.size else 0, kind
 
 
@@ -260,21 +289,16 @@ def sections(runs: Sequence[Run]) -> dict[Key, Section]:
 
 def _section(key: Key, points: Sequence[tuple[str, Point]]) -> Section:
     name, ranks, kind = key
-    times: dict[str, dict[tuple[int, int], dict[str, list[float]]]] = {}
-    for launch, point in points:
-        here = times.setdefault(short(point.base, point.choice), {}).setdefault(
-            (point.ranks, point.size), {}
-        )
-        here.setdefault(launch, []).extend(point.times)
+    times = by_launch(
+        ((short(point.base, point.choice), point.ranks, point.size), launch, point)
+        for launch, point in points
+    )
+    marks: dict[str, list[Mark]] = {}
+    for (choice, here, nbytes), launches in times.items():
+        marks.setdefault(choice, []).append(Mark(here, nbytes, tuple(launches.values())))
     series = [
-        Series(
-            choice,
-            tuple(
-                Mark(*where, tuple(map(tuple, launches.values())))
-                for where, launches in sorted(places.items())
-            ),
-        )
-        for choice, places in times.items()
+        Series(choice, tuple(sorted(mine, key=lambda mark: (mark.ranks, mark.size))))
+        for choice, mine in marks.items()
     ]
     first = points[0][1]
     crowded = any(point.oversubscribed for _, point in points)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mpicoll.base.sizes import format_size
-from mpicoll.report.content import Mark, Section
+from mpicoll.report.content import Mark, Section, Value, curve, microseconds
 from mpicoll.report.style import Line
 
 Figure = dict[str, Any]
@@ -25,31 +25,12 @@ _FAINT, _GRID, _INK = "#5b6670", "#e3e7ea", "#1b1f24"
 
 def times(section: Section, lines: dict[str, Line]) -> Figure:
     """Time against size, or against the number of ranks."""
-    figure = _figure(section, "time of the slowest rank [µs]")
-    _series(figure, section, lines, lambda mark, seconds: seconds * 1e6, "µs")
-    if section.bound:
-        x, seconds = zip(*section.bound, strict=True)
-        _bound(figure, x, [value * 1e6 for value in seconds])
-    _crossings(figure, section)
-    return _scaled(figure)
+    return _against(section, lines, "time of the slowest rank [µs]", microseconds, "µs")
 
 
 def bandwidths(section: Section, lines: dict[str, Line]) -> Figure:
     """Bus bandwidth against size."""
-
-    def bandwidth(size: int, seconds: float) -> float:
-        return size * section.factor / seconds / 1e9
-
-    figure = _figure(section, "bus bandwidth [GB/s]")
-    _series(figure, section, lines, lambda mark, seconds: bandwidth(mark, seconds), "GB/s")
-    if section.bound:
-        _bound(
-            figure,
-            [size for size, _ in section.bound],
-            [bandwidth(size, seconds) for size, seconds in section.bound],
-        )
-    _crossings(figure, section)
-    return _scaled(figure)
+    return _against(section, lines, "bus bandwidth [GB/s]", section.bandwidth, "GB/s")
 
 
 def residuals(section: Section, lines: dict[str, Line], noise: float | None) -> Figure:
@@ -92,14 +73,11 @@ def residuals(section: Section, lines: dict[str, Line], noise: float | None) -> 
     return figure
 
 
-def _series(
-    figure: Figure,
-    section: Section,
-    lines: dict[str, Line],
-    value: Callable[[int, float], float],
-    unit: str,
-) -> None:
-    """Repetitions, medians with intervals, and lines of the model."""
+def _against(
+    section: Section, lines: dict[str, Line], what: str, value: Value, unit: str
+) -> Figure:
+    """Repetitions, medians with intervals, lines of the model, the bound and crossovers."""
+    figure = _figure(section, what)
     many = len(section.series)
     for number, series in enumerate(section.series):
         line, trace = lines[series.choice], _trace(section, number, series.choice)
@@ -122,19 +100,18 @@ def _series(
                 }
             )
         if series.line:
-            at, seconds = zip(*series.line, strict=True)
+            at, modelled = curve(series.line, value)
             figure["data"].append(
                 {
                     **trace,
                     "x": at,
-                    "y": [value(nbytes, time) for nbytes, time in zip(at, seconds, strict=True)],
+                    "y": modelled,
                     "mode": "lines",
                     "line": {"color": line.color, "dash": _dash(line), "width": 1.6},
                     "hoverinfo": "skip",
                 }
             )
-        middle = [value(mark.size, mark.seconds) for mark in series.marks]
-        ends = [sorted(value(mark.size, end) for end in mark.interval) for mark in series.marks]
+        middle, below, above = zip(*(mark.bar(value) for mark in series.marks), strict=True)
         figure["data"].append(
             {
                 **trace,
@@ -146,10 +123,8 @@ def _series(
                 "error_y": {
                     "type": "data",
                     "symmetric": False,
-                    "array": [max(0.0, end[1] - y) for end, y in zip(ends, middle, strict=True)],
-                    "arrayminus": [
-                        max(0.0, y - end[0]) for end, y in zip(ends, middle, strict=True)
-                    ],
+                    "array": above,
+                    "arrayminus": below,
                     "thickness": 1,
                     "width": 3,
                     "color": line.color,
@@ -157,6 +132,10 @@ def _series(
                 "hovertemplate": f"%{{y:.4g}} {unit}",
             }
         )
+    if section.bound:
+        _bound(figure, *curve(section.bound, value))
+    _crossings(figure, section)
+    return _scaled(figure)
 
 
 def _raw(mark: Mark) -> list[float]:
@@ -219,7 +198,7 @@ def _dash(line: Line) -> str:
 def _figure(section: Section, title: str) -> Figure:
     axis = {"type": "log", "showgrid": True, "gridcolor": _GRID, "linecolor": _FAINT}
     what = "size of the total vector [B]" if section.ranks else "number of ranks"
-    measured = sorted({section.at(mark) for one in section.series for mark in one.marks})
+    measured = section.measured
     low, high = math.log2(max(1, measured[0])), math.log2(max(1, measured[-1]))
     margin = max(0.3, 0.04 * (high - low))
     return {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mpicoll.report import style, tables
-from mpicoll.report.content import Content, Map, Section
+from mpicoll.report.content import Content, Map, Section, Value, curve, microseconds
 from mpicoll.report.figures import BOUND, labels
 from mpicoll.report.style import Line
 
@@ -19,9 +19,6 @@ _STYLE: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # names come from files
 }
-
-#: Value of bytes and seconds.
-Value = Callable[[int, float], float]
 
 
 def write(folder: Path, content: Content, ending: str) -> list[Path]:
@@ -53,9 +50,9 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
     with matplotlib.rc_context(_STYLE):
         for section in content.sections:
             mine = lines[section.collective]
-            save(_against(section, mine, "time [µs]", _microseconds), f"{section.name}-time")
+            save(_against(section, mine, "time [µs]", microseconds), f"{section.name}-time")
             if section.factor:
-                drawn = _against(section, mine, "bus bandwidth [GB/s]", _bandwidth(section))
+                drawn = _against(section, mine, "bus bandwidth [GB/s]", section.bandwidth)
                 save(drawn, f"{section.name}-bandwidth")
             if any(series.residuals for series in section.series):
                 save(_residuals(section, mine), f"{section.name}-residuals")
@@ -65,20 +62,12 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
     return files
 
 
-def _microseconds(nbytes: int, seconds: float) -> float:
-    return seconds * 1e6
-
-
-def _bandwidth(section: Section) -> Value:
-    return lambda nbytes, seconds: nbytes * section.factor / seconds / 1e9
-
-
 def _axes(section: Section, what: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_COLUMN, _HEIGHT), layout="constrained")
     axes = figure.add_subplot()
-    measured = sorted({section.at(mark) for one in section.series for mark in one.marks})
+    measured = section.measured
     axes.set_xscale("log", base=2)
     axes.set_xticks(measured, labels(measured) if section.ranks else [*map(str, measured)])
     axes.minorticks_off()
@@ -99,16 +88,10 @@ def _against(section: Section, lines: dict[str, Line], what: str, value: Value) 
             continue
         line = lines[series.choice]
         x = [section.at(mark) for mark in series.marks]
-        y = [value(mark.size, mark.seconds) for mark in series.marks]
-        ends = [sorted(value(mark.size, end) for end in mark.interval) for mark in series.marks]
-        bars = [
-            [max(0.0, middle - end[0]) for middle, end in zip(y, ends, strict=True)],
-            [max(0.0, end[1] - middle) for middle, end in zip(y, ends, strict=True)],
-        ]
+        y, *bars = zip(*(mark.bar(value) for mark in series.marks), strict=True)
         drawn = {"color": line.color, "linestyle": _dash(line)}
         if series.line:
-            at, seconds = zip(*series.line, strict=True)
-            axes.plot(at, [value(n, time) for n, time in zip(at, seconds, strict=True)], **drawn)
+            axes.plot(*curve(series.line, value), **drawn)
             drawn["linestyle"] = "none"
         face = {"markerfacecolor": "none"} if line.symbol.endswith("open") else {}
         axes.errorbar(
@@ -116,14 +99,7 @@ def _against(section: Section, lines: dict[str, Line], what: str, value: Value) 
         )
     axes.set_ylim(*axes.get_ylim())  # the bound may lie far below
     if section.bound:
-        at, seconds = zip(*section.bound, strict=True)
-        axes.plot(
-            at,
-            [value(n, time) for n, time in zip(at, seconds, strict=True)],
-            color="0.4",
-            linestyle=":",
-            label=BOUND,
-        )
+        axes.plot(*curve(section.bound, value), color="0.4", linestyle=":", label=BOUND)
     _legend(figure)
     return figure
 

@@ -10,7 +10,7 @@ from mpicoll.base.wording import plural
 from mpicoll.bench import table
 from mpicoll.bench.environment import without_folders
 from mpicoll.bench.records import Run
-from mpicoll.model.choose import Crossover
+from mpicoll.model.crossovers import Crossover
 from mpicoll.report.content import Map, Section, Square
 from mpicoll.report.style import Line
 from mpicoll.simulate.costs import Errors

@@ -25,7 +25,7 @@ from mpicoll import algorithms
 from mpicoll.base.wording import ranges
 from mpicoll.engine import progress
 from mpicoll.errors import Disagreement
-from mpicoll.registry import Value
+from mpicoll.schedule.parameters import Value
 
 __all__ = ["CallSignature", "Comparison", "compare", "schedule_hash", "share"]
 

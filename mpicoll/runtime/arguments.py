@@ -13,10 +13,10 @@ from mpi4py import MPI
 from mpicoll import algorithms, ops, tuning
 from mpicoll.buffers import Buffer, Unsupported, pair, vectors
 from mpicoll.ops import exact
-from mpicoll.registry import Parameter
 from mpicoll.runtime.calls import Call
 from mpicoll.schedule.collectives import Collective, Place
 from mpicoll.schedule.methods import METHODS
+from mpicoll.schedule.parameters import Parameter
 from mpicoll.tuning import Choice
 
 __all__ = ["asked_for", "parse", "place_of", "summed_exactly"]

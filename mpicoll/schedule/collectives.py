@@ -55,47 +55,6 @@ class Place(NamedTuple):
 Bound = Callable[[int, float, float, float, float], float]
 
 
-@dataclass(frozen=True)
-class Collective:
-    """The definition of one collective.
-
-    Attributes:
-        name: as in ``mpicoll list``.
-        method: the name of the mpi4py method.
-        summary: one sentence.
-        held: the input's blocks that a rank has at the start.
-        wanted: the output's blocks that a rank must have at the end.
-        start: content of a held block.
-        end: content of a wanted block.
-        reduces: takes an operator.
-        rooted: takes a root.
-        block_per_rank: needs exactly one block a rank.
-        reads_through: input and output have the same layout (see :mod:`mpicoll.schedule`).
-        one_buffer: input and output are the same buffer, at the root perhaps a read-only one.
-        input_alone: the input buffer holds nothing but the rank's own block.
-        output_alone: the output buffer holds nothing but the rank's own block.
-        bus_factor: bus bandwidth over algorithm bandwidth, for P ranks (nccl-tests' convention).
-        bound: lower bound of the time for (P, n bytes, alpha, beta, gamma), seconds.
-    """
-
-    name: str
-    method: str
-    summary: str
-    held: Callable[[Place], Iterable[int]]
-    wanted: Callable[[Place], Iterable[int]]
-    start: Callable[[Place, int], Content]
-    end: Callable[[Place, int], Content]
-    bus_factor: Callable[[int], float]
-    bound: Bound
-    reduces: bool = False
-    rooted: bool = False
-    block_per_rank: bool = False
-    reads_through: bool = True
-    one_buffer: bool = False
-    input_alone: bool = False
-    output_alone: bool = False
-
-
 def _from_self(place: Place, block: int) -> Content:
     return Content(block, place.rank, place.rank)
 
@@ -135,14 +94,52 @@ def _share_bound(size: int, n: float, alpha: float, beta: float, gamma: float) -
     return ceil_log2(size) * alpha + _share(size) * n * beta
 
 
+@dataclass(frozen=True)
+class Collective:
+    """The definition of one collective.
+
+    Attributes:
+        name: as in ``mpicoll list``.
+        method: the name of the mpi4py method.
+        summary: one sentence.
+        end: content of a wanted block.
+        held: the input's blocks that a rank has at the start; all, if nothing else is said.
+        wanted: the output's blocks that a rank must have at the end; the same.
+        start: content of a held block; what the rank itself gives.
+        reduces: takes an operator.
+        rooted: takes a root.
+        block_per_rank: needs exactly one block a rank.
+        reads_through: input and output have the same layout (see :mod:`mpicoll.schedule`).
+        one_buffer: input and output are the same buffer, at the root perhaps a read-only one.
+        input_alone: the input buffer holds nothing but the rank's own block.
+        output_alone: the output buffer holds nothing but the rank's own block.
+        bus_factor: bus bandwidth over algorithm bandwidth, for P ranks (nccl-tests' convention).
+        bound: lower bound of the time for (P, n bytes, alpha, beta, gamma), seconds.
+    """
+
+    name: str
+    method: str
+    summary: str
+    end: Callable[[Place, int], Content]
+    held: Callable[[Place], Iterable[int]] = lambda place: place.every
+    wanted: Callable[[Place], Iterable[int]] = lambda place: place.every
+    start: Callable[[Place, int], Content] = _from_self
+    bus_factor: Callable[[int], float] = _share
+    bound: Bound = _share_bound
+    reduces: bool = False
+    rooted: bool = False
+    block_per_rank: bool = False
+    reads_through: bool = True
+    one_buffer: bool = False
+    input_alone: bool = False
+    output_alone: bool = False
+
+
 _DEFINITIONS = (
     Collective(
         "allreduce",
         "Allreduce",
         "Reduce a vector over all ranks; every rank gets the result.",
-        held=lambda p: p.every,
-        wanted=lambda p: p.every,
-        start=_from_self,
         end=_from_all,
         reduces=True,
         bus_factor=lambda size: 2 * _share(size),
@@ -152,9 +149,7 @@ _DEFINITIONS = (
         "reduce",
         "Reduce",
         "Reduce a vector over all ranks; the root gets the result.",
-        held=lambda p: p.every,
         wanted=lambda p: p.at_root(p.every),
-        start=_from_self,
         end=_from_all,
         reduces=True,
         rooted=True,
@@ -166,7 +161,6 @@ _DEFINITIONS = (
         "Bcast",
         "Copy the root's vector to every rank.",
         held=lambda p: p.at_root(p.every),
-        wanted=lambda p: p.every,
         start=_from_root,
         end=_from_root,
         rooted=True,
@@ -178,14 +172,11 @@ _DEFINITIONS = (
         "reduce_scatter",
         "Reduce_scatter_block",
         "Reduce a vector over all ranks; rank i gets block i of the result.",
-        held=lambda p: p.every,
         wanted=lambda p: p.own,
-        start=_from_self,
         end=_from_all,
         reduces=True,
         block_per_rank=True,
         output_alone=True,
-        bus_factor=_share,
         bound=lambda size, n, a, b, g: _share_bound(size, n, a, b + g, 0.0),
     ),
     Collective(
@@ -193,13 +184,9 @@ _DEFINITIONS = (
         "Allgather",
         "Every rank gets the blocks of all ranks.",
         held=lambda p: p.own,
-        wanted=lambda p: p.every,
-        start=_from_self,
         end=_from_owner,
         block_per_rank=True,
         input_alone=True,
-        bus_factor=_share,
-        bound=_share_bound,
     ),
     Collective(
         "gather",
@@ -207,13 +194,10 @@ _DEFINITIONS = (
         "The root gets the blocks of all ranks.",
         held=lambda p: p.own,
         wanted=lambda p: p.at_root(p.every),
-        start=_from_self,
         end=_from_owner,
         rooted=True,
         block_per_rank=True,
         input_alone=True,
-        bus_factor=_share,
-        bound=_share_bound,
     ),
     Collective(
         "scatter",
@@ -226,29 +210,20 @@ _DEFINITIONS = (
         rooted=True,
         block_per_rank=True,
         output_alone=True,
-        bus_factor=_share,
-        bound=_share_bound,
     ),
     Collective(
         "alltoall",
         "Alltoall",
         "Block j of rank i becomes block i of rank j.",
-        held=lambda p: p.every,
-        wanted=lambda p: p.every,
         start=_all_to_all_sent,
         end=_all_to_all_received,
         block_per_rank=True,
         reads_through=False,
-        bus_factor=_share,
-        bound=_share_bound,
     ),
     Collective(
         "scan",
         "Scan",
         "Rank i gets the reduction over ranks 0 .. i.",
-        held=lambda p: p.every,
-        wanted=lambda p: p.every,
-        start=_from_self,
         end=lambda p, block: Content(block, 0, p.rank),
         reduces=True,
         bus_factor=lambda size: 1.0,
@@ -258,9 +233,7 @@ _DEFINITIONS = (
         "exscan",
         "Exscan",
         "Rank i gets the reduction over ranks 0 .. i - 1; rank 0's output is left alone.",
-        held=lambda p: p.every,
         wanted=lambda p: p.every if p.rank else range(0),
-        start=_from_self,
         end=lambda p, block: Content(block, 0, p.rank - 1),
         reduces=True,
         bus_factor=lambda size: 1.0,
@@ -272,7 +245,6 @@ _DEFINITIONS = (
         "No rank leaves before every rank has entered.",
         held=lambda p: range(0),
         wanted=lambda p: range(0),
-        start=_from_self,
         end=_from_all,
         bus_factor=lambda size: 0.0,
         bound=lambda size, n, a, b, g: ceil_log2(size) * a,

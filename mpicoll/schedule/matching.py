@@ -4,8 +4,9 @@
 its receive in the order posted, stores and folds what arrived when a round is complete, and opens
 the next round.  *When* a paired message is delivered and a complete round is closed is the caller's
 choice, through :func:`run` (at once) or a clock (:mod:`mpicoll.simulate.clock`).  What values are
-is the caller's choice too, through :class:`Memory`: symbols for :mod:`mpicoll.verify`, arrays for
-:mod:`mpicoll.local`, nothing for :mod:`mpicoll.simulate.clock`.  So the three cannot drift apart.
+is the caller's choice too, through a :class:`~mpicoll.schedule.memory.Memory`: symbols for
+:mod:`mpicoll.verify`, arrays for :mod:`mpicoll.local`, nothing for :mod:`mpicoll.simulate.clock`.
+So the three cannot drift apart.
 
 A message is delivered only when both sides have posted it (the rendezvous protocol).  That is the
 harder case: under the eager protocol a send completes at once, which only takes constraints away.
@@ -18,14 +19,13 @@ no receive of a round before all of them are matched, as a runner short of recei
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic
 
 from mpicoll.base.wording import plural
+from mpicoll.schedule.memory import Cell, Memory, ScheduleError, Value
 from mpicoll.schedule.steps import (
-    GIVEN,
-    WORK,
     Block,
     Channel,
     Copy,
@@ -38,106 +38,43 @@ from mpicoll.schedule.steps import (
     number_of_blocks,
 )
 
-__all__ = ["Cell", "Matching", "Memory", "ScheduleError", "run"]
-
-Value = TypeVar("Value")
-
-
-class ScheduleError(ValueError):
-    """A schedule that breaks the rules of :mod:`mpicoll.schedule`."""
-
-
-class Cell(NamedTuple):
-    """A segment of a block: what a rank's memory is addressed by."""
-
-    space: str
-    block: int
-    segment: int
-
-
-class Memory(Generic[Value]):
-    """One rank's blocks, by cell.
-
-    Values are never changed in place, so what was sent stays what it was.
-
-    Args:
-        given: the input's cells, in space ``given``.
-        reads_through: an unwritten work block shows the input's.
-        fold: the values of one fold, in order, to their result.
-    """
-
-    holds_values = True
-
-    def __init__(
-        self,
-        given: dict[Cell, Value],
-        reads_through: bool,
-        fold: Callable[[list[Value]], Value],
-    ) -> None:
-        self.cells = dict(given)
-        self.reads_through = reads_through
-        self.fold = fold
-
-    def load(self, cell: Cell) -> Value:
-        """The value of a cell.
-
-        Raises:
-            ScheduleError: nothing has been written there.
-        """
-        value = self.cells.get(cell)
-        if value is None and cell.space == WORK and self.reads_through:
-            value = self.cells.get(Cell(GIVEN, cell.block, cell.segment))
-        if value is None:
-            raise ScheduleError(f"{cell.space} block {cell.block} is read but was never written")
-        return value
-
-    def send(self, cells: Sequence[Cell]) -> list[Value]:
-        """What a message of these cells carries."""
-        return [self.load(cell) for cell in cells]
-
-    def receive(self, values: list[Value], cells: Sequence[Cell]) -> None:
-        """Store what a message carried."""
-        self.cells.update(zip(cells, values, strict=True))
-
-    def reduce(self, rank: int, cell: Cell, received: list[tuple[int, Value]]) -> None:
-        """Fold received (sender, value) pairs with the cell's own value, in rank order."""
-        received = [*received, (rank, self.load(cell))]
-        received.sort(key=_sender)
-        self.cells[cell] = self.fold([value for _, value in received])
-
-
-def _sender(pair: tuple[int, Value]) -> int:
-    return pair[0]
-
-
-class Blank(Memory[None]):
-    """Memory without content, for schedules whose values do not matter."""
-
-    holds_values = False
-
-    def __init__(self) -> None:
-        super().__init__({}, False, lambda values: None)
+__all__ = ["Matching", "run"]
 
 
 class Open:
-    """A round under way on one channel of one rank."""
+    """A round under way on one channel of one rank, and its number there."""
 
-    __slots__ = ("arrived", "channel", "held", "outstanding", "rank", "steps", "unmatched")
+    __slots__ = (
+        "arrived",
+        "channel",
+        "held",
+        "number",
+        "outstanding",
+        "rank",
+        "steps",
+        "unmatched",
+    )
 
-    def __init__(self, rank: int, channel: int, steps: Round) -> None:
+    def __init__(self, rank: int, channel: int, number: int, steps: Round) -> None:
         self.rank = rank
         self.channel = channel
+        self.number = number
         self.steps = steps
         self.outstanding = self.unmatched = 0
-        self.held: list[Message] = []  # matched receives that wait for the others (joint)
-        self.arrived: list[tuple[Recv | RecvReduce, Message]] = []
+        self.held: list[Pair] = []  # matched receives that wait for the others (joint)
+        self.arrived: list[tuple[Recv | RecvReduce, Pair]] = []
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Its rank, channel and number."""
+        return self.rank, self.channel, self.number
 
     def __str__(self) -> str:
         steps = ", ".join(str(step) for step in self.steps)
         return f"rank {self.rank}, channel {self.channel}: ({steps})"
 
 
-class Message:
+class Pair:
     """One side, then both sides, of a message.
 
     ``position``: of the send in its round.  ``distance``: from the sender to the receiver, round
@@ -198,13 +135,13 @@ class Matching(Generic[Value]):
         self.nblocks, self.nscratch = nblocks, nscratch
         self.memories = memories
         self.eager, self.joint = eager, joint
-        self.ready: deque[Message] = deque()
+        self.ready: deque[Pair] = deque()
         self.complete: deque[Open] = deque()
         self.channels = programs[0] if programs else ()
-        self._rounds: list[list[Iterator[Round]]] = [
-            [iter(channel.rounds) for channel in program] for program in programs
+        self._rounds: list[list[Iterator[tuple[int, Round]]]] = [
+            [enumerate(channel.rounds) for channel in program] for program in programs
         ]
-        self._waiting: dict[tuple[int, int, int], deque[Message]] = {}
+        self._waiting: dict[tuple[int, int, int], deque[Pair]] = {}
         self._running = [self._channels_of_segments() for _ in programs]
         self._open: dict[tuple[int, int], Open] = {}
         for rank in range(self.size):
@@ -219,7 +156,7 @@ class Matching(Generic[Value]):
             running[channel.segment] += 1
         return running
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: Pair) -> None:
         """Both sides of a ready message are done with it."""
         sender, receiver = message.sender, message.receiver
         assert sender is not None and receiver is not None and message.step is not None
@@ -262,7 +199,7 @@ class Matching(Generic[Value]):
             memory.reduce(current.rank, cell, received)
 
     @staticmethod
-    def _in_order_written(current: Open) -> Iterable[tuple[Recv | RecvReduce, Message]]:
+    def _in_order_written(current: Open) -> Iterable[tuple[Recv | RecvReduce, Pair]]:
         if len(current.arrived) < 2:
             return current.arrived
         place = {id(step): index for index, step in enumerate(current.steps)}
@@ -272,9 +209,9 @@ class Matching(Generic[Value]):
         """Post a channel's next round; after its last one open the segments that wait for it."""
         todo = [number]
         for current in todo:  # grows while it is read
-            steps = next(self._rounds[rank][current], None)
-            if steps is not None:
-                self._post(Open(rank, current, steps))
+            found = next(self._rounds[rank][current], None)
+            if found is not None:
+                self._post(Open(rank, current, *found))
                 continue
             running, channel = self._running[rank], self.channels[current]
             running[channel.segment] -= 1
@@ -329,7 +266,7 @@ class Matching(Generic[Value]):
             source, target = self.cells(step.src, segment), self.cells(step.dst, segment)
             memory.receive(memory.send(source), target)
 
-    def _hold(self, message: Message, receiver: Open) -> None:
+    def _hold(self, message: Pair, receiver: Open) -> None:
         """Keep a matched message until all of its receiver's round are matched."""
         receiver.held.append(message)
         receiver.unmatched -= 1
@@ -346,7 +283,7 @@ class Matching(Generic[Value]):
 
     def _pair(
         self, source: int, target: int, number: int, sender: Open | None, receiver: Open | None
-    ) -> Message:
+    ) -> Pair:
         """The message whose other side has been posted first, or a new one.
 
         Ranks that one rank represents are told apart by how far a message goes.
@@ -355,10 +292,10 @@ class Matching(Generic[Value]):
         key = (source % self.size, distance, number)
         queue = self._waiting.get(key)
         if queue is None:
-            message = Message(sender, receiver, distance)
+            message = Pair(sender, receiver, distance)
             self._waiting[key] = deque((message,))
         elif (queue[0].sender is None) == (sender is None):  # of the same side
-            message = Message(sender, receiver, distance)
+            message = Pair(sender, receiver, distance)
             queue.append(message)
         else:
             message = queue.popleft()

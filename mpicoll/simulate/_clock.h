@@ -1,6 +1,6 @@
 /* The clock of clock.py and the ports of ports.py, for millions of messages.
  *
- * Which messages there are is known before (flat.py): each has a round of its sender and one of its
+ * Which messages there are is known before (compiled.py): each has a round of its sender and one of its
  * receiver.  What follows is the same as there, event by event, so that times are the same:
  * a message is ready when both rounds are posted; it goes when either end has a free port, the one
  * that waits longest first, then by position, distance, channel and sender; a round is through when
@@ -32,18 +32,18 @@ typedef struct {
     int64_t count, room;
 } clock_heap;
 
-/* What is run; see flat.py for the arrays. */
+/* What is run; see compiled.py for the arrays. */
 typedef struct {
     int32_t ranks, channels, segments, window, ports, pairs;
     const int64_t *first_round, *first_side, *reduced, *reduced_longer;
     const int32_t *sides;
     const uint8_t *receives;
     const int32_t *sender, *receiver, *position, *distance, *channel, *pair, *link;
-    const int64_t *blocks, *longer, *pace;
+    const int64_t *blocks, *longer, *slowdown;
     const int64_t *shorter, *more; /* bytes of a segment of a short block; what a long one has more */
     const int64_t *first_piece, *upto, *alpha, *beta;
-    const int64_t *rank_pace;
-    int64_t unit_pace, step, gamma, messages;
+    const int64_t *rank_slowdown;
+    int64_t unit_slowdown, step, gamma, messages;
 } clock_program;
 
 typedef struct {
@@ -165,7 +165,7 @@ static ticks clock_after(const clock_state *self, int64_t place) {
     ticks bytes = clock_bytes(
         of, of->reduced[round], of->reduced_longer[round], (int32_t)(of_rank % of->segments)
     );
-    return (of->step + of->gamma * bytes) * of->rank_pace[of_rank / of->segments] / of->unit_pace;
+    return (of->step + of->gamma * bytes) * of->rank_slowdown[of_rank / of->segments] / of->unit_slowdown;
 }
 
 /* --- ports ------------------------------------------------------------------------------------ */
@@ -245,7 +245,7 @@ static int clock_start(clock_state *self, const clock_entry *entry) {
     while (piece + 1 < of->first_piece[link + 1] && bytes > of->upto[piece]) piece++;
     ticks lasts = of->alpha[piece] + of->beta[piece] * bytes;
     clock_entry arrives = *entry;
-    arrives.time = self->now + lasts * of->pace[message] / of->unit_pace;
+    arrives.time = self->now + lasts * of->slowdown[message] / of->unit_slowdown;
     arrives.order[0] = arrives.order[1] = arrives.order[2] = arrives.order[3] = 0;
     self->sent[ends[0]] += (int64_t)bytes;
     self->delivered++;

@@ -1,4 +1,4 @@
-"""The compiled clock: see `_clock.h`; `flat` is the door for Python callers."""
+"""The compiled clock: see `_clock.h`; `compiled` is the door for Python callers."""
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
@@ -25,15 +25,15 @@ cdef extern from "_clock.h" nogil:
         const int32_t *link
         const int64_t *blocks
         const int64_t *longer
-        const int64_t *pace
+        const int64_t *slowdown
         const int64_t *shorter
         const int64_t *more
         const int64_t *first_piece
         const int64_t *upto
         const int64_t *alpha
         const int64_t *beta
-        const int64_t *rank_pace
-        int64_t unit_pace, step, gamma, messages
+        const int64_t *rank_slowdown
+        int64_t unit_slowdown, step, gamma, messages
     ctypedef struct clock_state:
         int64_t delivered, through
     int clock_open(clock_state *state, const clock_program *program, ticks *finish, int64_t *sent)
@@ -61,7 +61,7 @@ cdef const int64_t *longs(dict arrays, str name, list kept) except? NULL:
 
 
 def run(dict numbers not None, dict arrays not None):
-    """Run what :class:`mpicoll.simulate.compiled.Program` holds.
+    """Run the schedules that :mod:`mpicoll.simulate.compiled` has put into arrays.
 
     Returns:
         For each rank when it is done and the bytes it sent; the messages; and how many segments of
@@ -78,7 +78,7 @@ def run(dict numbers not None, dict arrays not None):
     program.ranks, program.channels = numbers["ranks"], numbers["channels"]
     program.segments, program.window = numbers["segments"], numbers["window"]
     program.ports, program.pairs = numbers["ports"], numbers["pairs"]
-    program.unit_pace, program.messages = numbers["unit_pace"], numbers["messages"]
+    program.unit_slowdown, program.messages = numbers["unit_slowdown"], numbers["messages"]
     program.step, program.gamma = numbers["step"], numbers["gamma"]
     program.receives = &receives[0]
     program.first_round = longs(arrays, "first_round", kept)
@@ -95,14 +95,14 @@ def run(dict numbers not None, dict arrays not None):
     program.link = ints(arrays, "link", kept)
     program.blocks = longs(arrays, "blocks", kept)
     program.longer = longs(arrays, "longer", kept)
-    program.pace = longs(arrays, "pace", kept)
+    program.slowdown = longs(arrays, "slowdown", kept)
     program.shorter = longs(arrays, "shorter", kept)
     program.more = longs(arrays, "more", kept)
     program.first_piece = longs(arrays, "first_piece", kept)
     program.upto = longs(arrays, "upto", kept)
     program.alpha = longs(arrays, "alpha", kept)
     program.beta = longs(arrays, "beta", kept)
-    program.rank_pace = longs(arrays, "rank_pace", kept)
+    program.rank_slowdown = longs(arrays, "rank_slowdown", kept)
     cdef int ranks = program.ranks
     cdef uint64_t *finish = <uint64_t *>calloc(2 * ranks, sizeof(uint64_t))
     cdef int64_t *sent = <int64_t *>calloc(ranks, sizeof(int64_t))

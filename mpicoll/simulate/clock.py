@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpicoll.registry import Algorithm, Parameter
+from mpicoll.registry import Algorithm
 from mpicoll.schedule import Channel, RecvReduce
-from mpicoll.schedule.matching import Blank, Cell, Matching, Message, Open, ScheduleError
-from mpicoll.simulate.machine import STEPS, Model, Sizes
+from mpicoll.schedule.matching import Matching, Open, Pair
+from mpicoll.schedule.memory import Blank, Cell, ScheduleError
+from mpicoll.schedule.parameters import Parameter
+from mpicoll.simulate.machine import STEPS, Machine, Sizes
 from mpicoll.simulate.ports import Ports
 
 __all__ = ["Result", "Transfer", "check_call", "clock", "follow", "trace"]
@@ -56,8 +58,15 @@ class Result:
         return max(self.sent, default=0)
 
 
+#: Rank, channel, and number of a round in it.
+RoundPlace = tuple[int, int, int]
+
+
 class Transfer(NamedTuple):
-    """One message on its way, for drawings and for critical paths."""
+    """One message on its way, for drawings and for critical paths.
+
+    ``rounds``: of its sender, and of its receiver.
+    """
 
     start: int
     end: int
@@ -67,11 +76,12 @@ class Transfer(NamedTuple):
     cells: tuple[Cell, ...]
     reduces: bool
     nbytes: int
+    rounds: tuple[RoundPlace, RoundPlace]
 
 
 def clock(
     matching: Matching,
-    model: Model,
+    machine: Machine,
     sizes: Sizes | None = None,
     transfers: list[Transfer] | None = None,
 ) -> Result:
@@ -82,16 +92,18 @@ def clock(
     Raises:
         ScheduleError: something is left over (deadlock, unmatched messages).
     """
-    ports = Ports(matching.size, model.ports)
-    works = bool(model.step or (sizes and model.gamma))  # ranks have something to do between rounds
+    ports = Ports(matching.size, machine.ports)
+    works = bool(
+        machine.step or (sizes and machine.gamma)
+    )  # ranks have something to do between rounds
     finish = [0] * matching.size
     sent = [0] * matching.size
     messages = now = number = 0
-    events: list[tuple[int, int, Message | Open]] = []
+    events: list[tuple[int, int, Pair | Open]] = []
     while True:
         while matching.complete:
             current = matching.complete.popleft()
-            later = now + _after(current, matching, model, sizes) if works else now
+            later = now + _after(current, matching, machine, sizes) if works else now
             finish[current.rank] = max(finish[current.rank], later)
             if later > now:
                 number += 1
@@ -105,11 +117,11 @@ def clock(
             ports.wait(key, source, message.receiver.rank, message)
         matching.ready.clear()
         for source, target, message in ports.begin():
-            assert message.sender is not None
+            assert message.sender is not None and message.receiver is not None
             channel = message.sender.channel
             length = sizes.of(message.sent, matching.channels[channel].segment) if sizes else 0
             receiver = (source + message.distance) % matching.ranks
-            end = now + model.message(source, receiver, length)
+            end = now + machine.message(source, receiver, length)
             sent[source] += length
             messages += 1
             number += 1
@@ -117,8 +129,9 @@ def clock(
             if transfers is not None:
                 cells = matching.cells(message.sent, matching.channels[channel].segment)
                 reduces = isinstance(message.step, RecvReduce)
+                rounds = message.sender.place, message.receiver.place
                 transfers.append(
-                    Transfer(now, end, source, target, channel, cells, reduces, length)
+                    Transfer(now, end, source, target, channel, cells, reduces, length, rounds)
                 )
         if not events:
             break
@@ -140,19 +153,19 @@ def clock(
     return Result(tuple(finish), tuple(sent), messages)
 
 
-def _after(current: Open, matching: Matching, model: Model, sizes: Sizes | None) -> int:
+def _after(current: Open, matching: Matching, machine: Machine, sizes: Sizes | None) -> int:
     """What a rank still has to do when all messages of a round are through."""
     if not current.arrived:
         return 0
     reduced = 0
-    if sizes and model.gamma:
+    if sizes and machine.gamma:
         segment = matching.channels[current.channel].segment
         reduced = sum(
             sizes.of(step.block, segment)
             for step, _ in current.arrived
             if isinstance(step, RecvReduce)
         )
-    return model.after(current.rank, reduced)
+    return machine.after(current.rank, reduced)
 
 
 def trace(
@@ -161,7 +174,7 @@ def trace(
     root: int = 0,
     parameters: Mapping[str, Parameter] | None = None,
     nbytes: int = 0,
-    model: Model = STEPS,
+    machine: Machine = STEPS,
 ) -> list[Transfer]:
     """Every message in the order it starts, by default under the :data:`STEPS` clock.
 
@@ -171,7 +184,7 @@ def trace(
     check_call(size, root, nbytes)
     programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]
     transfers: list[Transfer] = []
-    follow(algorithm, programs, size, nbytes, model, transfers=transfers)
+    follow(algorithm, programs, size, nbytes, machine, transfers=transfers)
     return transfers
 
 
@@ -180,7 +193,7 @@ def follow(
     programs: Sequence[Sequence[Channel]],
     size: int,
     nbytes: int,
-    model: Model,
+    machine: Machine,
     largest: bool = False,
     transfers: list[Transfer] | None = None,
 ) -> Result:
@@ -192,7 +205,7 @@ def follow(
     nblocks, memories = algorithm.blocks(size), [Blank() for _ in programs]
     matching = Matching(programs, nblocks, algorithm.scratch(size), memories, ranks=size)
     segments = programs[0][0].segments if programs[0] else 1
-    return clock(matching, model, Sizes(nbytes, nblocks, segments, largest), transfers)
+    return clock(matching, machine, Sizes(nbytes, nblocks, segments, largest), transfers)
 
 
 def check_call(size: int, root: int, nbytes: int = 0) -> None:

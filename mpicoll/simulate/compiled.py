@@ -10,17 +10,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from fractions import Fraction
-from math import lcm
 from typing import Any
 
 import numpy as np
 
 from mpicoll.base.wording import plural
 from mpicoll.schedule import Channel, Copy, RecvReduce, Round, Send
-from mpicoll.schedule.matching import ScheduleError
+from mpicoll.schedule.memory import ScheduleError
 from mpicoll.simulate.clock import Result
 from mpicoll.simulate.costs import INTER, INTRA
-from mpicoll.simulate.machine import Model, Sizes
+from mpicoll.simulate.machine import Machine, Sizes
 
 try:
     from mpicoll.simulate import _clock
@@ -29,31 +28,33 @@ except ImportError:  # not built: clock.py is there always
 
 __all__ = ["available", "run"]
 
-#: Costs below this, and paces, are multiplied in 128 bits.
-_LARGEST_COST, _LARGEST_PACE = 1 << 62, 1 << 31
+#: Costs below this, and slowdowns, are multiplied in 128 bits.
+_LARGEST_COST, _LARGEST_SLOWDOWN = 1 << 62, 1 << 31
 _NO_END = (1 << 63) - 1
 
 Array = Any
 
 
-def available(model: Model) -> bool:
-    """Whether the compiled clock is there, and takes a model's numbers."""
+def available(machine: Machine) -> bool:
+    """Whether the compiled clock is there, and takes a machine's numbers."""
     if _clock is None:
         return False
-    pieces = [piece for kind in (INTRA, INTER) for piece in model.pieces(kind)]
-    costs = [model.gamma, model.step, *(int(max(p.alpha, p.beta)) for p in pieces)]
-    pace = _unit(model) * max(model.slow.values(), default=Fraction(1))
-    return max(costs) < _LARGEST_COST and pace < _LARGEST_PACE
+    pieces = [piece for kind in (INTRA, INTER) for piece in machine.pieces(kind)]
+    costs = [machine.gamma, machine.step, *(int(max(p.alpha, p.beta)) for p in pieces)]
+    slowdown = machine.unit * max(machine.slow.values(), default=Fraction(1))
+    return max(costs) < _LARGEST_COST and slowdown < _LARGEST_SLOWDOWN
 
 
-def run(programs: Sequence[Sequence[Channel]], ranks: int, sizes: Sizes, model: Model) -> Result:
+def run(
+    programs: Sequence[Sequence[Channel]], ranks: int, sizes: Sizes, machine: Machine
+) -> Result:
     """What :func:`mpicoll.simulate.clock.clock` finds, many times as fast.
 
     Args:
         programs: of all ranks, or of those that represent all ``ranks`` (see :mod:`.matching`).
         ranks: number of ranks.
         sizes: how long blocks are.
-        model: the machine, see :func:`available`.
+        machine: the machine, see :func:`available`.
 
     Raises:
         ScheduleError: something is left over (deadlock, unmatched messages).
@@ -67,19 +68,20 @@ def run(programs: Sequence[Sequence[Channel]], ranks: int, sizes: Sizes, model: 
     if not sides.rounds:
         return Result((0,) * len(programs), (0,) * len(programs), 0)
     channels = len(programs[0]) // first.segments
-    arrays = {**sides.arrays(len(programs), channels, ranks), **_costs(model)}
+    arrays = {**sides.arrays(len(programs), channels, ranks), **_costs(machine)}
     arrays |= {"shorter": sizes.lengths[0], "more": sizes.lengths[1]}
     senders, receivers = arrays["sender"], (arrays["sender"] + arrays["distance"]) % ranks
-    pace = np.full(ranks, _unit(model))
-    for rank, factor in model.slow.items():
-        pace[rank] = int(factor * _unit(model))
-    arrays |= {"rank_pace": pace, "pace": np.maximum(pace[senders], pace[receivers])}
-    nodes = np.asarray(model.nodes) if model.nodes else np.zeros(ranks, "i8")
+    slowdown = np.array(machine.slowdowns(ranks), "i8")
+    arrays |= {
+        "rank_slowdown": slowdown,
+        "slowdown": np.maximum(slowdown[senders], slowdown[receivers]),
+    }
+    nodes = np.asarray(machine.nodes) if machine.nodes else np.zeros(ranks, "i8")
     arrays["link"] = nodes[senders] != nodes[receivers]
     numbers = {
-        **{"ranks": len(programs), "channels": channels, "ports": model.ports},
-        **{"segments": first.segments, "window": first.window, "unit_pace": _unit(model)},
-        **{"step": model.step, "gamma": model.gamma, "messages": len(senders)},
+        **{"ranks": len(programs), "channels": channels, "ports": machine.ports},
+        **{"segments": first.segments, "window": first.window, "unit_slowdown": machine.unit},
+        **{"step": machine.step, "gamma": machine.gamma, "messages": len(senders)},
         "pairs": int(arrays["pair"].max()) + 1,
     }
     typed = {name: np.ascontiguousarray(values, _TYPES[name]) for name, values in arrays.items()}
@@ -93,7 +95,7 @@ def run(programs: Sequence[Sequence[Channel]], ranks: int, sizes: Sizes, model: 
 
 _TYPES = {
     **dict.fromkeys(("first_round", "first_side", "reduced", "reduced_longer"), "i8"),
-    **dict.fromkeys(("blocks", "longer", "pace", "shorter", "more", "rank_pace"), "i8"),
+    **dict.fromkeys(("blocks", "longer", "slowdown", "shorter", "more", "rank_slowdown"), "i8"),
     **dict.fromkeys(("first_piece", "upto", "alpha", "beta"), "i8"),
     **dict.fromkeys(("sides", "sender", "receiver", "position", "distance"), "i4"),
     **dict.fromkeys(("channel", "pair", "link"), "i4"),
@@ -101,13 +103,8 @@ _TYPES = {
 }
 
 
-def _unit(model: Model) -> int:
-    """What the pace of a rank that is not slow is counted by."""
-    return lcm(*(factor.denominator for factor in model.slow.values()))
-
-
-def _costs(model: Model) -> dict[str, Array]:
-    kinds = [model.pieces(kind) for kind in (INTRA, INTER)]
+def _costs(machine: Machine) -> dict[str, Array]:
+    kinds = [machine.pieces(kind) for kind in (INTRA, INTER)]
     pieces = [piece for kind in kinds for piece in kind]
     return {
         "first_piece": [0, len(kinds[0]), len(pieces)],

@@ -11,17 +11,18 @@ under what it has found.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mpicoll import algorithms
-from mpicoll.registry import Algorithm, Value
-from mpicoll.schedule import Channel, Copy, Recv, RecvReduce, Send, Step, blocks
+from mpicoll.registry import Algorithm
+from mpicoll.schedule import Channel, Copy, RecvReduce, Send, blocks
 from mpicoll.schedule.layout import even
-from mpicoll.simulate.clock import Transfer, trace
+from mpicoll.schedule.parameters import Value
+from mpicoll.simulate.clock import RoundPlace, Transfer, trace
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
-from mpicoll.simulate.machine import Model
+from mpicoll.simulate.machine import Machine
 
 __all__ = ["MOST_MESSAGES", "Path", "TooManyMessages", "critical_path", "evened", "reference"]
 
@@ -40,9 +41,6 @@ class TooManyMessages(ValueError):
 
 # Bytes of a block from which on all are counted as long as the longest, at most 1 % too much.
 _LONG = 128
-
-#: Rank, channel, and number of the round among those of the channel that have messages.
-_Round = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -70,22 +68,22 @@ class Path:
         return total * costs.factors.get(self.ranks, 1.0)
 
 
-def reference(nodes: tuple[int, ...] = ()) -> Model:
+def reference(nodes: tuple[int, ...] = ()) -> Machine:
     """The costs under which paths are found where none are given, for ranks on some nodes."""
     if len(set(nodes)) < 2:
-        return Model(_ALPHA, _BETA, _GAMMA, step=_STEP)
+        return Machine(_ALPHA, _BETA, _GAMMA, step=_STEP)
     near, far = Piece(None, _ALPHA, _BETA), Piece(None, _FAR * _ALPHA, _FAR * _BETA)
-    return Model(0, 0, _GAMMA, step=_STEP, links={INTRA: (near,), INTER: (far,)}, nodes=nodes)
+    return Machine(0, 0, _GAMMA, step=_STEP, links={INTRA: (near,), INTER: (far,)}, nodes=nodes)
 
 
-def _under(costs: Costs, nodes: tuple[int, ...]) -> Model:
+def _under(costs: Costs, nodes: tuple[int, ...]) -> Machine:
     """Costs in integers, no message without time: of two that follow one another one is later."""
-    model = Model.of(costs, _UNIT)
+    machine = Machine.of(costs, _UNIT)
     links = {
         kind: tuple(replace(piece, alpha=max(piece.alpha, 1)) for piece in pieces)
-        for kind, pieces in model.links.items()
+        for kind, pieces in machine.links.items()
     }
-    return replace(model, links=links, nodes=nodes, call=0)
+    return replace(machine, links=links, nodes=nodes, call=0)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -115,7 +113,7 @@ def critical_path(
     """
     algorithm = algorithms.find(collective, name)
     given = dict(parameters)
-    model = reference(nodes) if costs is None else _under(costs, nodes)
+    machine = reference(nodes) if costs is None else _under(costs, nodes)
     if size == 1:
         return Path(0, {}, 0, 1)
     many = algorithm.count("messages", size, root, given) > MOST_MESSAGES
@@ -124,10 +122,10 @@ def critical_path(
     if algorithm.symmetric and len(set(nodes)) in (0, 1, size) and (many or equal):
         channels = algorithm.channels(0, size, 0, given)
         if len(channels) == 1:
-            return _of_any_rank(algorithm, size, nbytes, channels[0], model)
+            return _of_any_rank(algorithm, size, nbytes, channels[0], machine)
     if many:
         raise _too_many(algorithm, size)
-    return _Walk(algorithm, size, nbytes, root, given, model).path()
+    return _Walk(algorithm, size, nbytes, root, given, machine).path()
 
 
 def evened(algorithm: Algorithm, size: int, nbytes: int) -> int:
@@ -157,56 +155,38 @@ class _Walk:
         nbytes: int,
         root: int,
         parameters: Mapping[str, Value],
-        model: Model,
+        machine: Machine,
     ) -> None:
-        self.model, self.size = model, size
-        programs = [algorithm.channels(rank, size, root, parameters) for rank in range(size)]
-        sent: dict[tuple[int, int, int], list[int]] = {}
-        received: dict[tuple[int, int, int], list[int]] = {}
-        for rank, channels in enumerate(programs):
-            for number, channel in enumerate(channels):
-                for index, step in _messages(channel.rounds):
-                    if isinstance(step, Send):
-                        sent.setdefault((rank, step.peer, number), []).append(index)
-                    else:
-                        received.setdefault((step.peer, rank, number), []).append(index)
-        self.sides: dict[Transfer, tuple[_Round, _Round]] = {}
-        self.last: dict[_Round, Transfer] = {}
-        self.reduced: Counter[_Round] = Counter()
-        self.receive: set[_Round] = set()
+        self.machine, self.size = machine, size
+        self.last: dict[RoundPlace, Transfer] = {}
+        self.reduced: Counter[RoundPlace] = Counter()
+        self.receive: set[RoundPlace] = set()
         self.ended: dict[tuple[str, int, int], Transfer] = {}
-        seen: Counter[tuple[int, int, int]] = Counter()
-        for transfer in trace(algorithm, size, root, parameters, nbytes, model):
-            pair = transfer.sender, transfer.receiver, transfer.channel
-            # Messages of a pair on a channel go in the order posted.
-            index = seen[pair]
-            seen[pair] += 1
-            at_sender = transfer.sender, transfer.channel, sent[pair][index]
-            at_receiver = transfer.receiver, transfer.channel, received[pair][index]
-            self.sides[transfer] = at_sender, at_receiver
-            for side in (at_sender, at_receiver):
+        for transfer in trace(algorithm, size, root, parameters, nbytes, machine):
+            for side in transfer.rounds:
                 if side not in self.last or self.last[side].end < transfer.end:
                     self.last[side] = transfer
+            at_receiver = transfer.rounds[1]
             self.receive.add(at_receiver)
             if transfer.reduces:
                 self.reduced[at_receiver] += self._message(transfer)[1]
             self.ended["out", transfer.sender, transfer.end] = transfer
             self.ended["in", transfer.receiver, transfer.end] = transfer
-        self.opened: dict[tuple[int, int], _Round] = {
+        self.opened: dict[tuple[int, int], RoundPlace] = {
             (place[0], self.done(place)): place for place in self.last
         }
 
-    def done(self, place: _Round) -> int:
+    def done(self, place: RoundPlace) -> int:
         """When a rank has stored and reduced what a round received."""
-        step = self.model.step if place in self.receive else 0
-        return self.last[place].end + step + self.model.gamma * self.reduced[place]
+        step = self.machine.step if place in self.receive else 0
+        return self.last[place].end + step + self.machine.gamma * self.reduced[place]
 
     def path(self) -> Path:
         """The path, counted."""
         messages: Counter[tuple[str, int]] = Counter()
         if not self.last:
             return Path(0, {}, 0, self.size)
-        place: _Round | None = max(self.last, key=self.done)
+        place: RoundPlace | None = max(self.last, key=self.done)
         rounds = reduced = 0
         while place is not None:
             rounds += place in self.receive
@@ -225,20 +205,26 @@ class _Walk:
 
     def _message(self, transfer: Transfer) -> tuple[str, int]:
         """The link of a message, and its bytes."""
-        return self.model.link(transfer.sender, transfer.receiver), transfer.nbytes
+        return self.machine.link(transfer.sender, transfer.receiver), transfer.nbytes
 
-    def _round_before(self, transfer: Transfer) -> _Round | None:
+    def _round_before(self, transfer: Transfer) -> RoundPlace | None:
         """The round whose end let a message start, if one did."""
-        for rank, channel, index in self.sides[transfer]:
-            before = rank, channel, index - 1
-            if index and self.done(before) == transfer.start:
-                return before
-        for rank, _, index in self.sides[transfer]:
-            if not index and ("out", rank, transfer.start) not in self.ended:
+        before = [self._before(side) for side in transfer.rounds]
+        for place in before:
+            if place is not None and self.done(place) == transfer.start:
+                return place
+        for (rank, _, _), place in zip(transfer.rounds, before, strict=True):
+            if place is None and ("out", rank, transfer.start) not in self.ended:
                 opened = self.opened.get((rank, transfer.start))  # a segment within the window
                 if opened is not None:
                     return opened
         return None
+
+    def _before(self, place: RoundPlace) -> RoundPlace | None:
+        """The round with messages before one of the same channel."""
+        rank, channel, number = place
+        earlier = ((rank, channel, index) for index in range(number - 1, -1, -1))
+        return next((place for place in earlier if place in self.last), None)
 
     def _port_before(self, transfer: Transfer) -> Transfer:
         """The message that a message waited for, because it had the port."""
@@ -246,18 +232,8 @@ class _Walk:
         return found or self.ended["out", transfer.sender, transfer.start]
 
 
-def _messages(rounds: Iterable[Sequence[Step]]) -> Iterable[tuple[int, Send | Recv | RecvReduce]]:
-    """The messages of a channel with the number of their round."""
-    index = 0
-    for steps in rounds:
-        found = [step for step in steps if not isinstance(step, Copy)]
-        for step in found:
-            yield index, step
-        index += bool(found)
-
-
 def _of_any_rank(
-    algorithm: Algorithm, size: int, nbytes: int, channel: Channel, model: Model
+    algorithm: Algorithm, size: int, nbytes: int, channel: Channel, machine: Machine
 ) -> Path:
     """The path of a symmetric algorithm: all ranks do the same, so rank 0's rounds are it.
 
@@ -276,7 +252,7 @@ def _of_any_rank(
         rounds += any(not isinstance(step, Send) for step, _ in length)
         for step, nbytes in length:
             if isinstance(step, Send):
-                messages[model.link(0, step.peer), nbytes] += 1
+                messages[machine.link(0, step.peer), nbytes] += 1
             elif isinstance(step, RecvReduce):
                 reduced += nbytes
     return Path(rounds, dict(messages), reduced, size)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import lcm
 
 from mpicoll.schedule import Block, number_of_blocks
 from mpicoll.schedule.layout import part
 from mpicoll.schedule.steps import Elsewhere
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
 
-__all__ = ["STEPS", "Model", "Sizes"]
+__all__ = ["STEPS", "Machine", "Sizes"]
 
 
 @dataclass(frozen=True)
-class Model:
+class Machine:
     """A machine, all costs as integers of one unit: picoseconds, if nothing else is said.
 
     A message of m bytes occupies two ports for alpha + beta m.  A round in which a rank receives
@@ -60,8 +61,8 @@ class Model:
                 raise ValueError(f"rank {rank} is slowed by {float(factor):g}: give at least 1")
 
     @classmethod
-    def of(cls, costs: Costs, unit: int = 10**12, ports: int = 1) -> Model:
-        """The model of costs in seconds, in integers of which ``unit`` are a second."""
+    def of(cls, costs: Costs, unit: int = 10**12, ports: int = 1) -> Machine:
+        """The machine with costs in seconds, in integers of which ``unit`` are a second."""
 
         def whole(seconds: float) -> int:
             return round(Fraction(seconds) * unit)
@@ -99,12 +100,22 @@ class Model:
         return self.slowed(time, rank) if self.slow else time
 
     def slowed(self, time: int, *ranks: int) -> int:
-        """A time at the pace of the slowest of some ranks."""
+        """A time as long as the slowest of some ranks needs."""
         factors = [self.slow[rank] for rank in ranks if rank in self.slow]
         if not factors:
             return time
         factor = max(factors)
         return time * factor.numerator // factor.denominator
+
+    @property
+    def unit(self) -> int:
+        """What :meth:`slowdowns` gives for a rank that is not slow."""
+        return lcm(*(Fraction(factor).denominator for factor in self.slow.values()))
+
+    def slowdowns(self, ranks: int) -> list[int]:
+        """How many times as long everything takes each rank, as whole numbers of ``unit``."""
+        unit = self.unit
+        return [int(self.slow.get(rank, 1) * unit) for rank in range(ranks)]
 
     @property
     def per_node(self) -> int | None:
@@ -116,8 +127,8 @@ class Model:
         return length if alike and len(set(self.nodes)) * length == count else None
 
 
-#: The model that counts steps: a message takes 1, everything else nothing.
-STEPS = Model(alpha=1, beta=0, gamma=0)
+#: The machine that counts steps: a message takes 1, everything else nothing.
+STEPS = Machine(alpha=1, beta=0, gamma=0)
 
 
 class Sizes:

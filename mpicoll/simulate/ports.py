@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from mpicoll.schedule.matching import Message
+from mpicoll.schedule.matching import Pair
 
 __all__ = ["Key", "Ports"]
 
@@ -31,7 +31,7 @@ class Ports:
         # By side: 0 of senders, 1 of receivers.
         self._free = ([ports] * size, [ports] * size)
         # What waits between two ranks; for each rank of a side, first of those queues, by peer.
-        self._queues: dict[tuple[int, int], list[tuple[Key, Message]]] = {}
+        self._queues: dict[tuple[int, int], list[tuple[Key, Pair]]] = {}
         self._heads: tuple[list[list[tuple[Key, int]]], ...] = (
             [[] for _ in range(size)],
             [[] for _ in range(size)],
@@ -39,7 +39,7 @@ class Ports:
         # Ranks whose ports or queues have changed: no others can begin anything.
         self._changed: tuple[set[int], set[int]] = (set(), set())
 
-    def wait(self, key: Key, sender: int, receiver: int, message: Message) -> None:
+    def wait(self, key: Key, sender: int, receiver: int, message: Pair) -> None:
         """A message is ready to go."""
         queue = self._queues.setdefault((sender, receiver), [])
         heapq.heappush(queue, (key, message))
@@ -54,7 +54,7 @@ class Ports:
             self._free[side][rank] += 1
             self._changed[side].add(rank)
 
-    def begin(self) -> Iterator[tuple[int, int, Message]]:
+    def begin(self) -> Iterator[tuple[int, int, Pair]]:
         """Begin all that can go now: sender, receiver and message, in the order to go."""
         # Each rank that has a free port proposes its first message that could go.
         proposed: list[tuple[Key, int, int, int]] = []
@@ -79,7 +79,7 @@ class Ports:
             else:
                 propose(side, ends[side])
 
-    def _take(self, sender: int, receiver: int) -> Message:
+    def _take(self, sender: int, receiver: int) -> Pair:
         queue = self._queues[sender, receiver]
         message = heapq.heappop(queue)[1]
         self._free[0][sender] -= 1

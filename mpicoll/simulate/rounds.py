@@ -8,17 +8,15 @@ come to it; see :mod:`mpicoll.simulate.clock` for what it costs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from math import lcm
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpicoll.schedule import Channel, Copy, RecvReduce, Round, Send
-from mpicoll.schedule.matching import ScheduleError
+from mpicoll.schedule.memory import ScheduleError
 from mpicoll.simulate.clock import Result
 from mpicoll.simulate.costs import INTER, INTRA
-from mpicoll.simulate.machine import Model, Sizes
+from mpicoll.simulate.machine import Machine, Sizes
 
 __all__ = ["Plain", "SeveralMessagesError", "plain_rounds", "repeat", "sweep"]
 
@@ -77,18 +75,14 @@ def plain_rounds(program: Sequence[Channel], sizes: Sizes) -> Iterator[Plain]:
 
 
 class _Costs:
-    """The model's costs for arrays of messages."""
+    """The machine's costs for arrays of messages."""
 
-    def __init__(self, model: Model, ranks: int) -> None:
-        self.model = model
-        self.nodes = np.asarray(model.nodes) if model.nodes else None
-        self.denominator = lcm(*(Fraction(f).denominator for f in model.slow.values()))
-        self.pace = None
-        if model.slow:
-            self.pace = np.full(ranks, self.denominator)
-            for rank, factor in model.slow.items():
-                self.pace[rank] = int(factor * self.denominator)
-        kinds = [model.pieces(kind) for kind in (INTRA, INTER)]
+    def __init__(self, machine: Machine, ranks: int) -> None:
+        self.machine = machine
+        self.nodes = np.asarray(machine.nodes) if machine.nodes else None
+        self.unit = machine.unit
+        self.slowdown = np.array(machine.slowdowns(ranks)) if machine.slow else None
+        kinds = [machine.pieces(kind) for kind in (INTRA, INTER)]
         self.limits = [np.array([p.upto for p in pieces[:-1]], "i8") for pieces in kinds]
         self.alphas = [np.array([int(p.alpha) for p in pieces]) for pieces in kinds]
         self.betas = [np.array([int(p.beta) for p in pieces]) for pieces in kinds]
@@ -96,9 +90,9 @@ class _Costs:
     def most(self, nbytes: int) -> int:
         """No message of up to so many bytes takes longer, nor does the end of a round."""
         alpha = max(int(a.max()) for a in self.alphas)
-        beta = max(int(b.max()) for b in self.betas) + self.model.gamma
-        slowest = int(self.pace.max()) if self.pace is not None else 1
-        return (alpha + self.model.step + beta * nbytes) * slowest
+        beta = max(int(b.max()) for b in self.betas) + self.machine.gamma
+        slowest = int(self.slowdown.max()) if self.slowdown is not None else 1
+        return (alpha + self.machine.step + beta * nbytes) * slowest
 
     def messages(self, senders: Array, receivers: Array, nbytes: Array, kind: type) -> Array:
         """How long messages take."""
@@ -112,14 +106,16 @@ class _Costs:
             piece = np.searchsorted(self.limits[link], lengths)
             alpha, beta = self.alphas[link][piece], self.betas[link][piece]
             times[chosen] = alpha + beta.astype(kind) * lengths
-        if self.pace is None:
+        if self.slowdown is None:
             return times
-        return times * np.maximum(self.pace[senders], self.pace[receivers]) // self.denominator
+        return times * np.maximum(self.slowdown[senders], self.slowdown[receivers]) // self.unit
 
     def after(self, ranks: Array, received: Array, reduced: Array, kind: type) -> Array:
         """How long ranks need at the end of a round, those that received something in it."""
-        times = self.model.step * received.astype(kind) + self.model.gamma * reduced.astype(kind)
-        return times if self.pace is None else times * self.pace[ranks] // self.denominator
+        times = self.machine.step * received.astype(kind) + self.machine.gamma * reduced.astype(
+            kind
+        )
+        return times if self.slowdown is None else times * self.slowdown[ranks] // self.unit
 
 
 class _Rounds:
@@ -144,7 +140,7 @@ def sweep(
     programs: Sequence[Sequence[Channel]],
     ranks: int,
     sizes: Sizes,
-    model: Model,
+    machine: Machine,
     start: Sequence[int] | None = None,
 ) -> Result:
     """Times of all ranks, or of those that represent all ``ranks`` (see :mod:`.matching`).
@@ -157,7 +153,7 @@ def sweep(
     """
     count = len(programs)
     rounds = [plain_rounds(program, sizes) for program in programs]
-    costs, now = _Costs(model, ranks), _Rounds(count)
+    costs, now = _Costs(machine, ranks), _Rounds(count)
     kind: type = np.int64
     ready: Array = np.array(start if start is not None else [0] * count, object)
     ready = ready if max(ready) >= _FITS else ready.astype(kind)
@@ -208,7 +204,7 @@ def sweep(
 
 
 def repeat(
-    rounds: Sequence[Plain], times: int, model: Model, start: Sequence[int] | None = None
+    rounds: Sequence[Plain], times: int, machine: Machine, start: Sequence[int] | None = None
 ) -> Result:
     """Times of all ranks after so many rounds, each rank's of the same peers and lengths.
 
@@ -219,7 +215,7 @@ def repeat(
         ScheduleError: messages of a round do not meet.
     """
     count = len(rounds)
-    costs, now, everyone = _Costs(model, count), _Rounds(count), np.arange(count)
+    costs, now, everyone = _Costs(machine, count), _Rounds(count), np.arange(count)
     now.put(everyone, rounds)
     senders = np.flatnonzero(now.target >= 0)
     receivers = now.target[senders]

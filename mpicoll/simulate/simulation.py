@@ -22,13 +22,14 @@ from dataclasses import replace
 from statistics import median
 
 from mpicoll.base.wording import plural
-from mpicoll.registry import Algorithm, Parameter, Value
+from mpicoll.registry import Algorithm
 from mpicoll.schedule import Schedule
+from mpicoll.schedule.parameters import Parameter, Value
 from mpicoll.simulate.clock import Result, Transfer, check_call, follow, trace
-from mpicoll.simulate.machine import Model, Sizes
-from mpicoll.simulate.symmetry import Program, is_period, weight
+from mpicoll.simulate.machine import Machine, Sizes
+from mpicoll.simulate.symmetry import Program, repeats_every, weight
 
-__all__ = ["METHODS", "Model", "Result", "TooLargeError", "Transfer", "simulate", "trace"]
+__all__ = ["METHODS", "Machine", "Result", "TooLargeError", "Transfer", "simulate", "trace"]
 
 #: Ways to simulate; see :func:`simulate`.
 METHODS = ("auto", "events", "compiled", "representative", "sweep")
@@ -49,20 +50,20 @@ class TooLargeError(ValueError):
     """A simulation that would take too long."""
 
 
-class _Call:
-    """One call, and what all ways need to know of it."""
+class _Task:
+    """One call to simulate, and what all ways need to know of it."""
 
     def __init__(
         self,
         algorithm: Algorithm,
         size: int,
         nbytes: int,
-        model: Model,
+        machine: Machine,
         root: int,
         complete: dict[str, Value],
     ) -> None:
         self.algorithm, self.size, self.nbytes = algorithm, size, nbytes
-        self.model, self.root, self.complete = model, root, complete
+        self.machine, self.root, self.complete = machine, root, complete
         self.nblocks = algorithm.blocks(size)
 
     def programs(self, part: Part) -> Programs:
@@ -84,16 +85,16 @@ class _Call:
     def events(self, programs: Sequence[Program], largest: bool = False) -> Result:
         from mpicoll.simulate import compiled
 
-        if compiled.available(self.model):
-            return compiled.run(programs, self.size, self.sizes(programs[0], largest), self.model)
-        return follow(self.algorithm, programs, self.size, self.nbytes, self.model, largest)
+        if compiled.available(self.machine):
+            return compiled.run(programs, self.size, self.sizes(programs[0], largest), self.machine)
+        return follow(self.algorithm, programs, self.size, self.nbytes, self.machine, largest)
 
     def beyond(self, steps: float, program: Program) -> bool:
         """Whether so many steps, two of each message, are too many to be followed."""
         from mpicoll.simulate import compiled
 
         segments = program[0].segments if program else 1
-        if compiled.available(self.model):
+        if compiled.available(self.machine):
             return steps > 2 * _WITH_SEGMENTS or steps > 2 * _MANY * segments
         return steps > 2 * _MANY
 
@@ -112,7 +113,7 @@ def simulate(
     algorithm: Algorithm,
     size: int,
     nbytes: int,
-    model: Model | None = None,
+    machine: Machine | None = None,
     root: int = 0,
     parameters: Mapping[str, Parameter] | None = None,
     method: str = "auto",
@@ -123,7 +124,7 @@ def simulate(
         algorithm: from the registry.
         size: number of ranks.
         nbytes: bytes of the total vector.
-        model: the machine.
+        machine: its costs.
         root: of a rooted collective.
         parameters: of the algorithm.
         method: ``events`` follows every message, ``compiled`` too, by the compiled clock where it
@@ -136,28 +137,28 @@ def simulate(
             serve this schedule.
         TooLargeError: it would take too long.
     """
-    model = model or Model()
+    machine = machine or Machine()
     check_call(size, root, nbytes)
     if method not in METHODS:
         raise ValueError(f"method={method!r} is none of {', '.join(METHODS)}")
-    if model.nodes and len(model.nodes) != size:
-        raise ValueError(f"nodes of {plural(len(model.nodes), 'rank')}, and there are {size}")
-    outside = [rank for rank in model.slow if not 0 <= rank < size]
+    if machine.nodes and len(machine.nodes) != size:
+        raise ValueError(f"nodes of {plural(len(machine.nodes), 'rank')}, and there are {size}")
+    outside = [rank for rank in machine.slow if not 0 <= rank < size]
     if outside:
         raise ValueError(f"rank {outside[0]} is slow, but is not among the ranks 0 .. {size - 1}")
-    call = _Call(algorithm, size, nbytes, model, root, algorithm.fitting(size, parameters))
-    whole = call.programs(algorithm.schedule)
+    task = _Task(algorithm, size, nbytes, machine, root, algorithm.fitting(size, parameters))
+    whole = task.programs(algorithm.schedule)
     messages = algorithm.count("messages", size, root, parameters)
     with _without_collector():
         if method == "events":
             every = [whole(rank) for rank in range(size)]
-            found = follow(algorithm, every, size, nbytes, model)
+            found = follow(algorithm, every, size, nbytes, machine)
         elif method == "compiled" or (method == "auto" and messages <= _FEW):
-            found = call.events([whole(rank) for rank in range(size)])
+            found = task.events([whole(rank) for rank in range(size)])
         else:
-            found = _in_parts(call, method)
-    if model.call:
-        found = replace(found, finish=tuple(time + model.call for time in found.finish))
+            found = _in_parts(task, method)
+    if machine.call:
+        found = replace(found, finish=tuple(time + machine.call for time in found.finish))
     return found
 
 
@@ -173,42 +174,42 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _in_parts(call: _Call, method: str) -> Result:
+def _in_parts(task: _Task, method: str) -> Result:
     """The parts of an algorithm one after the other, each by the way that serves it."""
-    start: Sequence[int] = (0,) * call.size
-    sent, count, ways, exact = [0] * call.size, 0, [], True
-    for part in call.algorithm.parts or (call.algorithm.schedule,):
-        found = _part(call, part, method, start)
+    start: Sequence[int] = (0,) * task.size
+    sent, count, ways, exact = [0] * task.size, 0, [], True
+    for part in task.algorithm.parts or (task.algorithm.schedule,):
+        found = _part(task, part, method, start)
         start, count, exact = found.finish, count + found.messages, exact and found.exact
         sent = [a + b for a, b in zip(sent, found.sent, strict=True)]
         ways.append(found.how)
     return Result(tuple(start), tuple(sent), count, "; then ".join(dict.fromkeys(ways)), exact)
 
 
-def _part(call: _Call, part: Part, method: str, start: Sequence[int]) -> Result:
+def _part(task: _Task, part: Part, method: str, start: Sequence[int]) -> Result:
     from mpicoll.simulate.rounds import SeveralMessagesError
 
-    programs = call.programs(part)
+    programs = task.programs(part)
     together = min(start) == max(start)
     if method in ("auto", "representative") and together:
-        period = _period(call, programs)
+        period = _period(task, programs)
         if period:
-            return _from(start[0], _represented(call, programs, period))
-    if method == "representative" and not call.algorithm.parts:
-        raise ValueError(f"{call.name}: ranks do not all do the same, so that none represent all")
-    limit = _READABLE // call.size
-    steps = median(weight(programs(rank), limit) for rank in call.samples)
+            return _from(start[0], _represented(task, programs, period))
+    if method == "representative" and not task.algorithm.parts:
+        raise ValueError(f"{task.name}: ranks do not all do the same, so that none represent all")
+    limit = _READABLE // task.size
+    steps = median(weight(programs(rank), limit) for rank in task.samples)
     if steps > limit:
-        return _repeated(call, programs, start)
+        return _repeated(task, programs, start)
     if len(programs(0)) == 1 or method == "sweep":
         try:
-            return _swept(call, [programs(rank) for rank in range(call.size)], start)
+            return _swept(task, [programs(rank) for rank in range(task.size)], start)
         except SeveralMessagesError as error:
             if method == "sweep":
-                raise ValueError(f"{call.name} cannot be swept: {error}") from None
-    if not together or call.beyond(steps * call.size, programs(0)):
-        raise _too_large(call)
-    return _from(start[0], call.events([programs(rank) for rank in range(call.size)]))
+                raise ValueError(f"{task.name} cannot be swept: {error}") from None
+    if not together or task.beyond(steps * task.size, programs(0)):
+        raise _too_large(task)
+    return _from(start[0], task.events([programs(rank) for rank in range(task.size)]))
 
 
 def _from(start: int, found: Result) -> Result:
@@ -216,14 +217,14 @@ def _from(start: int, found: Result) -> Result:
     return replace(found, finish=tuple(start + time for time in found.finish)) if start else found
 
 
-def _swept(call: _Call, programs: Sequence[Program], start: Sequence[int]) -> Result:
+def _swept(task: _Task, programs: Sequence[Program], start: Sequence[int]) -> Result:
     from mpicoll.simulate.rounds import sweep
 
-    found = sweep(programs, call.size, call.sizes(programs[0]), call.model, start)
+    found = sweep(programs, task.size, task.sizes(programs[0]), task.machine, start)
     return replace(found, how="rounds of all ranks")
 
 
-def _represented(call: _Call, programs: Programs, period: int) -> Result:
+def _represented(task: _Task, programs: Programs, period: int) -> Result:
     """Simulate the first ranks, which represent all, with blocks as long as the longest."""
     from mpicoll.simulate.rounds import SeveralMessagesError, sweep
 
@@ -234,56 +235,56 @@ def _represented(call: _Call, programs: Programs, period: int) -> Result:
     steps = weight(programs(0), _READABLE) * period
     try:
         if steps <= 2 * _FEW:
-            found = call.events(some(), largest=True)
+            found = task.events(some(), largest=True)
         else:
-            sizes = call.sizes(some()[0], largest=True)
-            found = sweep(some(), call.size, sizes, call.model)
+            sizes = task.sizes(some()[0], largest=True)
+            found = sweep(some(), task.size, sizes, task.machine)
     except SeveralMessagesError:
-        if call.beyond(steps, programs(0)):
-            raise _too_large(call) from None
-        found = call.events(some(), largest=True)
-    turns = call.size // period
+        if task.beyond(steps, programs(0)):
+            raise _too_large(task) from None
+        found = task.events(some(), largest=True)
+    turns = task.size // period
     how = f"{plural(period, 'rank')} for all"
-    if call.uneven:
+    if task.uneven:
         how += ", largest block"
     return Result(
-        found.finish * turns, found.sent * turns, found.messages * turns, how, not call.uneven
+        found.finish * turns, found.sent * turns, found.messages * turns, how, not task.uneven
     )
 
 
-def _period(call: _Call, programs: Programs) -> int | None:
+def _period(task: _Task, programs: Programs) -> int | None:
     """How many ranks represent all: those of a node, or twice as many; None if there are none."""
-    length = call.model.per_node
-    if call.model.slow or not length:
+    length = task.machine.per_node
+    if task.machine.slow or not length:
         return None
     fitting = (
         period
         for period in (length, 2 * length)
-        if is_period(period, call.size, programs, call.samples)
+        if repeats_every(period, task.size, programs, task.samples)
     )
     return next(fitting, None)
 
 
-def _repeated(call: _Call, programs: Programs, start: Sequence[int]) -> Result:
+def _repeated(task: _Task, programs: Programs, start: Sequence[int]) -> Result:
     """Where all rounds of a rank are of one kind, as sampled ranks show, read one of each rank."""
     from mpicoll.simulate.rounds import SeveralMessagesError, plain_rounds, repeat
 
-    sizes = call.sizes(programs(0), largest=True)
+    sizes = task.sizes(programs(0), largest=True)
     try:
-        samples = [list(plain_rounds(programs(rank), sizes)) for rank in call.samples]
+        samples = [list(plain_rounds(programs(rank), sizes)) for rank in task.samples]
     except SeveralMessagesError:
-        raise _too_large(call) from None
+        raise _too_large(task) from None
     if len({len(rounds) for rounds in samples}) > 1 or any(len(set(r)) != 1 for r in samples):
-        raise _too_large(call)
-    first = [next(plain_rounds(programs(rank), sizes)) for rank in range(call.size)]
-    found = repeat(first, len(samples[0]), call.model, start)
-    how = "rounds that repeat" + (", largest block" if call.uneven else "")
-    return replace(found, how=how, exact=not call.uneven)
+        raise _too_large(task)
+    first = [next(plain_rounds(programs(rank), sizes)) for rank in range(task.size)]
+    found = repeat(first, len(samples[0]), task.machine, start)
+    how = "rounds that repeat" + (", largest block" if task.uneven else "")
+    return replace(found, how=how, exact=not task.uneven)
 
 
-def _too_large(call: _Call) -> TooLargeError:
+def _too_large(task: _Task) -> TooLargeError:
     return TooLargeError(
-        f"{call.name} on {call.size} ranks has too many messages to be followed one by one, and "
+        f"{task.name} on {task.size} ranks has too many messages to be followed one by one, and "
         f"its ranks do not all do the same here (stragglers and uneven nodes are reasons): give "
         f"fewer ranks, or fewer segments"
     )

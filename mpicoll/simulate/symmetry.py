@@ -9,13 +9,13 @@ from typing import Any
 from mpicoll.schedule import Block, Channel, Copy, Round, number_of_blocks
 from mpicoll.schedule.steps import Elsewhere
 
-__all__ = ["Program", "is_period", "weight"]
+__all__ = ["Program", "repeats_every", "weight"]
 
 #: The channels of one rank.
 Program = tuple[Channel, ...]
 
 
-def is_period(
+def repeats_every(
     period: int, size: int, programs: Callable[[int], Program], samples: Iterable[int]
 ) -> bool:
     """Whether each of some ranks does what the rank that represents it does.
@@ -39,12 +39,16 @@ def _alike(program: Program, other: Program, shift: int, size: int) -> bool:
         if one[1:] != two[1:]:
             return False
         for mine, theirs in zip_longest(one.rounds, two.rounds):
-            if mine is None or theirs is None or _seen(mine, shift, size) != _seen(theirs, 0, size):
+            if (
+                mine is None
+                or theirs is None
+                or _relative(mine, shift, size) != _relative(theirs, 0, size)
+            ):
                 return False
     return True
 
 
-def _seen(steps: Round, shift: int, size: int) -> list[tuple[type, int, int]]:
+def _relative(steps: Round, shift: int, size: int) -> list[tuple[type, int, int]]:
     """The messages of a round, peers counted from a shift on."""
     return [
         (type(step), (step.peer - shift) % size, number_of_blocks(step.block))

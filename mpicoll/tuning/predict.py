@@ -14,7 +14,7 @@ from mpicoll.base.wording import plural
 from mpicoll.simulate import simulate
 from mpicoll.simulate.costs import CostModel, Costs, Evidence, interval
 from mpicoll.simulate.critical_path import Path, TooManyMessages, critical_path
-from mpicoll.simulate.machine import Model
+from mpicoll.simulate.machine import Machine
 from mpicoll.tuning import rules
 from mpicoll.tuning.rules import NATIVE, Choice
 
@@ -145,8 +145,8 @@ def _simulated(
 ) -> float:
     """The time on so many ranks that no path is counted."""
     entry = algorithms.find(collective, choice.algorithm)
-    model = replace(Model.of(costs, _UNIT), nodes=nodes)
-    found = simulate(entry, ranks, nbytes, model, root, dict(choice.parameters))
+    machine = replace(Machine.of(costs, _UNIT), nodes=nodes)
+    found = simulate(entry, ranks, nbytes, machine, root, dict(choice.parameters))
     return found.makespan / _UNIT
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from mpicoll import algorithms
-from mpicoll.registry import LABELS, Parameter, Value, in_words, read_value
 from mpicoll.schedule import collectives
+from mpicoll.schedule.parameters import LABELS, Parameter, Value, in_words, read_value
 
 __all__ = [
     "ARGUMENT",

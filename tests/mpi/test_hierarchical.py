@@ -7,8 +7,8 @@ from mpi4py import MPI
 
 from mpicoll import algorithms, local
 from mpicoll.comm import Intracomm
-from mpicoll.registry import LABELS
 from mpicoll.runtime import state
+from mpicoll.schedule.parameters import LABELS
 
 pytestmark = pytest.mark.mpi
 

@@ -11,7 +11,7 @@ from mpicoll.bench import sweep
 from mpicoll.bench.settings import SweepSettings
 from mpicoll.comm import Intracomm
 from mpicoll.errors import FallbackWarning
-from mpicoll.registry import PERMUTATION
+from mpicoll.schedule.parameters import PERMUTATION
 
 pytestmark = pytest.mark.mpi
 

@@ -10,8 +10,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mpicoll import errors
-from mpicoll.base import launcher, libraries
-from mpicoll.base.wording import plural
+from mpicoll.base import launcher, libraries, processors
+from mpicoll.base.wording import intervals, plural
+from mpicoll.bench import environment
 from mpicoll.cli import gpus, output
 from mpicoll.cli.errors import UsageError
 from mpicoll.cli.options import Json
@@ -107,10 +108,11 @@ def _mpi(comm: MPI.Intracomm) -> dict[str, Any]:
     from mpi4py import MPI
 
     levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    library, standard = environment.mpi_library()
     names = {getattr(MPI, f"THREAD_{level}"): level.lower() for level in levels}
     return {
-        "library": MPI.Get_library_version().rstrip("\0").strip().replace("\n", ", "),
-        "standard": ".".join(map(str, MPI.Get_version())),
+        "library": library,
+        "standard": standard,
         "files": [str(path) for path in libraries.loaded(r"libmpi\w*\.so")],
         "ranks": comm.Get_size(),
         "thread_level": names[MPI.Query_thread()],
@@ -137,27 +139,19 @@ def _ranks(comm: MPI.Intracomm) -> list[dict[str, Any]]:
     """Of each rank its host, the cores it may use there, and the threads of its BLAS library."""
     from mpi4py import MPI
 
-    from mpicoll.bench.environment import cores
-
     here = {
         "host": MPI.Get_processor_name(),
-        "cores": list(cores()),
+        "cores": list(processors.cores()),
         "blas_threads": libraries.blas_threads(),
     }
     return [{"rank": rank, **place} for rank, place in enumerate(comm.allgather(here))]
 
 
 def _hosts(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    by_host: dict[str, list[dict[str, Any]]] = {}
-    for rank in ranks:
-        by_host.setdefault(rank["host"], []).append(rank)
+    hosts = environment.by_host([environment.Host(r["host"], tuple(r["cores"])) for r in ranks])
     return [
-        {
-            "host": host,
-            "ranks": len(own),
-            "cores": len({core for rank in own for core in rank["cores"]}),
-        }
-        for host, own in by_host.items()
+        {"host": name, "ranks": len(own["ranks"]), "cores": len(own["cores"])}
+        for name, own in hosts.items()
     ]
 
 
@@ -263,21 +257,10 @@ def _layout(ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         first, *more = group
         last = more[-1]["rank"] if more else first["rank"]
         title = f"ranks {first['rank']}-{last}" if more else f"rank {last}"
-        cores = f"core{'s' * (len(first['cores']) != 1)} {_ranges(first['cores'])}"
+        cores = f"core{'s' * (len(first['cores']) != 1)} {intervals(first['cores'])}"
         threads = _or_unknown(first["blas_threads"])
         lines.append((title, f"{first['host']}, {cores}, BLAS threads {threads}"))
     return lines
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Ascending numbers in words: 0-3,8."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
 def _shared(memory: dict[str, Any] | None) -> str:

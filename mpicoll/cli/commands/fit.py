@@ -15,7 +15,7 @@ from mpicoll.cli.options import Json
 
 if TYPE_CHECKING:
     from mpicoll.model.build import Found
-    from mpicoll.model.choose import Crossover
+    from mpicoll.model.crossovers import Crossover
     from mpicoll.simulate.costs import CostModel, Costs, Errors, Evidence
 
 _UNITS = {"alpha": "us a message", "beta": "ns a byte", "gamma": "ns a byte reduced"}

@@ -10,7 +10,7 @@ import typer
 from mpicoll.base.wording import plural
 from mpicoll.cli import measured, output, parse
 from mpicoll.cli.errors import UsageError, usage
-from mpicoll.cli.measured import Model, PerNode
+from mpicoll.cli.measured import ModelFile, PerNode
 from mpicoll.cli.options import Algorithm, Collective, Json, Ranks, Set, Sizes
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def command(
     algorithm: Algorithm,
     ranks: Ranks = "4",
     size: Sizes = "1M",
-    model: Model = _MODEL,
+    model: ModelFile = _MODEL,
     per_node: PerNode = None,
     set_: Set = None,
     json: Json = False,
@@ -64,7 +64,7 @@ def explain(
     size: Annotated[
         str, typer.Option("-n", "--size", metavar="SIZE", help="Bytes of the whole vector.")
     ] = "1M",
-    model: Model = _MODEL,
+    model: ModelFile = _MODEL,
     per_node: PerNode = None,
     all_: Annotated[
         bool, typer.Option("--all", help="Algorithms that were not measured, too.")

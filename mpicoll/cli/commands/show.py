@@ -13,6 +13,7 @@ from mpicoll.cli.options import Json, Root, Set
 
 if TYPE_CHECKING:
     from mpicoll import registry, schedule
+    from mpicoll.schedule.parameters import Value
 
 
 def command(
@@ -86,7 +87,7 @@ def _write_svg(
     entry: registry.Algorithm,
     size: int,
     root: int,
-    parameters: dict[str, registry.Value],
+    parameters: dict[str, Value],
 ) -> None:
     from mpicoll import draw
 
@@ -100,7 +101,7 @@ def _write_svg(
 
 
 def steps(
-    entry: registry.Algorithm, size: int, root: int, parameters: dict[str, registry.Value]
+    entry: registry.Algorithm, size: int, root: int, parameters: dict[str, Value]
 ) -> dict[str, Any]:
     """The schedule of all ranks as plain values: ranks, their channels, rounds and steps."""
     nblocks, nscratch = entry.blocks(size), entry.scratch(size)

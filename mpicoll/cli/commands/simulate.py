@@ -17,9 +17,10 @@ from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.options import Collective, Json, Ranks, Root, Set, Sizes
 
 if TYPE_CHECKING:
-    from mpicoll.registry import Algorithm, Value
+    from mpicoll.registry import Algorithm
+    from mpicoll.schedule.parameters import Value
     from mpicoll.simulate.costs import CostModel, Costs
-    from mpicoll.simulate.machine import Model
+    from mpicoll.simulate.machine import Machine
 
 _DEFAULTS = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
 
@@ -92,7 +93,7 @@ def command(
 
     counts, parameters = parse.ranks(ranks), parse.parameters(set_ or [])
     times = {"alpha": alpha, "beta": beta, "gamma": gamma, "step": step, "call": call}
-    machine = _Machine(
+    options = _Options(
         source=_read(model, {**times, "inter-alpha": inter_alpha, "inter-beta": inter_beta})
         if model
         else _given(times, inter_alpha, inter_beta, per_node),
@@ -123,21 +124,21 @@ def command(
     ]
     with output.progress() as progress:
         tried = [
-            _case(entry, count, n, machine, root, parameters, algorithm == "all")
+            _case(entry, count, n, options, root, parameters, algorithm == "all")
             for entry, count, n in progress.track(calls, description="simulating")
         ]
     found = [case for case in tried if case]
     if plot is not None:
         _plot(plot, collective, found)
     if json:
-        output.facts({"model": machine.facts(), "cases": found})
+        output.facts({"model": options.facts(), "cases": found})
     else:
         _print(collective, found)
     return 0
 
 
 @dataclass(frozen=True)
-class _Machine:
+class _Options:
     """What the options say of the machine."""
 
     source: CostModel
@@ -168,7 +169,7 @@ class _Machine:
         self, entry: Algorithm, parameters: Mapping[str, Value], size: int
     ) -> tuple[Costs, bool]:
         """The costs of an algorithm on so many ranks, and whether they are its own."""
-        from mpicoll.registry import in_words
+        from mpicoll.schedule.parameters import in_words
 
         words = " ".join(filter(None, (entry.name, in_words(parameters))))
         return self.source.costs(entry.collective, words, size)
@@ -177,18 +178,19 @@ class _Machine:
         """The node of each rank."""
         return tuple(rank // self.per_node for rank in range(size)) if self.per_node else ()
 
-    def models(self, costs: Costs, size: int, nodes: tuple[int, ...]) -> list[Model]:
+    def machines(self, costs: Costs, size: int, nodes: tuple[int, ...]) -> list[Machine]:
         """The machine of each draw of stragglers; without any, one."""
-        from mpicoll.simulate.machine import Model
+        from mpicoll.simulate.machine import Machine
 
-        model = replace(Model.of(costs, parse.ATTOSECONDS, self.ports), nodes=nodes, slow=self.slow)
+        machine = Machine.of(costs, parse.ATTOSECONDS, self.ports)
+        machine = replace(machine, nodes=nodes, slow=self.slow)
         if not self.chance:
-            return [model]
+            return [machine]
         found = []
         for draw in range(self.draws):
             dice = random.Random(f"{self.seed} {size} {draw}")
             slow = {rank: self.factor for rank in range(size) if dice.random() < self.chance}
-            found.append(replace(model, slow={**slow, **self.slow}))
+            found.append(replace(machine, slow={**slow, **self.slow}))
         return found
 
 
@@ -257,7 +259,7 @@ def _case(
     entry: Algorithm,
     size: int,
     nbytes: int,
-    machine: _Machine,
+    options: _Options,
     root: int,
     given: dict[str, Value],
     one_of_many: bool,
@@ -265,16 +267,16 @@ def _case(
     """One case as plain values, times in seconds; None where it would take too long."""
     from mpicoll.simulate import TooLargeError, simulate
 
-    nodes, parameters = machine.nodes(size), dict(given)
-    costs, own = machine.costs(entry, given, size)
+    nodes, parameters = options.nodes(size), dict(given)
+    costs, own = options.costs(entry, given, size)
     if "nodes" in entry.parameters:
         named = parameters.setdefault("nodes", nodes)
         nodes = nodes or (named if isinstance(named, tuple) else ())
     try:
         with usage():
             results = [
-                simulate(entry, size, nbytes, model, root, parameters)
-                for model in machine.models(costs, size, nodes)
+                simulate(entry, size, nbytes, machine, root, parameters)
+                for machine in options.machines(costs, size, nodes)
             ]
     except UsageError as error:
         if not one_of_many or not isinstance(error.__cause__, TooLargeError):
@@ -285,8 +287,8 @@ def _case(
     complete, result = entry.complete(parameters), results[0]
     piece = next(iter(costs.links.values()))[0]
     numbers = (piece.alpha, piece.beta, costs.gamma)
-    textbook = machine.ports == 1 and not (costs.step or costs.call or machine.slow)
-    textbook &= not machine.chance and [len(p) for p in costs.links.values()] == [1]
+    textbook = options.ports == 1 and not (costs.step or costs.call or options.slow)
+    textbook &= not options.chance and [len(p) for p in costs.links.values()] == [1]
     return {
         "collective": entry.collective,
         "algorithm": entry.name,
@@ -295,8 +297,8 @@ def _case(
         "size": nbytes,
         "root": root if entry.definition.rooted else None,
         "time": median_low(drawn),
-        **({"slowest": drawn[-1], "draws": drawn} if machine.chance else {}),
-        "formula": entry.textbook(size, nbytes, *numbers, complete) if textbook else None,
+        **({"slowest": drawn[-1], "draws": drawn} if options.chance else {}),
+        "formula": entry.textbook_time(size, nbytes, *numbers, complete) if textbook else None,
         "bound": entry.definition.bound(size, nbytes, *numbers) if textbook else None,
         "own_costs": own,
         "rounds": entry.count("rounds", size, root, complete),

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from mpicoll.base.wording import plural
+from mpicoll.base.wording import intervals, plural
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.options import Json, Ranks, Set
 
 if TYPE_CHECKING:
-    from mpicoll.registry import Algorithm, Value
+    from mpicoll.registry import Algorithm
+    from mpicoll.schedule.parameters import Value
     from mpicoll.verify import Case
 
 
-class _Call(NamedTuple):
+class _Arguments(NamedTuple):
     algorithm: Algorithm
     size: int
     root: int
@@ -100,7 +101,7 @@ def _calls(
     written: tuple[int | str, ...],
     parameters: dict[str, Value],
     segments: tuple[int, ...],
-) -> Iterator[_Call]:
+) -> Iterator[_Arguments]:
     for algorithm in chosen:
         for size in sizes:
             if algorithm.misfit(size, parameters):
@@ -109,10 +110,10 @@ def _calls(
             settings = [parameters] if parameters else algorithm.tried(size, pieces)
             roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
             for root in roots:
-                yield from (_Call(algorithm, size, root, setting) for setting in settings)
+                yield from (_Arguments(algorithm, size, root, setting) for setting in settings)
 
 
-def _verify(calls: list[_Call]) -> list[Case]:
+def _verify(calls: list[_Arguments]) -> list[Case]:
     from mpicoll.verify import verify
 
     with output.progress() as progress:
@@ -123,7 +124,7 @@ def _verify(calls: list[_Call]) -> list[Case]:
 
 
 def _print(cases: list[Case]) -> None:
-    from mpicoll.registry import in_words
+    from mpicoll.schedule.parameters import in_words
 
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
@@ -131,7 +132,7 @@ def _print(cases: list[Case]) -> None:
     output.table(
         ("collective", "algorithm", "P", "cases", "verdict"),
         (
-            (*names, _span([c.size for c in group]), str(len(group)), _verdict(group))
+            (*names, intervals(sorted({c.size for c in group})), str(len(group)), _verdict(group))
             for names, group in groups.items()
         ),
         right=("cases",),
@@ -149,14 +150,3 @@ def _print(cases: list[Case]) -> None:
 def _verdict(group: list[Case]) -> str:
     wrong = sum(not case.ok for case in group)
     return f"{wrong} wrong" if wrong else "right"
-
-
-def _span(sizes: list[int]) -> str:
-    """Numbers as the shortest list of numbers and ranges, as -P takes it."""
-    parts: list[list[int]] = []
-    for size in sorted(set(sizes)):
-        if parts and parts[-1][-1] + 1 == size:
-            parts[-1] = [parts[-1][0], size]
-        else:
-            parts.append([size])
-    return ",".join("-".join(map(str, part)) for part in parts)

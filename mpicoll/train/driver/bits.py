@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll import algorithms, local, ops
+from mpicoll.base import processors
 from mpicoll.train import threads
 
-_CPUINFO = Path("/proc/cpuinfo")
 #: Ranks at most on which an algorithm is tried.
 _MOST = 32
 
@@ -75,14 +72,10 @@ def _fixed(size: int) -> list[str]:
 
 def machine() -> dict[str, str]:
     """Processor, NumPy and its BLAS library: what equal bits are promised for."""
-    name = platform.processor() or platform.machine()
-    if _CPUINFO.exists():
-        found = re.search(r"^model name\s*: (.*)", _CPUINFO.read_text(), re.M)
-        name = found[1].strip() if found else name
     built: Any = np.show_config(mode="dicts") or {}
     blas = built.get("Build Dependencies", {}).get("blas", {})
     return {
-        "processor": name,
+        "processor": processors.model_name(),
         "NumPy": np.__version__,
         "BLAS": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
     }
