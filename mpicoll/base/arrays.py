@@ -15,19 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "DEVICES",
-    "Stopwatch",
-    "host",
-    "hosted",
-    "library_of",
-    "on",
-    "put",
-    "room",
-    "stopwatch",
-    "use",
-]
-
 Array = NDArray[Any]
 
 #: Where a run can be.

@@ -9,8 +9,6 @@ from functools import cache
 
 from mpi4py import MPI
 
-__all__ = ["check", "is_forked", "parent", "stack_level", "warn_once"]
-
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
     MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",

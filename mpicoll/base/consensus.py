@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Problem", "agreed", "attempt", "from_rank_0", "together"]
-
 T = TypeVar("T")
 
 

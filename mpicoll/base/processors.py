@@ -7,8 +7,6 @@ import platform
 import re
 from pathlib import Path
 
-__all__ = ["cores", "model_name"]
-
 
 def cores() -> tuple[int, ...]:
     """Numbers of the cores that this process may run on."""

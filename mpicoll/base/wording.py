@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["PARAMETER", "intervals", "plural", "ranges"]
-
 PARAMETER = "A parameter of the algorithm, as segments=4, order=2,0,1,3 or nodes=0,0,1,1."
 
 

@@ -18,8 +18,6 @@ from mpicoll.buffers.buffer import Buffer
 from mpicoll.buffers.pair import operands
 from mpicoll.schedule.collectives import COLLECTIVES, Place
 
-__all__ = ["BUCKET", "Bucket", "buckets", "is_list"]
-
 #: Bytes from which on fusing gains nothing: latency is small beside the transfer.
 BUCKET = 1 << 20
 

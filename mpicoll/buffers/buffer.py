@@ -13,9 +13,6 @@ from mpicoll.buffers.packing import Packed
 from mpicoll.buffers.staged import OnDevice
 from mpicoll.cuda.arrays import DeviceArray
 
-__all__ = ["Buffer", "Kind", "View"]
-
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 

@@ -13,9 +13,6 @@ from mpi4py.util.dtlib import to_numpy_dtype
 from mpicoll.buffers.buffer import Kind
 from mpicoll.errors import Unsupported
 
-__all__ = ["kind_of"]
-
-
 #: Type codes of NumPy that name the same type in MPI ("E" does not: bfloat16 there, complex here).
 _CODES = frozenset("?bhilqBHILQefdgFDGcS")
 

@@ -19,8 +19,6 @@ from mpi4py import MPI
 from mpicoll.base import caller
 from mpicoll.base.wording import plural
 
-__all__ = ["Packed", "Part", "absolute", "is_flat", "strided", "typed"]
-
 Bytes = npt.NDArray[np.uint8]
 
 #: Most bytes packed at once: libraries may count them in a C int.

@@ -23,8 +23,6 @@ from mpicoll.buffers.parsing import parse
 from mpicoll.schedule.collectives import Collective, Place
 from mpicoll.schedule.layout import Layout
 
-__all__ = ["Operands", "check_apart", "differ", "no_place", "operands", "order_error"]
-
 Array = npt.NDArray[Any]
 
 

@@ -7,8 +7,6 @@ from mpicoll.cuda.arrays import DeviceArray
 from mpicoll.cuda.driver import driver
 from mpicoll.cuda.pinned import pinned
 
-__all__ = ["OnDevice"]
-
 
 class OnDevice(Packed):
     """Pinned memory that stands for bytes of an array in device memory.

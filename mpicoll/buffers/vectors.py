@@ -31,8 +31,6 @@ from mpicoll.schedule import layout
 from mpicoll.schedule.collectives import Collective, Place
 from mpicoll.schedule.layout import Layout
 
-__all__ = ["count", "operands", "parse_typed", "parse_vector"]
-
 
 def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tuple[Buffer, Layout]:
     """The memory of a vector, up to the end of its last block, and its blocks in elements."""

@@ -12,8 +12,6 @@ from mpicoll.comm.intracomm import Intracomm
 from mpicoll.cuda.registered import Registered
 from mpicoll.engine import progress
 
-__all__ = ["empty", "empty_on_device", "register"]
-
 
 def empty_on_device(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -> Any:
     """A CuPy array that long collectives of a communicator read and write where it lies.

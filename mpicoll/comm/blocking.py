@@ -13,8 +13,6 @@ from mpicoll.schedule.collectives import Place
 from mpicoll.schedule.methods import METHODS
 from mpicoll.schedule.parameters import Parameter
 
-__all__ = ["Blocking"]
-
 # The numbers of methods on the fast path.
 ALLREDUCE = METHODS["Allreduce"].fast
 REDUCE = METHODS["Reduce"].fast

@@ -30,8 +30,6 @@ from mpicoll.runtime.state import State
 from mpicoll.runtime.unavailable import Unavailable
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["bind", "choose", "handle_of", "on_host", "run", "start", "wait_for_streams"]
-
 
 def choose(state: State, call: Call, blocking: bool) -> Choice | None:
     """What serves a call that names no algorithm; None if it is chosen as on the host.

@@ -38,8 +38,6 @@ from mpicoll.schedule.methods import COUNTS, METHODS, Method
 from mpicoll.schedule.parameters import Parameter
 from mpicoll.tuning import NATIVE, Choice, placed
 
-__all__ = ["Dispatch", "fall_back"]
-
 
 class Arguments(NamedTuple):
     """A method, and its arguments as the caller gave them."""

@@ -12,9 +12,6 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
-__all__ = ["abort_on_exception", "end_job"]
-
-
 #: Seconds between an error's message and the end of the job: a launcher that is told to end it may
 #: drop what it has not yet read from its processes.
 GRACE = 0.3

@@ -14,8 +14,6 @@ from mpi4py import MPI
 from mpicoll.comm.dispatch import Dispatch
 from mpicoll.schedule.parameters import Parameter
 
-__all__ = ["Nonblocking"]
-
 
 class Nonblocking(Dispatch):
     """Collectives that are complete when their request is."""

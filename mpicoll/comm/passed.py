@@ -31,8 +31,6 @@ from mpicoll.schedule import methods
 from mpicoll.schedule.collectives import COLLECTIVES, Collective, Place
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["NEIGHBOURHOOD", "Intercomm", "Neighbourhood"]
-
 #: The neighbourhood collectives, as what they are to the time limit, trace and counters.
 NEIGHBOURHOOD = {
     name.lower(): replace(COLLECTIVES["barrier"], name=name.lower(), method=name, summary="")

@@ -15,8 +15,6 @@ from mpi4py import MPI
 from mpicoll.comm.dispatch import Dispatch
 from mpicoll.schedule.parameters import Parameter
 
-__all__ = ["Persistent"]
-
 
 class Persistent(Dispatch):
     """Collectives bound to their arguments, to be started many times."""

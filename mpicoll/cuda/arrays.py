@@ -19,8 +19,6 @@ import numpy.typing as npt
 from mpicoll.cuda.driver import driver, problem
 from mpicoll.errors import CudaError
 
-__all__ = ["DeviceArray", "current_stream", "is_device", "one_handle", "recognise"]
-
 #: DLPack's numbers of the memory of CUDA devices, and of what they share with the host.
 _DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
 #: Its types of elements, in NumPy's letters.

@@ -14,8 +14,6 @@ from typing import Any, Protocol, cast
 
 from mpicoll.errors import CudaError
 
-__all__ = ["Functions", "driver", "is_wanted", "problem", "use"]
-
 #: Modules of which each can bring arrays in device memory.
 _BRINGERS = ("cupy", "torch", "numba.cuda", "jax", "pycuda", "tensorflow")
 

@@ -10,8 +10,6 @@ from mpicoll import ops
 from mpicoll.cuda import kernels, keys
 from mpicoll.cuda.driver import driver
 
-__all__ = ["Folds"]
-
 _THREADS, _BLOCKS = 256, 512
 #: Bytes of a cell, see fold.cuh.
 CELL = 16

@@ -9,8 +9,6 @@ from typing import Any
 from mpicoll.cuda.keys import OPS, TYPES
 from mpicoll.cuda.launches import BULK, Limits
 
-__all__ = ["FAMILIES", "compiled", "enums", "names", "options", "source"]
-
 FAMILIES = ("copy", "plain", "whole", "narrow")
 FILES = ("fold.cuh", "exchange.cuh", "direct.cuh", "ring.cuh", "kernels.cu")
 

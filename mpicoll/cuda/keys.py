@@ -9,11 +9,6 @@ from typing import Any, NamedTuple
 
 from mpicoll import ops
 
-__all__ = [
-    "COLLECTIVES", "DIRECT", "OPS", "PHASES", "REDUCING", "RING", "TYPES", "LaunchKey",
-    "kernel_of", "key_of", "kind_of", "type_of",
-]  # fmt: skip
-
 OPS = tuple(op for op in ops.OPERATORS)
 #: The types that a GPU reduces, by the kernels' names of :mod:`mpicoll.ops`.
 TYPES = (

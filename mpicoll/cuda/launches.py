@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from mpicoll.cuda.keys import DIRECT, PHASES, REDUCING, LaunchKey, kernel_of, kind_of
 
-__all__ = ["Launch", "Limits", "launch_of"]
-
 #: Bytes of data in a row of packets, and where elements of 16 bytes stay whole; see exchange.cuh.
 ROW, ROW_WHOLE = 480, 448
 #: Bytes of a row on its way, which in bulk is all data; and of the line with the flag behind those.

@@ -11,8 +11,6 @@ from mpi4py import MPI
 
 from mpicoll.cuda import _driver
 
-__all__ = ["Facts", "facts_of", "problem", "ring", "ring_of", "unlinked"]
-
 #: Steps of the search for a ring.
 _MOST_STEPS = 100_000
 

@@ -7,8 +7,6 @@ import select
 import threading
 from collections.abc import Callable, Mapping
 
-__all__ = ["Watchdog"]
-
 
 class Watchdog:
     """Waits for the death of a process, beside everything else.

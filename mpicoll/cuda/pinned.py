@@ -18,8 +18,6 @@ from mpicoll.base import caller
 from mpicoll.cuda.driver import Functions, driver
 from mpicoll.errors import CudaError
 
-__all__ = ["KEPT", "pinned"]
-
 Bytes = npt.NDArray[np.uint8]
 
 #: Bytes of unused pinned memory that a process keeps.

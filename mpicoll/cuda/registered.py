@@ -21,8 +21,6 @@ from mpi4py import MPI
 from mpicoll.base.consensus import Problem, attempt, together
 from mpicoll.cuda import _driver
 
-__all__ = ["MOST", "TABLE", "Registered", "Registry"]
-
 #: Registered buffers that a communicator may have at a time.
 MOST = 256
 #: Bytes of the table of their addresses, for each rank.

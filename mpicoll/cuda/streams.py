@@ -14,8 +14,6 @@ from dataclasses import replace
 from mpicoll.cuda.arrays import DeviceArray
 from mpicoll.cuda.driver import driver
 
-__all__ = ["PeerCopies", "order", "release_streams", "stream_after"]
-
 #: The streams on which arrays of other devices are copied to the group's, by device.
 _STREAMS: dict[int, int] = {}
 

@@ -22,8 +22,6 @@ from mpi4py import MPI
 from mpicoll.engine import progress
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 
-__all__ = ["BLOCKING", "CALLS", "PERSISTENT", "Lane", "Lanes", "Pool"]
-
 _T = TypeVar("_T", bound=Hashable)
 
 #: MPI promises tags up to 32767.

@@ -17,8 +17,6 @@ from typing import NamedTuple
 from mpicoll.engine.plan import Fold, Move, Phase, Plan, PlannedMessage, Shape
 from mpicoll.engine.spans import Span, overlap, sub
 
-__all__ = ["LoweredFold", "LoweredPhase", "Operand", "Unit", "lower", "shortest_read"]
-
 
 class Operand(NamedTuple):
     """Bytes of a message, from an offset on (``receive``: its number in the phase); or, where that

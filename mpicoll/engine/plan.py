@@ -15,21 +15,6 @@ from mpicoll.engine.spans import Span
 from mpicoll.schedule.layout import Layout
 from mpicoll.schedule.parameters import Value
 
-__all__ = [
-    "BLOCKS",
-    "INPUT",
-    "MESSAGES",
-    "OUTPUT",
-    "PIECE",
-    "Fold",
-    "Move",
-    "Phase",
-    "Plan",
-    "PlannedChannel",
-    "PlannedMessage",
-    "Shape",
-]
-
 #: Buffers: the user's two, blocks in temporary space, and from here on one a channel's messages.
 INPUT, OUTPUT, BLOCKS, MESSAGES = 0, 1, 2, 3
 

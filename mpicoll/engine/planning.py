@@ -41,9 +41,6 @@ from mpicoll.schedule.layout import Layout
 from mpicoll.schedule.memory import Cell
 from mpicoll.schedule.steps import GIVEN, WORK
 
-__all__ = ["SPACE", "build"]
-
-
 #: Most receive space of a plan, bytes.
 SPACE = 64 << 20
 

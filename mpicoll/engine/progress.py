@@ -23,22 +23,6 @@ from typing import Protocol
 
 from mpi4py import MPI
 
-__all__ = [
-    "PATIENCE",
-    "Operation",
-    "add",
-    "is_running",
-    "lock",
-    "meanwhile",
-    "poll",
-    "pollers",
-    "remove",
-    "start",
-    "stop",
-    "under_way",
-    "until",
-]
-
 #: Polls without success before the processor is offered to others.
 PATIENCE = 50
 #: Seconds between two polls of a thread.

@@ -21,8 +21,6 @@ from mpicoll.engine.spans import Span
 from mpicoll.ops import Reduction
 from mpicoll.schedule import MAX_OPEN_CHANNELS
 
-__all__ = ["Execution", "Step", "fold_spans", "temporary_of"]
-
 #: ``step(kind, peer, bytes, channel, phase, start)`` notes what ends now.
 Step: TypeAlias = Callable[[str, int | None, int, int, int, float], None]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Span", "adjacent", "cut_out", "joined", "laid", "overlap", "sub"]
-
 
 class Span(NamedTuple):
     """Bytes of one buffer."""

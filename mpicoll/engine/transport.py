@@ -34,19 +34,6 @@ except (ImportError, ValueError) as error:
             f"it cannot be loaded ({error}): install mpicoll again with this MPI's mpicc on PATH"
         )
 
-__all__ = [
-    "TRANSPORTS",
-    "Execution",
-    "FastPath",
-    "Geometry",
-    "Starter",
-    "Transport",
-    "connect",
-    "engine_problem",
-    "geometry",
-    "memory_of",
-]
-
 #: What ``MPICOLL_TRANSPORT`` accepts: all there is; slots alone; MPI's messages alone.
 TRANSPORTS = ("auto", "shm", "mpi")
 

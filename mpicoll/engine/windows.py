@@ -14,8 +14,6 @@ from mpicoll.base import caller
 from mpicoll.engine import transport
 from mpicoll.errors import TransportWarning
 
-__all__ = ["MOST", "Windows"]
-
 #: Windows that a communicator may have at a time.
 MOST = 64
 

@@ -19,8 +19,6 @@ import numpy as np
 from mpicoll.ops import reductions
 from mpicoll.ops.reductions import Array, Reduction
 
-__all__ = ["EXACT", "SCHEDULES", "ExactSum", "reduction"]
-
 #: What it is called where algorithms are named.
 EXACT = "exact"
 

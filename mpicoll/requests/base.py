@@ -14,8 +14,6 @@ from mpicoll.engine import progress
 from mpicoll.runtime.state import State
 from mpicoll.runtime.watch import Patience, Ticket
 
-__all__ = ["Limited", "Watched", "fill"]
-
 
 class Watched(ABC):
     """A request that mpicoll looks after, beyond what the MPI library does."""

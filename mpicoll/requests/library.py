@@ -24,15 +24,6 @@ from mpicoll.runtime.observe import observing
 from mpicoll.runtime.state import State
 from mpicoll.runtime.watch import Ticket
 
-__all__ = [
-    "LibraryPrequest",
-    "LibraryRequest",
-    "OwnedPrequest",
-    "OwnedRequest",
-    "PersistentFallback",
-    "started",
-]
-
 
 class OwnedRequest(MPI.Request):
     """A request that keeps its operation's arguments alive as long as it is there."""

@@ -15,9 +15,6 @@ from mpi4py import MPI
 from mpicoll.engine import progress
 from mpicoll.requests.base import Watched
 
-__all__ = ["Anyone", "Completion"]
-
-
 Anyone: TypeAlias = Watched | MPI.Request
 
 

@@ -7,8 +7,6 @@ from abc import abstractmethod
 from mpicoll.requests.base import Watched
 from mpicoll.requests.several import Completion
 
-__all__ = ["Standalone", "StandalonePrequest"]
-
 
 class Standalone(Completion, Watched):
     """A request that is none of the MPI library's."""

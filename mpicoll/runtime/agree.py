@@ -27,8 +27,6 @@ from mpicoll.engine import progress
 from mpicoll.errors import Disagreement
 from mpicoll.schedule.parameters import Value
 
-__all__ = ["CallSignature", "Comparison", "compare", "schedule_hash", "share"]
-
 #: What ranks must have in common, by name; None: this rank cannot tell, or it need not be equal.
 CallSignature = Mapping[str, Any]
 

@@ -19,9 +19,6 @@ from mpicoll.schedule.methods import METHODS
 from mpicoll.schedule.parameters import Parameter
 from mpicoll.tuning import Choice
 
-__all__ = ["asked_for", "parse", "place_of", "summed_exactly"]
-
-
 #: MPI's operators by handle.
 _OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
 

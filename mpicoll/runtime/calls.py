@@ -27,8 +27,6 @@ from mpicoll.schedule.layout import Layout
 from mpicoll.schedule.methods import METHODS, OWN, Method
 from mpicoll.tuning import NATIVE, Choice
 
-__all__ = ["Call", "Prepared"]
-
 
 @dataclass(frozen=True)
 class Call:

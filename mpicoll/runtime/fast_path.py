@@ -22,8 +22,6 @@ from mpicoll.runtime.guard import Guard
 from mpicoll.runtime.plans import Plans, Runnable
 from mpicoll.schedule.methods import METHODS, Method
 
-__all__ = ["FastCalls"]
-
 #: The methods whose calls it tells by a number, in the order of these numbers.
 _NUMBERED = sorted(
     (method for method in METHODS.values() if method.fast is not None),

@@ -15,8 +15,6 @@ from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.watch import Ticket, Watch
 from mpicoll.schedule.collectives import Collective
 
-__all__ = ["Guard"]
-
 
 class Guard:
     """The checks before, the waits within and the failures of the calls on one communicator.

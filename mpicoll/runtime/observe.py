@@ -11,8 +11,6 @@ from mpicoll.engine import runner
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.state import State
 
-__all__ = ["Observation", "observe", "observing"]
-
 
 class Observation:
     """A call that begins now, and that the trace or hooks want to know of."""

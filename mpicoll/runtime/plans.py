@@ -16,8 +16,6 @@ from mpicoll.runtime.calls import Call
 from mpicoll.runtime.guard import Guard
 from mpicoll.tuning import Choice
 
-__all__ = ["PLANS", "SPACE", "Plans", "Runnable"]
-
 #: Plans kept for each communicator, and the bytes of temporary space that they may hold together.
 PLANS, SPACE = 256, 256 << 20
 

@@ -31,8 +31,6 @@ from mpicoll.runtime.staging import CHUNK, Chunk, cut
 from mpicoll.runtime.state import State
 from mpicoll.runtime.unavailable import Unavailable
 
-__all__ = ["SERVED", "Relay", "shares"]
-
 #: Collectives that it makes.
 SERVED = ("allreduce", "reduce", "reduce_scatter")
 #: Chunks under way.

@@ -20,8 +20,6 @@ from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.simulate.costs import CostModel
 from mpicoll.tuning import cost_files, rule_files
 
-__all__ = ["Settings", "policy_from", "read"]
-
 #: The variables of mpicoll's, those that other places read among them.
 VARIABLES = frozenset(
     {f"MPICOLL_{name.upper()}" for name in COLLECTIVES}

@@ -33,8 +33,6 @@ from mpicoll.runtime.state import State
 from mpicoll.runtime.unavailable import Unavailable
 from mpicoll.tuning import NATIVE
 
-__all__ = ["CHUNK", "SLOTS", "Area", "Chunk", "cut", "has_chunks", "run", "sized"]
-
 Bytes = npt.NDArray[np.uint8]
 
 #: Bytes of a chunk of the whole vector, and how many of them are under way.

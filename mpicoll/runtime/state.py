@@ -31,8 +31,6 @@ from mpicoll.runtime.settings import Settings, read
 from mpicoll.runtime.unavailable import Unavailable
 from mpicoll.runtime.watch import Watch
 
-__all__ = ["State", "Stats", "attach", "find"]
-
 _T = TypeVar("_T")
 
 

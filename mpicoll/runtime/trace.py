@@ -27,9 +27,6 @@ from typing import IO, Any
 
 from mpicoll.base.wording import plural
 
-__all__ = ["Tracer", "lines", "read"]
-
-
 _FILES: dict[str, IO[str]] = {}
 _LOCK = threading.Lock()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Unavailable"]
-
 
 class Unavailable(NamedTuple):
     """In place of what cannot be had; the same on all ranks."""

@@ -25,8 +25,6 @@ from mpi4py import MPI
 
 from mpicoll.base.wording import ranges
 
-__all__ = ["NOTICE_TAG", "Patience", "Ticket", "Watch"]
-
 #: Tag of the messages between ranks that wait: the last one that every MPI has, and no plan's.
 NOTICE_TAG = 32767
 #: Seconds to wait for the answers of ranks on other nodes, and between two looks for questions.

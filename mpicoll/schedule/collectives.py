@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from mpicoll.schedule.topology import ceil_log2
 
-__all__ = ["COLLECTIVES", "Collective", "Content", "collective"]
-
 
 class Content(NamedTuple):
     """What a block contains: contributions of ranks ``first .. last`` to ``item``."""

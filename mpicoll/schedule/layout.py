@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Layout", "displaced", "even", "part", "scaled"]
-
 
 class Layout(NamedTuple):
     """Where each block begins and how long it is, in elements."""

@@ -38,8 +38,6 @@ from mpicoll.schedule.steps import (
     number_of_blocks,
 )
 
-__all__ = ["Matching", "run"]
-
 
 class Open:
     """A round under way on one channel of one rank, and its number there."""

@@ -7,8 +7,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from mpicoll.schedule.steps import GIVEN, WORK
 
-__all__ = ["Blank", "Cell", "Memory", "ScheduleError", "Value"]
-
 Value = TypeVar("Value")
 
 

@@ -8,18 +8,6 @@ from functools import cached_property
 
 from mpicoll.schedule.collectives import COLLECTIVES, Collective
 
-__all__ = [
-    "ALL",
-    "COUNTS",
-    "EVEN",
-    "METHODS",
-    "NEIGHBOURHOOD",
-    "OWN",
-    "VARIANTS",
-    "Blocks",
-    "Method",
-]
-
 
 class Blocks(Enum):
     """How long the blocks of a method are."""

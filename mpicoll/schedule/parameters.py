@@ -7,17 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isqrt
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = [
-    "LABELS",
-    "NUMBER",
-    "PERMUTATION",
-    "Parameter",
-    "ParameterKind",
-    "Value",
-    "in_words",
-    "read_value",
-]
-
 #: What the caller passes for a parameter, and what a schedule gets.
 Parameter: TypeAlias = int | Sequence[int]
 Value: TypeAlias = int | tuple[int, ...]

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from mpicoll.schedule.collectives import Content
 from mpicoll.schedule.memory import Cell, Memory, ScheduleError
 
-__all__ = ["Arrivals", "Symbol", "SymbolMemory", "Symbols"]
-
 
 class Symbol(NamedTuple):
     """A value: contributions of the ranks in the bit mask to an item.

@@ -7,19 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-__all__ = [
-    "Node",
-    "Nodes",
-    "binomial_tree",
-    "ceil_log2",
-    "double_binary_tree",
-    "double_binary_tree_top",
-    "doubling",
-    "floor_log2",
-    "nodes_of",
-    "renamed",
-]
-
 
 class Node(NamedTuple):
     """One rank's place in a tree."""

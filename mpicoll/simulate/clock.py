@@ -21,8 +21,6 @@ from mpicoll.schedule.parameters import Parameter
 from mpicoll.simulate.machine import STEPS, Machine, Sizes
 from mpicoll.simulate.ports import Ports
 
-__all__ = ["Result", "Transfer", "check_call", "clock", "follow", "trace"]
-
 
 @dataclass(frozen=True)
 class Result:

@@ -26,8 +26,6 @@ try:
 except ImportError:  # not built: clock.py is there always
     _clock = None  # type: ignore[assignment]
 
-__all__ = ["available", "run"]
-
 #: Costs below this, and slowdowns, are multiplied in 128 bits.
 _LARGEST_COST, _LARGEST_SLOWDOWN = 1 << 62, 1 << 31
 _NO_END = (1 << 63) - 1

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["INTER", "INTRA", "CostModel", "Costs", "Curve", "Errors", "Evidence", "Piece"]
-
 #: Link between ranks of one node, and link between nodes.
 INTRA, INTER = "intra", "inter"
 

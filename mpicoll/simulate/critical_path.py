@@ -24,8 +24,6 @@ from mpicoll.simulate.clock import RoundPlace, Transfer, trace
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
 from mpicoll.simulate.machine import Machine
 
-__all__ = ["MOST_MESSAGES", "Path", "TooManyMessages", "critical_path", "evened", "reference"]
-
 # Picoseconds; most of a latency keeps no port busy.
 _STEP, _ALPHA, _BETA, _GAMMA = 900_000, 100_000, 100, 50
 _UNIT = 10**15  # of a second, where costs are given

@@ -12,8 +12,6 @@ from mpicoll.schedule.layout import part
 from mpicoll.schedule.steps import Elsewhere
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
 
-__all__ = ["STEPS", "Machine", "Sizes"]
-
 
 @dataclass(frozen=True)
 class Machine:

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 
 from mpicoll.schedule.matching import Pair
 
-__all__ = ["Key", "Ports"]
-
 #: Posted, position in its round, distance, channel, sender: in the order to go.
 Key = tuple[int, int, int, int, int]
 

@@ -18,8 +18,6 @@ from mpicoll.simulate.clock import Result
 from mpicoll.simulate.costs import INTER, INTRA
 from mpicoll.simulate.machine import Machine, Sizes
 
-__all__ = ["Plain", "SeveralMessagesError", "plain_rounds", "repeat", "sweep"]
-
 #: Times below this fit into NumPy's integers; longer ones are Python's, many times slower.
 _FITS = 1 << 62
 

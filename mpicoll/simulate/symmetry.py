@@ -9,8 +9,6 @@ from typing import Any
 from mpicoll.schedule import Block, Channel, Copy, Round, number_of_blocks
 from mpicoll.schedule.steps import Elsewhere
 
-__all__ = ["Program", "repeats_every", "weight"]
-
 #: The channels of one rank.
 Program = tuple[Channel, ...]
 

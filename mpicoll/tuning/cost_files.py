@@ -28,8 +28,6 @@ from mpicoll.base.files import checked_json, write_atomically
 from mpicoll.simulate.costs import CostModel, Costs, Curve, Errors, Evidence, Piece, check
 from mpicoll.tuning import rule_files
 
-__all__ = ["read", "write"]
-
 FORMAT = "model 1"
 
 

@@ -12,8 +12,6 @@ from mpicoll.base.consensus import from_rank_0
 from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.tuning import rules as tuning
 
-__all__ = ["DEFAULT", "PREFIX", "agreed", "written"]
-
 #: Of the keys that are mpicoll's, and the value that takes a hint back.
 PREFIX, DEFAULT = "mpicoll_", "default"
 

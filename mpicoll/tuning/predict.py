@@ -18,8 +18,6 @@ from mpicoll.simulate.machine import Machine
 from mpicoll.tuning import rules
 from mpicoll.tuning.rules import NATIVE, Choice
 
-__all__ = ["CURVE", "GENERAL", "OWN", "Prediction", "in_words", "predict", "ranking"]
-
 #: Which parameters a prediction is made with.
 OWN, GENERAL, CURVE = "own parameters", "general parameters", "curve through measurements"
 _UNIT = 10**15  # of a second, for simulations

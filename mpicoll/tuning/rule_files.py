@@ -21,8 +21,6 @@ from typing import Any, Literal
 from mpicoll.base.files import checked_json
 from mpicoll.tuning import rules as tuning
 
-__all__ = ["load", "rule_type"]
-
 
 def load(path: str) -> tuning.Table:
     """The rules of a tuning file.

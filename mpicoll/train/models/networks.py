@@ -18,8 +18,6 @@ from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.flat import require_names
 from mpicoll.train.models.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
 
-__all__ = ["MLP", "Batch", "Model", "Parameters", "Sequential", "convnet", "push_gradients"]
-
 Array = NDArray[Any]
 Parameters = Mapping[str, Array]
 Push = Callable[[str, "Array | None"], None]
