@@ -10,7 +10,7 @@ import pytest
 from mpicoll.cli import batch
 from mpicoll.cli.commands import doctor
 
-SCRIPTS = Path(__file__).parent.parent / "slurm"
+SCRIPTS = Path(__file__).parents[2] / "slurm"
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ def test_a_signal_to_one_rank_or_a_hang_shows_the_stacks_of_all(job):
         second()
         print("over", flush=True)
     """
-    status, out, err = job(2, script.replace("HERE", repr(str(Path(__file__).parent))))
+    status, out, err = job(2, script.replace("HERE", repr(str(Path(__file__).parents[1]))))
     assert status == 0, err
     assert out.count("over") == 2
     assert "in asks" in err and "in first" in err

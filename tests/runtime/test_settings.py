@@ -8,7 +8,7 @@ import pytest
 
 from mpicoll.runtime import settings
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "environment.rst"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "environment.rst"
 
 
 def test_the_variables_are_those_that_are_documented():

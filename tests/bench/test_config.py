@@ -9,7 +9,7 @@ from mpicoll.bench.config import Sweep, load
 from mpicoll.cli.app import app
 from mpicoll.schedule.methods import VARIANTS
 
-READY = sorted((Path(__file__).parent.parent / "benchmarks" / "sweeps").glob("*.toml"))
+READY = sorted((Path(__file__).parents[2] / "benchmarks" / "sweeps").glob("*.toml"))
 BENCH = get_command(app).commands["bench"]
 
 
