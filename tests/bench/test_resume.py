@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_bench_records import POINT, write
+from points import POINT, write
 
 from mpicoll.bench.pattern import element_type
 from mpicoll.bench.resume import Earlier, earlier, key

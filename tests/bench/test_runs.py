@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_bench_records import POINT, write
+from points import POINT, write
 
 from mpicoll.bench import records, runs
 
