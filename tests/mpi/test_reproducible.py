@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from mpicoll.buffers import Unsupported
 from mpicoll.comm import Intracomm
-from mpicoll.engine import plan, planning
+from mpicoll.engine import planning
 from mpicoll.ops import exact
 
 pytestmark = pytest.mark.mpi
@@ -114,7 +114,7 @@ def test_where_space_is_short_every_fold_is_still_whole(ours, monkeypatch):
         return made
 
     original = planning.build
-    monkeypatch.setattr(plan, "build", built)
+    monkeypatch.setattr(planning, "build", built)
     rows = contributions(3001, "f8")
     out = np.zeros(3001)
     ours.Allreduce(rows[RANK], out, reproducible=True)

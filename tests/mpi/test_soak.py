@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
 from mpicoll.engine import progress
-from mpicoll.runtime import state
+from mpicoll.runtime import plans
 
 pytestmark = pytest.mark.mpi
 
@@ -151,7 +151,7 @@ class Soak:
 @pytest.mark.skipif(P != 4, reason="once is enough: on 4 ranks")
 @pytest.mark.timeout(3000)
 def test_memory_does_not_grow_and_no_request_is_lost(monkeypatch):
-    monkeypatch.setattr(state, "PLANS", PLANS)
+    monkeypatch.setattr(plans, "PLANS", PLANS)
     comm = Intracomm(WORLD.Dup())
     soak = Soak(comm)
     sizes = {}
