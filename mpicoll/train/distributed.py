@@ -11,19 +11,17 @@ for epoch in range(1, 11):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.train.models.flat import Flat, described, require_names
 from mpicoll.train.optimizers import Optimizer, empty_state
 from mpicoll.train.ranks.workers import AllReduceWorkers, require_equal
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-Array = NDArray[Any]
 
 
 def broadcast_parameters(

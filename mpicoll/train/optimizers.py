@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpicoll import _kernels
+from mpicoll.base.arrays import Array
 
-Array = NDArray[Any]
 State = Mapping[str, Array]
 
 

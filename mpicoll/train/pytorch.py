@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.exchange import transfers
 from mpicoll.train.exchange import wire as formats
@@ -33,7 +33,6 @@ from mpicoll.train.ranks.workers import AllReduceWorkers, require_equal
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Array = NDArray[Any]
 
 __all__ = ["DistributedOptimizer", "TorchModel", "arrays"]
 

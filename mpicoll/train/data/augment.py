@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.train.data import draws
-
-Array = NDArray[Any]
 
 #: Uses of random numbers, apart from those of layers.
 _SHIFT, _FLIP = 1 << 32, (1 << 32) + 1

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.train.data import numpy_files
 from mpicoll.train.data.rows import Rows
 
 __all__ = ["DATASETS", "Dataset", "Feed", "Inputs", "from_arrays", "is_path", "load"]
 
-Array = NDArray[Any]
 Samples = NDArray[np.int64]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mpicoll.base.arrays import library_of
+from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data import augment
-from mpicoll.train.data.datasets import Array, Dataset, Samples
+from mpicoll.train.data.datasets import Dataset, Samples
 
 
 class Reading:

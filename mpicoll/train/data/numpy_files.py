@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.train.data.rows import Rows
 
-Array = NDArray[Any]
 #: Number of values of an array, and their type.
 Head = tuple[int, np.dtype[Any]]
 

@@ -7,9 +7,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-Array = NDArray[Any]
+from mpicoll.base.arrays import Array
 
 
 class Rows:

@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from mpicoll.base.arrays import Array
 
 _VERSION = 1
 _NAME = re.compile(r"(?:\.old-)?step-(\d{8,})")

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.data.datasets import Feed, Samples
@@ -41,7 +41,6 @@ from mpicoll.train.strategies import placement
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Array = NDArray[Any]
 
 #: Tags: to a data server, and from it.
 _WANTED, _BATCH = 1, 2

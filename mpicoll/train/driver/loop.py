@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpicoll.base import arrays
+from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import part
 from mpicoll.train import optimizers
 from mpicoll.train.config import Config
@@ -40,7 +40,6 @@ from mpicoll.train.strategies.training import Setup, Training
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Array = NDArray[Any]
 OnStep = Callable[[Step], "bool | None"]
 OnEpoch = Callable[[Epoch], "bool | None"]
 

@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.train.exchange.transfers import MakeTransfer, Transfer
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers
-
-Array = NDArray[Any]
 
 _LEAST, _MOST = 64 * 1024, 25_000_000
 

@@ -7,17 +7,14 @@ view that this rank owns, the sums over the ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import even, part
 from mpicoll.train.exchange import tree
 from mpicoll.train.exchange.wire import Codec, TopK
 from mpicoll.train.ranks.workers import Done, Started, Workers
-
-Array = NDArray[Any]
 
 
 class Transfer:

@@ -7,12 +7,12 @@ finite stays so, or makes its block so: a rank's overflow is seen by all.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from mpicoll.base.arrays import Array
+
 Bytes = NDArray[np.uint8]
 
 _BLOCK = 1024

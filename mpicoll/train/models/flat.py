@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-from mpicoll.base.arrays import library_of, put
-
-Array = NDArray[Any]
+from mpicoll.base.arrays import Array, library_of, put
 
 
 class Flat:

@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
-from mpicoll.base.arrays import library_of
+from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data import draws
 from mpicoll.train.data.batch import Batch
 
-Array = NDArray[Any]
 Shape = tuple[int, ...]
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mpicoll.base.arrays import library_of
+from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.flat import require_names
 from mpicoll.train.models.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
 
-Array = NDArray[Any]
 Parameters = Mapping[str, Array]
 Push = Callable[[str, "Array | None"], None]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import part
 from mpicoll.train.ranks.health import Health
 from mpicoll.train.ranks.waiting import is_complete, is_death, time_limit, wait_until
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-Array = NDArray[Any]
 
 #: A tag that neither a shard nor a data server has; the largest that every MPI allows.
 _TAG = 32767

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from numpy.typing import NDArray
-
 from mpicoll import algorithms
+from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import even, part
 from mpicoll.train.ranks.waiting import time_limit, wait_until
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-Array = NDArray[Any]
 
 
 class TrainingError(RuntimeError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.base.arrays import put
+from mpicoll.base.arrays import Array, put
 from mpicoll.train.ranks.waiting import wait_until
 from mpicoll.train.servers import messages
 from mpicoll.train.servers.messages import Message, tag
@@ -16,8 +16,6 @@ from mpicoll.train.servers.shard import Push, ShardRange
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-Array = NDArray[Any]
 
 
 class Client:

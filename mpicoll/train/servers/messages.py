@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.train.ranks.waiting import is_death
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Array = NDArray[Any]
 
 #: Directions: to a shard, to a worker, to the next replica of a shard, to the one before.
 TO_SERVER, TO_WORKER, FORWARD, BACK = range(4)

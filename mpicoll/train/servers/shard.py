@@ -10,15 +10,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.train.optimizers import Optimizer, empty_state
 from mpicoll.train.servers.consistency import Adaptive, Consistency
-
-Array = NDArray[Any]
 
 #: Ways to scale the learning rate of one worker's push.
 PUSH_RATES = ("share", "staleness", "full")

@@ -7,11 +7,10 @@ batch's, the mean over the ranks of what they become in one step is what all-red
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicoll.base.arrays import Array
 from mpicoll.base.wording import plural
 from mpicoll.train.config import Config
 from mpicoll.train.exchange import transfers
@@ -20,8 +19,6 @@ from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.strategies.allreduce import AllReduce
 from mpicoll.train.strategies.lockstep import Mixing, average
-
-Array = NDArray[Any]
 
 
 class PeriodicAverage:

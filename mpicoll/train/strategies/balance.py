@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from mpicoll.base.arrays import Array
 
 #: Steps from one choice of shares to the next, and how much of what was known before stays.
 _STEPS, _KEPT = 5, 0.5

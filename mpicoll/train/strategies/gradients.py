@@ -7,12 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.base.arrays import library_of
+from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.data.batch import Batch
@@ -21,8 +20,6 @@ from mpicoll.train.data.sampler import Sampler, shared
 from mpicoll.train.exchange import tree
 from mpicoll.train.models import Model, Parameters, push_gradients
 from mpicoll.train.models.flat import Flat
-
-Array = NDArray[Any]
 
 
 class Gradients:

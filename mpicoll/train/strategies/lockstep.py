@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.base.arrays import host, hosted, put
+from mpicoll.base.arrays import Array, host, hosted, put
 from mpicoll.train import optimizers
 from mpicoll.train.data.sampler import shared
 from mpicoll.train.exchange import tree
@@ -28,8 +28,6 @@ from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
 from mpicoll.train.strategies.training import Setup, Training
-
-Array = NDArray[Any]
 
 #: Steps without overflow after which the loss scale is doubled, and its highest value.
 _PATIENCE, _HIGHEST = 2000, 2.0**24

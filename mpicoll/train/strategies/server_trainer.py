@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.base.arrays import hosted
+from mpicoll.base.arrays import Array, hosted
 from mpicoll.train.ranks.health import RankLost
 from mpicoll.train.ranks.waiting import time_limit, wait_until
 from mpicoll.train.ranks.workers import raise_together, together
@@ -34,8 +34,6 @@ from mpicoll.train.servers.server import Server
 from mpicoll.train.servers.shard import Push, Shard
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.training import Setup, Training
-
-Array = NDArray[Any]
 
 #: What a snapshot holds of the run's counters; the others are as at the start.
 _COUNTERS = ("number", "updates", "skipped")

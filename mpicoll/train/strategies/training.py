@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mpicoll.base.arrays import put
+from mpicoll.base.arrays import Array, put
 from mpicoll.train import schedules
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
@@ -23,8 +22,6 @@ from mpicoll.train.strategies.gradients import Gradients
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
