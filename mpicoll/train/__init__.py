@@ -20,50 +20,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpicoll.train.config import Config
-    from mpicoll.train.data import Dataset
-    from mpicoll.train.data.augment import Augmentation
-    from mpicoll.train.data.batch import Batch
-    from mpicoll.train.data.sampler import DistributedSampler, Sampler
-    from mpicoll.train.distributed import (
-        DistributedOptimizer,
-        average_gradients,
-        broadcast_parameters,
-    )
-    from mpicoll.train.driver.console import main
-    from mpicoll.train.driver.failure_detector import failure_detector
-    from mpicoll.train.driver.loop import run
-    from mpicoll.train.models import MLP, Model, Sequential, convnet
-    from mpicoll.train.ranks.health import RankLost, leave
-    from mpicoll.train.ranks.workers import TrainingError
-    from mpicoll.train.records import Epoch, Result, Step
-    from mpicoll.train.servers.consistency import Consistency
-
-__all__ = [
-    "MLP",
-    "Augmentation",
-    "Batch",
-    "Config",
-    "Consistency",
-    "Dataset",
-    "DistributedOptimizer",
-    "DistributedSampler",
-    "Epoch",
-    "Model",
-    "RankLost",
-    "Result",
-    "Sampler",
-    "Sequential",
-    "Step",
-    "TrainingError",
-    "average_gradients",
-    "broadcast_parameters",
-    "convnet",
-    "failure_detector",
-    "leave",
-    "main",
-    "run",
-]
+    from mpicoll.train.config import Config as Config
+    from mpicoll.train.data import Dataset as Dataset
+    from mpicoll.train.data.augment import Augmentation as Augmentation
+    from mpicoll.train.data.batch import Batch as Batch
+    from mpicoll.train.data.sampler import DistributedSampler as DistributedSampler
+    from mpicoll.train.data.sampler import Sampler as Sampler
+    from mpicoll.train.distributed import DistributedOptimizer as DistributedOptimizer
+    from mpicoll.train.distributed import average_gradients as average_gradients
+    from mpicoll.train.distributed import broadcast_parameters as broadcast_parameters
+    from mpicoll.train.driver.console import main as main
+    from mpicoll.train.driver.failure_detector import failure_detector as failure_detector
+    from mpicoll.train.driver.loop import run as run
+    from mpicoll.train.models import MLP as MLP
+    from mpicoll.train.models import Model as Model
+    from mpicoll.train.models import Sequential as Sequential
+    from mpicoll.train.models import convnet as convnet
+    from mpicoll.train.ranks.health import RankLost as RankLost
+    from mpicoll.train.ranks.health import leave as leave
+    from mpicoll.train.ranks.workers import TrainingError as TrainingError
+    from mpicoll.train.records import Epoch as Epoch
+    from mpicoll.train.records import Result as Result
+    from mpicoll.train.records import Step as Step
+    from mpicoll.train.servers.consistency import Consistency as Consistency
 
 _HOMES = {
     "MLP": "models",
@@ -90,6 +69,8 @@ _HOMES = {
     "main": "driver.console",
     "run": "driver.loop",
 }
+
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
