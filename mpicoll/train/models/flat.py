@@ -8,6 +8,8 @@ from numpy.typing import DTypeLike
 
 from mpicoll.base.arrays import Array, library_of, put
 
+Parameters = Mapping[str, Array]
+
 
 class Flat:
     """Named arrays laid out one after the other in one vector.
@@ -29,7 +31,7 @@ class Flat:
 
     def __init__(
         self,
-        arrays: Mapping[str, Array],
+        arrays: Parameters,
         dtype: DTypeLike | None = None,
         out: Array | None = None,
     ) -> None:
@@ -57,7 +59,7 @@ class Flat:
             start += array.size
         self.assign(arrays)
 
-    def assign(self, arrays: Mapping[str, Array]) -> None:
+    def assign(self, arrays: Parameters) -> None:
         """Copy values of arrays with the same names and shapes.
 
         Raises:
@@ -99,7 +101,7 @@ def require_names(arrays: Collection[str], parameters: Collection[str]) -> None:
         )
 
 
-def described(parameters: Mapping[str, Array]) -> dict[str, str]:
+def described(parameters: Parameters) -> dict[str, str]:
     """What has to be the same of parameters on all ranks, by what it is of."""
     return {
         f"parameter {name}": f"{array.dtype} of shape {array.shape}"

@@ -6,7 +6,6 @@ Images have shape (samples, height, width, channels).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,8 +16,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data import draws
 from mpicoll.train.data.batch import Batch
+from mpicoll.train.models.flat import Parameters
 
 Shape = tuple[int, ...]
+#: Of `Layer.forward` and `Layer.backward`.
+Outputs = tuple[Array, Any]
+Slopes = tuple["Array | None", dict[str, Array]]
 
 
 class Layer(ABC):
@@ -33,15 +36,11 @@ class Layer(ABC):
         return {}
 
     @abstractmethod
-    def forward(
-        self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
-    ) -> tuple[Array, Any]:
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         """Outputs, and what `backward` needs. Without a batch this is evaluation."""
 
     @abstractmethod
-    def backward(
-        self, parameters: Mapping[str, Array], memory: Any, error: Array, first: bool
-    ) -> tuple[Array | None, dict[str, Array]]:
+    def backward(self, parameters: Parameters, memory: Any, error: Array, first: bool) -> Slopes:
         """Slopes of the loss by the inputs and by the parameters, from that by the outputs.
 
         The first layer of a model need not return that by the inputs.
@@ -69,16 +68,12 @@ class Dense(Layer):
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
         return _normal((shape[0], self.outputs), self.gain / shape[0], generator)
 
-    def forward(
-        self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
-    ) -> tuple[Array, Any]:
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         outputs = inputs @ parameters["weight"]
         outputs += parameters["bias"]
         return outputs, inputs
 
-    def backward(
-        self, parameters: Mapping[str, Array], memory: Array, error: Array, first: bool
-    ) -> tuple[Array | None, dict[str, Array]]:
+    def backward(self, parameters: Parameters, memory: Array, error: Array, first: bool) -> Slopes:
         gradients = {"weight": memory.T @ error, "bias": error.sum(axis=0)}
         return None if first else error @ parameters["weight"].T, gradients
 
@@ -105,9 +100,7 @@ class Convolution(Layer):
         inputs = self.width**2 * shape[2]
         return _normal((inputs, self.channels), 2.0 / inputs, generator)
 
-    def forward(
-        self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
-    ) -> tuple[Array, Any]:
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         half, width = self.width // 2, self.width
         padded = np.pad(inputs, ((0, 0), (half, half), (half, half), (0, 0)))
         patches = _patches(padded, width).reshape(-1, width**2 * inputs.shape[3])
@@ -116,12 +109,8 @@ class Convolution(Layer):
         return outputs.reshape(*inputs.shape[:3], self.channels), (patches, inputs.shape)
 
     def backward(
-        self,
-        parameters: Mapping[str, Array],
-        memory: tuple[Array, Shape],
-        error: Array,
-        first: bool,
-    ) -> tuple[Array | None, dict[str, Array]]:
+        self, parameters: Parameters, memory: tuple[Array, Shape], error: Array, first: bool
+    ) -> Slopes:
         patches, (samples, height, width, channels) = memory
         rows = error.reshape(-1, self.channels)
         gradients = {"weight": patches.T @ rows, "bias": rows.sum(axis=0)}
@@ -159,9 +148,7 @@ class MaxPool(Layer):
             )
         return (shape[0] // self.width, shape[1] // self.width, shape[2])
 
-    def forward(
-        self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
-    ) -> tuple[Array, Any]:
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         # A pass over the image for each place of a square: far quicker than a search in each.
         places = self._places(inputs)
         outputs = places[0].copy()
@@ -170,12 +157,8 @@ class MaxPool(Layer):
         return outputs, (inputs, outputs)
 
     def backward(
-        self,
-        parameters: Mapping[str, Array],
-        memory: tuple[Array, Array],
-        error: Array,
-        first: bool,
-    ) -> tuple[Array | None, dict[str, Array]]:
+        self, parameters: Parameters, memory: tuple[Array, Array], error: Array, first: bool
+    ) -> Slopes:
         """Of equal values the first was chosen."""
         inputs, outputs = memory
         slopes = library_of(error).zeros(inputs.shape, error.dtype)
@@ -198,15 +181,11 @@ class MaxPool(Layer):
 class ReLU(Layer):
     """What is above zero."""
 
-    def forward(
-        self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
-    ) -> tuple[Array, Any]:
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         outputs = np.maximum(inputs, 0)
         return outputs, outputs
 
-    def backward(
-        self, parameters: Mapping[str, Array], memory: Array, error: Array, first: bool
-    ) -> tuple[Array | None, dict[str, Array]]:
+    def backward(self, parameters: Parameters, memory: Array, error: Array, first: bool) -> Slopes:
         return error * (memory > 0), {}
 
 
@@ -229,15 +208,11 @@ class Reshape(Layer):
             )
         return wanted
 
-    def forward(
-        self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
-    ) -> tuple[Array, Any]:
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         wanted = self.output_shape(inputs.shape[1:])
         return inputs.reshape(len(inputs), *wanted), inputs.shape
 
-    def backward(
-        self, parameters: Mapping[str, Array], memory: Shape, error: Array, first: bool
-    ) -> tuple[Array | None, dict[str, Array]]:
+    def backward(self, parameters: Parameters, memory: Shape, error: Array, first: bool) -> Slopes:
         return error.reshape(memory), {}
 
 
@@ -257,9 +232,7 @@ class Dropout(Layer):
         if not 0 <= self.rate < 1:
             raise ValueError(f"dropout rate is {self.rate}: give a number from 0 to below 1")
 
-    def forward(
-        self, parameters: Mapping[str, Array], inputs: Array, batch: Batch | None
-    ) -> tuple[Array, Any]:
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         if batch is None or not self.rate:
             return inputs, None
         shape = inputs.shape
@@ -271,8 +244,8 @@ class Dropout(Layer):
         return inputs * kept, kept
 
     def backward(
-        self, parameters: Mapping[str, Array], memory: Array | None, error: Array, first: bool
-    ) -> tuple[Array | None, dict[str, Array]]:
+        self, parameters: Parameters, memory: Array | None, error: Array, first: bool
+    ) -> Slopes:
         return error if memory is None else error * memory, {}
 
 

@@ -14,10 +14,9 @@ import numpy as np
 
 from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data.batch import Batch
-from mpicoll.train.models.flat import require_names
+from mpicoll.train.models.flat import Parameters, require_names
 from mpicoll.train.models.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
 
-Parameters = Mapping[str, Array]
 Push = Callable[[str, "Array | None"], None]
 
 
