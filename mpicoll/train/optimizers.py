@@ -40,7 +40,7 @@ class Optimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Optimizer):
     """w = w - lr (g + decay w). With momentum m: v = m v + g + decay w, w = w - lr v.
 
     Attributes:
@@ -55,11 +55,9 @@ class SGD:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """See `Optimizer.slots`."""
         return ("velocity",) if self.momentum else ()
 
     def update(self, weights: Array, gradient: Array, state: State, lr: float, step: int) -> None:
-        """See `Optimizer.update`."""
         if _compiled(weights, gradient, *state.values()):
             velocity = _flat(state["velocity"]) if self.momentum else None
             rates = lr, self.momentum, self.decay
@@ -80,7 +78,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), and AdamW (Loshchilov and Hutter 2019).
 
     Attributes:
@@ -99,7 +97,6 @@ class Adam:
     slots = ("mean", "square")
 
     def update(self, weights: Array, gradient: Array, state: State, lr: float, step: int) -> None:
-        """See `Optimizer.update`."""
         mean, square = state["mean"], state["square"]
         correction, rate = 1 - self.beta2**step, lr / (1 - self.beta1**step)
         if _compiled(weights, gradient, mean, square):

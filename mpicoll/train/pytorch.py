@@ -14,7 +14,7 @@ PyTorch, and nothing else of mpicoll does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,7 +27,8 @@ from mpicoll.train.data.batch import Batch
 from mpicoll.train.exchange import transfers
 from mpicoll.train.exchange import wire as formats
 from mpicoll.train.exchange.buckets import Exchange
-from mpicoll.train.models.flat import Flat, described
+from mpicoll.train.models.flat import Flat, Parameters, described
+from mpicoll.train.models.networks import Push, PushingModel
 from mpicoll.train.ranks.workers import AllReduceWorkers, require_equal
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _trained(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]
     return (item for item in module.named_parameters() if item[1].requires_grad)
 
 
-class TorchModel:
+class TorchModel(PushingModel):
     """A module as a `mpicoll.train.Model`.
 
     A run trains the module's own parameters, from the values they have on rank 0 on: they become
@@ -87,21 +88,15 @@ class TorchModel:
         self._loss = loss or partial(torch.nn.functional.cross_entropy, reduction="none")
         self._parameters = dict(_trained(module))
         self._dtype = next(iter(self._parameters.values())).dtype
-        self._push: Callable[[str, Array | None], None] | None = None
+        self._push: Push | None = None
         for name, parameter in self._parameters.items():
             parameter.register_post_accumulate_grad_hook(partial(self._found, name))
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        """See `mpicoll.train.Model.initial_parameters`: those that the module has."""
+        # Those that the module has.
         return {name: array.copy() for name, array in arrays(self._module).items()}
 
-    def push_gradients(
-        self,
-        parameters: Mapping[str, Array],
-        batch: Batch,
-        push: Callable[[str, Array | None], None],
-    ) -> float:
-        """See `mpicoll.train.Model`: gradients are pushed as autograd finds them."""
+    def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
         self._bind(parameters)
         self._module.train()
         self._missing = dict.fromkeys(self._parameters)
@@ -118,18 +113,9 @@ class TorchModel:
             push(name, None)
         return total
 
-    def loss_and_gradients(
-        self, parameters: Mapping[str, Array], batch: Batch
-    ) -> tuple[float, dict[str, Array | None]]:
-        """See `mpicoll.train.Model.loss_and_gradients`."""
-        found: dict[str, Array | None] = {}
-        loss = self.push_gradients(parameters, batch, found.__setitem__)
-        return loss, {name: found[name] for name in parameters}
-
     def losses_and_scores(
-        self, parameters: Mapping[str, Array], inputs: Array, labels: Array
+        self, parameters: Parameters, inputs: Array, labels: Array
     ) -> tuple[Array, Array]:
-        """See `mpicoll.train.Model.losses_and_scores`."""
         self._bind(parameters)
         self._module.eval()
         with torch.no_grad():
@@ -143,7 +129,7 @@ class TorchModel:
         scores = self._module(values)
         return self._loss(scores, torch.from_numpy(labels).long()), scores
 
-    def _bind(self, parameters: Mapping[str, Array]) -> None:
+    def _bind(self, parameters: Parameters) -> None:
         """Let the module's parameters lie where those of the run are."""
         for name, parameter in self._parameters.items():
             array = parameters[name]

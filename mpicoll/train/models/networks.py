@@ -47,6 +47,20 @@ class Model(Protocol):
         """Loss of each sample, shape (samples,), and score of each class, (samples, classes)."""
 
 
+class PushingModel(Model, Protocol):
+    """A model that has it, and makes `loss_and_gradients` of it."""
+
+    def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
+        """This rank's share of the loss; its gradients go to `push`."""
+
+    def loss_and_gradients(
+        self, parameters: Parameters, batch: Batch
+    ) -> tuple[float, dict[str, Array | None]]:
+        found: dict[str, Array | None] = {}
+        loss = self.push_gradients(parameters, batch, found.__setitem__)
+        return loss, {name: found[name] for name in parameters}
+
+
 def push_gradients(model: Model, parameters: Parameters, batch: Batch, push: Push) -> float:
     """Loss of a batch; its gradients go to `push`, as they are found where the model can do that.
 
@@ -63,7 +77,7 @@ def push_gradients(model: Model, parameters: Parameters, batch: Batch, push: Pus
     return float(loss)
 
 
-class Sequential:
+class Sequential(PushingModel):
     """Layers one after the other, trained on the cross entropy of a softmax over the last outputs.
 
     Parameters are called `layer1.weight`, `layer1.bias`, ..., counting layers that have any.
@@ -100,7 +114,6 @@ class Sequential:
         return samples * (kept + prod(self.shapes[-1]))
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        """See `Model.initial_parameters`."""
         generator = np.random.default_rng(seed)
         parameters = {}
         for layer, shape, names in zip(self.layers, self.shapes[:-1], self._names, strict=True):
@@ -109,7 +122,6 @@ class Sequential:
         return parameters
 
     def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
-        """See `Model`: gradients of the last layer come first."""
         memories, values = [], batch.inputs
         for index, layer in enumerate(self.layers):
             values, memory = layer.forward(self._own(parameters, index), values, batch)
@@ -131,18 +143,9 @@ class Sequential:
                 push(self._names[index][name], gradients[name])
         return float(losses.sum(dtype=np.float64)) / batch.total
 
-    def loss_and_gradients(
-        self, parameters: Parameters, batch: Batch
-    ) -> tuple[float, dict[str, Array | None]]:
-        """See `Model.loss_and_gradients`."""
-        found: dict[str, Array | None] = {}
-        loss = self.push_gradients(parameters, batch, found.__setitem__)
-        return loss, {name: found[name] for name in parameters}
-
     def losses_and_scores(
         self, parameters: Parameters, inputs: Array, labels: Array
     ) -> tuple[Array, Array]:
-        """See `Model.losses_and_scores`."""
         values = inputs
         for index, layer in enumerate(self.layers):
             values, _ = layer.forward(self._own(parameters, index), values, None)
