@@ -10,6 +10,7 @@ scikit-learn is ever imported. Any other data come as an .npz file or a folder o
 from __future__ import annotations
 
 import gzip
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -29,23 +30,26 @@ __all__ = ["DATASETS", "Dataset", "Feed", "Inputs", "from_arrays", "is_path", "l
 Samples = NDArray[np.int64]
 
 
-class Feed(Protocol):
-    """What gives a rank the samples it trains on."""
+class Feed(ABC):
+    """What gives a rank the samples it trains on.
 
-    @property
-    def ahead(self) -> int:
-        """Batches to ask for before the one that is needed."""
+    Attributes:
+        ahead: Batches to ask for before the one that is needed.
+    """
 
-    def want(self, samples: Samples, epoch: int) -> None:
+    ahead = 0
+
+    def want(self, samples: Samples, epoch: int) -> None:  # noqa: B027 - may do nothing
         """These will be needed, after those that were wanted before."""
 
+    @abstractmethod
     def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
         """Inputs, augmented, and labels."""
 
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027
         """What was wanted will not be needed."""
 
-    def look(self) -> None:
+    def look(self) -> None:  # noqa: B027
         """Raise RankLost where a rank that gives samples, or is given some, has died."""
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data import augment
-from mpicoll.train.data.datasets import Dataset, Samples
+from mpicoll.train.data.datasets import Dataset, Feed, Samples
 
 
-class Reading:
+class Reading(Feed):
     """Reads samples when they are needed.
 
     Args:
@@ -19,26 +19,14 @@ class Reading:
         ValueError: Samples that are no images are to be augmented.
     """
 
-    ahead = 0
-
     def __init__(self, dataset: Dataset, seed: int, augmentation: str | None) -> None:
         self._dataset, self._seed = dataset, seed
         self._augmentation = None if augmentation is None else augment.parse(augmentation)
         self._image = (0, 0, 0) if self._augmentation is None else dataset.image
 
-    def want(self, samples: Samples, epoch: int) -> None:
-        """See `Feed.want`."""
-
     def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
-        """See `Feed.take`."""
         rows = library_of(self._dataset.train_labels).asarray(samples)
         inputs = self._dataset.train_inputs[rows]
         if self._augmentation is not None:
             inputs = self._augmentation.apply(inputs, self._image, self._seed, epoch, samples)
         return inputs, self._dataset.train_labels[rows]
-
-    def forget(self) -> None:
-        """See `Feed.forget`."""
-
-    def look(self) -> None:
-        """See `Feed.look`: there is none."""

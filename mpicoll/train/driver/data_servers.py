@@ -62,8 +62,8 @@ class _Coming:
     batch: Message
 
 
-class Served:
-    """As `Feed`, of samples that a data server reads.
+class Served(Feed):
+    """Samples that a data server reads.
 
     Args:
         comm: All ranks; nothing else with these tags is sent on it.
@@ -90,7 +90,6 @@ class Served:
         self._coming: deque[_Coming] = deque()
 
     def want(self, samples: Samples, epoch: int) -> None:
-        """See `Feed.want`."""
         if not len(samples):
             return
         question = Message(len(samples), np.dtype(np.int64))
@@ -102,7 +101,7 @@ class Served:
         self._coming.append(_Coming(samples, epoch, question, batch))
 
     def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
-        """See `Feed.take`; what was not asked for, or is next no more, is asked for now.
+        """Inputs, augmented, and labels; those not asked for, or not next, are asked for now.
 
         Raises:
             OSError: The data server could not read them.
@@ -125,12 +124,10 @@ class Served:
         return inputs, labels.astype(self._dataset.train_labels.dtype, copy=False)
 
     def forget(self) -> None:
-        """See `Feed.forget`."""
         while self._coming:
             self._next()
 
     def look(self) -> None:
-        """See `Feed.look`."""
         self._look()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from mpicoll.train.strategies.allreduce import AllReduce
 from mpicoll.train.strategies.lockstep import Mixing, average
 
 
-class PeriodicAverage:
+class PeriodicAverage(Mixing):
     """All parameters are averaged after every so many steps (local SGD; Stich 2019).
 
     The optimizer's arrays are averaged too.
@@ -35,17 +35,17 @@ class PeriodicAverage:
         self._workers, self._every = workers, every
 
     def mix(self, step: int, weights: Array, state: Sequence[Array]) -> None:
-        """See `Mixing.mix`."""
         if step % self._every == 0:
             average(self._workers, [weights, *state])
 
 
-class Gossip:
+class Gossip(Mixing):
     """Parameters are mixed with those of one or two neighbours after every step.
 
     The weights of the mixture are doubly stochastic, so that the mean over all ranks stays as it
     is: thirds with both neighbours on a ring, or halves with the rank 1, 2, 4, ... places before,
     another in each step (Assran et al. 2019). On 2^k ranks k such steps give every rank the mean.
+    The optimizer's arrays stay each rank's own.
 
     Args:
         workers: The ranks.
@@ -56,7 +56,6 @@ class Gossip:
         self._workers, self._graph = workers, graph
 
     def mix(self, step: int, weights: Array, state: Sequence[Array]) -> None:
-        """See `Mixing.mix`; the optimizer's arrays stay each rank's own."""
         distances = self._distances(step)
         received = np.empty_like(weights)
         own = weights.copy()
@@ -91,8 +90,7 @@ class _Apart(AllReduce):
                 )
 
     def is_exact(self, config: Config) -> bool:
-        """They are not: ranks are apart for a while."""
-        return False
+        return False  # ranks are apart for a while
 
     def _transfers(self, config: Config) -> MakeTransfer:
         return transfers.Stay
@@ -102,7 +100,6 @@ class LocalSGD(_Apart):
     """Parameters are averaged after every so many steps."""
 
     def describe(self, config: Config) -> str:
-        """How often."""
         return f"{config.strategy} averages every {plural(config.average_every, 'step')}"
 
     def _mixing(self, config: Config, workers: Workers) -> Mixing:
@@ -113,7 +110,6 @@ class Gossiping(_Apart):
     """Parameters are mixed with those of neighbours after every step."""
 
     def describe(self, config: Config) -> str:
-        """With which."""
         return f"{config.strategy} {config.graph} graph"
 
     def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
