@@ -157,26 +157,23 @@ class Config(Options):
             )
 
     def _check_numbers(self) -> None:
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr is {self.lr}: give a finite learning rate above 0, such as 0.1")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(
-                f"momentum is {self.momentum}: give 0 (plain SGD) or a number between 0 and 1"
-            )
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay is {self.weight_decay}: give 0 or a number above")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}: give a number from 0 to below 1")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ValueError(f"clip is {self.clip}: give a finite norm above 0, such as 1")
-        if self.hang_after is not None and not self.hang_after > 0:
-            raise ValueError(
-                f"hang_after is {self.hang_after}: give seconds above 0, such as 600, or nothing"
-            )
-        if self.loss_scale is not None and not (
-            self.loss_scale > 0 and math.frexp(self.loss_scale)[0] == 0.5
+        clip, seconds, scale = self.clip, self.hang_after, self.loss_scale
+        is_scale = scale is None or (scale > 0 and math.frexp(scale)[0] == 0.5)
+        for name, is_right, remedy in (
+            ("lr", 0 < self.lr < math.inf, "a finite learning rate above 0, such as 0.1"),
+            ("momentum", 0 <= self.momentum < 1, "0 (plain SGD) or a number between 0 and 1"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or a number above"),
+            ("dropout", 0 <= self.dropout < 1, "a number from 0 to below 1"),
+            ("clip", clip is None or 0 < clip < math.inf, "a finite norm above 0, such as 1"),
+            (
+                "hang_after",
+                seconds is None or seconds > 0,
+                "seconds above 0, such as 600, or nothing",
+            ),
+            ("loss_scale", is_scale, "a power of two, such as 1024"),
         ):
-            raise ValueError(f"loss_scale is {self.loss_scale}: give a power of two, such as 1024")
+            if not is_right:
+                raise ValueError(f"{name} is {getattr(self, name)}: give {remedy}")
 
     def worker_count(self, ranks: int) -> int:
         """How many of so many ranks compute gradients.

@@ -37,10 +37,12 @@ def require_fixed_order(algorithm: str, size: int) -> None:
     Raises:
         ValueError: With this one, a sum depends on where in the vector it is.
     """
-    if not has_fixed_order(algorithm, min(size, _MOST)):
+    tried = min(size, _MOST)
+    if not has_fixed_order(algorithm, tried):
+        known = [name for name in algorithms.names("allreduce") if has_fixed_order(name, tried)]
         raise ValueError(
             f"with {algorithm} the order of a sum depends on where in a bucket it is, so that bits "
-            f"depend on the bucket size: give {', '.join(_fixed(min(size, _MOST)))}"
+            f"depend on the bucket size: give {', '.join(known)}"
         )
 
 
@@ -64,10 +66,6 @@ def has_fixed_order(algorithm: str, size: int) -> bool:
 
 def _grouped(left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
     right[:] = (31 * left + 17 * right + 7) % 1_000_003
-
-
-def _fixed(size: int) -> list[str]:
-    return [name for name in algorithms.names("allreduce") if has_fixed_order(name, size)]
 
 
 def machine() -> dict[str, str]:

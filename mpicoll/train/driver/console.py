@@ -73,10 +73,11 @@ def _main(
         memory.make_room(workers, memory.reading(config))
         with together(workers, f"reading {config.dataset}"):
             dataset = load(config.dataset, config.data)
-        say = print if first and not as_json else _silent
+        say = print if first and not as_json else lambda *_, **__: None
         say(_header(config, comm.Get_size(), dataset))
         say(_COLUMNS)
-        with _progress_bar(first and _wanted(progress)) as on_step:
+        wanted = sys.stderr.isatty() if progress is None else progress
+        with _progress_bar(first and wanted) as on_step:
             result = run(
                 config,
                 comm,
@@ -123,10 +124,6 @@ def _report_lost(config: Config, comm: MPI.Intracomm) -> bool:
         ranks = ", ".join(map(str, lost))
         print(f"rank(s) {ranks} died, and others held what they did", file=sys.stderr, flush=True)
     return bool(lost)
-
-
-def _silent(*_: object, **__: object) -> None:
-    pass
 
 
 def _compare(config: Config, ranks: int, dataset: Dataset, result: Result) -> dict[str, Any]:
@@ -215,10 +212,6 @@ def _conclusion(facts: dict[str, Any]) -> str:
         f"largest difference of the weights from one process: {verdict['largest']:.1e} of the "
         f"largest value of {verdict['array']} ({bound}){hint}"
     )
-
-
-def _wanted(progress: bool | None) -> bool:
-    return sys.stderr.isatty() if progress is None else progress
 
 
 @contextmanager

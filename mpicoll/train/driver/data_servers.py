@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -208,16 +209,13 @@ class _DataServer:
             RankLost: A rank has died.
         """
         tally, start = _Tally(), time.perf_counter()
-        with signals.heard(self._hear):
+        with signals.heard(partial(setattr, self, "_signalled", True)):
             for client, question in self._open.items():
                 question.receive(self._comm, client, _WANTED)
             wait_until(lambda: not self._open, lambda: self._poll(tally))
             wait_until(lambda: not self._sending, self._sent)
         tally.seconds = time.perf_counter() - start
         return tally
-
-    def _hear(self) -> None:
-        self._signalled = True
 
     def _poll(self, tally: _Tally) -> bool:
         moved = self._sent()

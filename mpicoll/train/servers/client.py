@@ -50,10 +50,7 @@ class Client:
         dtype = weights.dtype
         self._outgoing = [Message(shard.end - shard.start, dtype) for shard in shard_ranges]
         self._questions = [Message(0, dtype) for _ in shard_ranges]
-        self._answers = {
-            number: Message(shard_ranges[number].end - shard_ranges[number].start, dtype)
-            for number in answering
-        }
+        self._answers = {number: self._outgoing[number].copy() for number in answering}
         self._versions = dict.fromkeys(answering, 0)
         self._asked: set[int] = set()  # whose answer is awaited
         self._pushed: set[int] = set()  # who has not answered since it was pushed to
@@ -182,28 +179,24 @@ class Listener(Client):
     def __init__(self, *args: Any, at_once: bool) -> None:
         super().__init__(*args)
         self._at_once = at_once
-        self._heads = {
-            number: np.zeros_like(self._answers[number].head) for number in self._answers
-        }
-        self._news = {number: np.zeros_like(a.values) for number, a in self._answers.items()}
+        self._news = {number: answer.copy() for number, answer in self._answers.items()}
         self._fresh: set[int] = set()
         self._listening: set[int] = set()
 
     def begin(self) -> None:
         super().begin()
         self._fresh.clear()
-        for number, head in self._heads.items():
-            head[messages.LAST], head[messages.FINAL] = -1.0, 0.0
+        for number, news in self._news.items():
+            news.head[messages.LAST], news.head[messages.FINAL] = -1.0, 0.0
             self._listening.add(number)
             self._receive(number)
 
     def pull(self, clock: int) -> float:
-        """See `Client.pull`; nothing is asked."""
         self._listen_until(lambda head: bool(head[messages.LAST] >= clock))
         self._take_over()
-        for number, head in self._heads.items():
-            self._versions[number] = int(head[messages.UPDATES])
-        return self._facts(self._heads[self._answering[0]])
+        for number, news in self._news.items():
+            self._versions[number] = int(news.head[messages.UPDATES])
+        return self._facts(self._news[self._answering[0]].head)
 
     def arrive(self) -> None:
         self._listen()
@@ -215,13 +208,13 @@ class Listener(Client):
             self._say(number, messages.LEAVE, flags=messages.FAILED * failed)
         self._listen_until(lambda head: bool(head[messages.FINAL]))
         self._take_over()
-        self._facts(self._heads[self._answering[0]])
+        self._facts(self._news[self._answering[0]].head)
         self._wait(lambda: all(m.done() for m in (*self._outgoing, *self._questions)))
 
     def _listen_until(self, enough: Callable[[NDArray[np.float64]], bool]) -> None:
         def done() -> bool:
             self._listen()
-            return all(enough(head) for head in self._heads.values())
+            return all(enough(news.head) for news in self._news.values())
 
         self._wait(done)
 
@@ -231,8 +224,7 @@ class Listener(Client):
             answer = self._answers[number]
             if not (answer.done() and self._questions[number].done()):
                 continue
-            self._heads[number][...] = answer.head
-            self._news[number][...] = answer.values
+            self._news[number].data[...] = answer.data
             self._fresh.add(number)
             if answer.head[messages.FINAL]:
                 self._listening.discard(number)
@@ -243,5 +235,5 @@ class Listener(Client):
     def _take_over(self) -> None:
         for number in self._fresh:
             shard = self._ranges[number]
-            put(self._weights[shard.start : shard.end], self._news[number])
+            put(self._weights[shard.start : shard.end], self._news[number].values)
         self._fresh.clear()

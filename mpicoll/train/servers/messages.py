@@ -47,6 +47,7 @@ class Message:
         data: All bytes.
         head: Numbers.
         values: The part of the vector.
+        lost: Whether the other rank has died meanwhile.
     """
 
     def __init__(self, count: int, dtype: np.dtype[Any]) -> None:
@@ -54,7 +55,7 @@ class Message:
         self.head = self.data[: 8 * _NUMBERS].view(np.float64)
         self.values: Array = self.data[8 * _NUMBERS :].view(dtype)
         self.request: MPI.Request | None = None
-        self._lost = self._receives = False
+        self.lost = self._receives = False
 
     def copy(self) -> Message:
         """Another with the same content, that is not under way."""
@@ -75,7 +76,7 @@ class Message:
 
     def done(self) -> bool:
         """Whether it is under way no more; never, if the other rank has died meanwhile."""
-        if self._lost:
+        if self.lost:
             return False
         if self.request is None:
             return True
@@ -87,19 +88,14 @@ class Message:
             return False
         # A receive from a rank that died may pass as complete, with nothing in it.
         if self._receives and not self.head[-1]:
-            self._lost = True
+            self.lost = True
             return False
         self.request = None
         return True
 
-    @property
-    def lost(self) -> bool:
-        """Whether the other rank has died meanwhile."""
-        return self._lost
-
     def cancel(self) -> None:
         """What has not arrived is awaited no more."""
-        if self.request is not None and not self._lost:
+        if self.request is not None and not self.lost:
             self.request.Cancel()
             self.request.Wait()
             self.request = None
@@ -115,4 +111,4 @@ class Message:
         """Go on as if nothing will come, if that is because a rank has died."""
         if not is_death(error):
             raise error
-        self._lost = True
+        self.lost = True

@@ -45,7 +45,7 @@ class Replica(Server):
         self._heard = self._new(whole=True)  # from the holder before
         self._said = self._new(whole=False)  # to it
         self._back = self._new(whole=False)  # from the holder behind
-        self._place()
+        self.regroup()
 
     @property
     def first(self) -> bool:
@@ -53,7 +53,7 @@ class Replica(Server):
         return self._before is None
 
     def poll(self) -> bool:
-        """See `Server.poll`; also move on what the holders tell each other."""
+        """Also move on what the holders tell each other."""
         moved = False
         while self._before is not None and self._heard.done():
             number, index = (int(self._heard.head[p]) for p in (messages.WORKER, messages.INDEX))
@@ -77,13 +77,9 @@ class Replica(Server):
         return (self.first and super().poll()) or moved
 
     def over(self) -> bool:
-        """See `Server.over`; also whether all holders have everything."""
+        """Also whether all holders have everything."""
         said = self.first or (self._said.done() and self._said.head[messages.INDEX] == self._kept)
         return super().over() and self._kept == self._taken and said
-
-    def regroup(self) -> None:
-        """Ranks have died: find the place in the row again."""
-        self._place()
 
     def free(self) -> None:
         super().free()
@@ -152,7 +148,8 @@ class Replica(Server):
 
     # --- the row ---
 
-    def _place(self) -> None:
+    def regroup(self) -> None:
+        """Ranks have died, or none yet: find the place in the row."""
         chain = self._health.chain(self._number)
         at = chain.index(self._rank)
         before = chain[at - 1] if at else None

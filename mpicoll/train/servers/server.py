@@ -60,7 +60,8 @@ class Server:
         self._fetching: dict[int, int] = {}  # slot of the optimizer that a worker asks for
         self.stop = False
         self._stop_clock = -1.0
-        self._receive_all()
+        for number in range(len(workers)):
+            self._receive(number)
 
     def begin(self, clock: int) -> None:
         """Workers start at a clock."""
@@ -96,10 +97,6 @@ class Server:
             message.cancel()
 
     # --- what comes ---
-
-    def _receive_all(self) -> None:
-        for number in range(len(self._ranks)):
-            self._receive(number)
 
     def _receive(self, number: int) -> None:
         source = self._ranks[number]

@@ -38,6 +38,7 @@ class Gradients:
     Attributes:
         flat: Gradients by name, in one vector: the first of `rows`.
         rows: Shape (slots, elements); the first of them are the sums of `tree.subtrees`.
+        feed: Where this rank's samples come from.
         sampler: Global batches of a step, `accumulate` batches each.
         speeds: Shape (count,): shares of a batch that parts take; None for even ones.
         losses: Shares of the loss of this rank's parts, of the last step.
@@ -69,7 +70,7 @@ class Gradients:
         self.flat = self._slots[0]
         samples = len(dataset.train_labels)
         self.sampler = Sampler(samples, self._batch * config.accumulate, config.seed)
-        self._feed = dataset.feed or Reading(dataset, config.seed, config.augment)
+        self.feed = dataset.feed or Reading(dataset, config.seed, config.augment)
         self.speeds: Array | None = None
         self.losses: list[float] = []
         self.finite = True
@@ -77,15 +78,15 @@ class Gradients:
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[NDArray[np.int64]]:
         """As `Sampler.batches`; the samples of this rank are asked for ahead of need."""
-        self._feed.forget()
+        self.feed.forget()
         coming: deque[NDArray[np.int64]] = deque()
         for samples in self.sampler.batches(epoch, done):
             coming.append(samples)
             batches = self._batches(samples)
             for index in self._parts:
                 for batch in batches:
-                    self._feed.want(self._cut(batch, index), epoch)
-            if len(coming) > self._feed.ahead:
+                    self.feed.want(self._cut(batch, index), epoch)
+            if len(coming) > self.feed.ahead:
                 yield coming.popleft()
         yield from coming
 
@@ -148,14 +149,10 @@ class Gradients:
 
     def _load(self, mine: NDArray[np.int64], epoch: int) -> tuple[Array, Array]:
         asked, processor = time.perf_counter(), time.process_time()
-        found = self._feed.take(mine, epoch)
+        found = self.feed.take(mine, epoch)
         self.loading += time.perf_counter() - asked
         self.loading_processor += time.process_time() - processor
         return found
-
-    def look(self) -> None:
-        """As `Feed.look`."""
-        self._feed.look()
 
     def failure(self, loss: float) -> FloatingPointError:
         """What to say of gradients that are not finite."""

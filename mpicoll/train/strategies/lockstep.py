@@ -149,7 +149,6 @@ class Trainer(Training):
             setattr(self, name, facts[name])
 
     def _whole(self, slot: str) -> Array:
-        """See `Training._whole`; on every rank."""
         whole = np.zeros_like(self.weights.vector)
         for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
             whole[start:end] = state[slot]
@@ -226,13 +225,14 @@ class Trainer(Training):
         computed = self._computed
         self.compute += computed
         self._share_out(len(samples), computed)
+        loss = float(tree.total_of_shards(self._losses)) / scale  # of the global batch
         waiting = min(exchange.reduced - exchange.computed, float(computed.max()) - mine)
         return Step(
             number=self.number,
             epoch=epoch,
             position=position,
             of=self.sampler.steps,
-            loss=math.nan if header[_NOT_FINITE] else self._loss() / scale,
+            loss=math.nan if header[_NOT_FINITE] else loss,
             lr=lr,
             skipped=skipped,
             compute=mine,
@@ -244,10 +244,6 @@ class Trainer(Training):
             began=start,
             spans=_spans(exchange, start),
         )
-
-    def _loss(self) -> float:
-        """Of the global batch, times the factor of the loss."""
-        return float(tree.total_of_shards(self._losses))
 
     def _share_out(self, samples: int, computed: Array) -> None:
         """A step was made: give each rank a share of the next ones that follows its speed."""

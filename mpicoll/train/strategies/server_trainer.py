@@ -66,14 +66,13 @@ class ServerTrainer(Training):
         workers.meanwhile = self._serve
 
     def close(self, failed: bool = False) -> None:
-        """See `Training.close`; after a death nothing is freed: MPI may not be able to."""
         if failed:
             with suppress(OSError):
                 self._write_traces()
         else:
             with together(self._workers, "writing the traces of the shards"):
                 self._write_traces()
-        if not self._workers.health.dead:
+        if not self._workers.health.dead:  # else MPI may not be able to
             for server in self._servers.values():
                 server.free()
             self._comm.Free()
@@ -83,13 +82,14 @@ class ServerTrainer(Training):
         if self._config.metrics is None or self._traced:
             return
         self._traced = True
+        # Files have the ranks that the shards had at the start.
+        first = self._worker_count if self._config.servers.isdigit() else 0
         for number, server in self._servers.items():
             if self._shards[number].rank == self._workers.rank:
-                name = f"shard-{number + self._first_server}.jsonl"
+                name = f"shard-{first + number}.jsonl"
                 _write_trace(Path(self._config.metrics) / name, server.shard)
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
-        """See `Training.steps`: a worker's own; a server has none."""
         first = self.number
         mine = 0.0
         for server in self._servers.values():
@@ -125,7 +125,7 @@ class ServerTrainer(Training):
         self.position = done + self.number - first
 
     def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """See `Training.snapshot`; of the same parts as in lockstep."""
+        # Of the same parts as in lockstep.
         facts = {name: getattr(self, name) for name in _COUNTERS}
         return hosted(self._arrays()), {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
 
@@ -236,12 +236,14 @@ class ServerTrainer(Training):
         return Server(*arguments)
 
     def _serve(self) -> bool:
-        self._source.look()
+        self._source.feed.look()
         if self._workers.health.look():
             self._regroup()
         moved = False
+        # The first shard says when to stop; a worker of the same rank asks it to.
+        may_stop = self._client is None and self._shards[0].rank == self._workers.rank
         for server in self._servers.values():
-            server.stop |= self.signalled and self._may_stop
+            server.stop |= self.signalled and may_stop
             moved |= server.poll()
         return moved
 
@@ -258,11 +260,6 @@ class ServerTrainer(Training):
                 server.regroup()
         if self._client is not None:
             self._client.renew(moved)
-
-    @property
-    def _may_stop(self) -> bool:
-        """Whether this rank's shard is the one that says when to stop, and it is no worker."""
-        return self._client is None and self._shards[0].rank == self._workers.rank
 
     # --- all ranks ---
 
@@ -293,7 +290,7 @@ class ServerTrainer(Training):
         if self._whole_here:
             # The order of pushes differs between ranks, and with it rounding or more: go on alike.
             self._put(None, self.weights.vector)
-            for slot in self._optimizer.slots:
+            for slot in self.slots:
                 whole = self._whole(slot)
                 self._workers.broadcast(whole)
                 self._put(slot, whole)
@@ -302,7 +299,7 @@ class ServerTrainer(Training):
         whole = np.zeros_like(self.weights.vector)
         if self._workers.rank == 0:
             assert self._client is not None
-            self._client.fetch(self._optimizer.slots.index(slot), whole)
+            self._client.fetch(self.slots.index(slot), whole)
         self._workers.meet()
         return whole
 
@@ -312,11 +309,6 @@ class ServerTrainer(Training):
             own = self._shards[number]
             target = server.shard.weights if slot is None else server.shard.state[slot]
             target[...] = whole[own.start : own.end]
-
-    @property
-    def _first_server(self) -> int:
-        """Rank that the first shard had at the start."""
-        return self._worker_count if self._config.servers.isdigit() else 0
 
 
 def _write_trace(path: Path, shard: Shard) -> None:

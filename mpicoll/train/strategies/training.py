@@ -56,6 +56,7 @@ class Training(ABC):
 
     Attributes:
         weights: Parameters.
+        slots: Names of the arrays that the optimizer keeps.
         sampler: Global batches of a step, `accumulate` batches each.
         number: Steps made, those skipped included.
         position: Steps made in the epoch.
@@ -72,6 +73,7 @@ class Training(ABC):
     def __init__(self, setup: Setup, index: int, count: int, own: int = 1) -> None:
         config, workers = self._config, self._workers = setup.config, setup.workers
         self.weights, self._optimizer = setup.weights, setup.optimizer
+        self.slots = setup.optimizer.slots
         self._source = Gradients(
             config, setup.dataset, setup.model, setup.weights, index, count, own
         )
@@ -88,20 +90,9 @@ class Training(ABC):
         return self.weights.views
 
     @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the arrays that the optimizer keeps."""
-        return self._optimizer.slots
-
-    @property
     def collectives(self) -> list[tuple[str, int]]:
         """Name and bytes of each that sums the gradients of a step; none where there are others."""
         return []
-
-    @property
-    def total_steps(self) -> int:
-        """Steps that the run makes if nothing ends it early."""
-        steps = self._config.epochs * self.sampler.steps
-        return steps if self._config.steps is None else min(steps, self._config.steps)
 
     @abstractmethod
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
@@ -145,7 +136,9 @@ class Training(ABC):
         """Learning rate of a step, counted from 1."""
         config = self._config
         base = config.lr * schedules.SCALINGS[config.lr_scaling](self._worker_count)
-        return schedules.rate(base, config.schedule, step, self.total_steps, config.warmup)
+        steps = config.epochs * self.sampler.steps
+        total = steps if config.steps is None else min(steps, config.steps)
+        return schedules.rate(base, config.schedule, step, total, config.warmup)
 
     def _arrays(self) -> dict[str, Array]:
         """The arrays of a snapshot: parameters, and those that the optimizer keeps."""
