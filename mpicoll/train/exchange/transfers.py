@@ -22,11 +22,11 @@ class Transfer:
 
     Args:
         own: First element and end, within the bucket, of what this rank updates.
-        plan: The collective.
+        plans: The collectives; the first starts with the transfer.
     """
 
-    def __init__(self, own: tuple[int, int], plan: Started) -> None:
-        self.own, self._plan = own, plan
+    def __init__(self, own: tuple[int, int], *plans: Started) -> None:
+        self.own, self._plan, self._plans = own, plans[0], plans
 
     def start(self) -> None:
         """The gradients of the bucket are final on this rank."""
@@ -49,7 +49,8 @@ class Transfer:
 
     def free(self) -> None:
         """It will not be started again."""
-        self._plan.Free()
+        for plan in self._plans:
+            plan.Free()
 
 
 MakeTransfer = Callable[[Workers, Array], Transfer]
@@ -87,8 +88,8 @@ class Scatter(Transfer):
 class _Lossy(Transfer):
     """What transfers in a narrow format share: error feedback (Seide et al. 2014)."""
 
-    def __init__(self, view: Array, codec: Codec, plan: Started) -> None:
-        super().__init__((0, view.size), plan)
+    def __init__(self, view: Array, codec: Codec, *plans: Started) -> None:
+        super().__init__((0, view.size), *plans)
         self._view = view
         self._codec = codec
         self._residual = np.zeros_like(view) if codec.feedback else None
@@ -123,8 +124,9 @@ class Narrow(_Lossy):
         self._received = np.zeros_like(self._rows)
         self._row = np.zeros(longest, np.uint8)
         self._collected = np.zeros_like(self._rows)
-        super().__init__(view, codec, workers.plan_exchange(self._rows, self._received))
+        there = workers.plan_exchange(self._rows, self._received)
         self._back = workers.plan_collect(self._row, self._collected)
+        super().__init__(view, codec, there, self._back)
 
     def start(self) -> None:
         self._add_residual()
@@ -138,7 +140,7 @@ class Narrow(_Lossy):
         super().start()
 
     def finish(self) -> None:
-        """See `Transfer.finish`: the way back starts here, in the same order everywhere."""
+        # The way back starts here, in the same order everywhere.
         super().finish()
         mine = self._parts[self._rank]
         total = np.zeros(mine.size, np.promote_types(mine.dtype, np.float32))
@@ -155,10 +157,6 @@ class Narrow(_Lossy):
         self._back.Wait()
         for row, target in zip(self._collected, self._parts, strict=True):
             self._codec.decode(self._filled(row, target), target)
-
-    def free(self) -> None:
-        super().free()
-        self._back.Free()
 
     def _filled(self, row: Array, values: Array) -> Array:
         return row[: self._codec.length(values.size)]
@@ -221,8 +219,8 @@ class TreeSum(Transfer):
             received.reshape(-1),
             [len(own) * count for own in nodes],
         )
-        super().__init__((0, length), plan)
         self._back = workers.plan_share(rows[0])
+        super().__init__((0, length), plan, self._back)
 
     def start(self) -> None:
         end = 0
@@ -237,10 +235,6 @@ class TreeSum(Transfer):
         self._target[...] = tree.total(self._sums, self._shards)
         self._back.Start()
         self._back.Wait()
-
-    def free(self) -> None:
-        super().free()
-        self._back.Free()
 
 
 def summing(codec: Codec | None, shards: int | None = None) -> MakeTransfer:

@@ -57,29 +57,22 @@ class Survivors(AllReduceWorkers):
         self._computing, self.health.holders = computing, holders
 
     def begin(self) -> None:
-        """See `Workers.begin`.
-
-        Raises:
-            RankLost: A rank died before.
-        """
-        self.gather(None)
+        self.gather(None)  # raises RankLost where a rank died before
         self.health.replaces = True
 
     def link(self) -> MPI.Intracomm:
-        """See `Workers.link`: that of these operations, with other tags than theirs."""
-        return self._link
+        return self._link  # that of these operations, with other tags than theirs
 
     def meet(self) -> None:
         self.gather(None)
 
     def share(self, length: int) -> tuple[int, int]:
-        """See `Workers.share`: ranks that only serve take nothing."""
-        if self.rank >= self._computing:
+        if self.rank >= self._computing:  # ranks that only serve take nothing
             return length, 0
         return part(length, self._computing, self.rank)
 
     def gather(self, fact: T) -> list[T]:
-        """See `Workers.gather`; None in place of what the dead would say."""
+        """The facts of all ranks; None in place of what the dead would say."""
         if self.rank:
             self._send(fact, 0)
             found: list[T] = self._receive(0)

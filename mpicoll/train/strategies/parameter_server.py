@@ -88,8 +88,7 @@ class ParameterServer(Strategy):
         return consistency.parse(config.consistency).kind == "bsp"
 
     def make(self, setup: Setup) -> Training:
-        """See `Strategy.make`; one process without MPI needs no server."""
-        if setup.comm is None:
+        if setup.comm is None:  # one process without MPI needs no server
             return AllReduce().make(setup)
         config, workers = setup.config, setup.workers
         with together(workers, "keeping replicas"):
