@@ -87,13 +87,22 @@ def said(name: str) -> str:
 def table() -> str:
     """The rooms and the files of the top, then the rooms of training, and what each holds."""
 
-    def rows(package: str, names: Iterable[str]) -> list[list[str]]:
-        paths = {name: f"{package}/{name}/__init__.py" for name in names}
-        found = {name: path for name, path in paths.items() if path in layers.sources()}
-        return [[f"``{package}/{name}/``", sentence(path)] for name, path in found.items()]
+    def rows(package: str, names: Iterable[str], ends: dict[str, str]) -> list[list[str]]:
+        paths = {
+            f"{package}/{n}{shown}": f"{package}/{n}{end}"
+            for n in names
+            for end, shown in ends.items()
+        }
+        return [
+            [f"``{name}``", sentence(path)]
+            for name, path in paths.items()
+            if path in layers.sources()
+        ]
 
-    found = rows("mpicoll", chain.from_iterable(floors()))
-    found += rows("mpicoll/train", re.findall(r"\w+", layers.ORDER["mpicoll.train"]))
+    room = {"/__init__.py": "/"}
+    top = [name for name in chain.from_iterable(floors()) if not name.startswith("__")]
+    found = rows("mpicoll", top, {**room, ".py": ".py", ".pyx": ".pyx"})
+    found += rows("mpicoll/train", re.findall(r"\w+", layers.ORDER["mpicoll.train"]), room)
     return "\n".join(list_table(["room", "what it holds"], found))
 
 

@@ -1,4 +1,4 @@
-"""Is a schedule right?  All ranks run on symbols instead of numbers.
+"""Whether a schedule is right: all ranks run on symbols instead of numbers.
 
 A value records which ranks have contributed to which item, and the expression by which it was made.
 So one run shows, for every number of elements, data type and operator: that every contribution

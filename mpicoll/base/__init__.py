@@ -1,1 +1,1 @@
-"""What any room may need: words, files, launchers; it needs nothing of mpicoll but its errors."""
+"""What every room may use: wording, files, launchers, processors, agreement of ranks."""

@@ -1,4 +1,4 @@
-"""GPUs: their memory, streams and kernels, and how messages between them travel.
+"""GPUs: which of them are linked, their memory, streams and kernels, and messages between them.
 
 Nothing here imports CuPy, PyTorch or another library of arrays: where a program brings one, its
 arrays are taken.  The driver's library is opened when the first array in device memory comes.

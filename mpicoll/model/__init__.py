@@ -1,4 +1,4 @@
-"""From measurements to parameters, predictions, choices and verdicts.
+"""From measurements of collectives to the parameters of a cost model, its predictions and rules.
 
 ``cells`` puts the repetitions of all launches together by what was measured; ``equations`` writes
 their times as sums over critical paths (:mod:`mpicoll.simulate.critical_path`), ``fit`` solves

@@ -1,4 +1,4 @@
-"""Requests: what a program holds of a call that has not ended."""
+"""Requests: the handles of calls that are not complete yet."""
 
 from mpicoll.requests.own import *
 from mpicoll.requests.own import __all__ as __all__

@@ -1,1 +1,1 @@
-"""What one communicator keeps, and how one call on it is carried out."""
+"""What one communicator keeps, how one call on it is carried out, and its time limit and checks."""

@@ -1,4 +1,4 @@
-"""Models: their layers and their parameters.
+"""Neural networks: their layers and their parameters.
 
 A layer holds no arrays: parameters and what ``forward`` remembers are passed in.  Images have shape
 (samples, height, width, channels).
