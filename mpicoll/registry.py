@@ -258,7 +258,7 @@ def register(
     fan_in: Count = lambda P: int(P > 1),
     textbook: Formula,
     reference: str,
-    blocks: Count = lambda P: 1,
+    blocks: Count | None = None,
     scratch: Count = lambda P: 0,
     needs: tuple[str, ...] = (),
     order: tuple[str, ...] = (),
@@ -270,7 +270,8 @@ def register(
     """Add an algorithm to the catalogue; see :class:`Algorithm` for the arguments.
 
     Counts left out are those of ranks that send one block and receive one message a round: the
-    depth is the rounds, the blocks sent are the messages, and the fan-in is 1.
+    depth is the rounds, the blocks sent are the messages, and the fan-in is 1.  There is one block
+    a rank where the collective needs it (see :class:`.Collective`), else one in all.
 
     Parameters are the schedule's arguments that have a default.  They are of the kind
     :data:`NUMBER` where ``kinds`` does not say otherwise.
@@ -278,7 +279,7 @@ def register(
     Raises:
         ValueError: the collective is unknown, or it has an algorithm of that name already.
     """
-    collectives.collective(collective)
+    definition = collectives.collective(collective)
     if (collective, name) in _CATALOGUE:
         raise ValueError(f"{collective} {name} is registered already")
     signature: Mapping[str, Any] = inspect.signature(schedule).parameters
@@ -301,7 +302,7 @@ def register(
         blocks_sent_max=blocks_sent_max,
         fan_in=fan_in,
         textbook=textbook,
-        blocks=blocks,
+        blocks=blocks or (per_rank if definition.block_per_rank else lambda P: 1),
         scratch=scratch,
         needs=needs,
         order=order,
