@@ -167,7 +167,8 @@ class Algorithm:
         self, name: str, size: int, root: int = 0, parameters: Mapping[str, Parameter] | None = None
     ) -> int:
         """One of the registered counts, such as ``rounds``; few depend on the root."""
-        return int(self._called(getattr(self, name), size, root=root, **self.complete(parameters)))
+        function: Count = getattr(self, name)
+        return int(function(size, **_wanted(function, self.complete(parameters), root)))
 
     def textbook_time(
         self,
@@ -179,13 +180,8 @@ class Algorithm:
         parameters: Mapping[str, Parameter] | None = None,
     ) -> float:
         """The formula of the textbooks, in the unit of alpha."""
-        numbers = (size, nbytes, alpha, beta, gamma)
-        return float(self._called(self.textbook, *numbers, **self.complete(parameters)))
-
-    def _called(self, function: Callable[..., Any], *numbers: float, **more: Any) -> Any:
-        """Call a registered function with those further arguments that it has."""
-        wanted = inspect.signature(function).parameters
-        return function(*numbers, **{key: more[key] for key in more if key in wanted})
+        more = _wanted(self.textbook, self.complete(parameters))
+        return float(self.textbook(size, nbytes, alpha, beta, gamma, **more))
 
     def complete(self, parameters: Mapping[str, Parameter] | None = None) -> dict[str, Value]:
         """Parameters with the defaults filled in.
@@ -232,14 +228,21 @@ class Algorithm:
         self, part: Callable[..., Schedule], size: int, root: int, complete: Mapping[str, Value]
     ) -> Callable[[int], tuple[Channel, ...]]:
         """Channels of a rank in the schedule, or in one of its parts, with all parameters given."""
-        more = {**complete, "root": root}
-        named = {name: more[name] for name in _arguments(part) if name in more}
+        named = _wanted(part, complete, root)
         return lambda rank: as_channels(part(rank, size, **named))
 
 
+def _wanted(
+    function: Callable[..., Any], complete: Mapping[str, Value], root: int = 0
+) -> dict[str, Any]:
+    """Those of the parameters and the root that a registered function takes."""
+    more = {**complete, "root": root}
+    return {name: more[name] for name in _arguments(function) if name in more}
+
+
 @cache
-def _arguments(part: Callable[..., Schedule]) -> tuple[str, ...]:
-    return tuple(inspect.signature(part).parameters)
+def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 _CATALOGUE: dict[tuple[str, str], Algorithm] = {}
