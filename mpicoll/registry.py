@@ -16,15 +16,26 @@ from typing import Any
 from mpicoll.base.wording import plural
 from mpicoll.schedule import Channel, Schedule, as_channels, collectives
 from mpicoll.schedule.collectives import Collective
-from mpicoll.schedule.parameters import NUMBER, Parameter, ParameterKind, Value
+from mpicoll.schedule.parameters import (
+    LABELS,
+    NUMBER,
+    PERMUTATION,
+    Parameter,
+    ParameterKind,
+    Value,
+)
 
 __all__ = [
     "COMMUTATIVE",
     "EQUAL_BLOCKS",
     "EVEN_SIZE",
+    "LABELS",
+    "NUMBER",
+    "PERMUTATION",
     "RANK_ORDER",
     "SAME_BITS",
     "Algorithm",
+    "ParameterKind",
     "catalogue",
     "find",
     "names",

@@ -19,9 +19,8 @@ from mpicoll.algorithms.hierarchical import (
     waits,
 )
 from mpicoll.algorithms.ring import allgather_ring, reduce_scatter_ring
-from mpicoll.registry import COMMUTATIVE, register
+from mpicoll.registry import COMMUTATIVE, LABELS, register
 from mpicoll.schedule import Channels, Recv, Send, pipelined, within
-from mpicoll.schedule.parameters import LABELS
 from mpicoll.schedule.steps import Rounds
 from mpicoll.schedule.topology import Nodes
 

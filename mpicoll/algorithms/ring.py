@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from mpicoll.registry import COMMUTATIVE, SAME_BITS, per_rank, register
+from mpicoll.registry import COMMUTATIVE, PERMUTATION, SAME_BITS, per_rank, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Send, channels, within
-from mpicoll.schedule.parameters import PERMUTATION
 from mpicoll.schedule.steps import Rounds
 
 _REFERENCE = (
