@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mpicoll.base.sizes import format_size
 from mpicoll.report.content import Mark, Section, Value, curve, microseconds
 from mpicoll.report.style import Line
 
@@ -197,7 +196,6 @@ def _dash(line: Line) -> str:
 
 def _figure(section: Section, title: str) -> Figure:
     axis = {"type": "log", "showgrid": True, "gridcolor": _GRID, "linecolor": _FAINT}
-    what = "size of the total vector [B]" if section.ranks else "number of ranks"
     measured = section.measured
     low, high = math.log2(max(1, measured[0])), math.log2(max(1, measured[-1]))
     margin = max(0.3, 0.04 * (high - low))
@@ -208,10 +206,10 @@ def _figure(section: Section, title: str) -> Figure:
             "title": {"text": title, "x": 0.01, "xanchor": "left", "font": {"size": 15}},
             "xaxis": {
                 **axis,
-                "title": {"text": what, "standoff": 8},
+                "title": {"text": section.axis, "standoff": 8},
                 "range": [(low - margin) * math.log10(2), (high + margin) * math.log10(2)],
                 "tickvals": measured,
-                "ticktext": labels(measured) if section.ranks else [*map(str, measured)],
+                "ticktext": section.ticks,
                 "zeroline": False,
             },
             "yaxis": {**axis, "automargin": True, "zeroline": False},
@@ -243,12 +241,6 @@ def _measured(figure: Figure) -> Iterable[float]:
     for trace in figure["data"]:
         if trace["meta"] >= 0:
             yield from trace["y"]
-
-
-def labels(sizes: Sequence[int]) -> list[str]:
-    """Labels of the sizes; where there are many, only of every so many."""
-    every = -(-len(sizes) // 7)
-    return [format_size(size) if i % every == 0 else "" for i, size in enumerate(sizes)]
 
 
 def positional(value: float) -> str:
