@@ -105,10 +105,13 @@ class Mark(Measured):
         return middle, max(0.0, middle - low), max(0.0, high - middle)
 
     def raw(self, most: int) -> list[float]:
-        """Repetitions, ascending: all, or so many of them, evenly by rank with both ends."""
+        """Repetitions, ascending: all, or so many of them, evenly by rank with both ends.
+
+        None of a single one, which is the median.
+        """
         ordered = sorted(chain(*self.launches.values()))
         if len(ordered) <= most:
-            return ordered
+            return ordered if len(ordered) > 1 else []
         return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
 
 
