@@ -92,23 +92,13 @@ def execute(
             start += length
         memories.append(Memory(given, definition.reads_through, fold))
     run(Matching(channels, nblocks, algorithm.scratch(size), memories))
-    return [
-        _output(memory, [*definition.wanted(place)], segments)
-        for place, memory in zip(places, memories, strict=True)
-    ]
-
-
-def _output(memory: Memory[Array], wanted: list[int], segments: int) -> Array | None:
-    if not wanted:
-        return None
-    pieces = []
-    for block in wanted:
-        for segment in range(segments):
-            cell = Cell(WORK, block, segment)
-            if cell not in memory.cells:
-                cell = Cell(GIVEN, block, segment)
-            pieces.append(memory.load(cell))
-    return np.concatenate(pieces)
+    outputs = []
+    for place, memory in zip(places, memories, strict=True):
+        cells = [
+            Cell(WORK, block, s) for block in definition.wanted(place) for s in range(segments)
+        ]
+        outputs.append(np.concatenate([memory.result(cell) for cell in cells]) if cells else None)
+    return outputs
 
 
 def _layout(

@@ -16,15 +16,26 @@ from typing import Any
 from mpicoll.base.wording import plural
 from mpicoll.schedule import Channel, Schedule, as_channels, collectives
 from mpicoll.schedule.collectives import Collective
-from mpicoll.schedule.parameters import NUMBER, Parameter, ParameterKind, Value
+from mpicoll.schedule.parameters import (
+    LABELS,
+    NUMBER,
+    PERMUTATION,
+    Parameter,
+    ParameterKind,
+    Value,
+)
 
 __all__ = [
     "COMMUTATIVE",
     "EQUAL_BLOCKS",
     "EVEN_SIZE",
+    "LABELS",
+    "NUMBER",
+    "PERMUTATION",
     "RANK_ORDER",
     "SAME_BITS",
     "Algorithm",
+    "ParameterKind",
     "catalogue",
     "find",
     "names",
@@ -167,7 +178,8 @@ class Algorithm:
         self, name: str, size: int, root: int = 0, parameters: Mapping[str, Parameter] | None = None
     ) -> int:
         """One of the registered counts, such as ``rounds``; few depend on the root."""
-        return int(self._called(getattr(self, name), size, root=root, **self.complete(parameters)))
+        function: Count = getattr(self, name)
+        return int(function(size, **_wanted(function, self.complete(parameters), root)))
 
     def textbook_time(
         self,
@@ -179,13 +191,8 @@ class Algorithm:
         parameters: Mapping[str, Parameter] | None = None,
     ) -> float:
         """The formula of the textbooks, in the unit of alpha."""
-        numbers = (size, nbytes, alpha, beta, gamma)
-        return float(self._called(self.textbook, *numbers, **self.complete(parameters)))
-
-    def _called(self, function: Callable[..., Any], *numbers: float, **more: Any) -> Any:
-        """Call a registered function with those further arguments that it has."""
-        wanted = inspect.signature(function).parameters
-        return function(*numbers, **{key: more[key] for key in more if key in wanted})
+        more = _wanted(self.textbook, self.complete(parameters))
+        return float(self.textbook(size, nbytes, alpha, beta, gamma, **more))
 
     def complete(self, parameters: Mapping[str, Parameter] | None = None) -> dict[str, Value]:
         """Parameters with the defaults filled in.
@@ -232,14 +239,21 @@ class Algorithm:
         self, part: Callable[..., Schedule], size: int, root: int, complete: Mapping[str, Value]
     ) -> Callable[[int], tuple[Channel, ...]]:
         """Channels of a rank in the schedule, or in one of its parts, with all parameters given."""
-        more = {**complete, "root": root}
-        named = {name: more[name] for name in _arguments(part) if name in more}
+        named = _wanted(part, complete, root)
         return lambda rank: as_channels(part(rank, size, **named))
 
 
+def _wanted(
+    function: Callable[..., Any], complete: Mapping[str, Value], root: int = 0
+) -> dict[str, Any]:
+    """Those of the parameters and the root that a registered function takes."""
+    more = {**complete, "root": root}
+    return {name: more[name] for name in _arguments(function) if name in more}
+
+
 @cache
-def _arguments(part: Callable[..., Schedule]) -> tuple[str, ...]:
-    return tuple(inspect.signature(part).parameters)
+def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 _CATALOGUE: dict[tuple[str, str], Algorithm] = {}
@@ -258,7 +272,7 @@ def register(
     fan_in: Count = lambda P: int(P > 1),
     textbook: Formula,
     reference: str,
-    blocks: Count = lambda P: 1,
+    blocks: Count | None = None,
     scratch: Count = lambda P: 0,
     needs: tuple[str, ...] = (),
     order: tuple[str, ...] = (),
@@ -270,7 +284,8 @@ def register(
     """Add an algorithm to the catalogue; see :class:`Algorithm` for the arguments.
 
     Counts left out are those of ranks that send one block and receive one message a round: the
-    depth is the rounds, the blocks sent are the messages, and the fan-in is 1.
+    depth is the rounds, the blocks sent are the messages, and the fan-in is 1.  There is one block
+    a rank where the collective needs it (see :class:`.Collective`), else one in all.
 
     Parameters are the schedule's arguments that have a default.  They are of the kind
     :data:`NUMBER` where ``kinds`` does not say otherwise.
@@ -278,7 +293,7 @@ def register(
     Raises:
         ValueError: the collective is unknown, or it has an algorithm of that name already.
     """
-    collectives.collective(collective)
+    definition = collectives.collective(collective)
     if (collective, name) in _CATALOGUE:
         raise ValueError(f"{collective} {name} is registered already")
     signature: Mapping[str, Any] = inspect.signature(schedule).parameters
@@ -301,7 +316,7 @@ def register(
         blocks_sent_max=blocks_sent_max,
         fan_in=fan_in,
         textbook=textbook,
-        blocks=blocks,
+        blocks=blocks or (per_rank if definition.block_per_rank else lambda P: 1),
         scratch=scratch,
         needs=needs,
         order=order,

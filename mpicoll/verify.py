@@ -9,13 +9,13 @@ left unmatched; and that the registered counts are what the schedule does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import Channel, Copy, Location, RecvReduce, Round, Send, Step, blocks
-from mpicoll.schedule.collectives import Collective, Place
+from mpicoll.schedule.collectives import Place
 from mpicoll.schedule.matching import Matching, run
 from mpicoll.schedule.memory import Blank, Cell, Memory, ScheduleError
 from mpicoll.schedule.parameters import Parameter, Value
@@ -114,6 +114,10 @@ def verify(
 # --- structure -------------------------------------------------------------------------------
 
 
+def _steps(program: Sequence[Channel]) -> Iterator[Step]:
+    return (step for channel in program for steps in channel.rounds for step in steps)
+
+
 def _reads(step: Step, nblocks: int, nscratch: int) -> tuple[Location, ...]:
     if isinstance(step, Copy):
         return blocks(step.src, nblocks, nscratch)
@@ -140,12 +144,11 @@ def _check_structure(rank: int, program: Sequence[Channel], nblocks: int, nscrat
     written: set[Location] = set()
     touched: dict[Location, set[int]] = {}
     for number, channel in enumerate(channels):
-        for steps in channel.rounds:
-            for step in steps:
-                writes = _writes(step, nblocks, nscratch)
-                written.update(writes)
-                for place in writes + _reads(step, nblocks, nscratch):
-                    touched.setdefault(place, set()).add(number)
+        for step in _steps([channel]):
+            writes = _writes(step, nblocks, nscratch)
+            written.update(writes)
+            for place in writes + _reads(step, nblocks, nscratch):
+                touched.setdefault(place, set()).add(number)
     for place in written:
         if len(touched[place]) > 1:
             raise ScheduleError(
@@ -156,11 +159,9 @@ def _check_structure(rank: int, program: Sequence[Channel], nblocks: int, nscrat
 
 def _check_read_only(program: Sequence[Channel], nblocks: int, nscratch: int) -> None:
     """Where input and output are one buffer, the root may not be allowed to write it."""
-    for channel in program:
-        for steps in channel.rounds:
-            for step in steps:
-                if any(place.space == WORK for place in _writes(step, nblocks, nscratch)):
-                    raise ScheduleError(f"the root writes its own buffer: {step}")
+    for step in _steps(program):
+        if any(place.space == WORK for place in _writes(step, nblocks, nscratch)):
+            raise ScheduleError(f"the root writes its own buffer: {step}")
 
 
 def _check_round(rank: int, steps: Round, nblocks: int, nscratch: int) -> None:
@@ -301,7 +302,7 @@ def _check_end(
             want = definition.end(place, block)
             ranks = (1 << want.last + 1) - (1 << want.first)
             for segment in range(segments):
-                found = _final(memory, Cell(WORK, block, segment), definition)
+                found = memory.result(Cell(WORK, block, segment))
                 wrong = ""
                 if found.item != want.item:
                     wrong = f"holds {found.item} instead of {want.item}"
@@ -318,11 +319,3 @@ def _check_end(
                     wrong = "was computed otherwise than on other ranks"
                 if wrong:
                     raise ScheduleError(f"rank {place.rank}, block {block} {wrong}")
-
-
-def _final(memory: Memory[Symbol], cell: Cell, definition: Collective) -> Symbol:
-    """A wanted block; one that no step wrote is copied from the input."""
-    given = memory.cells.get(Cell(GIVEN, cell.block, cell.segment))
-    if definition.reads_through or cell in memory.cells or given is None:
-        return memory.load(cell)
-    return given

@@ -14,14 +14,9 @@ subtree is the ranks up to the next multiple of that bit::
 
 from __future__ import annotations
 
-from mpicoll.registry import (
-    COMMUTATIVE,
-    EQUAL_BLOCKS,
-    RANK_ORDER,
-    SAME_BITS,
-    per_rank,
-    register,
-)
+from functools import partial
+
+from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS, RANK_ORDER, SAME_BITS, register
 from mpicoll.schedule import Recv, RecvReduce, Send
 from mpicoll.schedule.steps import Rounds
 from mpicoll.schedule.topology import binomial_tree, ceil_log2
@@ -145,11 +140,6 @@ def barrier_tree(rank: int, size: int) -> Rounds:
         yield Send(child, ())
 
 
-def _tree_rounds(P: int) -> int:
-    """Rounds of the busiest rank there and back: the root's, or its farthest child's."""
-    return 2 * ceil_log2(P)
-
-
 def blocks_in_subtrees(P: int) -> int:
     """Blocks that travel in a binomial gather: each rank but the root sends its subtree's."""
     return sum(min(place & -place, P - place) for place in range(1, P))
@@ -159,73 +149,55 @@ def _largest_subtree(P: int) -> int:
     return max((min(place & -place, P - place) for place in range(1, P)), default=0)
 
 
-register(
+_one_way = partial(
+    register,
+    rounds=ceil_log2,
+    messages=lambda P: P - 1,
+    reference=_REFERENCE,
+)
+_up_and_down = partial(
+    register,
+    rounds=lambda P: 2 * ceil_log2(P),
+    messages=lambda P: 2 * (P - 1),
+    reference=_REFERENCE,
+)
+_of_blocks = partial(
+    _one_way,
+    blocks_sent=blocks_in_subtrees,
+    textbook=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
+    needs=(EQUAL_BLOCKS,),
+)
+_one_way(
     "reduce",
     "binomial",
     reduce_binomial,
-    rounds=ceil_log2,
-    messages=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
     textbook=lambda P, n, a, b, g: ceil_log2(P) * (a + n * b + n * g),
     needs=(COMMUTATIVE,),
-    reference=_REFERENCE,
 )
-register(
+_one_way(
     "bcast",
     "binomial",
     bcast_binomial,
-    rounds=ceil_log2,
-    messages=lambda P: P - 1,
     blocks_sent_max=ceil_log2,
     textbook=lambda P, n, a, b, g: ceil_log2(P) * (a + n * b),
-    reference=_REFERENCE,
 )
-register(
+_of_blocks("gather", "binomial", gather_binomial, blocks_sent_max=_largest_subtree)
+_of_blocks("scatter", "binomial", scatter_binomial, blocks_sent_max=lambda P: P - 1)
+_up_and_down(
     "allreduce",
     "binomial",
     allreduce_binomial,
-    rounds=_tree_rounds,
-    messages=lambda P: 2 * (P - 1),
     blocks_sent_max=ceil_log2,
     textbook=lambda P, n, a, b, g: ceil_log2(P) * (2 * a + 2 * n * b + n * g),
     order=(RANK_ORDER, SAME_BITS),
-    reference=_REFERENCE,
 )
-register(
-    "gather",
-    "binomial",
-    gather_binomial,
-    rounds=ceil_log2,
-    messages=lambda P: P - 1,
-    blocks_sent=blocks_in_subtrees,
-    blocks_sent_max=_largest_subtree,
-    textbook=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
-    blocks=per_rank,
-    needs=(EQUAL_BLOCKS,),
-    reference=_REFERENCE,
-)
-register(
-    "scatter",
-    "binomial",
-    scatter_binomial,
-    rounds=ceil_log2,
-    messages=lambda P: P - 1,
-    blocks_sent=blocks_in_subtrees,
-    blocks_sent_max=lambda P: P - 1,
-    textbook=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
-    blocks=per_rank,
-    needs=(EQUAL_BLOCKS,),
-    reference=_REFERENCE,
-)
-register(
+_up_and_down(
     "barrier",
     "tree",
     barrier_tree,
-    rounds=_tree_rounds,
-    messages=lambda P: 2 * (P - 1),
     blocks_sent=lambda P: 0,
     blocks_sent_max=lambda P: 0,
     textbook=lambda P, n, a, b, g: 2 * ceil_log2(P) * a,
     blocks=lambda P: 0,
-    reference=_REFERENCE,
 )

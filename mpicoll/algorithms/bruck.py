@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mpicoll.registry import EQUAL_BLOCKS, per_rank, register
 from mpicoll.schedule import Copy, Recv, Send, given, scratch
 from mpicoll.schedule.steps import Rounds
@@ -57,31 +59,28 @@ def _moves(P: int) -> int:
     return sum(distance.bit_count() for distance in range(P))
 
 
-register(
-    "allgather",
-    "bruck",
-    allgather_bruck,
+_bruck = partial(
+    register,
     rounds=ceil_log2,
     messages=lambda P: P * ceil_log2(P),
-    blocks_sent=lambda P: P * (P - 1),
-    blocks_sent_max=lambda P: P - 1,
-    textbook=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
-    blocks=per_rank,
     symmetric=True,
     reference=_REFERENCE,
 )
-register(
+_bruck(
+    "allgather",
+    "bruck",
+    allgather_bruck,
+    blocks_sent=lambda P: P * (P - 1),
+    blocks_sent_max=lambda P: P - 1,
+    textbook=lambda P, n, a, b, g: ceil_log2(P) * a + (P - 1) / P * n * b,
+)
+_bruck(
     "alltoall",
     "bruck",
     alltoall_bruck,
-    rounds=ceil_log2,
-    messages=lambda P: P * ceil_log2(P),
     blocks_sent=lambda P: P * _moves(P),
     blocks_sent_max=_moves,
     textbook=lambda P, n, a, b, g: ceil_log2(P) * (a + n / 2 * b),
-    blocks=per_rank,
     scratch=per_rank,
     needs=(EQUAL_BLOCKS,),
-    symmetric=True,
-    reference=_REFERENCE,
 )

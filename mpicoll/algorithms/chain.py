@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mpicoll.registry import COMMUTATIVE, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Send, pipelined
 from mpicoll.schedule.steps import Rounds
@@ -50,56 +52,34 @@ def reduce_chain(rank: int, size: int, root: int, segments: int = 1, window: int
     return pipelined(one_segment(), segments, window)
 
 
-def _rounds(P: int, segments: int, window: int) -> int:
-    return segments * min(P - 1, 2)
-
-
 def _steps(P: int, segments: int, window: int) -> int:
     # With a window of one, a rank in the middle receives and sends by turns.
     turns = 2 if window == 1 and P > 2 else 1
     return P - 1 + turns * (segments - 1) if P > 1 else 0
 
 
-def _messages(P: int, segments: int, window: int) -> int:
-    return segments * (P - 1)
-
-
-def _sent_max(P: int, segments: int, window: int) -> int:
-    return segments * int(P > 1)
-
-
-def _bcast_time(
-    P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
-) -> float:
-    return _steps(P, segments, window) * (a + n / segments * b)
-
-
-def _reduce_time(
-    P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
-) -> float:
-    return _steps(P, segments, window) * (a + n / segments * (b + g))
-
-
-register(
+_chain = partial(
+    register,
+    rounds=lambda P, segments: segments * min(P - 1, 2),
+    depth=_steps,
+    messages=lambda P, segments: segments * (P - 1),
+    blocks_sent_max=lambda P, segments: segments * int(P > 1),
+    reference=_REFERENCE,
+)
+_chain(
     "bcast",
     "chain",
     bcast_chain,
-    rounds=_rounds,
-    depth=_steps,
-    messages=_messages,
-    blocks_sent_max=_sent_max,
-    textbook=_bcast_time,
-    reference=_REFERENCE,
+    textbook=lambda P, n, a, b, g, segments, window: (
+        _steps(P, segments, window) * (a + n / segments * b)
+    ),
 )
-register(
+_chain(
     "reduce",
     "chain",
     reduce_chain,
-    rounds=_rounds,
-    depth=_steps,
-    messages=_messages,
-    blocks_sent_max=_sent_max,
-    textbook=_reduce_time,
+    textbook=lambda P, n, a, b, g, segments, window: (
+        _steps(P, segments, window) * (a + n / segments * (b + g))
+    ),
     needs=(COMMUTATIVE,),
-    reference=_REFERENCE,
 )

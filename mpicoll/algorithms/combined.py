@@ -6,10 +6,11 @@ from functools import lru_cache
 
 from mpicoll.algorithms.binomial import blocks_in_subtrees, gather_binomial, scatter_binomial
 from mpicoll.algorithms.recursive import (
-    power_of_two,
+    log_blocks,
+    log_messages,
+    log_rounds,
     reduce_scatter_recursive_halving,
     sits_out,
-    sitting_out,
     stands_in,
 )
 from mpicoll.registry import COMMUTATIVE, per_rank, register
@@ -78,10 +79,6 @@ def _sent_most(P: int) -> int:
     return max(P - (not sits_out(v, P)) + min(v & -v, P - v) * (v > 0) for v in range(P))
 
 
-def _halving_messages(P: int) -> int:
-    return power_of_two(P) * floor_log2(P) + 2 * sitting_out(P)
-
-
 register(
     "bcast",
     "scatter_allgather",
@@ -103,11 +100,9 @@ register(
     "reduce_scatter_gather",
     reduce_reduce_scatter_gather,
     rounds=_busiest,
-    depth=lambda P: floor_log2(P) + ceil_log2(P) + 2 * (sitting_out(P) > 0),
-    messages=lambda P: _halving_messages(P) + P - 1,
-    blocks_sent=lambda P: (
-        P * (power_of_two(P) - 1) + sitting_out(P) * (P + 1) + blocks_in_subtrees(P)
-    ),
+    depth=lambda P: log_rounds(P) + ceil_log2(P),
+    messages=lambda P: log_messages(P) + P - 1,
+    blocks_sent=lambda P: log_blocks(P) + blocks_in_subtrees(P),
     blocks_sent_max=_sent_most,
     textbook=lambda P, n, a, b, g: (
         (floor_log2(P) + ceil_log2(P)) * a + (P - 1) / P * n * (2 * b + g)

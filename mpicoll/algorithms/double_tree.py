@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mpicoll.registry import COMMUTATIVE, SAME_BITS, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Send, channels, pipelined, then
 from mpicoll.schedule.steps import Rounds
@@ -93,14 +95,14 @@ def _nodes(P: int) -> list[tuple[Node, Node]]:
     return [(double_binary_tree(r, P, 0), double_binary_tree(r, P, 1)) for r in range(P)]
 
 
-def _rounds(P: int, segments: int, window: int) -> int:
+def _rounds(P: int, segments: int) -> int:
     # Interior and leaf take part in 2 rounds per neighbour side: children, parent, both ways.
     return segments * max(
         sum(2 * (bool(n.children) + (n.parent is not None)) for n in pair) for pair in _nodes(P)
     )
 
 
-def _blocks_sent_max(P: int, segments: int, window: int) -> int:
+def _blocks_sent_max(P: int, segments: int) -> int:
     # Up: one to the parent.  Down: one to each child.
     return segments * max(
         sum(len(n.children) + (n.parent is not None) for n in pair) for pair in _nodes(P)
@@ -114,27 +116,22 @@ def _steps(P: int, segments: int, window: int) -> int:
     return 0 if P == 1 else 8 * segments + 4 * ceil_log2(P) * -(-segments // window)
 
 
-def _textbook(
-    P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
-) -> float:
-    steps, share = _steps(P, segments, window), n / (2 * segments)
-    return steps * (a + share * b) + steps / 2 * share * g
-
-
-register(
+_double_binary_tree = partial(register, blocks=lambda P: 2, reference=_REFERENCE)
+_double_binary_tree(
     "allreduce",
     "double_binary_tree",
     allreduce_double_binary_tree,
     rounds=_rounds,
     depth=_steps,
-    messages=lambda P, segments, window: 4 * segments * (P - 1),
+    messages=lambda P, segments: 4 * segments * (P - 1),
     blocks_sent_max=_blocks_sent_max,
-    fan_in=lambda P, segments, window: min(2, P - 1) if P != 3 else 1,
-    textbook=_textbook,
-    blocks=lambda P: 2,
+    fan_in=lambda P: min(2, P - 1) if P != 3 else 1,
+    textbook=lambda P, n, a, b, g, segments, window: (
+        _steps(P, segments, window) * (a + n / (2 * segments) * b)
+        + _steps(P, segments, window) / 2 * (n / (2 * segments)) * g
+    ),
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),
-    reference=_REFERENCE,
 )
 
 
@@ -142,13 +139,13 @@ def _bcast_nodes(P: int) -> list[tuple[Node, Node]]:
     return _nodes(P - 1) if P > 1 else []
 
 
-def _bcast_rounds(P: int, segments: int, window: int) -> int:
+def _bcast_rounds(P: int, segments: int) -> int:
     # Everybody but the root receives in both trees, and sends where it is interior.
     inner = max((sum(2 if n.children else 1 for n in pair) for pair in _bcast_nodes(P)), default=0)
     return segments * max(inner, 2 * int(P > 1))
 
 
-def _bcast_sent_max(P: int, segments: int, window: int) -> int:
+def _bcast_sent_max(P: int, segments: int) -> int:
     inner = max((sum(len(n.children) for n in pair) for pair in _bcast_nodes(P)), default=0)
     return segments * max(inner, 2 * int(P > 1))
 
@@ -159,21 +156,15 @@ def _bcast_steps(P: int, segments: int, window: int) -> int:
     return 0 if P == 1 else 4 * segments + (2 * ceil_log2(P) + 1) * windows
 
 
-def _bcast_textbook(
-    P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
-) -> float:
-    return _bcast_steps(P, segments, window) * (a + n / (2 * segments) * b)
-
-
-register(
+_double_binary_tree(
     "bcast",
     "double_binary_tree",
     bcast_double_binary_tree,
     rounds=_bcast_rounds,
     depth=_bcast_steps,
-    messages=lambda P, segments, window: 2 * segments * (P - 1),
+    messages=lambda P, segments: 2 * segments * (P - 1),
     blocks_sent_max=_bcast_sent_max,
-    textbook=_bcast_textbook,
-    blocks=lambda P: 2,
-    reference=_REFERENCE,
+    textbook=lambda P, n, a, b, g, segments, window: (
+        _bcast_steps(P, segments, window) * (a + n / (2 * segments) * b)
+    ),
 )

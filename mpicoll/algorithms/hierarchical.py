@@ -17,9 +17,8 @@ from itertools import pairwise
 
 from mpicoll.algorithms.binomial import bcast_binomial
 from mpicoll.algorithms.ring import allreduce_ring
-from mpicoll.registry import COMMUTATIVE, SAME_BITS, per_rank, register
+from mpicoll.registry import COMMUTATIVE, LABELS, SAME_BITS, per_rank, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Send, pipelined, within
-from mpicoll.schedule.parameters import LABELS
 from mpicoll.schedule.steps import Rounds
 from mpicoll.schedule.topology import Nodes, binomial_tree, ceil_log2, nodes_of
 

@@ -8,6 +8,7 @@ ranks than there are columns, its owner j also stands in for the ranks with numb
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from mpicoll.algorithms.hierarchical import (
     REFERENCE,
@@ -18,9 +19,8 @@ from mpicoll.algorithms.hierarchical import (
     waits,
 )
 from mpicoll.algorithms.ring import allgather_ring, reduce_scatter_ring
-from mpicoll.registry import COMMUTATIVE, per_rank, register
+from mpicoll.registry import COMMUTATIVE, LABELS, register
 from mpicoll.schedule import Channels, Recv, Send, pipelined, within
-from mpicoll.schedule.parameters import LABELS
 from mpicoll.schedule.steps import Rounds
 from mpicoll.schedule.topology import Nodes
 
@@ -151,37 +151,33 @@ def _time(
     return segments * ((max(known.lengths) - 1) * within + (N - 1) * between)
 
 
-register(
+_of_blocks = partial(
+    register,
+    rounds=_rounds,
+    messages=_messages,
+    blocks_sent=_sent,
+    kinds={"nodes": LABELS},
+    reference=REFERENCE,
+)
+_of_blocks(
     "reduce_scatter",
     "hierarchical",
     reduce_scatter_hierarchical,
-    rounds=_rounds,
     depth=_scatter_steps,
-    messages=_messages,
-    blocks_sent=_sent,
     blocks_sent_max=lambda P, nodes, segments: (
         segments * (P - (_stood_in_for(known_nodes(P, nodes)) == 0))
     ),
     fan_in=most_received,
     textbook=_time,
-    blocks=per_rank,
     needs=(COMMUTATIVE,),
-    kinds={"nodes": LABELS},
-    reference=REFERENCE,
 )
-register(
+_of_blocks(
     "allgather",
     "hierarchical",
     allgather_hierarchical,
-    rounds=_rounds,
     depth=_gather_steps,
-    messages=_messages,
-    blocks_sent=_sent,
     blocks_sent_max=_gathered_max,
     fan_in=_gathered_at_once,
     textbook=lambda P, n, a, b, g, nodes, segments: _time(P, n, a, b, 0, nodes, segments),
-    blocks=per_rank,
-    kinds={"nodes": LABELS},
     depth_bound=True,
-    reference=REFERENCE,
 )

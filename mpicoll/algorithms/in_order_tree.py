@@ -50,18 +50,10 @@ def _ready(rank: int, size: int) -> int:
     return time
 
 
-def _rounds(P: int, segments: int, window: int, root: int) -> int:
+def _rounds(P: int, segments: int, root: int) -> int:
     if root:  # its own part of the tree, then the result
         return segments * (2 + bool(double_binary_tree(root, P, 0).children))
     return segments * min(P - 1, 2)
-
-
-def _messages(P: int, segments: int, window: int, root: int) -> int:
-    return segments * (P - 1 + (root != 0))
-
-
-def _sent_max(P: int, segments: int, window: int) -> int:
-    return segments * int(P > 1)
 
 
 def _depth(P: int, segments: int, window: int, root: int) -> int:
@@ -70,23 +62,19 @@ def _depth(P: int, segments: int, window: int, root: int) -> int:
     return one if segments == 1 else one * -(-segments // window) + 4 * segments
 
 
-def _textbook(
-    P: int, n: float, a: float, b: float, g: float, segments: int = 1, window: int = 8
-) -> float:
-    steps, share = _depth(P, segments, window, 0), n / segments
-    return steps * (a + share * b) + steps * share * g
-
-
 register(
     "reduce",
     "in_order_tree",
     reduce_in_order_tree,
     rounds=_rounds,
     depth=_depth,
-    messages=_messages,
-    blocks_sent_max=_sent_max,
-    fan_in=lambda P, segments, window: min(P - 1, 2) if P != 3 else 1,
-    textbook=_textbook,
+    messages=lambda P, segments, root: segments * (P - 1 + (root != 0)),
+    blocks_sent_max=lambda P, segments: segments * int(P > 1),
+    fan_in=lambda P: min(P - 1, 2) if P != 3 else 1,
+    textbook=lambda P, n, a, b, g, segments, window: (
+        _depth(P, segments, window, 0) * (a + n / segments * b)
+        + _depth(P, segments, window, 0) * (n / segments) * g
+    ),
     order=(RANK_ORDER,),
     reference=(
         "J. Pjesivac-Grbovic et al., Performance analysis of MPI collective operations, Cluster "

@@ -6,7 +6,9 @@ master's one port, P - 1 messages at a time.
 
 from __future__ import annotations
 
-from mpicoll.registry import RANK_ORDER, SAME_BITS, per_rank, register
+from functools import partial
+
+from mpicoll.registry import RANK_ORDER, SAME_BITS, register
 from mpicoll.schedule import Recv, RecvReduce, Send
 from mpicoll.schedule.steps import Rounds
 
@@ -168,108 +170,83 @@ def barrier_linear(rank: int, size: int) -> Rounds:
         yield Recv(0, ())
 
 
-register(
-    "reduce",
-    "linear",
-    reduce_linear,
+_to_or_from_root = partial(
+    register,
     rounds=lambda P: int(P > 1),
     depth=lambda P: P - 1,
     messages=lambda P: P - 1,
+    reference=_REFERENCE,
+)
+_there_and_back = partial(
+    register,
+    rounds=lambda P: 2 * int(P > 1),
+    depth=lambda P: 2 * (P - 1),
+    messages=lambda P: 2 * (P - 1),
+    fan_in=lambda P: P - 1,
+    reference=_REFERENCE,
+)
+_to_or_from_root(
+    "reduce",
+    "linear",
+    reduce_linear,
     blocks_sent_max=lambda P: int(P > 1),
     fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
     order=(RANK_ORDER,),
-    reference=_REFERENCE,
 )
-register(
+_to_or_from_root(
     "bcast",
     "linear",
     bcast_linear,
-    rounds=lambda P: int(P > 1),
-    depth=lambda P: P - 1,
-    messages=lambda P: P - 1,
     blocks_sent_max=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b),
-    reference=_REFERENCE,
 )
-register(
+_to_or_from_root(
     "gather",
     "linear",
     gather_linear,
-    rounds=lambda P: int(P > 1),
-    depth=lambda P: P - 1,
-    messages=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
     fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
-    blocks=per_rank,
-    reference=_REFERENCE,
 )
-register(
+_to_or_from_root(
     "scatter",
     "linear",
     scatter_linear,
-    rounds=lambda P: int(P > 1),
-    depth=lambda P: P - 1,
-    messages=lambda P: P - 1,
     blocks_sent_max=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
-    blocks=per_rank,
-    reference=_REFERENCE,
 )
-register(
+_there_and_back(
     "allreduce",
     "linear",
     allreduce_linear,
-    rounds=lambda P: 2 * int(P > 1),
-    depth=lambda P: 2 * (P - 1),
-    messages=lambda P: 2 * (P - 1),
     blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: 2 * (P - 1) * (a + n * b) + (P - 1) * n * g,
     order=(RANK_ORDER, SAME_BITS),
-    reference=_REFERENCE,
 )
-register(
+_there_and_back(
     "reduce_scatter",
     "linear",
     reduce_scatter_linear,
-    rounds=lambda P: 2 * int(P > 1),
-    depth=lambda P: 2 * (P - 1),
-    messages=lambda P: 2 * (P - 1),
     blocks_sent=lambda P: (P + 1) * (P - 1),
     blocks_sent_max=lambda P: P if P > 1 else 0,
-    fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b + n * g),
-    blocks=per_rank,
     order=(RANK_ORDER,),
-    reference=_REFERENCE,
 )
-register(
+_there_and_back(
     "allgather",
     "linear",
     allgather_linear,
-    rounds=lambda P: 2 * int(P > 1),
-    depth=lambda P: 2 * (P - 1),
-    messages=lambda P: 2 * (P - 1),
     blocks_sent=lambda P: (P + 1) * (P - 1),
     blocks_sent_max=lambda P: P * (P - 1),
-    fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (2 * a + (1 + 1 / P) * n * b),
-    blocks=per_rank,
-    reference=_REFERENCE,
 )
-register(
+_there_and_back(
     "barrier",
     "linear",
     barrier_linear,
-    rounds=lambda P: 2 * (P > 1),
-    depth=lambda P: 2 * (P - 1),
-    messages=lambda P: 2 * (P - 1),
     blocks_sent=lambda P: 0,
     blocks_sent_max=lambda P: 0,
-    fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: 2 * (P - 1) * a,
     blocks=lambda P: 0,
-    reference=_REFERENCE,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpicoll.registry import EVEN_SIZE, per_rank, register
+from mpicoll.registry import EVEN_SIZE, register
 from mpicoll.schedule import Recv, Send
 from mpicoll.schedule.steps import Rounds
 
@@ -52,7 +52,6 @@ register(
     blocks_sent=lambda P: P * (P - 1),
     blocks_sent_max=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: P // 2 * a + (P - 1) / P * n * b,
-    blocks=per_rank,
     needs=(EVEN_SIZE,),
     reference=(
         "J. Chen, L. Zhang, Y. Zhang, W. Yuan, Performance evaluation of allgather algorithms on "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mpicoll.registry import COMMUTATIVE, per_rank, register
+from functools import partial
+
+from mpicoll.registry import COMMUTATIVE, register
 from mpicoll.schedule import Copy, Recv, RecvReduce, Send, given
 from mpicoll.schedule.steps import Rounds
 
@@ -60,42 +62,37 @@ def alltoall_linear(rank: int, size: int) -> Rounds:
     )
 
 
-register(
+_one_by_one = partial(
+    register,
+    rounds=lambda P: P - 1,
+    messages=lambda P: P * (P - 1),
+    blocks_sent_max=lambda P: P - 1,
+    symmetric=True,
+    reference=_REFERENCE,
+)
+#: Registers a schedule in which every rank exchanges a block with every other one at once.
+all_at_once = partial(
+    _one_by_one,
+    rounds=lambda P: int(P > 1),
+    depth=lambda P: P - 1,
+    fan_in=lambda P: P - 1,
+)
+_one_by_one(
     "reduce_scatter",
     "pairwise",
     reduce_scatter_pairwise,
-    rounds=lambda P: P - 1,
-    messages=lambda P: P * (P - 1),
-    blocks_sent_max=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * (b + g)),
-    blocks=per_rank,
     needs=(COMMUTATIVE,),
-    symmetric=True,
-    reference=_REFERENCE,
 )
-register(
+_one_by_one(
     "alltoall",
     "pairwise",
     alltoall_pairwise,
-    rounds=lambda P: P - 1,
-    messages=lambda P: P * (P - 1),
-    blocks_sent_max=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
-    blocks=per_rank,
-    symmetric=True,
-    reference=_REFERENCE,
 )
-register(
+all_at_once(
     "alltoall",
     "linear",
     alltoall_linear,
-    rounds=lambda P: int(P > 1),
-    depth=lambda P: P - 1,
-    messages=lambda P: P * (P - 1),
-    blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
-    blocks=per_rank,
-    symmetric=True,
-    reference=_REFERENCE,
 )

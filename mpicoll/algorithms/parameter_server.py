@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mpicoll.algorithms.linear import gather_linear
+from mpicoll.algorithms.pairwise import all_at_once
 from mpicoll.registry import RANK_ORDER, SAME_BITS, per_rank, register
 from mpicoll.schedule import Recv, RecvReduce, Send
 from mpicoll.schedule.steps import Rounds
@@ -75,62 +78,45 @@ _REFERENCE = (
     "with every rank a server it is the direct-exchange reduce-scatter and all-gather"
 )
 
-register(
-    "allreduce",
-    "parameter_server",
-    allreduce_parameter_server,
+_push_and_pull = partial(
+    register,
     rounds=lambda P: 2 * int(P > 1),
     depth=lambda P: 2 * (P - 1),
-    messages=lambda P: 2 * P * (P - 1),
-    blocks_sent_max=lambda P: 2 * (P - 1),
     fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: 2 * (P - 1) * (a + n / P * b) + (P - 1) * n / P * g,
     blocks=per_rank,
-    order=(RANK_ORDER, SAME_BITS),
-    symmetric=True,
     reference=_REFERENCE,
 )
-register(
+_push_and_pull(
+    "allreduce",
+    "parameter_server",
+    allreduce_parameter_server,
+    messages=lambda P: 2 * P * (P - 1),
+    blocks_sent_max=lambda P: 2 * (P - 1),
+    order=(RANK_ORDER, SAME_BITS),
+    symmetric=True,
+)
+_push_and_pull(
     "reduce",
     "parameter_server",
     reduce_parameter_server,
     parts=(reduce_scatter_parameter_server, gather_linear),
-    rounds=lambda P: 2 * int(P > 1),
-    depth=lambda P: 2 * (P - 1),
     messages=lambda P: (P + 1) * (P - 1),
     blocks_sent_max=lambda P: P * int(P > 1),
-    fan_in=lambda P: P - 1,
-    textbook=lambda P, n, a, b, g: 2 * (P - 1) * (a + n / P * b) + (P - 1) * n / P * g,
-    blocks=per_rank,
     order=(RANK_ORDER,),
-    reference=_REFERENCE,
 )
-register(
+all_at_once(
     "allgather",
     "parameter_server",
     allgather_parameter_server,
-    rounds=lambda P: int(P > 1),
-    depth=lambda P: P - 1,
-    messages=lambda P: P * (P - 1),
-    blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
-    blocks=per_rank,
-    symmetric=True,
     reference=_REFERENCE,
 )
-register(
+all_at_once(
     "reduce_scatter",
     "parameter_server",
     reduce_scatter_parameter_server,
-    rounds=lambda P: int(P > 1),
-    depth=lambda P: P - 1,
-    messages=lambda P: P * (P - 1),
-    blocks_sent_max=lambda P: P - 1,
-    fan_in=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * (b + g)),
-    blocks=per_rank,
     order=(RANK_ORDER,),
-    symmetric=True,
     reference=_REFERENCE,
 )

@@ -7,8 +7,11 @@ The 2^k ranks that take part are numbered by *places*.
 
 from __future__ import annotations
 
-from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, per_rank, register
-from mpicoll.schedule import Recv, RecvReduce, Send
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, register
+from mpicoll.schedule import Block, Recv, RecvReduce, Send
 from mpicoll.schedule.steps import Rounds
 from mpicoll.schedule.topology import doubling, floor_log2
 
@@ -56,6 +59,29 @@ def _blocks_of(lo: int, hi: int, size: int) -> range:
     return range(lo + min(lo, pairs), hi + min(hi, pairs))
 
 
+def with_pairs(rank: int, size: int, vector: Block, among_places: Rounds) -> Rounds:
+    """An all-reduce of all ranks, from that of those which take part."""
+    if sits_out(rank, size):
+        yield Send(rank + 1, vector)
+        yield Recv(rank + 1, vector)
+        return
+    if stands_in(rank, size):
+        yield RecvReduce(rank - 1, vector)
+    yield from among_places
+    if stands_in(rank, size):
+        yield Send(rank - 1, vector)
+
+
+def reduce_and_gather(exchanges: Iterable[tuple[int, Block, Block]]) -> Rounds:
+    """Reduce what is mine of each (peer, mine, theirs); then gather it back, the last one first."""
+    done = []
+    for peer, mine, theirs in exchanges:
+        yield Send(peer, theirs), RecvReduce(peer, mine)
+        done.append((peer, mine, theirs))
+    for peer, mine, theirs in reversed(done):
+        yield Send(peer, mine), Recv(peer, theirs)
+
+
 def allreduce_recursive_doubling(rank: int, size: int) -> Rounds:
     """Partners at distance 1, 2, 4, ... exchange and add whole vectors.
 
@@ -69,17 +95,11 @@ def allreduce_recursive_doubling(rank: int, size: int) -> Rounds:
     of two, the first ranks pair up: the even one of a pair hands its vector to the odd one, sits
     out, and gets the result at the end; two more rounds.
     """
-    if sits_out(rank, size):
-        yield Send(rank + 1, 0)
-        yield Recv(rank + 1, 0)
-        return
-    if stands_in(rank, size):
-        yield RecvReduce(rank - 1, 0)
-    for distance in doubling(power_of_two(size)):
-        peer = rank_of(place_of(rank, size) ^ distance, size)
-        yield Send(peer, 0), RecvReduce(peer, 0)
-    if stands_in(rank, size):
-        yield Send(rank - 1, 0)
+    peers = (
+        rank_of(place_of(rank, size) ^ distance, size) for distance in doubling(power_of_two(size))
+    )
+    exchanges = ((Send(peer, 0), RecvReduce(peer, 0)) for peer in peers)
+    yield from with_pairs(rank, size, 0, exchanges)
 
 
 def allreduce_recursive_halving_doubling(rank: int, size: int) -> Rounds:
@@ -95,26 +115,17 @@ def allreduce_recursive_halving_doubling(rank: int, size: int) -> Rounds:
     2 log2(P) alpha + 2(P - 1)/P n beta + (P - 1)/P n gamma: the fewest bytes in few rounds.
     Partners double their distance while the vector halves, so that sums keep rank order.
     """
-    power = power_of_two(size)
-    everything = range(power)
-    if sits_out(rank, size):
-        yield Send(rank + 1, everything)
-        yield Recv(rank + 1, everything)
-        return
-    if stands_in(rank, size):
-        yield RecvReduce(rank - 1, everything)
-    place, mine, done = place_of(rank, size), everything, []
-    for distance in doubling(power):
-        peer = rank_of(place ^ distance, size)
-        middle = mine.start + len(mine) // 2
-        halves = range(mine.start, middle), range(middle, mine.stop)
-        mine, theirs = halves if not place & distance else halves[::-1]
-        yield Send(peer, theirs), RecvReduce(peer, mine)
-        done.append((peer, mine, theirs))
-    for peer, mine, theirs in reversed(done):
-        yield Send(peer, mine), Recv(peer, theirs)
-    if stands_in(rank, size):
-        yield Send(rank - 1, everything)
+    place, everything = place_of(rank, size), range(power_of_two(size))
+
+    def halves() -> Iterator[tuple[int, range, range]]:
+        mine = everything
+        for distance in doubling(len(everything)):
+            middle = mine.start + len(mine) // 2
+            parts = range(mine.start, middle), range(middle, mine.stop)
+            mine, theirs = parts if not place & distance else parts[::-1]
+            yield rank_of(place ^ distance, size), mine, theirs
+
+    yield from with_pairs(rank, size, everything, reduce_and_gather(halves()))
 
 
 def reduce_scatter_recursive_halving(rank: int, size: int) -> Rounds:
@@ -178,12 +189,19 @@ def allgather_recursive_doubling(rank: int, size: int) -> Rounds:
         yield Send(rank - 1, range(size))
 
 
-def _log_rounds(P: int) -> int:
+def log_rounds(P: int) -> int:
+    """Rounds of one pass, and of the pairs before and after it."""
     return floor_log2(P) + 2 * (sitting_out(P) > 0)
 
 
-def _log_messages(P: int) -> int:
+def log_messages(P: int) -> int:
+    """Messages of all these rounds."""
     return power_of_two(P) * floor_log2(P) + 2 * sitting_out(P)
+
+
+def log_blocks(P: int) -> int:
+    """Blocks that they carry in a reduce-scatter or an all-gather."""
+    return P * (power_of_two(P) - 1) + sitting_out(P) * (P + 1)
 
 
 def _gathered_max(P: int) -> int:
@@ -198,52 +216,51 @@ def _gathered_max(P: int) -> int:
     return P - 1
 
 
-register(
-    "allreduce",
-    "recursive_doubling",
-    allreduce_recursive_doubling,
-    rounds=_log_rounds,
-    messages=_log_messages,
-    blocks_sent_max=lambda P: floor_log2(P) + (sitting_out(P) > 0),
-    textbook=lambda P, n, a, b, g: floor_log2(P) * (a + n * b + n * g),
-    order=(RANK_ORDER, SAME_BITS),
+_one_pass = partial(
+    register,
+    rounds=log_rounds,
+    messages=log_messages,
     reference=_REFERENCE,
 )
-register(
-    "allreduce",
-    "recursive_halving_doubling",
-    allreduce_recursive_halving_doubling,
+#: Registers an all-reduce in which partners halve what they exchange, then double it.
+halving_doubling = partial(
+    register,
     rounds=lambda P: 2 * floor_log2(P) + 2 * (sitting_out(P) > 0),
     messages=lambda P: 2 * power_of_two(P) * floor_log2(P) + 2 * sitting_out(P),
     blocks_sent=lambda P: 2 * power_of_two(P) * (power_of_two(P) - 1 + sitting_out(P)),
     blocks_sent_max=lambda P: 2 * (power_of_two(P) - 1) + power_of_two(P) * (sitting_out(P) > 0),
     textbook=lambda P, n, a, b, g: 2 * floor_log2(P) * a + (P - 1) / P * n * (2 * b + g),
     blocks=power_of_two,
+)
+_one_pass(
+    "allreduce",
+    "recursive_doubling",
+    allreduce_recursive_doubling,
+    blocks_sent_max=lambda P: floor_log2(P) + (sitting_out(P) > 0),
+    textbook=lambda P, n, a, b, g: floor_log2(P) * (a + n * b + n * g),
+    order=(RANK_ORDER, SAME_BITS),
+)
+halving_doubling(
+    "allreduce",
+    "recursive_halving_doubling",
+    allreduce_recursive_halving_doubling,
     order=(RANK_ORDER, SAME_BITS),
     reference=_REFERENCE,
 )
-register(
+_one_pass(
     "reduce_scatter",
     "recursive_halving",
     reduce_scatter_recursive_halving,
-    rounds=_log_rounds,
-    messages=_log_messages,
-    blocks_sent=lambda P: P * (power_of_two(P) - 1) + sitting_out(P) * (P + 1),
+    blocks_sent=log_blocks,
     blocks_sent_max=lambda P: P - (sitting_out(P) == 0),
     textbook=lambda P, n, a, b, g: floor_log2(P) * a + (P - 1) / P * n * (b + g),
-    blocks=per_rank,
     needs=(COMMUTATIVE,),
-    reference=_REFERENCE,
 )
-register(
+_one_pass(
     "allgather",
     "recursive_doubling",
     allgather_recursive_doubling,
-    rounds=_log_rounds,
-    messages=_log_messages,
-    blocks_sent=lambda P: P * (power_of_two(P) - 1) + sitting_out(P) * (P + 1),
+    blocks_sent=log_blocks,
     blocks_sent_max=_gathered_max,
     textbook=lambda P, n, a, b, g: floor_log2(P) * a + (P - 1) / P * n * b,
-    blocks=per_rank,
-    reference=_REFERENCE,
 )

@@ -10,10 +10,10 @@ it the ring is 0 -> 1 -> 2 -> ...
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from mpicoll.registry import COMMUTATIVE, SAME_BITS, per_rank, register
+from mpicoll.registry import COMMUTATIVE, PERMUTATION, SAME_BITS, per_rank, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Send, channels, within
-from mpicoll.schedule.parameters import PERMUTATION
 from mpicoll.schedule.steps import Rounds
 
 _REFERENCE = (
@@ -92,34 +92,29 @@ def allreduce_ring_bidirectional(rank: int, size: int) -> Channels:
     )
 
 
-register(
+_round_the_ring = partial(
+    register,
+    rounds=lambda P: P - 1,
+    messages=lambda P: P * (P - 1),
+    blocks_sent_max=lambda P: P - 1,
+    kinds={"order": PERMUTATION},
+    symmetric=True,
+    reference=_REFERENCE,
+)
+_round_the_ring(
     "reduce_scatter",
     "ring",
     reduce_scatter_ring,
-    rounds=lambda P: P - 1,
-    messages=lambda P: P * (P - 1),
-    blocks_sent_max=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * (b + g)),
-    blocks=per_rank,
     needs=(COMMUTATIVE,),
-    kinds={"order": PERMUTATION},
-    symmetric=True,
-    reference=_REFERENCE,
 )
-register(
+_round_the_ring(
     "allgather",
     "ring",
     allgather_ring,
-    rounds=lambda P: P - 1,
-    messages=lambda P: P * (P - 1),
-    blocks_sent_max=lambda P: P - 1,
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n / P * b),
-    blocks=per_rank,
-    kinds={"order": PERMUTATION},
-    symmetric=True,
-    reference=_REFERENCE,
 )
-register(
+_round_the_ring(
     "allreduce",
     "ring",
     allreduce_ring,
@@ -130,9 +125,6 @@ register(
     blocks=per_rank,
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),
-    kinds={"order": PERMUTATION},
-    symmetric=True,
-    reference=_REFERENCE,
 )
 register(
     "allreduce",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mpicoll.registry import RANK_ORDER, register
 from mpicoll.schedule import Recv, RecvReduce, Send, given, within
 from mpicoll.schedule.steps import Rounds
@@ -84,7 +86,8 @@ def _doubling_messages(P: int) -> int:
     return sum(P - distance for distance in doubling(P))
 
 
-register(
+_in_rank_order = partial(register, order=(RANK_ORDER,), reference=_REFERENCE)
+_in_rank_order(
     "scan",
     "linear",
     scan_linear,
@@ -93,10 +96,8 @@ register(
     messages=lambda P: P - 1,
     blocks_sent_max=lambda P: int(P > 1),
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b + n * g),
-    order=(RANK_ORDER,),
-    reference=_REFERENCE,
 )
-register(
+_in_rank_order(
     "scan",
     "recursive_doubling",
     scan_recursive_doubling,
@@ -104,12 +105,11 @@ register(
     messages=_doubling_messages,
     blocks_sent_max=ceil_log2,
     textbook=lambda P, n, a, b, g: floor_log2(P) * (a + n * b + n * g),
-    order=(RANK_ORDER,),
     reference=(
         "W. D. Hillis, G. L. Steele, Data parallel algorithms, Communications of the ACM 29 (1986)"
     ),
 )
-register(
+_in_rank_order(
     "exscan",
     "linear",
     exscan_linear,
@@ -118,10 +118,8 @@ register(
     messages=lambda P: max(2 * P - 3, 0),
     blocks_sent_max=lambda P: min(P - 1, 2),
     textbook=lambda P, n, a, b, g: (P - 1) * (a + n * b) + max(P - 2, 0) * n * g,
-    order=(RANK_ORDER,),
-    reference=_REFERENCE,
 )
-register(
+_in_rank_order(
     "exscan",
     "recursive_doubling",
     exscan_recursive_doubling,
@@ -131,6 +129,4 @@ register(
     textbook=lambda P, n, a, b, g: (
         (1 + ceil_log2(P - 1)) * (a + n * b) + ceil_log2(P - 1) * n * g if P > 1 else 0.0
     ),
-    order=(RANK_ORDER,),
-    reference=_REFERENCE,
 )

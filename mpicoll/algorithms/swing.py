@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpicoll.algorithms.recursive import (
+    halving_doubling,
     place_of,
     power_of_two,
     rank_of,
-    sits_out,
-    sitting_out,
-    stands_in,
+    reduce_and_gather,
+    with_pairs,
 )
-from mpicoll.registry import COMMUTATIVE, SAME_BITS, register
-from mpicoll.schedule import Recv, RecvReduce, Send
+from mpicoll.registry import COMMUTATIVE, SAME_BITS
 from mpicoll.schedule.steps import Rounds
 from mpicoll.schedule.topology import floor_log2
 
@@ -44,38 +43,21 @@ def allreduce_swing(rank: int, size: int) -> Rounds:
     recursive algorithms.
     """
     power = power_of_two(size)
-    everything = range(power)
-    if sits_out(rank, size):
-        yield Send(rank + 1, everything)
-        yield Recv(rank + 1, everything)
-        return
-    if stands_in(rank, size):
-        yield RecvReduce(rank - 1, everything)
     place = place_of(rank, size)
-    done = []
-    for step in range(floor_log2(power)):
-        partner = _partner(place, step, power)
-        peer = rank_of(partner, size)
-        mine = tuple(sorted(_reached(place, step + 1, power)))
-        theirs = tuple(sorted(_reached(partner, step + 1, power)))
-        yield Send(peer, theirs), RecvReduce(peer, mine)
-        done.append((peer, mine, theirs))
-    for peer, mine, theirs in reversed(done):
-        yield Send(peer, mine), Recv(peer, theirs)
-    if stands_in(rank, size):
-        yield Send(rank - 1, everything)
+
+    def exchanges() -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        for step in range(floor_log2(power)):
+            partner = _partner(place, step, power)
+            mine, theirs = (tuple(sorted(_reached(p, step + 1, power))) for p in (place, partner))
+            yield rank_of(partner, size), mine, theirs
+
+    yield from with_pairs(rank, size, range(power), reduce_and_gather(exchanges()))
 
 
-register(
+halving_doubling(
     "allreduce",
     "swing",
     allreduce_swing,
-    rounds=lambda P: 2 * floor_log2(P) + 2 * (sitting_out(P) > 0),
-    messages=lambda P: 2 * power_of_two(P) * floor_log2(P) + 2 * sitting_out(P),
-    blocks_sent=lambda P: 2 * power_of_two(P) * (power_of_two(P) - 1 + sitting_out(P)),
-    blocks_sent_max=lambda P: 2 * (power_of_two(P) - 1) + power_of_two(P) * (sitting_out(P) > 0),
-    textbook=lambda P, n, a, b, g: 2 * floor_log2(P) * a + (P - 1) / P * n * (2 * b + g),
-    blocks=power_of_two,
     needs=(COMMUTATIVE,),
     order=(SAME_BITS,),
     reference=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from mpicoll import __version__, tuning
@@ -116,21 +116,13 @@ def steps(cells: Sequence[Cell]) -> int:
 def _ways(cells: Sequence[Cell]) -> dict[str, Callable[[Sequence[Cell]], Pick]]:
     """The ways of choosing whose regret is told."""
     ways: dict[str, Callable[[Sequence[Cell]], Pick]] = {
-        "model": lambda some: choose.by_times(_cached(choose.modelled(_fitted(some)))),
+        "model": lambda some: choose.by_times(cache(choose.modelled(fit(some, replicates=0)))),
         "measurements": lambda some: choose.by_rules(measured_rules(some)),
         "built-in table": lambda some: choose.by_table(tuning.BUILTIN),
     }
     if any(map(is_native, cells)):
         ways[f"always {NATIVE}"] = lambda some: choose.by_library
     return ways
-
-
-def _fitted(cells: Sequence[Cell]) -> CostModel:
-    return fit(cells, replicates=0)
-
-
-def _cached(seconds: Callable[[Cell], float]) -> Callable[[Cell], float]:
-    return lru_cache(maxsize=None)(seconds)
 
 
 def gain(cells: Sequence[Cell]) -> float:

@@ -26,8 +26,24 @@ Array = npt.NDArray[np.float64]
 Key = TypeVar("Key", bound=Hashable)
 
 
+class Measured:
+    """Seconds of each repetition by launch, in ``launches``."""
+
+    launches: Mapping[str, tuple[float, ...]]
+
+    @cached_property
+    def medians(self) -> dict[str, float]:
+        """Median of each launch."""
+        return {name: float(np.median(times)) for name, times in self.launches.items()}
+
+    @cached_property
+    def seconds(self) -> float:
+        """Median of the medians of the launches."""
+        return float(np.median(list(self.medians.values())))
+
+
 @dataclass(frozen=True)
-class Cell:
+class Cell(Measured):
     """Everything measured of one choice at one size on one number of ranks.
 
     Attributes:
@@ -55,16 +71,6 @@ class Cell:
     def choice(self) -> str:
         """Algorithm and parameters, as a tuning file has them."""
         return Choice(self.algorithm, self.parameters).words
-
-    @cached_property
-    def medians(self) -> dict[str, float]:
-        """Median of each launch."""
-        return {name: float(np.median(times)) for name, times in self.launches.items()}
-
-    @cached_property
-    def seconds(self) -> float:
-        """Median of the medians of the launches."""
-        return float(np.median(list(self.medians.values())))
 
     @cached_property
     def path(self) -> Path:

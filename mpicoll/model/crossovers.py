@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,33 +82,29 @@ def find_crossovers(
             one, other = best[index - 1], best[index]
             if one == other or table.place.ranks < 2:
                 continue
-            near = crossing(table.sizes, np.log(measured[one] / measured[other]), index - 1)
-
-            def at(
-                where: Table, times: Mapping[str, Array], a: str = one, b: str = other,
-                n: float = near,
-            ) -> float | None:  # fmt: skip
-                with np.errstate(divide="ignore", invalid="ignore"):  # what cannot be predicted
-                    return _nearest(where.sizes, np.log(times[a] / times[b]), n)
-
-            spread = _spread(table, wide, model, resampled, (one, other))
-            alike, predicted_alike = (
-                _alike(where.sizes, np.log(times[one] / times[other]), near, gain)
-                for where, times in ((table, measured), (wide, predicted))
-            )
+            ratios = _ratios(measured[one], measured[other])
+            expected = _ratios(predicted[one], predicted[other])
+            near = crossing(table.sizes, ratios, index - 1)
+            again, expected_again = _replicates(table, wide, model, resampled, (one, other))
             made.append(
                 Crossover(
                     table.place,
                     one,
                     other,
-                    _with_interval(at(table, measured), [at(table, times) for times, _ in spread]),
-                    _with_interval(at(wide, predicted), [at(wide, times) for _, times in spread]),
-                    alike,
-                    predicted_alike,
-                    _told([np.log(times[one] / times[other]) for times, _ in spread], index),
+                    _with_interval(table.sizes, ratios, near, again),
+                    _with_interval(wide.sizes, expected, near, expected_again),
+                    _alike(table.sizes, ratios, near, gain),
+                    _alike(wide.sizes, expected, near, gain),
+                    _told(again, index),
                 )
             )
     return made
+
+
+def _ratios(one: Array, other: Array) -> Array:
+    """Logarithms of ratios of times; no numbers where neither time can be predicted."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log(one / other))
 
 
 def _alike(
@@ -138,11 +134,10 @@ def _alike(
     return min(found, key=lambda ends: _apart(ends, (near, near)), default=None)
 
 
-def _told(replicates: Sequence[Array], index: int) -> bool:
+def _told(ratios: Array, index: int) -> bool:
     """Whether most have the first choice faster below a size, and the second one from it on."""
-    if not replicates:
+    if not len(ratios):
         return True
-    ratios = np.array(replicates)
     first, second = (ratios < 0).mean(axis=0), (ratios > 0).mean(axis=0)
     return bool(first[:index].max() >= _MOST and second[index:].max() >= _MOST)
 
@@ -158,38 +153,35 @@ def _nearest(sizes: Sequence[int], ratios: Array, near: float) -> float | None:
 
 
 def _with_interval(
-    value: float | None, replicates: Sequence[float | None]
+    sizes: Sequence[int], ratios: Array, near: float, replicates: Array
 ) -> tuple[float, float, float] | None:
+    """Where two choices cross nearest to a size, by their ratios and by those of replicates."""
+    value = _nearest(sizes, ratios, near)
     if value is None:
         return None
-    low, high = interval([r for r in replicates if r is not None] or [value])
+    others = [_nearest(sizes, replicate, near) for replicate in replicates]
+    low, high = interval([other for other in others if other is not None] or [value])
     return value, min(low, value), max(high, value)
 
 
-def _spread(
+def _replicates(
     table: Table,
     wide: Table,
     model: CostModel,
     resampled: Resampled | None,
     pair: tuple[str, str],
-) -> list[tuple[dict[str, Array], dict[str, Array]]]:
-    """Measured times of two choices in each replicate, and predicted ones of a wider table."""
+) -> tuple[Array, Array]:
+    """Ratios of two choices in each replicate, and predicted ones of a wider table."""
     if resampled is None:
-        return []
-    rows = {choice: _replicated(table, wide, model, resampled, choice) for choice in pair}
-    return [
-        (
-            {choice: measured[number] for choice, (measured, _) in rows.items()},
-            {choice: predicted[number] for choice, (_, predicted) in rows.items()},
-        )
-        for number in range(resampled.count)
-    ]
+        return np.empty((0, len(table.sizes))), np.empty((0, len(wide.sizes)))
+    one, other = (_replicated(table, wide, model, resampled, choice) for choice in pair)
+    return _ratios(one[0], other[0]), _ratios(one[1], other[1])
 
 
 def _replicated(
     table: Table, wide: Table, model: CostModel, resampled: Resampled, choice: str
 ) -> tuple[Array, Array]:
-    """The same of one choice, a row for each replicate."""
+    """Measured times of a choice, and predicted ones of a wider table; a row a replicate."""
     row = table.cells[choice]
     never = np.full(resampled.count, math.inf)
     measured = np.stack([never if cell is None else resampled.seconds(cell) for cell in row], 1)

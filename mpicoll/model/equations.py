@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import nnls
 
 from mpicoll.model.cells import Array, Cell
 from mpicoll.schedule.collectives import COLLECTIVES
-from mpicoll.simulate.costs import Costs, Piece
+from mpicoll.simulate.costs import Costs, Piece, words
 
 #: Sine of the angle to all other columns below which a column counts as their sum.
 LEAST_ANGLE = 0.02
@@ -26,16 +25,6 @@ _EXACT = 1e-4  # relative; no clock and no machine is better
 
 #: By link the ends of its pieces, without the last, which has none.
 Ends = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Entries:
-    """The messages on the paths of some cells, one entry for each cell, link and size."""
-
-    row: np.ndarray
-    link: np.ndarray
-    nbytes: np.ndarray
-    count: np.ndarray
 
 
 class Equations:
@@ -51,16 +40,15 @@ class Equations:
         measured = np.array([cell.seconds for cell in cells])
         self.seconds = measured if seconds is None else seconds
         paths = [cell.path for cell in cells]
-        found = [
-            (i, link, m, c) for i, p in enumerate(paths) for (link, m), c in p.messages.items()
+        self.links = sorted({link for path in paths for link, _ in path.messages})
+        # The messages on the paths: an entry for each cell, link and size.
+        entries = [
+            (row, self.links.index(link), nbytes, count)
+            for row, path in enumerate(paths)
+            for (link, nbytes), count in path.messages.items()
         ]
-        self.links = sorted({link for _, link, _, _ in found})
-        self._entries = Entries(
-            np.array([i for i, _, _, _ in found], int),
-            np.array([self.links.index(link) for _, link, _, _ in found], int),
-            np.array([m for _, _, m, _ in found], float),
-            np.array([c for _, _, _, c in found], float),
-        )
+        self._row, self._link, *numbers = np.array(entries, int).reshape(-1, 4).T
+        self._nbytes, self._count = (column.astype(float) for column in numbers)
         self._single = {
             "call": np.ones(len(cells)),
             "step": np.array([p.rounds for p in paths], float),
@@ -69,24 +57,24 @@ class Equations:
 
     def sizes(self, link: str) -> list[int]:
         """The sizes of messages on a link, ascending."""
-        mine = self._entries.link == self.links.index(link)
-        return [int(m) for m in np.unique(self._entries.nbytes[mine])]
+        mine = self._link == self.links.index(link)
+        return [int(m) for m in np.unique(self._nbytes[mine])]
 
     def columns(self, ends: Ends) -> dict[str, Array]:
-        """The columns, by the names that :meth:`mpicoll.simulate.costs.Costs.numbers` gives
-        them."""
+        """The columns, by their names in :meth:`mpicoll.simulate.costs.Costs.numbers`."""
         columns = dict(self._single)
-        e = self._entries
         for number, link in enumerate(self.links):
             limits = ends.get(link, ())
-            piece = np.searchsorted(np.array(limits, float), e.nbytes, side="left")
+            piece = np.searchsorted(np.array(limits, float), self._nbytes, side="left")
             for index, end in enumerate((*limits, None)):
-                mine = (e.link == number) & (piece == index)
-                where = link if end is None else f"{link} upto {end}"
-                for name, weight in (("alpha", e.count), ("beta", e.count * e.nbytes)):
+                mine = (self._link == number) & (piece == index)
+                for name, weight in (
+                    ("alpha", self._count),
+                    ("beta", self._count * self._nbytes),
+                ):
                     column = np.zeros(len(self.cells))
-                    np.add.at(column, e.row[mine], weight[mine])
-                    columns[f"{name} {where}"] = column
+                    np.add.at(column, self._row[mine], weight[mine])
+                    columns[f"{name} {words(link, end)}"] = column
         return columns
 
 
@@ -100,7 +88,8 @@ def identified(columns: Mapping[str, Array], seconds: Array, reduces: bool) -> t
 
     Alpha and beta of all pieces come first, then ``call``, ``step``, and ``gamma`` if ``reduces``.
     """
-    order = sorted((n for n in columns if n not in ("call", "step", "gamma")), key=_alpha_first)
+    pieces = [name for name in columns if name not in ("call", "step", "gamma")]
+    order = sorted(pieces, key=lambda name: name.startswith("beta"))  # alpha first
     order += ["call", "step", *(["gamma"] if reduces else [])]
     kept: list[str] = []
     basis = np.zeros((len(seconds), 0))
@@ -117,10 +106,6 @@ def identified(columns: Mapping[str, Array], seconds: Array, reduces: bool) -> t
             kept.append(name)
             basis = np.column_stack([basis, rest / sine])
     return tuple(kept)
-
-
-def _alpha_first(name: str) -> bool:
-    return name.startswith("beta")
 
 
 def condition(matrix: Array) -> float:
@@ -179,17 +164,10 @@ def value(costs: Costs, name: str) -> float:
 def as_costs(names: Sequence[str], values: Array, links: Sequence[str], ends: Ends) -> Costs:
     """Parameters as a set; those not among the names are nothing."""
     given = dict(zip(names, map(float, values), strict=True))
-
-    def pieces(link: str) -> tuple[Piece, ...]:
-        found = []
-        for end in (*ends.get(link, ()), None):
-            where = link if end is None else f"{link} upto {end}"
-            alpha, beta = given.get(f"alpha {where}", 0.0), given.get(f"beta {where}", 0.0)
-            found.append(Piece(end, alpha, beta))
-        return tuple(found)
-
-    gamma, call, step = (given.get(name, 0.0) for name in ("gamma", "call", "step"))
-    return Costs({link: pieces(link) for link in links}, gamma, call, step)
+    nothing = Costs(
+        {link: tuple(Piece(end, 0.0, 0.0) for end in (*ends.get(link, ()), None)) for link in links}
+    )
+    return nothing.with_numbers([given.get(name, 0.0) for name in nothing.numbers()])
 
 
 def reasons(

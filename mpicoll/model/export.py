@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from mpicoll.model import choose
 from mpicoll.model.cells import Cell
-from mpicoll.model.choose import Table
 from mpicoll.tuning import NATIVE
 
 #: Open MPI: number of the collective, and of its algorithms by the words of a choice.
@@ -147,23 +146,27 @@ class _Range(NamedTuple):
 
 
 def _ranges(
-    cells: Sequence[Cell], known: Mapping[str, Any], gain: float
+    library: str, cells: Sequence[Cell], known: Mapping[str, Any], gain: float
 ) -> dict[str, dict[int, list[_Range]]]:
-    """By collective and number of ranks, the best of the choices that a library knows."""
+    """By collective and number of ranks, the best of the choices that a library knows.
+
+    Raises:
+        ValueError: nothing measured has a counterpart there.
+    """
     found: dict[str, dict[int, list[_Range]]] = {}
     for table in choose.tables(cells):
         collective, ranks, _ = table.place
         algorithms = known.get(collective, {})
         rows = {c: row for c, row in table.cells.items() if c in algorithms or c == NATIVE}
         if ranks > 1 and set(rows) - {NATIVE}:
-            rules = _rules(replace(table, cells=rows), gain)
+            known_alone = replace(table, cells=rows)
+            rules = choose.rules(known_alone, known_alone.times(lambda cell: cell.seconds), gain)
             ranges = [_Range(rule["nbytes"], rule["algorithms"][0]) for rule in rules]
             found.setdefault(collective, {})[ranks] = ranges
+    if not found:
+        names = "; ".join(f"{name}: {', '.join(choices)}" for name, choices in known.items())
+        raise ValueError(f"nothing measured has a counterpart in {library}, which has {names}")
     return found
-
-
-def _rules(table: Table, gain: float) -> list[Any]:
-    return choose.rules(table, table.times(lambda cell: cell.seconds), gain)
 
 
 def ompi(cells: Sequence[Cell], gain: float = choose.LEAST_GAIN) -> str:
@@ -173,9 +176,7 @@ def ompi(cells: Sequence[Cell], gain: float = choose.LEAST_GAIN) -> str:
     Raises:
         ValueError: nothing measured has a counterpart there.
     """
-    ranges = _ranges(cells, {name: known for name, (_, known) in OMPI.items()}, gain)
-    if not ranges:
-        raise ValueError(_nothing("Open MPI", {name: known for name, (_, known) in OMPI.items()}))
+    ranges = _ranges("Open MPI", cells, {name: known for name, (_, known) in OMPI.items()}, gain)
     lines = [f"{len(ranges)}  # collectives"]
     for collective in sorted(ranges, key=lambda name: OMPI[name][0]):
         number, known = OMPI[collective]
@@ -207,9 +208,7 @@ def mpich(
     known = {name: entry.algorithms for name, entry in MPICH.items()}
     if base is None:
         cells = [cell for cell in cells if cell.choice != NATIVE]
-    ranges = _ranges(cells, known, gain)
-    if not ranges:
-        raise ValueError(_nothing("MPICH", known))
+    ranges = _ranges("MPICH", cells, known, gain)
     found = dict(base or {})
     for collective, by_ranks in ranges.items():
         entry = MPICH[collective]
@@ -262,8 +261,3 @@ def _use(entry: Mpich, usual: Mapping[str, Any], choice: str) -> Any:
 
 def _only(name: str) -> dict[str, Any]:
     return {f"algorithm={name}": {}}
-
-
-def _nothing(library: str, known: Mapping[str, Mapping[str, Any]]) -> str:
-    names = "; ".join(f"{name}: {', '.join(choices)}" for name, choices in known.items())
-    return f"nothing measured has a counterpart in {library}, which has {names}"

@@ -142,8 +142,7 @@ def _factors(cells: Sequence[Cell], costs: Costs) -> dict[int, float]:
     """By number of ranks how many times as long calls take as costs say, so far as is sure."""
     apart: dict[int, list[float]] = {}
     for cell in cells:
-        off = math.log(cell.seconds / cell.path.seconds(costs))
-        apart.setdefault(cell.ranks, []).append(off)
+        apart.setdefault(cell.ranks, []).append(math.log(cell.seconds / cell.path.seconds(costs)))
     return {
         ranks: math.exp(float(np.median(values)) * len(values) / (len(values) + SHRUNK))
         for ranks, values in apart.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -20,6 +21,8 @@ _ALIKE = 0.01
 
 Predict = Callable[[Cell], float]
 Of = Callable[[Cell], int]
+#: Bytes of the whole vector, and number of ranks.
+_NBYTES, _RANKS = attrgetter("nbytes"), attrgetter("ranks")
 
 
 def summarise(errors: Sequence[float]) -> Errors | None:
@@ -63,16 +66,6 @@ def _within(number: int, fold: frozenset[int]) -> bool:
     return any(abs(number - each) <= _ALIKE * each for each in fold)
 
 
-def nbytes(cell: Cell) -> int:
-    """Bytes of the whole vector."""
-    return cell.nbytes
-
-
-def ranks(cell: Cell) -> int:
-    """Number of ranks."""
-    return cell.ranks
-
-
 def sizes_left_out(cells: Sequence[Cell], without: Without | None = None) -> list[float]:
     """Errors for sizes that were left out of the fit, a third of those in between at a time.
 
@@ -84,7 +77,7 @@ def sizes_left_out(cells: Sequence[Cell], without: Without | None = None) -> lis
     if len(sizes) < LEAST_SIZES:
         return []
     folds = [frozenset(sizes[1:-1][fold::FOLDS]) for fold in range(FOLDS)]
-    return _errors(cells, folds, nbytes, without)
+    return _errors(cells, folds, _NBYTES, without)
 
 
 def ranks_left_out(cells: Sequence[Cell], without: Without | None = None) -> list[float]:
@@ -92,7 +85,7 @@ def ranks_left_out(cells: Sequence[Cell], without: Without | None = None) -> lis
     found = sorted({cell.ranks for cell in cells if cell.ranks > 1})
     if len(found) < LEAST_RANKS:
         return []
-    return _errors(cells, [frozenset({count}) for count in found], ranks, without)
+    return _errors(cells, [frozenset({count}) for count in found], _RANKS, without)
 
 
 def _errors(
@@ -122,11 +115,9 @@ def _fitted(cells: Sequence[Cell], prior: Fitted | None) -> Predict:
         return lambda cell: replace(cell, under=general.costs).path.seconds(general.costs)
     costs = fit_set([replace(cell, under=prior.costs) for cell in cells], prior).costs
 
-    def seconds(cell: Cell) -> float:
-        path = replace(cell, under=prior.costs).path
-        return path.seconds(costs.at(cell.ranks, prior.costs))
-
-    return seconds
+    return lambda cell: replace(cell, under=prior.costs).path.seconds(
+        costs.at(cell.ranks, prior.costs)
+    )
 
 
 def validated(

@@ -12,15 +12,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from mpicoll import tuning
+from mpicoll.base.sizes import format_size
 from mpicoll.bench import table
 from mpicoll.bench.records import Point, Run
 from mpicoll.bench.stats import summarise
-from mpicoll.model.cells import by_launch, launch_of
+from mpicoll.model.cells import Measured, by_launch, launch_of
 from mpicoll.model.crossovers import Crossover
 from mpicoll.schedule.collectives import COLLECTIVES, collective
 from mpicoll.tuning import NATIVE, Choice
@@ -70,7 +72,7 @@ class Conditions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mark:
+class Mark(Measured):
     """Everything measured of one choice at one size on one number of ranks.
 
     Attributes:
@@ -80,12 +82,7 @@ class Mark:
 
     ranks: int
     size: int
-    launches: tuple[tuple[float, ...], ...]
-
-    @cached_property
-    def seconds(self) -> float:
-        """Median of the medians of the launches."""
-        return float(np.median(self._medians))
+    launches: Mapping[str, tuple[float, ...]]
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -93,15 +90,13 @@ class Mark:
 
         Where there are too few for one, from the least to the greatest.
         """
-        values = self.launches[0] if len(self.launches) == 1 else self._medians
+        values, *others = self.launches.values()
+        if others:
+            values = tuple(self.medians.values())
         summary = summarise(values)
         if summary.low is None or summary.high is None:
             return min(values), max(values)
         return summary.low, summary.high
-
-    @cached_property
-    def _medians(self) -> tuple[float, ...]:
-        return tuple(float(np.median(times)) for times in self.launches)
 
     def bar(self, value: Value) -> tuple[float, float, float]:
         """A value, and how far its interval reaches below and above it."""
@@ -110,10 +105,13 @@ class Mark:
         return middle, max(0.0, middle - low), max(0.0, high - middle)
 
     def raw(self, most: int) -> list[float]:
-        """Repetitions, ascending: all, or so many of them, evenly by rank with both ends."""
-        ordered = sorted(time for times in self.launches for time in times)
+        """Repetitions, ascending: all, or so many of them, evenly by rank with both ends.
+
+        None of a single one, which is the median.
+        """
+        ordered = sorted(chain(*self.launches.values()))
         if len(ordered) <= most:
-            return ordered
+            return ordered if len(ordered) > 1 else []
         return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
 
 
@@ -177,6 +175,19 @@ class Section:
     def measured(self) -> list[int]:
         """Where its marks lie, ascending."""
         return sorted({self.at(mark) for one in self.series for mark in one.marks})
+
+    @property
+    def axis(self) -> str:
+        """What they lie along, in words."""
+        return "size of the total vector [B]" if self.ranks else "number of ranks"
+
+    @property
+    def ticks(self) -> list[str]:
+        """A label for each place where marks lie; where there are many, for every so many."""
+        if not self.ranks:
+            return [*map(str, self.measured)]
+        every = -(-len(self.measured) // 7)
+        return [format_size(n) if i % every == 0 else "" for i, n in enumerate(self.measured)]
 
     def bandwidth(self, nbytes: int, seconds: float) -> float:
         """Bus bandwidth in GB/s."""
@@ -295,7 +306,7 @@ def _section(key: Key, points: Sequence[tuple[str, Point]]) -> Section:
     )
     marks: dict[str, list[Mark]] = {}
     for (choice, here, nbytes), launches in times.items():
-        marks.setdefault(choice, []).append(Mark(here, nbytes, tuple(launches.values())))
+        marks.setdefault(choice, []).append(Mark(here, nbytes, launches))
     series = [
         Series(choice, tuple(sorted(mine, key=lambda mark: (mark.ranks, mark.size))))
         for choice, mine in marks.items()

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mpicoll.base.sizes import format_size
-from mpicoll.report.content import Mark, Section, Value, curve, microseconds
+from mpicoll.report.content import Section, Value, curve, microseconds
 from mpicoll.report.style import Line
 
 Figure = dict[str, Any]
@@ -47,7 +45,7 @@ def residuals(section: Section, lines: dict[str, Line], noise: float | None) -> 
                 "x": x,
                 "y": [100 * error for error in errors],
                 "mode": "lines+markers",
-                "line": {"color": line.color, "dash": _dash(line), "width": 1},
+                "line": _stroke(line, 1),
                 "marker": {"symbol": line.symbol, "size": 7, "color": line.color},
                 "hovertemplate": "%{y:+.3g} %",
             }
@@ -86,7 +84,7 @@ def _against(
         raw = [
             (section.at(mark) * beside, value(mark.size, seconds))
             for mark in series.marks
-            for seconds in _raw(mark)
+            for seconds in mark.raw(RAW)
         ]
         if raw:
             figure["data"].append(
@@ -107,7 +105,7 @@ def _against(
                     "x": at,
                     "y": modelled,
                     "mode": "lines",
-                    "line": {"color": line.color, "dash": _dash(line), "width": 1.6},
+                    "line": _stroke(line, 1.6),
                     "hoverinfo": "skip",
                 }
             )
@@ -118,7 +116,7 @@ def _against(
                 "x": x,
                 "y": middle,
                 "mode": "markers" if series.line else "lines+markers",
-                "line": {"color": line.color, "dash": _dash(line), "width": 1.6},
+                "line": _stroke(line, 1.6),
                 "marker": {"symbol": line.symbol, "size": 7, "color": line.color},
                 "error_y": {
                     "type": "data",
@@ -133,14 +131,21 @@ def _against(
             }
         )
     if section.bound:
-        _bound(figure, *curve(section.bound, value))
+        x, y = curve(section.bound, value)
+        figure["data"].append(
+            {
+                "type": "scatter",
+                "name": BOUND,
+                "meta": -1,
+                "x": x,
+                "y": y,
+                "mode": "lines",
+                "line": {"color": _FAINT, "dash": "1 3", "width": 2},
+                "hoverinfo": "skip",
+            }
+        )
     _crossings(figure, section)
     return _scaled(figure)
-
-
-def _raw(mark: Mark) -> list[float]:
-    found = mark.raw(RAW)
-    return found if len(found) > 1 else []
 
 
 def _trace(section: Section, number: int, choice: str) -> Figure:
@@ -150,21 +155,6 @@ def _trace(section: Section, number: int, choice: str) -> Figure:
         "meta": number,
         "visible": choice in section.shown,
     }
-
-
-def _bound(figure: Figure, x: Sequence[int], y: Sequence[float]) -> None:
-    figure["data"].append(
-        {
-            "type": "scatter",
-            "name": BOUND,
-            "meta": -1,
-            "x": x,
-            "y": y,
-            "mode": "lines",
-            "line": {"color": _FAINT, "dash": "1 3", "width": 2},
-            "hoverinfo": "skip",
-        }
-    )
 
 
 def _crossings(figure: Figure, section: Section) -> None:
@@ -188,8 +178,9 @@ def _crossings(figure: Figure, section: Section) -> None:
     figure["layout"]["shapes"] = shapes
 
 
-def _dash(line: Line) -> str:
-    return "solid" if line.dash == "8 0" else ",".join(f"{part}px" for part in line.dash.split())
+def _stroke(line: Line, width: float) -> Figure:
+    dash = "solid" if line.dash == "8 0" else ",".join(f"{part}px" for part in line.dash.split())
+    return {"color": line.color, "dash": dash, "width": width}
 
 
 # --- axes -----------------------------------------------------------------------------------------
@@ -197,7 +188,6 @@ def _dash(line: Line) -> str:
 
 def _figure(section: Section, title: str) -> Figure:
     axis = {"type": "log", "showgrid": True, "gridcolor": _GRID, "linecolor": _FAINT}
-    what = "size of the total vector [B]" if section.ranks else "number of ranks"
     measured = section.measured
     low, high = math.log2(max(1, measured[0])), math.log2(max(1, measured[-1]))
     margin = max(0.3, 0.04 * (high - low))
@@ -208,10 +198,10 @@ def _figure(section: Section, title: str) -> Figure:
             "title": {"text": title, "x": 0.01, "xanchor": "left", "font": {"size": 15}},
             "xaxis": {
                 **axis,
-                "title": {"text": what, "standoff": 8},
+                "title": {"text": section.axis, "standoff": 8},
                 "range": [(low - margin) * math.log10(2), (high + margin) * math.log10(2)],
                 "tickvals": measured,
-                "ticktext": labels(measured) if section.ranks else [*map(str, measured)],
+                "ticktext": section.ticks,
                 "zeroline": False,
             },
             "yaxis": {**axis, "automargin": True, "zeroline": False},
@@ -226,7 +216,7 @@ def _figure(section: Section, title: str) -> Figure:
 
 def _scaled(figure: Figure) -> Figure:
     """The plot with a vertical axis for what was measured; a bound far below is cut off."""
-    seen = [y for y in _measured(figure) if y > 0]
+    seen = [y for trace in figure["data"] if trace["meta"] >= 0 for y in trace["y"] if y > 0]
     if seen:
         ticks = decimal_ticks(min(seen), max(seen))
         low, high = math.log10(min(seen)), math.log10(max(seen))
@@ -237,18 +227,6 @@ def _scaled(figure: Figure) -> Figure:
             range=[low - margin, high + margin],
         )
     return figure
-
-
-def _measured(figure: Figure) -> Iterable[float]:
-    for trace in figure["data"]:
-        if trace["meta"] >= 0:
-            yield from trace["y"]
-
-
-def labels(sizes: Sequence[int]) -> list[str]:
-    """Labels of the sizes; where there are many, only of every so many."""
-    every = -(-len(sizes) // 7)
-    return [format_size(size) if i % every == 0 else "" for i, size in enumerate(sizes)]
 
 
 def positional(value: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpicoll.report import style, tables
 from mpicoll.report.content import Content, Map, Section, Value, curve, microseconds
-from mpicoll.report.figures import BOUND, labels
+from mpicoll.report.figures import BOUND
 from mpicoll.report.style import Line
 
 _COLUMN, _TWO_COLUMNS, _HEIGHT = 3.4, 7.0, 3.0  # inches
@@ -62,18 +62,20 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
     return files
 
 
-def _axes(section: Section, what: str) -> tuple[Any, Any]:
+def _plot(width: float, height: float) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_COLUMN, _HEIGHT), layout="constrained")
-    axes = figure.add_subplot()
-    measured = section.measured
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _axes(section: Section, what: str) -> tuple[Any, Any]:
+    figure, axes = _plot(_COLUMN, _HEIGHT)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(measured, labels(measured) if section.ranks else [*map(str, measured)])
+    axes.set_xticks(section.measured, section.ticks)
     axes.minorticks_off()
     title = f"{section.collective}, P = {section.ranks}" if section.ranks else section.collective
-    where = "size of the total vector [B]" if section.ranks else "number of ranks"
-    axes.set(xlabel=where, ylabel=what, title=title)
+    axes.set(xlabel=section.axis, ylabel=what, title=title)
     axes.grid(color="0.92", linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
@@ -123,17 +125,14 @@ def _legend(figure: Any) -> None:
 
 def _map(found: Map, lines: dict[str, Line]) -> Any:
     """Squares in the colour of the fastest, with the regret of the default choice."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    from matplotlib.patches import Patch, Rectangle
 
-    height = 0.9 + 0.32 * len(found.rows)
-    figure = Figure(figsize=(_TWO_COLUMNS, height), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _plot(_TWO_COLUMNS, 0.9 + 0.32 * len(found.rows))
     for y, row in enumerate(found.rows.values()):
         for x, square in enumerate(row):
             if square is not None:
                 color = tables.tint(lines[square.best].color)
-                axes.add_patch(_square(x, y, color))
+                axes.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, color=color))
                 axes.text(x, y, tables.percent(square), ha="center", va="center")
     axes.set_xlim(-0.5, len(found.sizes) - 0.5)
     axes.set_ylim(len(found.rows) - 0.5, -0.5)
@@ -149,12 +148,6 @@ def _map(found: Map, lines: dict[str, Line]) -> Any:
         frameon=False,
     )
     return figure
-
-
-def _square(x: int, y: int, color: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, color=color)
 
 
 def _dash(line: Line) -> Any:
@@ -179,10 +172,7 @@ def by_ranks(
         ImportError: matplotlib is missing.
         ValueError: the ending is of no known format.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _plot(7, 4.5)
     for name, values in series.items():
         ranks = sorted(values)
         axes.plot(ranks, [values[rank] for rank in ranks], ".-", lw=1, label=name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape as escaped
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpicoll.base.wording import plural
 from mpicoll.bench import table
@@ -229,12 +229,8 @@ def facts(run: Run) -> str:
     """Where and how a run was made; of paths the last part alone, and nobody's name."""
     known, rows = run.facts, [("run", run.name)]
     for host, entry in known.get("hosts", {}).items():
-        rows.append(
-            (
-                f"host {host}",
-                f"{plural(len(entry['ranks']), 'rank')}, {plural(len(entry['cores']), 'core')}",
-            )
-        )
+        ranks, cores = plural(len(entry["ranks"]), "rank"), plural(len(entry["cores"]), "core")
+        rows.append((f"host {host}", f"{ranks}, {cores}"))
     if "clock" in known:
         rows.append(("clock", f"{known['clock']['name']}, {known['clock']['cost'] * 1e9:.0f} ns"))
     rows += [(name, str(known[name])) for name in ("started", "mpi_standard") if name in known]
@@ -246,12 +242,9 @@ def facts(run: Run) -> str:
         rows.append(("command", without_folders(" ".join(["mpicoll", *known["arguments"]]))))
     for name in ("settings", "environment", "slurm"):
         if known.get(name):
-            rows.append((name, without_folders(_named(known[name]))))
+            values = ", ".join(f"{key}={value}" for key, value in known[name].items())
+            rows.append((name, without_folders(values)))
     cells = "".join(
         f"<tr><th>{escaped(name)}</th><td>{escaped(value)}</td></tr>" for name, value in rows
     )
     return f'<div class="scroll"><table class="facts"><tbody>{cells}</tbody></table></div>'
-
-
-def _named(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())

@@ -63,17 +63,20 @@ def render(found: History) -> str:
 
 def _subtitle(found: History) -> str:
     config = found.config
-    steps = max((len(steps) for steps in found.steps.values()), default=0)
     return (
         f"{config['strategy']} · {config['optimizer']} with lr {config['lr']:g} · batch "
-        f"{config['batch']} · {config['dtype']} · seed {config['seed']} · {plural(steps, 'step')}, "
+        f"{config['batch']} · {config['dtype']} · seed {config['seed']} · "
+        f"{plural(_most_steps(found), 'step')}, "
         f"{plural(len(found.epochs), 'epoch')}"
     )
 
 
+def _most_steps(found: History) -> int:
+    return max(map(len, found.steps.values()), default=0)
+
+
 def _key(found: History) -> str:
-    steps = max((len(steps) for steps in found.steps.values()), default=0)
-    group = -(-steps // _POINTS)
+    group = -(-_most_steps(found) // _POINTS)
     means = f", each point a mean of {group} steps" if group > 1 else ""
     return (
         f"Loss: of each step over its batch, before its update{means}; and over the whole training "
@@ -90,38 +93,30 @@ def _losses(found: History) -> Figure:
         if losses:
             points.append((steps[start]["number"], sum(losses) / len(losses)))
     figure = _figure("step", "loss")
-    figure["data"] = [_line("batch", points, COLORS[5], "lines")]
-    ends = _ends(found)
-    pairs = [(end, e["loss"]) for end, e in zip(ends, found.epochs, strict=True)]
-    figure["data"].append(_line("training set", pairs, COLORS[0], "lines+markers"))
+    figure["data"] = [
+        _line("batch", points, COLORS[5], "lines"),
+        _by_epoch(found, "loss", "training set", COLORS[0]),
+    ]
     return figure
 
 
 def _accuracies(found: History) -> Figure:
     figure = _figure("step", "share of samples classified correctly")
-    ends = _ends(found)
     figure["data"] = [
-        _line(
-            words,
-            [(end, e[name]) for end, e in zip(ends, found.epochs, strict=True)],
-            color,
-            "lines+markers",
-        )
-        for name, words, color in (
-            ("train_accuracy", "training set", COLORS[0]),
-            ("test_accuracy", "test set", COLORS[1]),
-        )
+        _by_epoch(found, "train_accuracy", "training set", COLORS[0]),
+        _by_epoch(found, "test_accuracy", "test set", COLORS[1]),
     ]
     return figure
 
 
-def _ends(found: History) -> list[int]:
-    """Number of the last step of each epoch."""
+def _by_epoch(found: History, name: str, words: str, color: str) -> Figure:
+    """A line through what was found at the end of each epoch, drawn at its last step."""
     last: dict[int, int] = {}
     for steps in found.steps.values():
         for step in steps:
             last[step["epoch"]] = max(last.get(step["epoch"], 0), step["number"])
-    return [last.get(epoch["number"], epoch["number"]) for epoch in found.epochs]
+    points = [(last.get(epoch["number"], epoch["number"]), epoch[name]) for epoch in found.epochs]
+    return _line(words, points, color, "lines+markers")
 
 
 def _times(found: History) -> Figure:
@@ -147,13 +142,12 @@ def _communication(found: History) -> str:
         (
             str(rank),
             *(f"{1e3 * row[name]:.3f}" for name in _PHASES),
-            f"{row['compute'] / (row['exposed'] + row['hidden']):.2f}"
-            if row["exposed"] + row["hidden"]
-            else "",
-            f"{1e3 * (row['exposed'] + row['hidden']):.3f}",
+            f"{row['compute'] / both:.2f}" if both else "",
+            f"{1e3 * both:.3f}",
             "" if found.predicted is None else f"{1e3 * found.predicted:.3f}",
         )
         for rank, row in means.items()
+        for both in [row["exposed"] + row["hidden"]]
     ]
     heads = [Head("rank"), *(Head(words, "ms a step") for words in _PHASES.values())]
     heads += [Head("compute : communication"), Head("communication measured", "ms a step")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from mpicoll.schedule.steps import GIVEN, WORK
@@ -58,6 +59,15 @@ class Memory(Generic[Value]):
             raise ScheduleError(f"{cell.space} block {cell.block} is read but was never written")
         return value
 
+    def result(self, cell: Cell) -> Value:
+        """The value of a wanted cell at the end: one that no step wrote is copied from the input.
+
+        Raises:
+            ScheduleError: see :meth:`load`.
+        """
+        given = Cell(GIVEN, cell.block, cell.segment)
+        return self.load(given if cell not in self.cells and given in self.cells else cell)
+
     def send(self, cells: Sequence[Cell]) -> list[Value]:
         """What a message of these cells carries."""
         return [self.load(cell) for cell in cells]
@@ -69,12 +79,8 @@ class Memory(Generic[Value]):
     def reduce(self, rank: int, cell: Cell, received: list[tuple[int, Value]]) -> None:
         """Fold received (sender, value) pairs with the cell's own value, in rank order."""
         received = [*received, (rank, self.load(cell))]
-        received.sort(key=_sender)
+        received.sort(key=itemgetter(0))
         self.cells[cell] = self.fold([value for _, value in received])
-
-
-def _sender(pair: tuple[int, Value]) -> int:
-    return pair[0]
 
 
 class Blank(Memory[None]):

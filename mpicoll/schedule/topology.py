@@ -111,15 +111,8 @@ def double_binary_tree(rank: int, size: int, tree: int) -> Node:
 
     Tree 0 has rank 0 on top of an in-order binary tree of the others, in which a rank's lowest
     set bit is its height; so every odd rank is a leaf.  Tree 1 is tree 0 mirrored (even ``size``)
-    or turned by one place (odd ``size``), so that its leaves are tree 0's interior ranks::
-
-        size 8, tree 0:     0                 tree 1:                7
-                            |                                        |
-                            4                                        3
-                          /   \\                                    /   \\
-                         2     6                                  1     5
-                        / \\   / \\                                / \\   / \\
-                       1   3 5   7                              0   2 4   6
+    or turned by one place (odd ``size``), so that its leaves are tree 0's interior ranks; both are
+    drawn in :func:`mpicoll.algorithms.double_tree.allreduce_double_binary_tree`.
 
     Depth is at most ceil(log2(size)); no rank but rank 0 (odd sizes) has children in both trees.
 

@@ -35,6 +35,11 @@ class Piece:
     beta: float
 
 
+def words(link: str, upto: int | None) -> str:
+    """A piece of a link, as parameters are named by it."""
+    return link if upto is None else f"{link} upto {upto}"
+
+
 @dataclass(frozen=True)
 class Costs:
     """One set of parameters.
@@ -75,7 +80,7 @@ class Costs:
         found = {"call": self.call, "step": self.step, "gamma": self.gamma}
         for link, pieces in self.links.items():
             for piece in pieces:
-                where = link if piece.upto is None else f"{link} upto {piece.upto}"
+                where = words(link, piece.upto)
                 found[f"alpha {where}"], found[f"beta {where}"] = piece.alpha, piece.beta
         return found
 

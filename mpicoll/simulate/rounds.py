@@ -139,7 +139,7 @@ def sweep(
     ranks: int,
     sizes: Sizes,
     machine: Machine,
-    start: Sequence[int] | None = None,
+    start: Sequence[int] = (),
 ) -> Result:
     """Times of all ranks, or of those that represent all ``ranks`` (see :mod:`.matching`).
 
@@ -153,7 +153,7 @@ def sweep(
     rounds = [plain_rounds(program, sizes) for program in programs]
     costs, now = _Costs(machine, ranks), _Rounds(count)
     kind: type = np.int64
-    ready: Array = np.array(start if start is not None else [0] * count, object)
+    ready: Array = np.array(start or [0] * count, object)
     ready = ready if max(ready) >= _FITS else ready.astype(kind)
     end, sent = ready.copy(), np.zeros(count, "i8")
     messages = 0
@@ -202,7 +202,7 @@ def sweep(
 
 
 def repeat(
-    rounds: Sequence[Plain], times: int, machine: Machine, start: Sequence[int] | None = None
+    rounds: Sequence[Plain], times: int, machine: Machine, start: Sequence[int] = ()
 ) -> Result:
     """Times of all ranks after so many rounds, each rank's of the same peers and lengths.
 
@@ -219,11 +219,10 @@ def repeat(
     receivers = now.target[senders]
     if np.any(now.source[receivers] != senders) or len(receivers) != np.sum(now.source >= 0):
         raise ScheduleError("rounds that repeat do not meet")
-    begin = max(start, default=0) if start is not None else 0
     longest = int(now.sent.max(initial=0))
-    fits = begin + 2 * times * costs.most(longest) < _FITS
+    fits = max(start, default=0) + 2 * times * costs.most(longest) < _FITS
     kind: type = np.int64 if fits else object
-    ready: Array = np.array(start if start is not None else [0] * count, kind)
+    ready: Array = np.array(start or [0] * count, kind)
     # Who sends or receives nothing meets itself, at once.
     to, by = everyone.copy(), everyone.copy()
     to[senders], by[receivers] = receivers, senders

@@ -18,7 +18,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from mpicoll.base.wording import plural
@@ -50,21 +50,19 @@ class TooLargeError(ValueError):
     """A simulation that would take too long."""
 
 
+@dataclass
 class _Task:
     """One call to simulate, and what all ways need to know of it."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        size: int,
-        nbytes: int,
-        machine: Machine,
-        root: int,
-        complete: dict[str, Value],
-    ) -> None:
-        self.algorithm, self.size, self.nbytes = algorithm, size, nbytes
-        self.machine, self.root, self.complete = machine, root, complete
-        self.nblocks = algorithm.blocks(size)
+    algorithm: Algorithm
+    size: int
+    nbytes: int
+    machine: Machine
+    root: int
+    complete: dict[str, Value]
+
+    def __post_init__(self) -> None:
+        self.nblocks = self.algorithm.blocks(self.size)
 
     def programs(self, part: Part) -> Programs:
         return self.algorithm.program(part, self.size, self.root, self.complete)
@@ -257,12 +255,10 @@ def _period(task: _Task, programs: Programs) -> int | None:
     length = task.machine.per_node
     if task.machine.slow or not length:
         return None
-    fitting = (
-        period
-        for period in (length, 2 * length)
-        if repeats_every(period, task.size, programs, task.samples)
-    )
-    return next(fitting, None)
+    for period in (length, 2 * length):
+        if repeats_every(period, task.size, programs, task.samples):
+            return period
+    return None
 
 
 def _repeated(task: _Task, programs: Programs, start: Sequence[int]) -> Result:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterable
+from itertools import chain, zip_longest
 from typing import Any
 
 from mpicoll.schedule import Block, Channel, Copy, Round, number_of_blocks
@@ -37,11 +37,9 @@ def _alike(program: Program, other: Program, shift: int, size: int) -> bool:
         if one[1:] != two[1:]:
             return False
         for mine, theirs in zip_longest(one.rounds, two.rounds):
-            if (
-                mine is None
-                or theirs is None
-                or _relative(mine, shift, size) != _relative(theirs, 0, size)
-            ):
+            if None in (mine, theirs):
+                return False
+            if _relative(mine, shift, size) != _relative(theirs, 0, size):
                 return False
     return True
 
@@ -61,16 +59,11 @@ def weight(program: Program, limit: int) -> int:
     Stops at ``limit``.
     """
     found = 0
-    for steps in _rounds(program):
+    for steps in chain.from_iterable(channel.rounds for channel in program):
         found += sum(1 + _named(step) // 8 for step in steps)
         if found > limit:
             break
     return found
-
-
-def _rounds(program: Program) -> Iterator[Round]:
-    for channel in program:
-        yield from channel.rounds
 
 
 def _named(step: Any) -> int:

@@ -108,10 +108,10 @@ def test_the_fastest_comes_first_and_the_library_last(content):
 
 
 def test_a_mark_is_a_median_of_launches():
-    alone = Mark(2, 8, (tuple(range(1, 21)),))
+    alone = Mark(2, 8, {"a": tuple(range(1, 21))})
     summary = summarise(range(1, 21))
     assert alone.seconds == 10.5 and alone.interval == (summary.low, summary.high)
-    three = Mark(2, 8, ((1.0, 2.0, 9.0), (3.0,), (7.0, 7.0)))
+    three = Mark(2, 8, {"a": (1.0, 2.0, 9.0), "b": (3.0,), "c": (7.0, 7.0)})
     assert three.seconds == 3 and three.interval == (2, 7)
     assert alone.raw(5) == [1, 6, 11, 15, 20]
     assert alone.raw(20) == list(range(1, 21))
