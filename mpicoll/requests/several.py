@@ -48,7 +48,7 @@ class Completion:
     @staticmethod
     def Waitany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> int:
         """Wait for one request; its index, ``MPI.UNDEFINED`` if none is pending."""
-        return Completion.waitany(requests, status)[0]
+        return _wait_any(requests, status, MPI.Request.Testany)[0]
 
     @staticmethod
     def Testany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> tuple[int, bool]:
@@ -56,21 +56,21 @@ class Completion:
 
         ``MPI.UNDEFINED`` and True if none is pending.
         """
-        return _test_any(requests, status)[:2]
+        return _test_any(requests, status, MPI.Request.Testany)[:2]
 
     @staticmethod
     def Waitsome(
         requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
     ) -> list[int] | None:
         """Wait for one request or more; their indices, None if none is pending."""
-        return Completion.waitsome(requests, statuses)[0]
+        return _wait_some(requests, statuses, MPI.Request.Testany)[0]
 
     @staticmethod
     def Testsome(
         requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
     ) -> list[int] | None:
         """Indices of the complete requests, None if none is pending."""
-        return _test_some(requests, statuses)[0]
+        return _test_some(requests, statuses, MPI.Request.Testany)[0]
 
     @staticmethod
     def waitall(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> list[Any]:
@@ -91,25 +91,39 @@ class Completion:
     @staticmethod
     def waitany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> tuple[int, Any]:
         """Wait for one request; its index, and what its ``wait`` returns."""
-        index, _, message = _wait(
-            lambda: _test_any(requests, status), lambda found: found[1], requests
-        )
+        index, _, message = _wait_any(requests, status, MPI.Request.testany)
         return index, message
 
     @staticmethod
     def testany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> _Any:
         """The same as ``Testany``, and what the request's ``wait`` returns."""
-        return _test_any(requests, status)
+        return _test_any(requests, status, MPI.Request.testany)
 
     @staticmethod
     def waitsome(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> _Some:
         """Wait for one request or more; their indices, and what each ``wait`` returns."""
-        return _wait(lambda: _test_some(requests, statuses), lambda found: found[0] != [], requests)
+        return _wait_some(requests, statuses, MPI.Request.testany)
 
     @staticmethod
     def testsome(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> _Some:
         """Indices of the complete requests, and what each ``wait`` returns."""
-        return _test_some(requests, statuses)
+        return _test_some(requests, statuses, MPI.Request.testany)
+
+
+#: mpi4py's ``Testany``, which leaves what an ``irecv`` has received unpickled, or ``testany``.
+_Testany: TypeAlias = Callable[..., tuple[Any, ...]]
+
+
+def _wait_any(requests: Sequence[Anyone], status: MPI.Status | None, testany: _Testany) -> _Any:
+    return _wait(lambda: _test_any(requests, status, testany), lambda found: found[1], requests)
+
+
+def _wait_some(
+    requests: Sequence[Anyone], statuses: list[MPI.Status] | None, testany: _Testany
+) -> _Some:
+    return _wait(
+        lambda: _test_some(requests, statuses, testany), lambda found: found[0] != [], requests
+    )
 
 
 def _wait(
@@ -141,28 +155,27 @@ def _all_complete(requests: Sequence[Anyone]) -> bool:
     return all(request.Get_status() for request in requests)
 
 
-#: Tests one request: whether it is complete, None if it is not pending; and its message.
-_Tested: TypeAlias = tuple[bool | None, Any]
-
-
-def _test(request: Anyone, status: MPI.Status | None) -> _Tested:
+def _test(request: Anyone, status: MPI.Status | None, testany: _Testany) -> tuple[bool | None, Any]:
+    """Whether a request is complete, None if it is not pending; and its message."""
     if isinstance(request, Watched):
         return request.Test(status) if request.pending else None, None
-    index, over, message = MPI.Request.testany([request], status)
-    return None if over and index == MPI.UNDEFINED else over, message
+    index, over, *message = testany([request], status)
+    return None if over and index == MPI.UNDEFINED else over, message[0] if message else None
 
 
-def _test_any(requests: Sequence[Anyone], status: MPI.Status | None) -> _Any:
+def _test_any(requests: Sequence[Anyone], status: MPI.Status | None, testany: _Testany) -> _Any:
     none_pending = True
     for index, request in enumerate(requests):
-        over, message = _test(request, status)
+        over, message = _test(request, status, testany)
         if over:
             return index, True, message
         none_pending &= over is None
     return MPI.UNDEFINED, none_pending, None
 
 
-def _test_some(requests: Sequence[Anyone], statuses: list[MPI.Status] | None) -> _Some:
+def _test_some(
+    requests: Sequence[Anyone], statuses: list[MPI.Status] | None, testany: _Testany
+) -> _Some:
     none_pending = True
     indices: list[int] = []
     messages = []
@@ -170,7 +183,7 @@ def _test_some(requests: Sequence[Anyone], statuses: list[MPI.Status] | None) ->
         status = None
         if statuses is not None:
             status = statuses[len(indices)] if len(indices) < len(statuses) else MPI.Status()
-        over, message = _test(request, status)
+        over, message = _test(request, status, testany)
         none_pending &= over is None
         if over:
             if status is not None and statuses is not None and len(indices) == len(statuses):

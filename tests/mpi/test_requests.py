@@ -126,6 +126,23 @@ def test_all(comm):
     assert Request.Waitsome([]) is None
 
 
+class Unreadable:
+    """A message that raises where it is unpickled."""
+
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
+@pytest.mark.parametrize("kind", [MPI.Request, Request])
+@pytest.mark.parametrize("method", ["Waitany", "Testany", "Waitsome", "Testsome"])
+def test_upper_case_leaves_what_arrived_unpickled(comm, kind, method):
+    request = comm.irecv(source=LEFT)
+    comm.send(Unreadable(), RIGHT)
+    while request:
+        getattr(kind, method)([request])
+    assert request.wait() is None  # mpi4py has dropped it
+
+
 def test_lower_case_returns_what_arrived(comm):
     def start():
         request, result = comm.irecv(source=LEFT), np.zeros(1)
