@@ -32,17 +32,15 @@ class Blocking(Dispatch):
 
     def Barrier(self, *, algorithm: str | None = None, **parameters: Parameter) -> None:
         """Wait until all ranks have entered."""
-        if not parameters and self._fast_path.serve(self, BARRIER, None, None, None, 0, algorithm):
-            return
-        self._blocking("Barrier", algorithm, parameters)
+        if parameters or not self._fast_path.serve(self, BARRIER, None, None, None, 0, algorithm):
+            self._blocking("Barrier", algorithm, parameters)
 
     def Bcast(
         self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Copy the root's buffer to all ranks."""
-        if not parameters and self._fast_path.serve(self, BCAST, None, buf, None, root, algorithm):
-            return
-        self._blocking("Bcast", algorithm, parameters, None, buf, None, root)
+        if parameters or not self._fast_path.serve(self, BCAST, None, buf, None, root, algorithm):
+            self._blocking("Bcast", algorithm, parameters, None, buf, None, root)
 
     def Reduce(
         self,
@@ -172,21 +170,19 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them."""
-        if not parameters and self._fast_path.serve(
+        if parameters or not self._fast_path.serve(
             self, ALLGATHER, sendbuf, recvbuf, None, 0, algorithm
         ):
-            return
-        self._blocking("Allgather", algorithm, parameters, sendbuf, recvbuf)
+            self._blocking("Allgather", algorithm, parameters, sendbuf, recvbuf)
 
     def Allgatherv(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them; lengths may differ."""
-        if not parameters and self._fast_path.serve_vectors(
+        if parameters or not self._fast_path.serve_vectors(
             self, "Allgatherv", sendbuf, recvbuf, None, None, 0, algorithm
         ):
-            return
-        self._blocking("Allgatherv", algorithm, parameters, sendbuf, recvbuf)
+            self._blocking("Allgatherv", algorithm, parameters, sendbuf, recvbuf)
 
     def Gather(
         self,
@@ -198,11 +194,10 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root."""
-        if not parameters and self._fast_path.serve(
+        if parameters or not self._fast_path.serve(
             self, GATHER, sendbuf, recvbuf, None, root, algorithm
         ):
-            return
-        self._blocking("Gather", algorithm, parameters, sendbuf, recvbuf, None, root)
+            self._blocking("Gather", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Gatherv(
         self,
@@ -214,11 +209,10 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root; lengths may differ."""
-        if not parameters and self._fast_path.serve_vectors(
+        if parameters or not self._fast_path.serve_vectors(
             self, "Gatherv", sendbuf, recvbuf, None, None, root, algorithm
         ):
-            return
-        self._blocking("Gatherv", algorithm, parameters, sendbuf, recvbuf, None, root)
+            self._blocking("Gatherv", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Scatter(
         self,
@@ -230,11 +224,10 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer."""
-        if not parameters and self._fast_path.serve(
+        if parameters or not self._fast_path.serve(
             self, SCATTER, sendbuf, recvbuf, None, root, algorithm
         ):
-            return
-        self._blocking("Scatter", algorithm, parameters, sendbuf, recvbuf, None, root)
+            self._blocking("Scatter", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Scatterv(
         self,
@@ -246,41 +239,37 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer; lengths may differ."""
-        if not parameters and self._fast_path.serve_vectors(
+        if parameters or not self._fast_path.serve_vectors(
             self, "Scatterv", sendbuf, recvbuf, None, None, root, algorithm
         ):
-            return
-        self._blocking("Scatterv", algorithm, parameters, sendbuf, recvbuf, None, root)
+            self._blocking("Scatterv", algorithm, parameters, sendbuf, recvbuf, None, root)
 
     def Alltoall(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send block j to rank j, for every j, and receive block i from rank i."""
-        if not parameters and self._fast_path.serve(
+        if parameters or not self._fast_path.serve(
             self, ALLTOALL, sendbuf, recvbuf, None, 0, algorithm
         ):
-            return
-        self._blocking("Alltoall", algorithm, parameters, sendbuf, recvbuf)
+            self._blocking("Alltoall", algorithm, parameters, sendbuf, recvbuf)
 
     def Alltoallv(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; lengths may differ."""
-        if not parameters and self._fast_path.serve_vectors(
+        if parameters or not self._fast_path.serve_vectors(
             self, "Alltoallv", sendbuf, recvbuf, None, None, 0, algorithm
         ):
-            return
-        self._blocking("Alltoallv", algorithm, parameters, sendbuf, recvbuf)
+            self._blocking("Alltoallv", algorithm, parameters, sendbuf, recvbuf)
 
     def Alltoallw(
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; datatypes may differ too."""
-        if not parameters and self._fast_path.serve_vectors(
+        if parameters or not self._fast_path.serve_vectors(
             self, "Alltoallw", sendbuf, recvbuf, None, None, 0, algorithm
         ):
-            return
-        self._blocking("Alltoallw", algorithm, parameters, sendbuf, recvbuf)
+            self._blocking("Alltoallw", algorithm, parameters, sendbuf, recvbuf)
 
     def Scan(
         self,
@@ -292,9 +281,8 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks up to this one."""
-        if not parameters and self._fast_path.serve(self, SCAN, sendbuf, recvbuf, op, 0, algorithm):
-            return
-        self._blocking("Scan", algorithm, parameters, sendbuf, recvbuf, op)
+        if parameters or not self._fast_path.serve(self, SCAN, sendbuf, recvbuf, op, 0, algorithm):
+            self._blocking("Scan", algorithm, parameters, sendbuf, recvbuf, op)
 
     def Exscan(
         self,
@@ -306,8 +294,7 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks before this one; rank 0's receive buffer is left alone."""
-        if not parameters and self._fast_path.serve(
+        if parameters or not self._fast_path.serve(
             self, EXSCAN, sendbuf, recvbuf, op, 0, algorithm
         ):
-            return
-        self._blocking("Exscan", algorithm, parameters, sendbuf, recvbuf, op)
+            self._blocking("Exscan", algorithm, parameters, sendbuf, recvbuf, op)

@@ -104,22 +104,14 @@ class Dispatch(MPI.Intracomm):
     ) -> None:
         """Run a collective."""
         state = self._ready()
-        arguments = self._arguments(state, method, *given)
-        try:
-            prepared = self._decide(state, arguments, algorithm, parameters, True, reproducible)
-        except Exception as error:
-            state.guard.refuse(arguments.method.definition, error)
-            raise
+        asked = algorithm, parameters, True, reproducible
+        arguments, prepared = self._prepare(state, method, given, *asked)
         state.guard.enter(prepared)
         with observing(state, prepared) as step:
             self._run(state, arguments, prepared, step)
 
     def _run(
-        self,
-        state: State,
-        arguments: Arguments,
-        prepared: Prepared,
-        step: runner.Step | None = None,
+        self, state: State, arguments: Arguments, prepared: Prepared, step: runner.Step | None
     ) -> None:
         """Run a collective that is decided."""
         if prepared.on_device:
@@ -174,12 +166,8 @@ class Dispatch(MPI.Intracomm):
     ) -> Any:
         """Start a collective; returns a request."""
         state = self._ready()
-        arguments = self._arguments(state, method, *given)
-        try:
-            prepared = self._decide(state, arguments, algorithm, parameters, False)
-        except Exception as error:
-            state.guard.refuse_start(arguments.method.definition, error)
-            raise
+        asked = algorithm, parameters, False
+        arguments, prepared = self._prepare(state, method, given, *asked, waits=False)
         if prepared.choice.algorithm == CUDA_IPC:
             return device.start(state, prepared)
         by_value = prepared.on_device
@@ -211,12 +199,7 @@ class Dispatch(MPI.Intracomm):
     ) -> Any:
         """Bind a collective to its buffers; returns a persistent request."""
         state = self._ready()
-        arguments = self._arguments(state, method, *given)
-        try:
-            prepared = self._decide(state, arguments, algorithm, parameters, False)
-        except Exception as error:
-            state.guard.refuse(arguments.method.definition, error)
-            raise
+        arguments, prepared = self._prepare(state, method, given, algorithm, parameters, False)
         state.guard.enter(prepared)
         if prepared.choice.algorithm == CUDA_IPC:
             return device.bind(state, prepared)
@@ -257,6 +240,20 @@ class Dispatch(MPI.Intracomm):
             kept = LibraryPrequest.bound(request, state, prepared)
         kept.kept = arguments
         return kept
+
+    def _prepare(
+        self, state: State, method: str, given: tuple[Any, ...], *asked: Any, waits: bool = True
+    ) -> tuple[Arguments, Prepared]:
+        """The arguments of a call, and the call; ranks that compare theirs hear of an error.
+
+        ``asked``: as for :meth:`_decide`; ``waits``: whether the call may wait for other ranks.
+        """
+        arguments = self._arguments(state, method, *given)
+        try:
+            return arguments, self._decide(state, arguments, *asked)
+        except Exception as error:
+            state.guard.refuse(arguments.method.definition, error, waits)
+            raise
 
     def _arguments(self, state: State, method: str, *given: Any) -> Arguments:
         """The arguments of a call; collective where a Reduce_scatter does not give its counts."""

@@ -70,12 +70,17 @@ class Guard:
         if self._compares:
             agree.compare(self._share(prepared.facts()))
 
-    def refuse(self, definition: Collective, error: Exception) -> None:
-        """This rank cannot make its next call; the others hear of it if they are to compare."""
+    def refuse(self, definition: Collective, error: Exception, waits: bool = True) -> None:
+        """This rank cannot make its next call; the others hear of it if they are to compare.
+
+        ``waits``: whether the call may wait for them.
+        """
         if self._compares:
             if self._watch is not None:
-                self._watch.begin(definition.method)
-            self._share(_refusal(definition, error))
+                (self._watch.begin if waits else self._watch.enter)(definition.method)
+            text = f"{type(error).__name__}: {error}"
+            refusal = {"collective": definition.method, "error": text}
+            (self._share if waits else self._compare)(refusal)
         elif self._watch is not None:
             self._watch.refuse()
 
@@ -86,15 +91,6 @@ class Guard:
         """
         ticket = None if self._watch is None else self._watch.enter(prepared.described())
         return ticket, self._compare(prepared.facts()) if self._compares else None
-
-    def refuse_start(self, definition: Collective, error: Exception) -> None:
-        """The same as :meth:`refuse` for a call that must not wait for others."""
-        if self._compares:
-            if self._watch is not None:
-                self._watch.enter(definition.method)
-            self._compare(_refusal(definition, error))
-        elif self._watch is not None:
-            self._watch.refuse()
 
     def _compare(self, facts: agree.CallSignature) -> agree.Comparison:
         comparison = agree.Comparison(self._private, facts, self.fail)
@@ -139,8 +135,3 @@ class Guard:
             self._watch.fail()
         self.failure = self.failure or error
         self._on_fail()
-
-
-def _refusal(definition: Collective, error: Exception) -> agree.CallSignature:
-    """What the other ranks are told of an error in this rank's arguments."""
-    return {"collective": definition.method, "error": f"{type(error).__name__}: {error}"}
