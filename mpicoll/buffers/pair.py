@@ -108,11 +108,7 @@ def no_place(definition: Collective, side: str, place: Place) -> ValueError:
 
 def _check_pair(send: Buffer, recv: Buffer, definition: Collective) -> None:
     """Send and receive buffer must be of one type and length, and apart in memory."""
-    if differ(send, recv, definition.reduces):
-        raise ValueError(
-            f"send buffer of {send.name} but receive buffer of {recv.name}: both must have the "
-            "same datatype; convert one with array.astype"
-        )
+    check_types(send, recv, definition.reduces)
     if send.block_bytes != recv.block_bytes:
         unit = " a block" if definition.block_per_rank else ""
         raise ValueError(
@@ -207,10 +203,15 @@ def order_error(send: Buffer, recv: Buffer) -> ValueError:
     )
 
 
-def differ(send: Buffer, recv: Buffer, reduces: bool) -> bool:
-    """Whether two datatypes do not match.  What is only moved matches untyped bytes too."""
+def check_types(send: Buffer, recv: Buffer, reduces: bool) -> None:
+    """Raise if two datatypes do not match.  What is only moved matches untyped bytes too."""
     if send.dtype is None or recv.dtype is None:
-        return send.datatype != recv.datatype
-    if not reduces and np.dtype(np.uint8) in (send.dtype, recv.dtype):
-        return False
-    return send.dtype != recv.dtype
+        match = send.datatype == recv.datatype
+    else:
+        untyped = not reduces and np.dtype(np.uint8) in (send.dtype, recv.dtype)
+        match = untyped or send.dtype == recv.dtype
+    if not match:
+        raise ValueError(
+            f"send buffer of {send.name} but receive buffer of {recv.name}: both must have the "
+            "same datatype; convert one with array.astype"
+        )

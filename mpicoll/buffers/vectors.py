@@ -24,7 +24,7 @@ from mpicoll.base.wording import plural
 from mpicoll.buffers.buffer import Buffer
 from mpicoll.buffers.datatypes import kind_of
 from mpicoll.buffers.packing import Part
-from mpicoll.buffers.pair import Operands, check_apart, differ, no_place, order_error
+from mpicoll.buffers.pair import Operands, check_apart, check_types, no_place, order_error
 from mpicoll.buffers.parsing import by_value, goes_by_value, items, natural, parse, view
 from mpicoll.errors import Unsupported
 from mpicoll.schedule import layout
@@ -59,7 +59,7 @@ def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tup
         cut = _even(seen.memory.size, itemsize, blocks, what)
     vector = layout.displaced(cut, places)
     _check_blocks(layout.scaled(vector, itemsize), seen.memory.size, what, writable)
-    used = seen.memory[: _extent(vector) * itemsize]
+    used = seen.memory[: vector.extent * itemsize]
     return seen.buffer(used, sum(cut), 1, writable), vector
 
 
@@ -124,7 +124,7 @@ def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tupl
         [count * size for count, size in zip(numbers, sizes, strict=True)], places
     )
     _check_blocks(vector, seen.memory.size, what, writable)
-    used = seen.memory[: _extent(vector)]
+    used = seen.memory[: vector.extent]
     return seen.buffer(used, sum(vector.counts), 1, writable), vector
 
 
@@ -166,12 +166,6 @@ def _numbers(values: Any, blocks: int, name: str, what: str) -> list[int]:
             f"{what}: {len(numbers)} {name} for {plural(blocks, 'rank')}; pass one a rank"
         )
     return numbers
-
-
-def _extent(vector: Layout) -> int:
-    """Where the last block that is not empty ends."""
-    pairs = zip(vector.offsets, vector.counts, strict=True)
-    return max((offset + count for offset, count in pairs if count), default=0)
 
 
 def _check_blocks(vector: Layout, held: int, what: str, apart: bool) -> None:
@@ -262,8 +256,7 @@ def _reduce_scatter(
     needed = [("send", send, total)]
     if not in_place:
         needed.append(("receive", recv, own))
-        if differ(send, recv, True):
-            raise _types(send, recv)
+        check_types(send, recv, reduces=True)
         _check_apart(definition, (send, cut, False), (recv, cut, False))
         _check_order(send, recv)
     for side, buffer, count in needed:
@@ -275,19 +268,12 @@ def _reduce_scatter(
     return Operands(send, recv, in_place, (cut, cut))
 
 
-def _types(send: Buffer, recv: Buffer) -> ValueError:
-    return ValueError(
-        f"send buffer of {send.name} but receive buffer of {recv.name}: both must have the "
-        "same datatype; convert one with array.astype"
-    )
-
-
 def _check_pair(
     definition: Collective, send: Buffer, recv: Buffer, sent: int, received: int
 ) -> None:
     """What a rank sends to itself must be what it receives from itself."""
-    if definition.method != "Alltoallw" and differ(send, recv, False):
-        raise _types(send, recv)
+    if definition.method != "Alltoallw":
+        check_types(send, recv, reduces=False)
     if sent != received:
         raise ValueError(
             f"this rank sends {plural(sent, 'byte')} to itself but receives {received}: the counts "

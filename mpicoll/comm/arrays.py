@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mpicoll.comm.intracomm import Intracomm
+from mpicoll.cuda.arrays import recognise
 from mpicoll.cuda.registered import Registered
 from mpicoll.engine import progress
+from mpicoll.runtime.state import State
 
 
 def empty_on_device(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -> Any:
@@ -35,7 +37,6 @@ def empty_on_device(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: In
         TypeError: not such a communicator.
     """
     import cupy
-    import numpy as np
 
     peers = _peers(comm)
     if peers is None:
@@ -67,8 +68,6 @@ def register(array: Any, comm: Intracomm) -> Registered:
         TypeError: no such array, or not such a communicator.
         BufferError: not contiguous.
     """
-    from mpicoll.cuda.arrays import recognise
-
     peers = _peers(comm)
     found = recognise(array)
     if found is None:
@@ -81,13 +80,18 @@ def register(array: Any, comm: Intracomm) -> Registered:
 
 def _peers(comm: Any) -> Any:
     """What runs the collectives of a communicator between GPUs, None if nothing does."""
+    gpus = _state(comm).gpus
+    return None if gpus is None else gpus.peers
+
+
+def _state(comm: Any) -> State:
+    """What belongs to a communicator."""
     if not isinstance(comm, Intracomm):
         kind = type(comm)
         raise TypeError(
             f"comm must be an mpicoll.Intracomm, not {kind.__module__}.{kind.__qualname__}"
         )
-    gpus = comm._ready().gpus
-    return None if gpus is None else gpus.peers
+    return comm._ready()
 
 
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -> npt.NDArray[Any]:
@@ -111,15 +115,10 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -
         TypeError: not such a communicator; or a dtype of Python objects.
         ValueError: a negative shape.
     """
-    if not isinstance(comm, Intracomm):
-        kind = type(comm)
-        raise TypeError(
-            f"comm must be an mpicoll.Intracomm, not {kind.__module__}.{kind.__qualname__}"
-        )
+    state = _state(comm)
     model = np.broadcast_to(np.empty((), dtype), shape)  # checks both, and takes no memory
     if model.dtype.hasobject:
         raise TypeError(f"an array of {model.dtype} holds Python objects, which cannot be shared")
-    windows = comm._ready().windows
     with progress.meanwhile():
-        memory = windows.take(model.nbytes)
+        memory = state.windows.take(model.nbytes)
     return np.ndarray(model.shape, model.dtype, memory)

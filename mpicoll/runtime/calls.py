@@ -194,12 +194,9 @@ class Call:
 
     def on_host(self) -> Call:
         """The same call where what is in device memory goes by value."""
-        send = None if self.send is None else self.send.on_host()
-        if self.recv is None or self.recv is self.send:
-            return replace(self, send=send, recv=None if self.recv is None else send)
-        # Between blocks of different lengths may be what nobody sends.
-        loads = self.layouts is not None
-        return replace(self, send=send, recv=self.recv.on_host(loads=loads))
+        # What is received overwrites all, but between blocks of different lengths may be a gap.
+        gaps = self.layouts is not None
+        return self.with_buffers(lambda buffer: buffer.on_host(loads=gaps or buffer is self.send))
 
     def on_stream(self, stream: int) -> Call:
         """The same call ordered on a stream."""

@@ -14,8 +14,9 @@ class Layout(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """Elements from the start of the buffer to the end of the last block."""
-        return max((o + c for o, c in zip(self.offsets, self.counts, strict=True)), default=0)
+        """Elements from the start of the buffer to the end of the last block that has any."""
+        pairs = zip(self.offsets, self.counts, strict=True)
+        return max((offset + count for offset, count in pairs if count), default=0)
 
 
 def part(count: int, parts: int, index: int) -> tuple[int, int]:
