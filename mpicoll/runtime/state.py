@@ -86,9 +86,9 @@ class State:
         connected = transport.connect(private, settings.transport)
         near = connected.device is not None and connected.device.is_near()
         # What all ranks say: no other node; that there may be arrays in device memory.
-        said = private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
-        self._near = bool(said & 1)
-        self.gpus = group.connect(private, settings.gpu, settings.timeout) if said & 2 else None
+        flags = private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
+        self._near = bool(flags & 1)
+        self.gpus = group.connect(private, settings.gpu, settings.timeout) if flags & 2 else None
         if self.tracer is not None:  # what Python runs can be traced; all else is as without
             connected = connected._replace(device=None)
         self.windows = Windows(private, connected.device)

@@ -2,10 +2,10 @@
 
 Calls of one communicator are made in the same order on all ranks, so they can be numbered.
 Persistent operations may be started in different orders, so each has a number of its own, counting
-its starts.  Each rank keeps these numbers where the other ranks of its node can read them, in a
-small file that all of them map: a rank that is stuck elsewhere need not take part.  Ranks of other
-nodes are asked, by messages that only flow once an operation has exceeded the limit; what they do
-not answer within a grace time is said as it is.  What ends in time sends nothing.
+its starts.  Each rank keeps these numbers in memory that all ranks of its node map: a rank that is
+stuck elsewhere need not take part.  Ranks of other nodes are asked, by messages that only flow once
+an operation has exceeded the limit; what they do not answer within a grace time is said as it is.
+What ends in time sends nothing.
 
 Beside the numbers stands whether a call has failed on the rank, after which it enters no other, and
 which call it has refused for its arguments.  A rank that has failed tells those of other nodes.
@@ -14,9 +14,7 @@ which call it has refused for its arguments.  A rank that has failed tells those
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-import tempfile
 import time
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.base.wording import ranges
+from mpicoll.engine import transport
 
 #: Tag of the messages between ranks that wait: the last one that every MPI has, and no plan's.
 NOTICE_TAG = 32767
@@ -204,48 +203,24 @@ class Patience:
 def _shared(private: MPI.Intracomm) -> tuple[np.ndarray, dict[int, int]]:
     """Numbers that all ranks of this node read and write, and the row of each rank's.
 
-    The file has no name any more when this returns.  A node where it cannot be made or mapped has
-    none, and each of its ranks keeps its numbers to itself.
+    A node whose ranks cannot share memory has none, and each of them keeps its numbers to itself.
     """
-    node = private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank())
+    node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
     try:
         ranks = node.allgather(private.Get_rank())
-        name = _new_file(8 * WIDTH * len(ranks)) if node.Get_rank() == 0 else None
-        name = node.bcast(name)
-        numbers = _mapped(name) if name else None
-        everywhere = node.allreduce(numbers is not None, MPI.LAND)
-        if name and node.Get_rank() == 0:
-            os.unlink(name)
+        length = 8 * WIDTH * len(ranks)
+        memory, _ = transport.memory_of(node, length)
     finally:
         node.Free()
-    if numbers is None or not everywhere:
+    if memory is None:
         return _alone(private.Get_rank())
+    numbers = memory[:length].view(np.int64).reshape(-1, WIDTH)
     return numbers, {rank: row for row, rank in enumerate(ranks)}
 
 
 def _alone(rank: int) -> tuple[np.ndarray, dict[int, int]]:
     """The numbers of this rank, which no other can read."""
     return np.zeros((1, WIDTH), np.int64), {rank: 0}
-
-
-def _new_file(length: int) -> str | None:
-    """Name of a file of zeros, None if there is no place for it."""
-    try:
-        descriptor, name = tempfile.mkstemp(prefix="mpicoll-")
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "wb") as file:
-        file.truncate(length)
-    return name
-
-
-def _mapped(name: str) -> np.ndarray | None:
-    try:
-        with open(name, "r+b") as file:
-            numbers = np.frombuffer(mmap.mmap(file.fileno(), 0), np.int64)
-            return numbers.reshape(-1, WIDTH)
-    except (OSError, ValueError):
-        return None
 
 
 def _absence(numbers: np.ndarray, ticket: Ticket) -> str:
