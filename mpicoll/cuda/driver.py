@@ -7,11 +7,14 @@ first asked for.  Whoever wants to run without a GPU puts something else in its 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+from mpicoll.base import caller
 from mpicoll.errors import CudaError
 
 #: Modules of which each can bring arrays in device memory.
@@ -139,6 +142,18 @@ def driver() -> Functions:
     if _used is None:
         raise CudaError(f"no CUDA driver: {why}")
     return _used
+
+
+def when_dropped(owner: object, release: Callable[..., object], *arguments: Any) -> None:
+    """Call ``release(*arguments)`` when the owner is gone, but not in a forked child."""
+
+    def end() -> None:
+        # When the program ends the driver may have ended before.
+        if not caller.is_forked():
+            with contextlib.suppress(CudaError):
+                release(*arguments)
+
+    weakref.finalize(owner, end).atexit = False
 
 
 def use(functions: Functions | None) -> Callable[[], None]:

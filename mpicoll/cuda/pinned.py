@@ -6,7 +6,6 @@ longer than a short message, so what has been used is kept for what comes next.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
 import weakref
@@ -14,9 +13,7 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
-from mpicoll.base import caller
-from mpicoll.cuda.driver import Functions, driver
-from mpicoll.errors import CudaError
+from mpicoll.cuda.driver import Functions, driver, when_dropped
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -47,20 +44,16 @@ class _Pool:
         memory = np.frombuffer(
             memoryview((ctypes.c_uint8 * length).from_address(address)), np.uint8
         )
-        weakref.finalize(memory, self._give_back, address, length, functions).atexit = False
+        when_dropped(memory, self._give_back, address, length, functions)
         return memory[:nbytes]
 
     def _give_back(self, address: int, length: int, functions: Functions) -> None:
-        if caller.is_forked():
-            return  # it is the parent's
         with self._lock:
             if self._kept + length <= KEPT:
                 self._kept += length
                 self._free.setdefault(length, []).append(address)
                 return
-        # When the program ends the driver may have ended before.
-        with contextlib.suppress(CudaError):
-            functions.free_pinned(address)
+        functions.free_pinned(address)
 
 
 _pools: weakref.WeakKeyDictionary[Functions, _Pool] = weakref.WeakKeyDictionary()

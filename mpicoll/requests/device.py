@@ -6,17 +6,13 @@ device, and refuses them; :meth:`mpicoll.requests.Request.Waitall` and its like 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll.base import caller
-from mpicoll.cuda.driver import Functions, driver
-from mpicoll.errors import CudaError
+from mpicoll.cuda.driver import Functions, driver, when_dropped
 from mpicoll.requests.base import Watched, fill
 from mpicoll.requests.library import PersistentFallback
 from mpicoll.requests.standalone import Standalone, StandalonePrequest
@@ -109,9 +105,7 @@ class Enqueued(Standalone):
         self._functions = functions = driver()
         with functions.on(device):
             self._event = functions.event()
-        # Also where the object is dropped.
-        self._end = weakref.finalize(self, _free_event, functions, device, self._event)
-        self._end.atexit = False
+        when_dropped(self, _free_event, functions, device, self._event)
         if stream is not None:
             self._mark(stream)
 
@@ -137,11 +131,8 @@ class Enqueued(Standalone):
 
 
 def _free_event(functions: Functions, device: int, event: int) -> None:
-    # When the program ends the driver may have ended before.
-    with contextlib.suppress(CudaError):
-        if not caller.is_forked():
-            with functions.on(device):
-                functions.free_event(event)
+    with functions.on(device):
+        functions.free_event(event)
 
 
 class EnqueuedPrequest(StandalonePrequest, Enqueued):

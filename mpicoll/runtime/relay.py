@@ -11,7 +11,6 @@ they have ended.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from functools import partial
 from typing import Any
 
@@ -19,13 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mpicoll import ops
-from mpicoll.base import caller
 from mpicoll.base.consensus import Problem, attempt
 from mpicoll.buffers import Buffer
-from mpicoll.cuda.driver import driver
+from mpicoll.cuda.driver import driver, when_dropped
 from mpicoll.cuda.streams import order
 from mpicoll.engine import progress, transport
-from mpicoll.errors import CudaError
 from mpicoll.runtime.calls import Call
 from mpicoll.runtime.staging import CHUNK, Chunk, cut
 from mpicoll.runtime.state import State
@@ -68,8 +65,7 @@ class Relay:
             self._pitch = shares(CHUNK, self._size)[0].nbytes
             self._scratch = functions.allocate(SLOTS * self._size * self._pitch, self._folding)
             made.callback(functions.free, self._scratch, self._folding)
-            self._end = weakref.finalize(self, _close, self._device, made.pop_all(), memory)
-            self._end.atexit = False
+            when_dropped(self, _close, self._device, made.pop_all(), memory)
 
     @classmethod
     def open(cls, state: State) -> Relay | Unavailable:
@@ -222,8 +218,5 @@ def _event(made: contextlib.ExitStack) -> int:
 
 def _close(device: int, made: contextlib.ExitStack, memory: npt.NDArray[np.uint8]) -> None:
     """Let everything go; ``memory`` is there until it is not pinned any more."""
-    if caller.is_forked():
-        return
-    # When the program ends the driver may have ended before.
-    with contextlib.suppress(CudaError), driver().on(device):
+    with driver().on(device):
         made.close()

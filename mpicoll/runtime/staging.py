@@ -9,8 +9,6 @@ All ranks cut in the same way, which depends on the bytes of the whole vector al
 
 from __future__ import annotations
 
-import contextlib
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpicoll.base import caller
 from mpicoll.base.consensus import Problem, attempt
 from mpicoll.base.wording import ranges
 from mpicoll.buffers import Buffer
 from mpicoll.cuda.arrays import DeviceArray
-from mpicoll.cuda.driver import driver
+from mpicoll.cuda.driver import driver, when_dropped
 from mpicoll.cuda.streams import order
 from mpicoll.engine import progress, runner
 from mpicoll.errors import CudaError
@@ -160,8 +157,7 @@ class Area:
             functions.register(memory.ctypes.data, memory.size)
         self._memory = memory
         self._streams: dict[tuple[int, bool], _Copies] = {}
-        self._end = weakref.finalize(self, _unpin, memory, device, self._streams)
-        self._end.atexit = False
+        when_dropped(self, _unpin, memory, device, self._streams)
 
     @classmethod
     def open(cls, state: State, device: int) -> Area | Unavailable:
@@ -195,16 +191,12 @@ class Area:
 
 def _unpin(memory: Bytes, device: int, streams: dict[tuple[int, bool], _Copies]) -> None:
     """Let memory go, once nothing is copied from or to it any more."""
-    if caller.is_forked():
-        return
     functions = driver()
-    # When the program ends the driver may have ended before.
-    with contextlib.suppress(CudaError):
-        for copies in streams.values():
-            with functions.on(copies.device):
-                functions.synchronize(copies.stream)
-        with functions.on(device):
-            functions.unregister(memory.ctypes.data)
+    for copies in streams.values():
+        with functions.on(copies.device):
+            functions.synchronize(copies.stream)
+    with functions.on(device):
+        functions.unregister(memory.ctypes.data)
 
 
 class Endpoint:
