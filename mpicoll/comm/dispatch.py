@@ -27,7 +27,7 @@ from mpicoll.errors import FallbackWarning
 from mpicoll.ops.exact import EXACT
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
-from mpicoll.requests.library import LibraryPrequest, OwnedPrequest, PersistentFallback, started
+from mpicoll.requests.library import OwnedPrequest, PersistentFallback, bound, started
 from mpicoll.runtime import staging
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import Call, Prepared
@@ -235,11 +235,8 @@ class Dispatch(MPI.Intracomm):
                 lambda own: function(own, *arguments.taken()),
                 state.lanes.whole,
             )
-        kept: OwnedPrequest = OwnedPrequest(request)
-        if state.watch is not None or state.tracer is not None or hooks.installed:
-            kept = LibraryPrequest.bound(request, state, prepared)
-        kept.kept = arguments
-        return kept
+        observed = state.tracer is not None or bool(hooks.installed)
+        return bound(request, state, prepared, arguments, observed)
 
     def _prepare(
         self, state: State, method: str, given: tuple[Any, ...], *asked: Any, waits: bool = True

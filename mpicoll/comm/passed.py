@@ -22,7 +22,7 @@ from mpicoll.comm.messages import Messages
 from mpicoll.comm.refusing import refuse, refused
 from mpicoll.cuda.arrays import is_device
 from mpicoll.engine import progress
-from mpicoll.requests.library import LibraryPrequest, OwnedPrequest, PersistentFallback, started
+from mpicoll.requests.library import PersistentFallback, bound, started
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.settings import policy_from
@@ -84,19 +84,15 @@ class Neighbourhood(Dispatch):
         state.guard.enter(prepared)
         try:
             with progress.meanwhile():
-                request = self._native_plan(definition, *arguments, **more)
+                request = self._native_prequest(definition, *arguments, **more)
         except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
             request = None
         state.count(definition.name, NATIVE)
         if request is None:
             return self._restarted(state, prepared, *arguments, **more)
-        kept = OwnedPrequest(request)
-        if state.watch is not None:
-            kept = LibraryPrequest.bound(request, state, prepared)
-        kept.kept = arguments, more
-        return kept
+        return bound(request, state, prepared, (arguments, more), observed=False)
 
-    def _native_plan(self, definition: Collective, *arguments: Any, **more: Any) -> Any:
+    def _native_prequest(self, definition: Collective, *arguments: Any, **more: Any) -> Any:
         """A persistent request of the MPI library's own."""
         return getattr(MPI.Topocomm, _forms(definition.method)[2])(self, *arguments, **more)
 
@@ -105,9 +101,9 @@ class Neighbourhood(Dispatch):
     ) -> PersistentFallback:
         """What stands for one."""
         start = getattr(MPI.Topocomm, _forms(prepared.definition.method)[1])
-        stock = state.lanes.with_topology(self)
+        pool = state.lanes.with_topology(self)
         return PersistentFallback(
-            state, prepared, self, lambda own: start(own, sendbuf, recvbuf), stock
+            state, prepared, self, lambda own: start(own, sendbuf, recvbuf), pool
         )
 
 

@@ -66,7 +66,6 @@ class LibraryRequest(Limited, OwnedRequest):
 
     @property
     def pending(self) -> bool:
-        """Whether it has been started, and not been found complete by its owner."""
         return self != MPI.REQUEST_NULL
 
     def _complete(self, status: MPI.Status | None) -> bool:
@@ -109,16 +108,8 @@ class LibraryPrequest(_LimitedPrequest, LibraryRequest, OwnedPrequest):
 
     _started = False
 
-    @classmethod
-    def bound(cls, request: MPI.Prequest, state: State, prepared: Prepared) -> LibraryPrequest:
-        """The request of an operation that has been made."""
-        made = cls(request)
-        made._bind(state, prepared)
-        return made
-
     @property
     def pending(self) -> bool:
-        """Whether it has been started, and not been found complete by its owner."""
         return self._started
 
     def Start(self) -> None:
@@ -131,6 +122,21 @@ class LibraryPrequest(_LimitedPrequest, LibraryRequest, OwnedPrequest):
     def _complete(self, status: MPI.Status | None) -> bool:
         self._started = not super()._complete(status)
         return not self._started
+
+
+def bound(
+    request: MPI.Prequest, state: State, prepared: Prepared, arguments: object, observed: bool
+) -> OwnedPrequest:
+    """The request of an operation that has just been made, looked after if that is wanted.
+
+    ``observed``: whether a trace or hooks hear of its starts.
+    """
+    made: OwnedPrequest = OwnedPrequest(request)
+    if state.watch is not None or observed:
+        made = LibraryPrequest(request)
+        made._bind(state, prepared)
+    made.kept = arguments
+    return made
 
 
 class PersistentFallback(_LimitedPrequest, StandalonePrequest):

@@ -81,7 +81,6 @@ class Request(Limited, Standalone):
 
     @property
     def pending(self) -> bool:
-        """Whether it has been started, and not been found complete by its owner."""
         return self._stage != INACTIVE
 
     @property
@@ -194,18 +193,12 @@ class Request(Limited, Standalone):
     # --- mpi4py's methods ---
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Wait until the collective is complete on this rank."""
         caller.check()
         progress.until(self._is_over, self.patience())
         self._complete(status)
         return True
 
     def Free(self) -> None:
-        """Free an inactive request.
-
-        Raises:
-            RuntimeError: the collective is under way.
-        """
         if self._stage == ACTIVE:
             raise RuntimeError(
                 f"Free of {self._name} under way, which MPI forbids; complete it by Wait first"
@@ -233,7 +226,7 @@ class Prequest(Request):
         self._number = 0 if state.watch is None else state.watch.new_counter()
         self._plan = self._state.plans.build(self._shape)
         self._lane, self._unbind = state.lanes.persistent.take(self, state.guard.pause)
-        self._short = state.fast_path.starter(self._plan, self._lane, self._call)
+        self._starter = state.fast_path.starter(self._plan, self._lane, self._call)
 
     def __bool__(self) -> bool:
         return self._unbind.alive
@@ -245,8 +238,8 @@ class Prequest(Request):
             RuntimeError: it is under way; or a collective on the communicator has failed.
             ValueError: it, or its communicator, has been freed.
         """
-        short = self._short
-        if short is not None and short.start(self):
+        starter = self._starter
+        if starter is not None and starter.start(self):
             return
         if not self._unbind.alive:
             raise ValueError(
@@ -268,13 +261,12 @@ class Prequest(Request):
         super().Free()
         if self._unbind.alive:
             self._unbind()
-            self._plan = self._lane = self._short = None
+            self._plan = self._lane = self._starter = None
             del self._call, self._prepared
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Wait until the collective is complete on this rank."""
-        short = self._short
-        if status is None and short is not None and short.wait(self):
+        starter = self._starter
+        if status is None and starter is not None and starter.wait(self):
             return True
         return super().Wait(status)
 

@@ -15,7 +15,6 @@ class Standalone(Completion, Watched):
 
     @property
     def pending(self) -> bool:
-        """Whether it has been started, and not been found complete by its owner."""
         return self._pending
 
     def __bool__(self) -> bool:
@@ -56,11 +55,6 @@ class StandalonePrequest(Standalone):
         """Start what is not under way."""
 
     def Free(self) -> None:
-        """Free an inactive request.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
         super().Free()
         self._close()
 

@@ -164,7 +164,7 @@ def old(monkeypatch):
     def lacks(self, definition, *arguments, **more):
         raise NotImplementedError  # as mpi4py does
 
-    monkeypatch.setattr(Neighbourhood, "_native_plan", lacks)
+    monkeypatch.setattr(Neighbourhood, "_native_prequest", lacks)
 
 
 @pytest.mark.parametrize(
