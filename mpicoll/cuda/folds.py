@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from mpicoll import ops
@@ -29,10 +28,7 @@ class Folds:
     def __init__(self, device: int, size: int) -> None:
         cupy: Any = sys.modules["cupy"]
         self._device = device
-        here = Path(__file__).parent
-        source = kernels.enums() + "".join(
-            f'#line 1 "{name}"\n{(here / name).read_text()}' for name in ("fold.cuh", "relay.cu")
-        )
+        source = kernels.source(("fold.cuh", "relay.cu"))
         options = ("--std=c++17", "--fmad=false", f"-DP={size}")
         with cupy.cuda.Device(device):
             module = cupy.RawModule(code=source, options=options)

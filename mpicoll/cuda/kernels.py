@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,15 @@ def names(size: int, ring: bool = False) -> list[str]:
     return found + [f"{family}_{s}" for family in FAMILIES for s in bulk if family != "whole"]
 
 
-@lru_cache(maxsize=1)
-def source() -> str:
-    """The source of all kernels, one file behind the other."""
+@cache
+def source(names: tuple[str, ...] = FILES) -> str:
+    """The source of kernels: the numbers of operators and types, and one file behind the other."""
     here = Path(__file__).parent
-    files = "".join(f'#line 1 "{name}"\n{(here / name).read_text()}' for name in FILES)
-    return enums() + files
-
-
-def enums() -> str:
-    """The numbers of operators and types, for fold.cuh."""
-    tables = (("OP", OPS), ("TYPE", TYPES))
-    return "".join(
+    enums = [
         f"enum {{ {', '.join(f'{prefix}_{name}' for name in table)} }};\n"
-        for prefix, table in tables
-    )
+        for prefix, table in (("OP", OPS), ("TYPE", TYPES))
+    ]
+    return "".join((*enums, *(f'#line 1 "{name}"\n{(here / name).read_text()}' for name in names)))
 
 
 def options(size: int, limits: Limits) -> tuple[str, ...]:

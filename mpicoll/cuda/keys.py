@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mpicoll import ops
 
-OPS = tuple(op for op in ops.OPERATORS)
+OPS = ops.OPERATORS
 #: The types that a GPU reduces, by the kernels' names of :mod:`mpicoll.ops`.
 TYPES = (
     "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool", "f16", "bf16", "f32", "f64",
