@@ -204,8 +204,9 @@ def _grouped(
 
 def _sends_before(folds: Sequence[LoweredFold], sends: Sequence[PlannedMessage]) -> int:
     """How many sends, from the first on, include all that read a target of the folds."""
-    needed = 0
-    for number, message in enumerate(sends):
-        if any(overlap(fold.target, message.span) for fold in folds):
-            needed = number + 1
-    return needed
+    reading = (
+        number
+        for number, message in enumerate(sends, 1)
+        if any(overlap(fold.target, message.span) for fold in folds)
+    )
+    return max(reading, default=0)

@@ -407,25 +407,16 @@ def _merged(folds: Iterable[Fold]) -> tuple[Fold, ...]:
     for fold in folds:
         if not fold.target.length:
             continue
-        if merged and _mergeable(merged[-1], fold):
-            last = merged[-1]
-            grown = [
-                a._replace(length=a.length + b.length)
-                for a, b in zip(
-                    (last.target, *last.operands), (fold.target, *fold.operands), strict=True
-                )
-            ]
-            merged[-1] = last._replace(target=grown[0], operands=tuple(grown[1:]))
+        spans = (fold.target, *fold.operands)
+        before = (merged[-1].target, *merged[-1].operands) if merged else ()
+        if len(before) == len(spans) and all(map(adjacent, before, spans)):
+            target, *operands = (
+                a._replace(length=a.length + b.length) for a, b in zip(before, spans, strict=True)
+            )
+            merged[-1] = merged[-1]._replace(target=target, operands=tuple(operands))
         else:
             merged.append(fold)
     return tuple(merged)
-
-
-def _mergeable(a: Fold, b: Fold) -> bool:
-    return len(a.operands) == len(b.operands) and all(
-        adjacent(x, y)
-        for x, y in zip((a.target, *a.operands), (b.target, *b.operands), strict=True)
-    )
 
 
 def _filled(moves: Iterable[Move]) -> tuple[Move, ...]:

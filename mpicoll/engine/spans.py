@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 
@@ -21,11 +22,8 @@ def sub(span: Span, offset: int, length: int) -> Span:
 
 def laid(whole: Span, spans: Sequence[Span]) -> list[Span]:
     """Parts of ``whole`` as long as ``spans``, one behind the other."""
-    parts, offset = [], 0
-    for span in spans:
-        parts.append(sub(whole, offset, span.length))
-        offset += span.length
-    return parts
+    starts = accumulate((span.length for span in spans), initial=0)
+    return [sub(whole, start, span.length) for start, span in zip(starts, spans, strict=False)]
 
 
 def cut_out(spans: Sequence[Span], start: int, length: int) -> list[Span]:
