@@ -202,23 +202,16 @@ def items(message: Any, what: str, form: str) -> tuple[Any, Any, Any, Any]:
     """
     if not isinstance(message, (list, tuple)):
         return message, None, None, None
-    owner: Any
-    count: Any = None
-    displacement: Any = None
-    datatype: Any = None
-    if len(message) == 2:
-        owner, second = message
-        if isinstance(second, (MPI.Datatype, str)):
-            datatype = second
-        else:
-            count = second
-    elif len(message) == 3:
-        owner, count, datatype = message
-    elif len(message) == 4:
-        owner, count, displacement, datatype = message
-    else:
-        raise ValueError(f"{what}: a list of {plural(len(message), 'item')}; pass {form}")
-    return owner, count, displacement, datatype
+    match message:
+        case [owner, MPI.Datatype() | str() as datatype]:
+            return owner, None, None, datatype
+        case [owner, count]:
+            return owner, count, None, None
+        case [owner, count, datatype]:
+            return owner, count, None, datatype
+        case [owner, count, displacement, datatype]:
+            return owner, count, displacement, datatype
+    raise ValueError(f"{what}: a list of {plural(len(message), 'item')}; pass {form}")
 
 
 def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:

@@ -65,14 +65,8 @@ def _relay(state: State) -> Relay | None:
 
 
 def _peers_serve(group: Group, call: Call) -> bool:
-    reduction = call.reduction
-    served: bool = group.peers.supports(
-        call.definition.name,
-        None if reduction is None else reduction.name,
-        None if reduction is None else reduction.dtype,
-        call.nbytes,
-    )
-    return served
+    dtype = None if call.reduction is None else call.reduction.dtype
+    return bool(group.peers.supports(call.definition.name, _operator(call), dtype, call.nbytes))
 
 
 def run(

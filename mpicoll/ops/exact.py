@@ -37,7 +37,6 @@ class ExactSum(Reduction):
     """The exact sum as a reduction; complex numbers are folded as pairs of reals."""
 
     def fold(self, dst: Array, operands: Sequence[Array]) -> None:
-        """See :meth:`mpicoll.ops.Reduction.fold`."""
         if self.dtype.kind == "c":
             _exact(dst.real.dtype).fold(
                 dst.view(dst.real.dtype), [array.view(array.real.dtype) for array in operands]
