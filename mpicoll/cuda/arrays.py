@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -185,23 +187,17 @@ def _bfloat16() -> np.dtype[Any] | None:
 def _order(shape: Sequence[int], strides: Sequence[int] | None, itemsize: int, what: str) -> str:
     """The order of the axes of a contiguous array, "" where both are the same."""
     long = [axis for axis, length in enumerate(shape) if length != 1]
-    if (len(long) < 2 and strides is None) or 0 in shape:
-        return ""
+    if strides is None or 0 in shape:
+        return "C" if len(long) > 1 and 0 not in shape else ""
     orders = []
-    for name, axes in (("C", reversed(long)), ("F", iter(long))):
-        step = itemsize
-        for axis in axes:
-            if strides is not None and strides[axis] != step:
-                break
-            step *= shape[axis]
-        else:
+    for name, axes in (("C", long[::-1]), ("F", long)):
+        *steps, _ = accumulate((shape[axis] for axis in axes), operator.mul, initial=itemsize)
+        if [strides[axis] for axis in axes] == steps:
             orders.append(name)
-            if strides is None:
-                break
     if not orders:
         raise BufferError(
             f"{what}: not contiguous in device memory (shape {tuple(shape)}, strides "
-            f"{tuple(strides or ())}); pass cupy.ascontiguousarray(array), or a copy"
+            f"{tuple(strides)}); pass cupy.ascontiguousarray(array), or a copy"
         )
     return "" if len(orders) == 2 else orders[0]
 
