@@ -115,14 +115,14 @@ class Dispatch(MPI.Intracomm):
     ) -> None:
         """Run a collective that is decided."""
         if prepared.on_device:
-            native = partial(self._native_part, state, arguments)
+            native = partial(self._run_native, state, arguments)
             if device.run(state, prepared, arguments[1:5], native, step):
                 return
             # With a time limit it is a request that is waited for.
             prepared = device.on_host(state.gpus, prepared, blocking=state.watch is None)
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
-            self._run_native(state, arguments.passed_on(call), call)
+            self._run_native(state, arguments, call)
             state.count(definition.name, NATIVE)
             if call is not None:
                 function = getattr(MPI.Intracomm, arguments.method.name)
@@ -139,7 +139,8 @@ class Dispatch(MPI.Intracomm):
         state.fast_path.learn(call, arguments[1:], choice, ran)
 
     def _run_native(self, state: State, arguments: Arguments, call: Call | None) -> None:
-        """Run the MPI library's own collective."""
+        """Run the MPI library's own collective for a call, or a part of one."""
+        arguments = arguments.passed_on(call)
         if call is not None:
             call.load(native=True)
         method = arguments.method.name
@@ -152,10 +153,6 @@ class Dispatch(MPI.Intracomm):
                 self._native(arguments, method)
         if call is not None:
             call.write_back(native=True)
-
-    def _native_part(self, state: State, arguments: Arguments, part: Call) -> None:
-        """Run the MPI library's own collective for a part of a call."""
-        self._run_native(state, arguments.passed_on(part), part)
 
     def _non_blocking(
         self,

@@ -130,10 +130,11 @@ class Watch:
                 f"{ranges(silent)} {_have(silent)} not answered, and {_have(silent)} not entered "
                 "it or left it early"
             )
-        return text + ("; ".join(found) or f"all ranks have entered it; {self._hint()}")
-
-    def _hint(self) -> str:
-        return "do their arguments agree (MPICOLL_CHECK=1 tells), or is the limit too short?"
+        return text + (
+            "; ".join(found)
+            or "all ranks have entered it; do their arguments agree (MPICOLL_CHECK=1 tells), or is "
+            "the limit too short?"
+        )
 
     # --- messages between nodes ---
 
