@@ -144,7 +144,8 @@ class Execution:
             self._move(phase.stores, *place)
             for fold in phase.folds:
                 start = 0.0 if self._step is None else time.time()
-                self._fold(fold)
+                assert self._reduction is not None
+                fold_spans(self._reduction, fold, self._bytes)
                 if self._step is not None:
                     self._step("fold", None, fold.target.length, *place, start)
             running.current += 1
@@ -199,10 +200,6 @@ class Execution:
             self._bytes(move.target)[:] = self._bytes(move.source)
             if self._step is not None:
                 self._step("copy", None, move.target.length, channel, phase, start)
-
-    def _fold(self, fold: Fold) -> None:
-        assert self._reduction is not None
-        fold_spans(self._reduction, fold, self._bytes)
 
 
 def fold_spans(reduction: Reduction, fold: Fold, memory: Callable[[Span], np.ndarray]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,9 +128,16 @@ def connect(private: MPI.Intracomm, transport: str) -> Transport:
         _warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
     if not everywhere:
         return Transport()
+    with node_of(private) as node:
+        return _connect(private, node, transport)
+
+
+@contextmanager
+def node_of(private: MPI.Intracomm) -> Iterator[MPI.Intracomm]:
+    """A communicator of the ranks of this node, in the ``with`` block.  Collective."""
     node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
     try:
-        return _connect(private, node, transport)
+        yield node
     finally:
         node.Free()
 

@@ -36,13 +36,8 @@ class Windows:
 
         Collective.
         """
-        node = MPI.Intracomm(
-            self._private.Split_type(MPI.COMM_TYPE_SHARED, self._private.Get_rank())
-        )
-        try:
+        with transport.node_of(self._private) as node:
             memory = self._window(node, nbytes) if self._shares(node) else None
-        finally:
-            node.Free()
         return np.empty(nbytes, np.uint8) if memory is None else memory
 
     def close(self) -> None:

@@ -228,9 +228,8 @@ def _made(comm: MPI.Intracomm, settings: Settings | None, hints: tuning.Table | 
 
 def _nodes(private: MPI.Intracomm) -> tuple[int, ...]:
     """The number of each rank's node, in the order of their first ranks.  Collective."""
-    node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
-    first = private.allgather(node.bcast(private.Get_rank()))
-    node.Free()
+    with transport.node_of(private) as node:
+        first = private.allgather(node.bcast(private.Get_rank()))
     numbers = {rank: number for number, rank in enumerate(dict.fromkeys(first))}
     return tuple(numbers[rank] for rank in first)
 

@@ -206,13 +206,10 @@ def _shared(private: MPI.Intracomm) -> tuple[np.ndarray, dict[int, int]]:
 
     A node whose ranks cannot share memory has none, and each of them keeps its numbers to itself.
     """
-    node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
-    try:
+    with transport.node_of(private) as node:
         ranks = node.allgather(private.Get_rank())
         length = 8 * WIDTH * len(ranks)
         memory, _ = transport.memory_of(node, length)
-    finally:
-        node.Free()
     if memory is None:
         return _alone(private.Get_rank())
     numbers = memory[:length].view(np.int64).reshape(-1, WIDTH)
