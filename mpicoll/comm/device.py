@@ -104,11 +104,8 @@ def run(
 def _run_relay(state: State, call: Call) -> None:
     relay = _relay(state)
     assert relay is not None
-    try:
+    with state.guard.failing(call):
         relay.run(call)
-    except BaseException as error:
-        state.guard.fail(error, call)
-        raise
 
 
 def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
@@ -207,11 +204,8 @@ def _check(state: State, peers: Any) -> None:
 
     Also once it has been freed, of what was under way then.
     """
-    try:
+    with state.guard.failing():
         peers.check()
-    except Exception as error:
-        state.guard.fail(error)
-        raise
 
 
 def wait_for_streams(call: Call) -> None:

@@ -69,21 +69,17 @@ def problem(facts: Sequence[Facts], share: bool) -> str:
 
 
 def unlinked(facts: Sequence[Facts]) -> str:
-    """Which GPU this process does not see, or cannot reach from another one by NVLink."""
+    """Which GPU this process does not see, or cannot reach by NVLink, nor by a ring of links."""
+    devices = [fact.uuid for fact in facts]
     try:
-        return _unlinked([fact.uuid for fact in facts])
+        seen = _seen()
+        if {*devices}.difference(seen):
+            return "a rank's GPU is hidden from the others (CUDA_VISIBLE_DEVICES)"
+        pairs = itertools.combinations(dict.fromkeys(devices), 2)
+        problems = [problem for pair in pairs if (problem := _link(seen, *pair))]
+        return problems[0] if problems and not ring_of(_linked(devices)) else ""
     except RuntimeError as error:  # not to be raised by one rank alone
         return f"{type(error).__name__}: {error}"
-
-
-def _unlinked(devices: Sequence[str]) -> str:
-    """Which GPU this process cannot reach from another one by NVLink, nor by a ring of links."""
-    seen = _seen()
-    if {*devices}.difference(seen):
-        return "a rank's GPU is hidden from the others (CUDA_VISIBLE_DEVICES)"
-    pairs = itertools.combinations(dict.fromkeys(devices), 2)
-    problems = [problem for pair in pairs if (problem := _link(seen, *pair))]
-    return problems[0] if problems and not ring_of(_linked(devices)) else ""
 
 
 def _seen() -> dict[str, int]:

@@ -99,8 +99,7 @@ class Limited(Watched):
 
     def _give_up(self, error: TimeoutError) -> bool:
         """The limit is exceeded; whether it has not ended meanwhile."""
-        self._state.guard.fail(error)
-        self._state.guard.abandon(self)
+        self._state.guard.fail(error, self)
         return True
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mpi4py import MPI
@@ -99,11 +100,8 @@ class Guard:
 
     def _share(self, facts: agree.CallSignature) -> list[dict[str, Any]]:
         """The facts of all ranks, if they have agreed on all that was started before."""
-        try:
+        with self.failing():
             progress.until(lambda: all(c.over for c in self._comparisons), self.pause)
-        except BaseException as error:
-            self.fail(error)
-            raise
         self.check()
         return agree.share(self._private, facts, self.wait)
 
@@ -114,16 +112,22 @@ class Guard:
 
     def wait(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for a request within the time limit; its buffers are kept if it does not end."""
-        try:
+        with self.failing(request, *buffers):
             while not request.Test():
                 self.idle()
-        except BaseException as error:
-            self.fail(error, request, *buffers)
-            raise
 
     def abandon(self, *things: object) -> None:
         """Keep what MPI, or another rank, may still use."""
         self._abandoned += things
+
+    @contextmanager
+    def failing(self, *kept: object) -> Iterator[None]:
+        """:meth:`fail` by whatever the ``with`` block raises."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error, *kept)
+            raise
 
     def fail(self, error: BaseException, *kept: object) -> None:
         """Let every later call raise: the first error is the one that tells why.
