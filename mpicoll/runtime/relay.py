@@ -11,7 +11,6 @@ they have ended.
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,12 @@ from mpicoll.cuda.driver import driver, when_dropped
 from mpicoll.cuda.streams import order
 from mpicoll.engine import progress, transport
 from mpicoll.runtime.calls import Call
-from mpicoll.runtime.staging import CHUNK, Chunk, cut
+from mpicoll.runtime.staging import CHUNK, SLOTS, Chunk, SlotStream, cut
 from mpicoll.runtime.state import State
 from mpicoll.runtime.unavailable import Unavailable
 
 #: Collectives that it makes.
 SERVED = ("allreduce", "reduce", "reduce_scatter")
-#: Chunks under way.
-SLOTS = 3
 #: Shares begin at multiples of as many bytes.
 _ALIGNED = 512
 
@@ -57,14 +54,16 @@ class Relay:
         with functions.on(self._device), contextlib.ExitStack() as made:
             functions.register(memory.ctypes.data, memory.size)
             made.callback(functions.unregister, memory.ctypes.data)
-            self._to_host, self._folding, self._to_device = (_stream(made) for _ in range(3))
-            self._sent, self._folded, self._received = (
-                [_event(made) for _ in range(SLOTS)] for _ in range(3)
-            )
+            self._streams = [
+                made.enter_context(contextlib.closing(SlotStream(self._device))) for _ in range(3)
+            ]
+            self._to_host, self._folding, self._to_device = self._streams
             #: Operands of a fold, one a rank, for each slot.
             self._pitch = shares(CHUNK, self._size)[0].nbytes
-            self._scratch = functions.allocate(SLOTS * self._size * self._pitch, self._folding)
-            made.callback(functions.free, self._scratch, self._folding)
+            self._scratch = functions.allocate(
+                SLOTS * self._size * self._pitch, self._folding.stream
+            )
+            made.callback(functions.free, self._scratch, self._folding.stream)
             when_dropped(self, _close, self._device, made.pop_all(), memory)
 
     @classmethod
@@ -77,12 +76,8 @@ class Relay:
             memory, why = transport.memory_of(state.private, length)
             if memory is None:
                 return Unavailable(why)
-            made = attempt(state.private, partial(cls._of, state, memory))
+            made = attempt(state.private, lambda: cls(state, memory, _folds(state)))
         return Unavailable(made.text) if isinstance(made, Problem) else made
-
-    @classmethod
-    def _of(cls, state: State, memory: npt.NDArray[np.uint8]) -> Relay:
-        return cls(state, memory, _folds(state))
 
     def serves(self, reduction: ops.Reduction | None) -> bool:
         """Whether an operator is one that the GPUs reduce by; the same on all ranks."""
@@ -113,14 +108,12 @@ class Relay:
 
     def _begin(self, send: Buffer, recv: Buffer | None) -> None:
         """Follow the caller's streams, once nobody reads what the last call has left."""
-        functions = driver()
-        with functions.on(self._device):
-            for event in self._received:
-                functions.await_event(event)
+        for slot in range(SLOTS):
+            self._to_device.await_slot(slot)
         for array in [buffer.device for buffer in (send, recv) if buffer is not None]:
             assert array is not None
-            for stream in (self._to_host, self._folding, self._to_device):
-                order((array.device, array.stream), (self._device, stream))
+            for stream in self._streams:
+                order((array.device, array.stream), (self._device, stream.stream))
 
     def _copy_to_host(self, send: Buffer, number: int, chunk: Chunk) -> None:
         """Copy all this rank has of a chunk to the host."""
@@ -129,8 +122,8 @@ class Relay:
             for block in range(send.blocks):
                 source = send.memory.ctypes.data + block * send.block_bytes + chunk.start
                 target = self._at(number, self._rank) + block * chunk.nbytes
-                functions.copy(target, source, chunk.nbytes, self._to_host)
-            functions.record(self._sent[number % SLOTS], self._to_host)
+                functions.copy(target, source, chunk.nbytes, self._to_host.stream)
+            self._to_host.record(number)
 
     def _await(self, number: int, count: int) -> None:
         """Wait for what the next barrier tells the others.
@@ -138,11 +131,9 @@ class Relay:
         That is what they read behind it, and what they have read before it, whose slot they may
         fill again.
         """
-        functions = driver()
-        with functions.on(self._device):
-            for events, since in ((self._sent, 1), (self._folded, 2), (self._received, 3)):
-                if 0 <= number - since < count:
-                    functions.await_event(events[(number - since) % SLOTS])
+        for since, stream in enumerate(self._streams, 1):
+            if 0 <= number - since < count:
+                stream.await_slot(number - since)
 
     def _fold(self, call: Call, number: int, chunk: Chunk) -> None:
         """Fold this rank's share of a chunk, and copy it to the host if another gets it."""
@@ -153,17 +144,19 @@ class Relay:
                 for rank in range(self._size):
                     source = self._at(number, rank) + share.start
                     target = scratch + rank * self._pitch
-                    functions.copy(target, source, share.nbytes, self._folding)
-                self._folds.run(call.reduction, scratch, self._pitch, share.nbytes, self._folding)
+                    functions.copy(target, source, share.nbytes, self._folding.stream)
+                self._folds.run(
+                    call.reduction, scratch, self._pitch, share.nbytes, self._folding.stream
+                )
                 shared_out = call.place.nblocks == 1
                 if shared_out:
                     own = self._at(number, self._rank, folded=True) + share.start
-                    functions.copy(own, scratch, share.nbytes, self._folding)
+                    functions.copy(own, scratch, share.nbytes, self._folding.stream)
                 if call.recv is not None:
                     result = call.recv.memory.ctypes.data + chunk.start
                     result += share.start if shared_out else 0
-                    functions.copy(result, scratch, share.nbytes, self._folding)
-            functions.record(self._folded[number % SLOTS], self._folding)
+                    functions.copy(result, scratch, share.nbytes, self._folding.stream)
+            self._folding.record(number)
 
     def _copy_to_device(self, call: Call, number: int, chunk: Chunk) -> None:
         """Copy what others have folded of a chunk to the device."""
@@ -174,18 +167,16 @@ class Relay:
                     if share.nbytes and rank != self._rank:
                         source = self._at(number, rank, folded=True) + share.start
                         target = recv.memory.ctypes.data + chunk.start + share.start
-                        functions.copy(target, source, share.nbytes, self._to_device)
-            functions.record(self._received[number % SLOTS], self._to_device)
+                        functions.copy(target, source, share.nbytes, self._to_device.stream)
+            self._to_device.record(number)
 
     def _finish(self, recv: Buffer | None, number: int) -> None:
         """Let the caller's stream wait for the last chunk; all that was sent is on the host."""
         if recv is None:
             return
-        functions, array = driver(), recv.device
-        assert array is not None
-        with functions.on(array.device):
-            for event in (self._folded, self._received):
-                functions.wait(array.stream, event[number % SLOTS])
+        assert recv.device is not None
+        for stream in (self._folding, self._to_device):
+            stream.precede(recv.device, number)
 
     def _at(self, number: int, rank: int, folded: bool = False) -> int:
         """Where a rank has a chunk, or what it has folded of one."""
@@ -198,22 +189,6 @@ def _folds(state: State) -> Any:
 
     assert state.gpus is not None
     return Folds(state.gpus.device, state.size)
-
-
-def _stream(made: contextlib.ExitStack) -> int:
-    """A stream, which ends when all is done that was put on it."""
-    functions = driver()
-    stream = functions.stream()
-    made.callback(functions.free_stream, stream)
-    made.callback(functions.synchronize, stream)
-    return stream
-
-
-def _event(made: contextlib.ExitStack) -> int:
-    functions = driver()
-    event = functions.event()
-    made.callback(functions.free_event, event)
-    return event
 
 
 def _close(device: int, made: contextlib.ExitStack, memory: npt.NDArray[np.uint8]) -> None:

@@ -9,6 +9,7 @@ All ranks cut in the same way, which depends on the bytes of the whole vector al
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
@@ -116,32 +117,42 @@ def run(
     return True
 
 
-class _Copies:
-    """The copies of one direction, in their order: a stream, and an event for each slot.
+class SlotStream:
+    """A stream of a device, and for each slot an event: what used it last is done."""
 
-    Args:
-        device: the device at their end.
-        inward: whether they go there, or come from there.
-    """
-
-    def __init__(self, device: int, inward: bool) -> None:
+    def __init__(self, device: int) -> None:
         functions = driver()
-        self.device, self.inward = device, inward
-        with functions.on(device):
+        self.device = device
+        self._ended: list[int] = []
+        with functions.on(device), contextlib.ExitStack() as made:
             self.stream = functions.stream()
-            self.ended = [functions.event() for _ in range(SLOTS)]
+            made.callback(functions.free_stream, self.stream)
+            made.callback(functions.synchronize, self.stream)
+            for _ in range(SLOTS):
+                self._ended.append(functions.event())
+                made.callback(functions.free_event, self._ended[-1])
+            self._made = made.pop_all()
 
-    def precede(self, other: DeviceArray | _Copies, number: int) -> None:
-        """What is put on the other's stream from now on comes after the last copy by a slot."""
+    def record(self, number: int) -> None:
+        """What has been put on the stream was the last use of a chunk's slot."""
+        driver().record(self._ended[number % SLOTS], self.stream)
+
+    def precede(self, other: DeviceArray | SlotStream, number: int) -> None:
+        """What is put on the other's stream from now on comes after the last use of a slot."""
         functions = driver()
         with functions.on(other.device):
-            functions.wait(other.stream, self.ended[number % SLOTS])
+            functions.wait(other.stream, self._ended[number % SLOTS])
 
     def await_slot(self, number: int) -> None:
-        """Let the host wait for the last copy by a chunk's slot."""
+        """Let the host wait for the last use of a chunk's slot."""
         functions = driver()
         with functions.on(self.device):
-            functions.await_event(self.ended[number % SLOTS])
+            functions.await_event(self._ended[number % SLOTS])
+
+    def close(self) -> None:
+        """Free it, once all is done that was put on it."""
+        with driver().on(self.device):
+            self._made.close()
 
 
 class Area:
@@ -156,7 +167,7 @@ class Area:
         with functions.on(device):
             functions.register(memory.ctypes.data, memory.size)
         self._memory = memory
-        self._streams: dict[tuple[int, bool], _Copies] = {}
+        self._streams: dict[tuple[int, bool], SlotStream] = {}
         when_dropped(self, _unpin, memory, device, self._streams)
 
     @classmethod
@@ -173,15 +184,15 @@ class Area:
             f"send parts of less than {CHUNK} bytes"
         )
 
-    def copies(self, device: int, inward: bool) -> _Copies:
-        """The order of copies from the slots to a device, or from there."""
+    def copies(self, device: int, inward: bool) -> SlotStream:
+        """The stream of copies from the slots to a device, or from there."""
         if (device, inward) not in self._streams:
-            self._streams[device, inward] = _Copies(device, inward)
+            self._streams[device, inward] = SlotStream(device)
         return self._streams[device, inward]
 
-    def inward(self) -> list[_Copies]:
+    def inward(self) -> list[SlotStream]:
         """Those from the slots to devices."""
-        return [copies for copies in self._streams.values() if copies.inward]
+        return [copies for (_, inward), copies in self._streams.items() if inward]
 
     def slot(self, number: int, received: bool) -> Bytes:
         """The memory for what is sent or received of a chunk."""
@@ -189,28 +200,28 @@ class Area:
         return self._memory[first : first + CHUNK]
 
 
-def _unpin(memory: Bytes, device: int, streams: dict[tuple[int, bool], _Copies]) -> None:
+def _unpin(memory: Bytes, device: int, streams: dict[tuple[int, bool], SlotStream]) -> None:
     """Let memory go, once nothing is copied from or to it any more."""
-    functions = driver()
     for copies in streams.values():
-        with functions.on(copies.device):
-            functions.synchronize(copies.stream)
-    with functions.on(device):
-        functions.unregister(memory.ctypes.data)
+        copies.close()
+    with driver().on(device):
+        driver().unregister(memory.ctypes.data)
 
 
 class Endpoint:
     """One buffer of a call, and the copies between it and the slots.
 
     Args:
+        area: the slots.
         buffer: in device memory.
         blocks: those that are copied.
-        copies: orders them.
+        inward: whether they go to the device, or come from there.
     """
 
-    def __init__(self, buffer: Buffer, blocks: Iterable[int], copies: _Copies) -> None:
+    def __init__(self, area: Area, buffer: Buffer, blocks: Iterable[int], inward: bool) -> None:
         assert buffer.device is not None
-        self.array, self.copies = buffer.device, copies
+        self.array, self._inward = buffer.device, inward
+        self.copies = area.copies(self.array.device, inward)
         self._base, self._pitch = buffer.memory.ctypes.data, buffer.block_bytes
         self._blocks = [*blocks]
 
@@ -221,9 +232,9 @@ class Endpoint:
             for block in self._blocks:
                 there = self._base + block * self._pitch + chunk.start
                 here = host.ctypes.data + block * chunk.nbytes
-                pair = (there, here) if copies.inward else (here, there)
+                pair = (there, here) if self._inward else (here, there)
                 functions.copy(*pair, chunk.nbytes, copies.stream)
-            functions.record(copies.ended[number % SLOTS], copies.stream)
+            copies.record(number)
 
 
 class Pipeline:
@@ -240,14 +251,14 @@ class Pipeline:
         self._source = self._target = None
         if send is not None and send.device is not None:
             blocks = call.definition.held(place) if call.in_place else range(send.blocks)
-            self._source = Endpoint(send, blocks, area.copies(send.device.device, inward=False))
+            self._source = Endpoint(area, send, blocks, inward=False)
         if recv is not None and recv.device is not None and recv.writable:
             blocks = range(recv.blocks)
             if call.in_place:
                 # A block alone is at the beginning, wherever it was.
                 alone = call.definition.output_alone
                 blocks = range(1) if alone else call.definition.wanted(place)
-            self._target = Endpoint(recv, blocks, area.copies(recv.device.device, inward=True))
+            self._target = Endpoint(area, recv, blocks, inward=True)
         for endpoint in (self._source, self._target):
             if endpoint is not None:
                 array, copies = endpoint.array, endpoint.copies
