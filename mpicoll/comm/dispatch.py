@@ -58,15 +58,13 @@ class Arguments(NamedTuple):
 
     def taken(self) -> list[Any]:
         """The arguments of mpi4py's method."""
-        given = self[1:]
-        return [given[number] for number in self.method.arguments]
+        return [self[1 + number] for number in self.method.arguments]
 
 
 class NoFastPath:
-    """Where every call goes the slow path."""
+    """In place of a :class:`mpicoll.engine.transport.FastPath`: every call goes the slow path."""
 
     def serve(self, *arguments: Any) -> bool:
-        """See :class:`mpicoll.engine.transport.FastPath`."""
         return False
 
     serve_vectors = serve

@@ -40,17 +40,17 @@ ON_HOST_ALONE = ("recv", "irecv", "Attach_buffer", "Iagree")
 _COMM: Any = MPI.Comm
 
 
-def _leaving(buf: Any, what: str = "send buffer") -> Buffer:
+def _leaving(buf: Any) -> Buffer:
     """A send buffer whose bytes are in memory of the host."""
-    staged = parse(buf, what=what, moved=True).on_host()
+    staged = parse(buf, what="send buffer", moved=True).on_host()
     assert staged.packed is not None
     staged.packed.load()
     return staged
 
 
-def _arriving(buf: Any, what: str = "receive buffer") -> tuple[Buffer, OnDevice]:
+def _arriving(buf: Any) -> tuple[Buffer, OnDevice]:
     """A receive buffer of memory of the host, and what brings it to the device."""
-    staged = parse(buf, what=what, writable=True, moved=True).on_host(loads=False)
+    staged = parse(buf, what="receive buffer", writable=True, moved=True).on_host(loads=False)
     assert isinstance(staged.packed, OnDevice)
     return staged, staged.packed
 
@@ -154,7 +154,7 @@ class Messages:
         staged = parse(buf, what="send buffer", moved=True).on_host()
         assert staged.packed is not None
         plan = OwnedPrequest(_COMM.Send_init(self, staged.message(reduced=False), dest, tag))
-        return StagedPrequest(plan, staged.packed.load, _nothing, staged)
+        return StagedPrequest(plan, staged.packed.load, lambda status: None, staged)
 
     def Recv_init(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Bind a message to be received; see mpi4py's method.  For device memory see ``Irecv``."""
@@ -162,7 +162,7 @@ class Messages:
             return _COMM.Recv_init(self, buf, source, tag)
         staged, packed = _arriving(buf)
         plan = OwnedPrequest(_COMM.Recv_init(self, staged.message(reduced=False), source, tag))
-        return StagedPrequest(plan, _nothing, partial(_arrived, packed), staged)
+        return StagedPrequest(plan, lambda: None, partial(_arrived, packed), staged)
 
     def sendrecv(
         self,
@@ -185,10 +185,6 @@ class Messages:
         """Match a message if there is one; see mpi4py's method."""
         found = _COMM.Improbe(self, *arguments, **more)
         return None if found is None else Message(found)
-
-
-def _nothing(*arguments: object) -> None:
-    """Where nothing is to be brought."""
 
 
 set_refusing(Messages, MPI.Comm, REFUSING)

@@ -28,12 +28,12 @@ def laid(whole: Span, spans: Sequence[Span]) -> list[Span]:
 
 def cut_out(spans: Sequence[Span], start: int, length: int) -> list[Span]:
     """Bytes ``start`` to ``start + length`` of the content of several spans."""
-    found, offset = [], 0
-    for span in spans:
+    found = []
+    offsets = accumulate((span.length for span in spans), initial=0)
+    for span, offset in zip(spans, offsets, strict=False):
         lo, hi = max(start - offset, 0), min(start + length - offset, span.length)
         if lo < hi:
             found.append(sub(span, lo, hi - lo))
-        offset += span.length
     return found
 
 

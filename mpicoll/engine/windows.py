@@ -36,17 +36,15 @@ class Windows:
 
         Collective.
         """
+        here = self._device is not None and self._device.memory_of_node() is not None
         with transport.node_of(self._private) as node:
-            memory = self._window(node, nbytes) if self._shares(node) else None
+            shared = node.allreduce(here, MPI.LAND)
+            memory = self._window(node, nbytes) if shared else None
         return np.empty(nbytes, np.uint8) if memory is None else memory
 
     def close(self) -> None:
         """The communicator has been freed."""
         self._device = None
-
-    def _shares(self, node: MPI.Intracomm) -> bool:
-        here = self._device is not None and self._device.memory_of_node() is not None
-        return bool(node.allreduce(here, MPI.LAND))
 
     def _window(self, node: MPI.Intracomm, nbytes: int) -> npt.NDArray[np.uint8] | None:
         ranks = node.allgather((nbytes, frozenset(self._dropped)))

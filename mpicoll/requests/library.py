@@ -206,9 +206,5 @@ class PersistentFallback(_LimitedPrequest, StandalonePrequest):
             del self._begin, self._prepared
 
     def Cancel(self) -> NoReturn:
-        """Collectives cannot be cancelled.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Collectives cannot be cancelled."""
         raise RuntimeError("a collective cannot be cancelled, which MPI forbids; Wait for it")
