@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -21,6 +21,38 @@ def usage() -> Iterator[None]:
         yield
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+@contextmanager
+def reading(what: str = "") -> Iterator[None]:
+    """As `usage`, and for a file that cannot be read, too; the message begins with ``what``."""
+    try:
+        with usage():
+            yield
+    except OSError as error:
+        raise UsageError(f"{what}{describe(error)}") from None
+
+
+@contextmanager
+def needing(package: str, option: str) -> Iterator[None]:
+    """Take a package that an option needs, and that cannot be loaded, for a usage error."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(
+            f"{option} needs {package}, which cannot be loaded ({error}); install it with "
+            f"`pip install {package}`"
+        ) from None
+
+
+def one_of(option: str, value: str, known: Sequence[str]) -> None:
+    """Check an option that has a few values.
+
+    Raises:
+        UsageError: if it has another one.
+    """
+    if value not in known:
+        raise UsageError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")
 
 
 def describe(error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpicoll.cli import output
-from mpicoll.cli.errors import UsageError, describe, usage
+from mpicoll.cli.errors import UsageError, reading, usage
 
 if TYPE_CHECKING:
     from mpicoll.bench.records import Run
@@ -62,14 +62,11 @@ def runs(paths: Sequence[Path], mix: bool) -> list[Run]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with usage():
-                found = load(paths, mix=mix)
-        except OSError as error:
-            raise UsageError(describe(error)) from None
+            with reading():
+                return load(paths, mix=mix)
         finally:
             for warning in caught:
                 output.remark(f"mpicoll: warning: {warning.message}")
-    return found
 
 
 def cells(found: Sequence[Run], oversubscribed: bool) -> tuple[list[Cell], Left]:

@@ -11,7 +11,7 @@ import typer
 from mpicoll.base.launcher import launch
 from mpicoll.bench.options import FORMATS, Options
 from mpicoll.cli import parse, recorder, session, wanted
-from mpicoll.cli.errors import UsageError, describe, usage
+from mpicoll.cli.errors import UsageError, one_of, reading, usage
 from mpicoll.cli.options import from_fields
 
 #: Options that are settings of a sweep as they are written.
@@ -27,14 +27,12 @@ def _configured(context: typer.Context, path: Path | None) -> Path | None:
         try:
             from mpicoll.bench.config import load
 
-            with usage():
+            with reading("--config "):
                 context.default_map = load(path).options()
         except ImportError as error:
             raise UsageError(
                 f"--config needs the package {error.name}; pip install 'mpicoll[config]'"
             ) from None
-        except OSError as error:
-            raise UsageError(f"--config {describe(error)}") from None
     return path
 
 
@@ -62,9 +60,9 @@ def command(
     """
     options = Options(**written)
     style = "json" if options.json else options.format_
-    _one_of("--format", style, FORMATS)
-    _one_of("--start", options.start, ("barrier", "window"))
-    _one_of("--device", options.device, ("cpu", "gpu"))
+    one_of("--format", style, FORMATS)
+    one_of("--start", options.start, ("barrier", "window"))
+    one_of("--device", options.device, ("cpu", "gpu"))
     if not options.precision > 0:
         raise UsageError(
             f"--precision {options.precision:g} is out of range; give more than 0, as 0.025"
@@ -150,8 +148,3 @@ def command(
 
 def _nobody(outcome: Any) -> None:
     raise AssertionError("only rank 0 has outcomes")
-
-
-def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")

@@ -10,7 +10,7 @@ import typer
 
 from mpicoll.base.wording import plural
 from mpicoll.cli import measured, output
-from mpicoll.cli.errors import UsageError, usage
+from mpicoll.cli.errors import UsageError, one_of, usage
 from mpicoll.cli.measured import Mix, Oversubscribed, Runs
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def command(
         raise UsageError("--trace is of a training run: give the folder of its --metrics")
     if no_model and model is not None:
         raise UsageError("--no-model and --model exclude one another; drop one")
-    if format_ not in _FORMATS:
-        raise UsageError(f"unknown --format {format_!r}; choose one of {', '.join(_FORMATS)}")
+    one_of("--format", format_, _FORMATS)
     measured.need(["plotly"] + ["matplotlib"] * (figures is not None), "plot")
     from mpicoll.report import page
     from mpicoll.report.collect import collect

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpicoll.cli import output, parse
-from mpicoll.cli.errors import UsageError, describe, usage
+from mpicoll.cli.errors import UsageError, needing, reading, usage
 from mpicoll.cli.options import Json, Root, Set
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def command(
         entry.fitting(sizes[0], parameters)
         drawing = None if json else draw.text(entry, sizes[0], root, parameters)
         if svg is not None:
-            _write_svg(svg, entry, sizes[0], root, parameters)
+            with needing("matplotlib", "--svg"):
+                draw.svg(svg, entry, sizes[0], root, parameters)
     if drawing is None:
         output.facts(steps(entry, sizes[0], root, parameters))
     else:
@@ -69,35 +70,14 @@ def _show_trace(path: str, json: bool) -> int:
 
     if path in collectives.COLLECTIVES:
         raise UsageError(f"name an algorithm of {path} too; `mpicoll list {path}` shows them")
-    try:
-        with usage():
-            records = trace.read(path)
-    except OSError as error:
-        raise UsageError(f"no trace can be read: {describe(error)}") from error
+    with reading("no trace can be read: "):
+        records = trace.read(path)
     if json:
         output.facts(records)
     else:
         for line in trace.lines(records):
             output.text(line)
     return 0
-
-
-def _write_svg(
-    path: Path,
-    entry: registry.Algorithm,
-    size: int,
-    root: int,
-    parameters: dict[str, Value],
-) -> None:
-    from mpicoll import draw
-
-    try:
-        draw.svg(path, entry, size, root, parameters)
-    except ImportError as error:
-        raise UsageError(
-            f"--svg needs matplotlib, which cannot be loaded ({error}); "
-            "install it with `pip install matplotlib`"
-        ) from None
 
 
 def steps(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpicoll.cli import output, parse
-from mpicoll.cli.errors import UsageError, usage
+from mpicoll.cli.errors import UsageError, needing, usage
 from mpicoll.cli.options import Collective, Json, Ranks, Root, Set, Sizes
 
 if TYPE_CHECKING:
@@ -225,14 +225,8 @@ def _read(path: Path, times: Mapping[str, str | None]) -> CostModel:
     both = [name for name, text in times.items() if text is not None]
     if both:
         raise UsageError(f"--model and --{both[0]} exclude each other; drop one of them")
-    try:
-        with usage():
-            return cost_files.read(path)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"--model needs pydantic, which cannot be loaded ({error}); install it with "
-            "`pip install pydantic`"
-        ) from None
+    with needing("pydantic", "--model"), usage():
+        return cost_files.read(path)
 
 
 def _slow(texts: list[str]) -> dict[int, Fraction]:
@@ -318,14 +312,8 @@ def _plot(path: Path, collective: str, found: list[dict[str, Any]]) -> None:
     for case in found:
         name = f"{case['algorithm']} {format_size(case['size'])}"
         series.setdefault(name, {})[case["P"]] = case["time"]
-    try:
-        with usage():
-            papers.by_ranks(path, series, collective, "time [s]")
-    except ImportError as error:
-        raise UsageError(
-            f"--plot needs matplotlib, which cannot be loaded ({error}); "
-            "install it with `pip install matplotlib`"
-        ) from None
+    with needing("matplotlib", "--plot"), usage():
+        papers.by_ranks(path, series, collective, "time [s]")
 
 
 def _print(collective: str, found: list[dict[str, Any]]) -> None:

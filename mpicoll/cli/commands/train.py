@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mpicoll.cli import session
-from mpicoll.cli.errors import UsageError, describe, usage
+from mpicoll.cli.errors import reading, usage
 from mpicoll.cli.options import Json, from_fields
 from mpicoll.train.options import Options
 
@@ -55,12 +55,8 @@ def _given(context: typer.Context, path: Path | None) -> dict[str, Any]:
     """What the file says, and over it what the command line says."""
     from mpicoll.train.driver import config_file
 
-    values = {}
-    if path is not None:
-        try:
-            values = config_file.read(path)
-        except OSError as error:
-            raise UsageError(describe(error)) from None
+    with reading():
+        values = {} if path is None else config_file.read(path)
     for name in config_file.KEYS:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -9,11 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from mpicoll.cli import measured, output
-from mpicoll.cli.errors import UsageError, describe, usage
+from mpicoll.cli.errors import UsageError, one_of, reading, usage
 from mpicoll.cli.measured import Mix, Oversubscribed, Runs
 from mpicoll.cli.options import Json
-
-_LIBRARIES = ("ompi", "mpich")
 
 
 def command(
@@ -47,8 +45,8 @@ def command(
     A communicator uses the file by `MPICOLL_TUNING`. With several launches the cost of wrong
     choices is told, timed on other launches than those that chose.
     """
-    if export is not None and export not in _LIBRARIES:
-        raise UsageError(f"unknown --export {export!r}; choose one of {', '.join(_LIBRARIES)}")
+    if export is not None:
+        one_of("--export", export, ("ompi", "mpich"))
     if base is not None and export != "mpich":
         raise UsageError("--base is for --export mpich; drop it")
     measured.need(["scipy"], "fit")
@@ -129,10 +127,10 @@ def _base(path: Path | None) -> dict[str, Any] | None:
     """
     if path is None:
         return None
+    with reading("--base "):
+        written = path.read_bytes()
     try:
-        content = json_.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"--base {describe(error)}") from None
+        content = json_.loads(written)
     except ValueError as error:
         raise UsageError(f"--base {path} is no JSON: {error}") from None
     if not isinstance(content, dict) or not all(key.startswith("collective=") for key in content):
