@@ -10,65 +10,40 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpicoll.base.sizes import format_size
 from mpicoll.base.wording import plural
 from mpicoll.bench import environment
 from mpicoll.bench.records import Point
+from mpicoll.bench.stats import Summary
 from mpicoll.schedule.collectives import collective
 
 
 class Column(NamedTuple):
-    """A column: its name, its unit (empty if none), and whether it holds numbers."""
+    """A column: its name, the text of a cell, its unit (empty if none), whether it has numbers."""
 
     name: str
+    cell: Callable[[Point, Summary], str]
     unit: str = ""
     number: bool = True
 
-
-COLUMNS = (
-    Column("size", "B"),
-    Column("count", "elements"),
-    Column("type", number=False),
-    Column("redop", number=False),
-    Column("root"),
-    Column("algo", number=False),
-    Column("P", "ranks"),
-    Column("time", "us"),
-    Column("algbw", "GB/s"),
-    Column("busbw", "GB/s"),
-    Column("#wrong"),
-    Column("ci_lo", "us"),
-    Column("ci_hi", "us"),
-    Column("n"),
-)
-
-#: Columns of the full table, after those.
-MORE_COLUMNS = (
-    Column("p95", "us"),
-    Column("p99", "us"),
-    Column("first", "us"),
-    Column("batch", "calls"),
-    Column("late"),
-    Column("slowest", "rank"),
-    Column("stop", number=False),
-)
 
 BATCH_MARK = "*"
 OVERSUBSCRIBED_MARK = "!"
 
 
-def bandwidths(point: Point) -> tuple[float, float] | None:
+def bandwidths(point: Point, summary: Summary) -> tuple[float, float] | tuple[None, None]:
     """Algorithm and bus bandwidth in GB/s (1e9 bytes a second), from the median time.
 
-    None where ranks shared cores: what such times say of is the sharing.
+    None where ranks shared cores: what such times show is the sharing.
     """
     if point.oversubscribed:
-        return None
-    time = point.summary.median
+        return None, None
+    time = summary.median
     algbw = point.size / time / 1e9 if time else 0.0
     return algbw, algbw * collective(point.base).bus_factor(point.ranks)
 
@@ -89,45 +64,47 @@ def _gigabytes(value: float | None) -> str:
     return f"{value:.{min(9, max(3, small + 2))}f}"
 
 
-def row(point: Point) -> tuple[str, ...]:
-    """The cells of a point, in the order of the columns.
+def _slowest(ranks: Sequence[int]) -> str:
+    """The rank that was the slowest most often, and how often."""
+    rank, times = Counter(ranks).most_common(1)[0]
+    return f"{rank} ({100 * times // len(ranks)} %)"
 
-    The number of repetitions carries a star where each was a batch of calls, that of ranks an
-    exclamation mark where there were not enough cores for them.
-    """
+
+#: The number of repetitions carries a star where each was a batch of calls, that of ranks an
+#: exclamation mark where there were not enough cores for them.
+COLUMNS = (
+    Column("size", lambda p, s: format_size(p.size), "B"),
+    Column("count", lambda p, s: str(p.count), "elements"),
+    Column("type", lambda p, s: p.type, number=False),
+    Column("redop", lambda p, s: p.redop, number=False),
+    Column("root", lambda p, s: str(p.root)),
+    Column("algo", lambda p, s: p.choice, number=False),
+    Column("P", lambda p, s: f"{p.ranks}{OVERSUBSCRIBED_MARK * p.oversubscribed}", "ranks"),
+    Column("time", lambda p, s: microseconds(s.median), "us"),
+    Column("algbw", lambda p, s: _gigabytes(bandwidths(p, s)[0]), "GB/s"),
+    Column("busbw", lambda p, s: _gigabytes(bandwidths(p, s)[1]), "GB/s"),
+    Column("#wrong", lambda p, s: "N/A" if p.wrong is None else str(p.wrong)),
+    Column("ci_lo", lambda p, s: microseconds(s.low), "us"),
+    Column("ci_hi", lambda p, s: microseconds(s.high), "us"),
+    Column("n", lambda p, s: f"{s.n}{BATCH_MARK * (p.batch > 1)}"),
+)
+
+#: Columns of the full table, after those.
+MORE_COLUMNS = (
+    Column("p95", lambda p, s: microseconds(s.p95), "us"),
+    Column("p99", lambda p, s: microseconds(s.p99), "us"),
+    Column("first", lambda p, s: microseconds(p.first), "us"),
+    Column("batch", lambda p, s: str(p.batch), "calls"),
+    Column("late", lambda p, s: str(p.late)),
+    Column("slowest", lambda p, s: _slowest(p.slowest), "rank"),
+    Column("stop", lambda p, s: p.stop, number=False),
+)
+
+
+def row(point: Point, columns: Iterable[Column] = COLUMNS) -> tuple[str, ...]:
+    """The cells of a point."""
     summary = point.summary
-    algbw, busbw = map(_gigabytes, bandwidths(point) or (None, None))
-    return (
-        format_size(point.size),
-        str(point.count),
-        point.type,
-        point.redop,
-        str(point.root),
-        point.choice,
-        f"{point.ranks}{OVERSUBSCRIBED_MARK if point.oversubscribed else ''}",
-        microseconds(summary.median),
-        algbw,
-        busbw,
-        "N/A" if point.wrong is None else str(point.wrong),
-        microseconds(summary.low),
-        microseconds(summary.high),
-        f"{summary.n}{BATCH_MARK if point.batch > 1 else ''}",
-    )
-
-
-def more(point: Point) -> tuple[str, ...]:
-    """The cells of a point in the further columns of the full table."""
-    summary = point.summary
-    often, times = Counter(point.slowest).most_common(1)[0]
-    return (
-        microseconds(summary.p95),
-        microseconds(summary.p99),
-        microseconds(point.first),
-        str(point.batch),
-        str(point.late),
-        f"{often} ({100 * times // len(point.slowest)} %)",
-        point.stop,
-    )
+    return tuple(column.cell(point, summary) for column in columns)
 
 
 def manner(point: Point) -> str:
@@ -144,7 +121,9 @@ def ordered(points: Iterable[Point]) -> list[Point]:
     """Points by collective, ranks, type, size and algorithm; collectives as first met."""
     points = list(points)
     collectives = list(dict.fromkeys(p.collective for p in points))
-    algorithms = sorted(dict.fromkeys(p.algorithm for p in points), key=_native_last)
+    algorithms = sorted(
+        dict.fromkeys(p.algorithm for p in points), key=lambda name: (name == "native", name)
+    )
     return sorted(
         points,
         key=lambda p: (
@@ -155,10 +134,6 @@ def ordered(points: Iterable[Point]) -> list[Point]:
             algorithms.index(p.algorithm),
         ),
     )
-
-
-def _native_last(algorithm: str) -> tuple[bool, str]:
-    return algorithm == "native", algorithm
 
 
 def warnings(facts: Mapping[str, Any], points: Iterable[Point]) -> list[str]:
@@ -202,46 +177,30 @@ def notes(points: Iterable[Point]) -> list[str]:
 
 def as_csv(points: Iterable[Point]) -> str:
     """The table as comma-separated values with numbers in full: bytes, seconds and GB/s."""
+    lines = [*map(_csv_line, points)]
     out = io.StringIO()
-    writer: csv.DictWriter[str] | None = None
-    for line in map(_csv_line, points):
-        if writer is None:
-            writer = csv.DictWriter(out, line, lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(line)
+    if lines:
+        writer = csv.DictWriter(out, lines[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
     return out.getvalue()
 
 
+_UNIT = re.compile("_(bytes|s|GBps)$")
+
+#: Columns of these values: what a point has by that name, with its unit after it.
+_VALUES = (
+    *("collective", "size_bytes", "count", "type", "redop", "root", "algo", "P", "time_s"),
+    *("algbw_GBps", "busbw_GBps", "wrong", "ci_lo_s", "ci_hi_s", "n", "batch", "stop"),
+    *("oversubscribed", "p95_s", "p99_s", "first_s", "launch", "cache", "start", "late"),
+    *("in_place", "skew", "device"),
+)
+
+
 def _csv_line(point: Point) -> dict[str, Any]:
-    summary = point.summary
-    algbw, busbw = bandwidths(point) or (None, None)
-    return {
-        "collective": point.collective,
-        "size_bytes": point.size,
-        "count": point.count,
-        "type": point.type,
-        "redop": point.redop,
-        "root": point.root,
-        "algo": point.choice,
-        "P": point.ranks,
-        "time_s": summary.median,
-        "algbw_GBps": algbw,
-        "busbw_GBps": busbw,
-        "wrong": point.wrong,
-        "ci_lo_s": summary.low,
-        "ci_hi_s": summary.high,
-        "n": summary.n,
-        "batch": point.batch,
-        "stop": point.stop,
-        "oversubscribed": int(point.oversubscribed),
-        "p95_s": summary.p95,
-        "p99_s": summary.p99,
-        "first_s": point.first,
-        "launch": point.launch,
-        "cache": point.cache,
-        "start": point.start,
-        "late": point.late,
-        "in_place": int(point.in_place),
-        "skew": point.skew,
-        "device": point.device,
-    }
+    summary, values = point.summary, point.as_dict()
+    values |= {"algo": point.choice, "P": point.ranks}
+    values["algbw"], values["busbw"] = bandwidths(point, summary)
+    for name in ("oversubscribed", "in_place"):
+        values[name] = int(values[name])
+    return {name: values[_UNIT.sub("", name)] for name in _VALUES}

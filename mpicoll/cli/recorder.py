@@ -147,7 +147,7 @@ def _print(facts: dict[str, Any], points: list[Point], full: bool) -> None:
     for collective in dict.fromkeys(p.collective for p in points):
         chosen = [p for p in points if p.collective == collective]
         output.text(f"# {collective}: {table.manner(chosen[0])}")
-        rows = [table.row(p) + (table.more(p) if full else ()) for p in chosen]
+        rows = [table.row(p, columns) for p in chosen]
         output.table(heads, rows, right=numbers)
     for note in table.notes(points):
         output.text(f"# {note}")

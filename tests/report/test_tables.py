@@ -68,7 +68,7 @@ def test_a_row():
 
 
 def test_bandwidth_comes_from_the_median_time():
-    algbw, busbw = table.bandwidths(POINT)
+    algbw, busbw = table.bandwidths(POINT, POINT.summary)
     assert algbw == pytest.approx((1 << 20) / 500e-6 / 1e9)
     assert busbw == pytest.approx(algbw * 2 * 3 / 4)
 
@@ -131,7 +131,9 @@ def test_csv_has_the_numbers_in_full():
 
 def test_the_full_table_has_more():
     names = [column.name for column in table.MORE_COLUMNS]
-    found = dict(zip(names, table.more(replace(POINT, slowest=(0, 2, 2))), strict=True))
+    found = dict(
+        zip(names, table.row(replace(POINT, slowest=(0, 2, 2)), table.MORE_COLUMNS), strict=True)
+    )
     assert found == {
         "p95": "900.0",
         "p99": "900.0",
