@@ -79,13 +79,13 @@ def from_rank_0(comm: MPI.Intracomm, find: Callable[[], T]) -> T:
     Raises:
         ValueError: on all ranks, if it has raised that.
     """
-    answer: tuple[Any, str | None] = None, None
+    answer: Any = None
     if comm.Get_rank() == 0:
         try:
-            answer = find(), None
+            answer = find()
         except ValueError as error:
-            answer = None, str(error)
-    found, problem = comm.bcast(answer)
-    if problem is not None:
-        raise ValueError(problem)
-    return found
+            answer = Problem([0], str(error))
+    answer = comm.bcast(answer)
+    if isinstance(answer, Problem):
+        raise ValueError(answer.text)
+    return answer

@@ -37,9 +37,8 @@ _LAUNCHERS = (
 )
 
 
-def launch(environment: Mapping[str, str] | None = None) -> Launch:
+def launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """How this process was started, as far as the environment tells."""
-    environment = os.environ if environment is None else environment
     for name, rank, size in _LAUNCHERS:
         if name == "srun" and "SLURM_STEP_ID" not in environment:
             # In a batch script or an allocation's shell the variables speak of the job.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from itertools import product
 from pathlib import Path
 
 _COMPILERS = re.compile(rb"GCC: \([^)\0]*\) [0-9.]+|clang version [0-9.]+|icx [0-9.]+")
@@ -35,13 +36,16 @@ def loaded(pattern: str) -> list[Path]:
     return [path for path in paths if re.match(pattern, path.name)]
 
 
-def _function(path: Path, name: str) -> ctypes._NamedFuncPointer | None:
-    """A function of a library that is loaded already; it is not loaded anew."""
-    try:
-        library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        return getattr(library, name)
-    except (OSError, AttributeError):
-        return None
+def _answer(pattern: str, *names: str) -> int | None:
+    """What the first of some functions that a loaded library has returns; none is loaded anew."""
+    for path, name in product(loaded(pattern), names):
+        try:
+            function = getattr(ctypes.CDLL(str(path), os.RTLD_NOLOAD | os.RTLD_LAZY), name)
+        except (OSError, AttributeError):
+            continue
+        function.restype, function.argtypes = ctypes.c_int, []
+        return int(function())
+    return None
 
 
 #: Methods by which a CUDA-aware library reduces arrays in device memory.  Open MPI 4.1 makes other
@@ -54,23 +58,13 @@ def cuda_aware() -> bool | None:
 
     It is asked by MPIX_Query_cuda_support, which Open MPI and MPICH have.
     """
-    for path in loaded(r"lib(mpi|mpich|mpi_\w+)\.so"):
-        query = _function(path, "MPIX_Query_cuda_support")
-        if query is not None:
-            query.restype, query.argtypes = ctypes.c_int, []
-            return bool(query())
-    return None
+    answer = _answer(r"lib(mpi|mpich|mpi_\w+)\.so", "MPIX_Query_cuda_support")
+    return None if answer is None else bool(answer)
 
 
 def blas_threads() -> int | None:
     """Threads that the loaded BLAS library would use; None if it does not say."""
-    for path in loaded(r"lib\w*(openblas|mkl_rt|blis)"):
-        for name in _BLAS_THREADS:
-            count = _function(path, name)
-            if count is not None:
-                count.restype, count.argtypes = ctypes.c_int, []
-                return int(count())
-    return None
+    return _answer(r"lib\w*(openblas|mkl_rt|blis)", *_BLAS_THREADS)
 
 
 def compiler_of(extension: str) -> str | None:

@@ -7,7 +7,7 @@ are given in GB/s with 1 GB = 1e9 bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from itertools import count, takewhile
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
@@ -78,11 +78,5 @@ def sweep(begin: int, end: int, factor: int | None = 2, step: int | None = None)
         raise ValueError(f"a factor of {factor} does not grow; give at least 2")
     if begin < 1:
         raise ValueError(f"a sweep by a factor cannot start at {begin} bytes; start at 1 or more")
-    return tuple(_geometric(begin, end, factor))
-
-
-def _geometric(begin: int, end: int, factor: int) -> Iterable[int]:
-    size = begin
-    while size <= end:
-        yield size
-        size *= factor
+    powers = (begin * factor**number for number in count())
+    return tuple(takewhile(lambda size: size <= end, powers))

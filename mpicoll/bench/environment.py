@@ -88,12 +88,11 @@ def crowded(facts: Mapping[str, Any], ranks: int) -> list[tuple[str, int, int]]:
     return _short_of_cores([Host(names[rank], tuple(own)) for rank, own in enumerate(binding)])
 
 
-def variables(environment: dict[str, str] | None = None) -> dict[str, str]:
+def variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment variables that change how MPI and the arithmetic run.
 
     Without secrets, addresses and folders: of a path only the last part is kept.
     """
-    environment = dict(os.environ) if environment is None else environment
     return {
         name: without_folders(value)
         for name, value in sorted(environment.items())
@@ -106,9 +105,8 @@ def without_folders(value: str) -> str:
     return _FOLDERS.sub(".../", value)
 
 
-def slurm(environment: dict[str, str] | None = None) -> dict[str, str]:
+def slurm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Identity and shape of the SLURM job, empty outside of one."""
-    environment = dict(os.environ) if environment is None else environment
     return {name: environment[name] for name in _SLURM if name in environment}
 
 

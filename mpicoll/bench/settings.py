@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -55,17 +57,8 @@ class SweepSettings:
 
     def plain(self) -> dict[str, Any]:
         """The settings as they are after being written as JSON and read again."""
-        lists = {
-            "algorithms": {name: list(chosen) for name, chosen in self.algorithms.items()},
-            "sizes": list(self.sizes),
-            "dtypes": [dtype.name for dtype in self.dtypes],
-            "ranks": list(self.ranks),
-            "parameters": {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in self.parameters.items()
-            },
-        }
-        return {**asdict(self), **lists}
+        written = json.dumps({**asdict(self), "dtypes": [dtype.name for dtype in self.dtypes]})
+        return dict(json.loads(written))
 
 
 @dataclass(frozen=True)
@@ -104,19 +97,14 @@ def groups(settings: SweepSettings, size: int, done: frozenset[Key] = frozenset(
         done: Points that are measured already.
     """
     found: dict[Key, Group] = {}
-    for collective, names in settings.algorithms.items():
-        for ranks in settings.ranks or (size,):
-            for dtype in settings.dtypes:
-                for nbytes in settings.sizes:
-                    count = elements(collective, nbytes, dtype.itemsize, ranks)
-                    group = Group(collective, ranks, dtype, count, names)
-                    found.setdefault(group.key(""), group)
-    left = []
-    for group in found.values():
-        names = tuple(name for name in group.algorithms if group.key(name) not in done)
-        if names:
-            left.append(Group(group.collective, group.ranks, group.dtype, group.count, names))
-    return left
+    for collective, ranks, dtype, nbytes in product(
+        settings.algorithms, settings.ranks or (size,), settings.dtypes, settings.sizes
+    ):
+        count = elements(collective, nbytes, dtype.itemsize, ranks)
+        group = Group(collective, ranks, dtype, count, settings.algorithms[collective])
+        missing = tuple(name for name in group.algorithms if group.key(name) not in done)
+        found.setdefault(group.key(""), replace(group, algorithms=missing))
+    return [group for group in found.values() if group.algorithms]
 
 
 def shuffled(todo: list[Group], seed: int) -> list[Group]:

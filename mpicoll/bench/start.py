@@ -19,11 +19,11 @@ Parallel Programming 17, 1988.
 from __future__ import annotations
 
 import os
+from statistics import median
 
 from mpi4py import MPI
 
 from mpicoll.base.clocks import GlobalClock, clock
-from mpicoll.bench.stats import median
 
 #: Seconds after which clocks are compared again.
 _OLD = 1.0
@@ -92,7 +92,7 @@ class Window:
             self._comm.Barrier()
             # Of the slowest rank: who comes last to a barrier finds all messages there.
             times.append(self._comm.allreduce(clock() - begin, MPI.MAX))
-        reach = median(sorted(times))
+        reach = median(times)
         self._lead = 2 * reach + _LEAD * (1 + self._comm.Get_size().bit_length())
 
     def name_moments(self, length: float) -> None:

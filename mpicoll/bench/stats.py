@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 Z_95 = 1.959963984540054
@@ -50,14 +51,6 @@ def interval_ranks(n: int, z: float = Z_95) -> tuple[int, int] | None:
     spread = z * math.sqrt(n)
     low, high = math.floor((n - spread) / 2), math.ceil(1 + (n + spread) / 2)
     return (low, high) if low >= 1 and high <= n else None
-
-
-def median(ordered: Sequence[float]) -> float:
-    """Median of values that are in ascending order already."""
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:

@@ -76,18 +76,17 @@ def on_rank_0(comm: MPI.Intracomm, action: Callable[[], T]) -> T | None:
     Raises:
         UsageError: on all ranks, if the action raised it or an OSError.
     """
-    result, failure = None, None
-    if comm.Get_rank() == 0:
+
+    def work() -> T | None:
         try:
-            result = action()
-        except UsageError as error:
-            failure = str(error)
+            return action() if comm.Get_rank() == 0 else None
         except OSError as error:
-            failure = describe(error)
-    failure = comm.bcast(failure)
-    if failure is not None:
-        raise UsageError(failure)
-    return result
+            raise UsageError(describe(error)) from None
+
+    done = attempt(comm, work, UsageError)
+    if isinstance(done, Problem):
+        raise UsageError(done.text)
+    return done
 
 
 def seconds_at_least(option: str, value: float | None, least: float) -> None:
