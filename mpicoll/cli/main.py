@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from mpicoll.base.launcher import launch
+from mpicoll.cli import output
 from mpicoll.cli.errors import RankError, UsageError, describe
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except UsageError as error:
         if rank == 0:
-            _complain(str(error))
+            output.remark(f"mpicoll: error: {error}")
         return MISUSED
     except BrokenPipeError:
         # Nobody reads any more. Python would complain about what is still buffered at exit.
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _end_job(INTERRUPTED)
         return INTERRUPTED
     except (RankError, OSError) as error:
-        _complain(_with_rank(describe(error)))
+        output.remark(f"mpicoll: error: {_with_rank(describe(error))}")
         _end_job(FAILED)
         return FAILED
     except Exception:
@@ -121,34 +122,28 @@ def _of_parser(error: Exception) -> str:
     return f"{message[:1].lower()}{message[1:]}{see} `{path} --help`"
 
 
-def _complain(message: str) -> None:
-    sys.stderr.write(f"mpicoll: error: {message}\n")
-    sys.stderr.flush()
-
-
 def _with_rank(message: str) -> str:
     """The message with this rank before each line, if there are others."""
-    ranks = _ranks()
-    if ranks is None:
+    rank = _rank()
+    if rank is None:
         return message
-    lines = message.splitlines(keepends=True)
-    return "".join(f"[rank {ranks[0]}] {line}" for line in lines)
+    return "".join(f"[rank {rank}] {line}" for line in message.splitlines(keepends=True))
 
 
 def _end_job(status: int) -> None:
     """Under mpirun, end all ranks: the others may wait for this one for ever."""
-    if _ranks() is not None:
+    if _rank() is not None:
         from mpicoll.comm import end_job
 
         end_job(status)
 
 
-def _ranks() -> tuple[int, int] | None:
-    """Rank and size of a running MPI job of several ranks; MPI is not initialised for this."""
+def _rank() -> int | None:
+    """This rank in a running MPI job of several; MPI is not initialised for this."""
     if "mpi4py.MPI" not in sys.modules:
         return None
     from mpi4py import MPI
 
     if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.Get_size() == 1:
         return None
-    return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    return MPI.COMM_WORLD.Get_rank()

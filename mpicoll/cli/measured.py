@@ -15,6 +15,7 @@ from mpicoll.cli.errors import UsageError, reading, usage
 
 if TYPE_CHECKING:
     from mpicoll.bench.records import Run
+    from mpicoll.model.build import Found
     from mpicoll.model.cells import Cell, Left
     from mpicoll.simulate.costs import CostModel
 
@@ -79,6 +80,19 @@ def cells(found: Sequence[Run], oversubscribed: bool) -> tuple[list[Cell], Left]
 
     with usage():
         return gather(found, oversubscribed=oversubscribed)
+
+
+def fitted(runs: Sequence[Run], cells: Sequence[Cell], left: Left) -> Found:
+    """A model of some measurements, fitted to them under a progress bar.
+
+    Raises:
+        ValueError: they do not suffice.
+    """
+    from mpicoll.model.build import build, steps
+
+    with output.progress() as progress:
+        task = progress.add_task("fitting", total=steps(cells))
+        return build(runs, cells, left, done=lambda: progress.update(task, advance=1))
 
 
 def model(path: Path) -> CostModel:

@@ -122,7 +122,10 @@ def predict(
             model.general,
         )
     except TooManyMessages:
-        seconds = _simulated(costs, collective, placed, ranks, nbytes, root, apart)
+        entry = algorithms.find(collective, choice.algorithm)
+        machine = replace(Machine.of(costs, _UNIT), nodes=apart)
+        result = simulate(entry, ranks, nbytes, machine, root, dict(placed.parameters))
+        seconds = result.makespan / _UNIT
         low, high = seconds * (1 - widen), seconds * (1 + widen)
         return made(seconds, low, high, source, (), None, warnings)
     replicates = model.replicates(collective, choice.words, ranks)
@@ -130,22 +133,6 @@ def predict(
     low, high = interval([path.seconds(r) for r in replicates] or [seconds])
     low, high = min(low, seconds) * (1 - widen), max(high, seconds) * (1 + widen)
     return made(seconds, low, high, source, _parts(path, costs), path, warnings)
-
-
-def _simulated(
-    costs: Costs,
-    collective: str,
-    choice: Choice,
-    ranks: int,
-    nbytes: int,
-    root: int,
-    nodes: tuple[int, ...],
-) -> float:
-    """The time on so many ranks that no path is counted."""
-    entry = algorithms.find(collective, choice.algorithm)
-    machine = replace(Machine.of(costs, _UNIT), nodes=nodes)
-    found = simulate(entry, ranks, nbytes, machine, root, dict(choice.parameters))
-    return found.makespan / _UNIT
 
 
 def in_words(
@@ -231,19 +218,16 @@ def ranking(
     Raises:
         ValueError: see :func:`predict`.
     """
-    measured = (*model.own.get(collective, {}), *model.curves.get(collective, {}))
-    found = {words: rules.parse(collective, words, "") for words in measured}
+    measured = {**model.own.get(collective, {}), **model.curves.get(collective, {})}
+    found = [rules.parse(collective, words, "") for words in measured]
     if unmeasured or not found:
-        names = algorithms.names(collective)
-        known = {choice.algorithm for choice in found.values()}
-        for name in names:
-            if name not in known:
-                choice = rules.parse(collective, name, "")
-                found[choice.words] = choice
+        known = {choice.algorithm for choice in found}
+        names = [name for name in algorithms.names(collective) if name not in known]
+        found += [rules.parse(collective, name, "") for name in names]
     return sorted(
         (
             predict(model, collective, choice, ranks, nbytes, root, nodes)
-            for choice in found.values()
+            for choice in found
             if rules.fits(collective, choice, ranks)
             and (choice.algorithm != NATIVE or _was_measured(model, collective, ranks))
         ),

@@ -154,14 +154,8 @@ def _rule(name: str, number: int, rule: Mapping[str, Any], source: str, rank: in
         candidates = tuple(parse(name, words, source) for words in rule["algorithms"])
     except ValueError as error:
         raise ValueError(f"rules.{name}.{number}: {error}") from None
-    return Rule(
-        rule.get("nbytes", 0),
-        candidates,
-        rule.get("ranks", 1),
-        rule.get("near"),
-        rule.get("grouped"),
-        rank,
-    )
+    more = {key: value for key, value in rule.items() if key != "algorithms"}
+    return Rule(**{"nbytes": 0, **more}, candidates=candidates, rank=rank)
 
 
 def _built_in() -> Table:

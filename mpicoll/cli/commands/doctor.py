@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _TAGS = 32767
 _PACKAGES = ("numpy", "mpi4py", "Cython", "typer", "rich", "plotly", "matplotlib", "scipy", "cupy")
 
+_AWARE = {None: "unknown: the library does not say", True: "yes", False: "no"}
+
 
 def command(json: Json = False) -> int:
     """Check MPI, the launch and the installation; alone or under mpirun.
@@ -49,10 +51,7 @@ def examine() -> dict[str, Any]:
     started = launcher.launch()
     facts: dict[str, Any] = {
         "mpicoll": _installation(),
-        "launcher": {
-            "name": started.name,
-            "processes": started.size,
-        },
+        "launcher": {"name": started.name, "processes": started.size},
     }
     problems: list[str] = []
     warnings: list[str] = []
@@ -214,22 +213,13 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             ("ranks seen", str(mpi["ranks"])),
             ("thread level", mpi["thread_level"]),
             ("tag limit", _or_unknown(mpi["tag_limit"])),
-            (
-                "CUDA-aware",
-                {None: "unknown: the library does not say"}.get(mpi["cuda_aware"])
-                or ("yes" if mpi["cuda_aware"] else "no"),
-            ),
+            ("CUDA-aware", _AWARE[mpi["cuda_aware"]]),
         ]
+        for host in facts["hosts"]:
+            words = f"{plural(host['ranks'], 'rank')}, {plural(host['cores'], 'core')}"
+            lines.append((f"host {host['host']}", words))
         lines += [
-            (
-                f"host {host['host']}",
-                plural(host["ranks"], "rank") + ", " + plural(host["cores"], "core"),
-            )
-            for host in facts["hosts"]
-        ]
-        lines += _layout(facts["ranks"])
-    if mpi is not None:
-        lines += [
+            *_layout(facts["ranks"]),
             ("engine", "Python" if facts["engine"]["problem"] else "compiled"),
             ("shared memory", _shared(facts["engine"]["shared"])),
             *gpus.lines(facts["gpus"]),

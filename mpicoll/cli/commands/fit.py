@@ -37,14 +37,12 @@ def command(
     Errors are those for sizes, and numbers of ranks, that were left out of the fit.
     """
     measured.need(["scipy"], "fit")
-    from mpicoll.model.build import build, steps
     from mpicoll.tuning import cost_files
 
     found = measured.runs(runs, mix)
     cells, left = measured.cells(found, oversubscribed)
-    with output.progress() as progress, usage():
-        task = progress.add_task("fitting", total=steps(cells))
-        result = build(found, cells, left, done=lambda: progress.update(task, advance=1))
+    with usage():
+        result = measured.fitted(found, cells, left)
     cost_files.write(file, result.model)
     for remark in result.remarks:
         output.remark(f"mpicoll: {remark}")
@@ -95,23 +93,20 @@ def _parameters(costs: Costs, evidence: Evidence) -> None:
     rows = []
     for name, value in costs.numbers().items():
         kind = name.split()[0]
-        scale = _SCALES.get(kind, 1e6)
+        scale, unit = _SCALES.get(kind, 1e6), _UNITS.get(kind, f"us a {kind}")
         if name in evidence.refused:
-            rows.append((name, "-", "-", _UNITS.get(kind, f"us a {kind}"), _why(evidence, name)))
+            why = f"not identified: {evidence.refused[name]}"
+            rows.append((name, "-", "-", unit, why))
             continue
         low, high = intervals.get(name, (value, value))
         spread = f"{low * scale:.4g} .. {high * scale:.4g}"
-        rows.append((name, f"{value * scale:.4g}", spread, _UNITS.get(kind, f"us a {kind}"), ""))
+        rows.append((name, f"{value * scale:.4g}", spread, unit, ""))
     heads = ("parameter", "value", "95 % interval", "unit", "")
     output.table(heads, rows, right=("value",), fold="")
     for link, pieces in costs.links.items():
         alone = (costs.step + pieces[0].alpha) * 1e6
         output.text(f"a short message alone, {link}: {alone:.4g} us (step + alpha)")
     output.text(f"condition number {evidence.condition:.3g}, {plural(evidence.points, 'point')}")
-
-
-def _why(evidence: Evidence, name: str) -> str:
-    return f"not identified: {evidence.refused[name]}"
 
 
 def _sets(model: CostModel) -> None:

@@ -30,7 +30,7 @@ def command(
     json: Json = False,
 ) -> int:
     """Predict how long a collective takes by one algorithm, with an interval."""
-    from mpicoll import tuning
+    from mpicoll import algorithms, tuning
     from mpicoll.base.sizes import parse_sizes
     from mpicoll.tuning import predict
 
@@ -44,18 +44,12 @@ def command(
         found = []
         for count in counts:
             if algorithm != tuning.NATIVE:
-                _fitting(collective, choice, count)
+                algorithms.find(collective, algorithm).fitting(count, dict(checked))
             nodes = measured.nodes(parameters, count, per_node)
             for n in sizes:
                 made = predict.predict(parameters, collective, choice, count, n, nodes=nodes)
                 found.append(made)
     return _show(collective, found, json)
-
-
-def _fitting(collective: str, choice: Any, ranks: int) -> None:
-    from mpicoll import algorithms
-
-    algorithms.find(collective, choice.algorithm).fitting(ranks, dict(choice.parameters))
 
 
 def explain(
@@ -92,18 +86,13 @@ def explain(
 
 def _show(collective: str, found: list[Prediction], json: bool) -> int:
     """Print predictions, and what speaks against them; the exit status."""
-    _remark(found)
+    for warning in dict.fromkeys(w for prediction in found for w in prediction.warnings):
+        output.remark(f"mpicoll: warning: {warning}")
     if json:
         output.facts([_facts(prediction) for prediction in found])
     else:
         _table(collective, found)
     return 0
-
-
-def _remark(found: list[Prediction]) -> None:
-    """Say once what speaks against the predictions."""
-    for warning in dict.fromkeys(w for prediction in found for w in prediction.warnings):
-        output.remark(f"mpicoll: warning: {warning}")
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:

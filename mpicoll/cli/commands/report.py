@@ -123,18 +123,10 @@ def _modelled(
     if model is not None:
         return cells, _judged(cells, left, model), []
     try:
-        return cells, _fitted(runs, cells, left), []
+        measured.need(["scipy"], "fit")
+        return cells, measured.fitted(runs, cells, left), []
     except ValueError as error:
         return cells, None, [f"no model: {error}"]
-
-
-def _fitted(runs: list[Run], cells: list[Cell], left: Left) -> Found:
-    measured.need(["scipy"], "fit")
-    from mpicoll.model.build import build, steps
-
-    with output.progress() as progress:
-        task = progress.add_task("fitting", total=steps(cells))
-        return build(runs, cells, left, done=lambda: progress.update(task, advance=1))
 
 
 def _judged(cells: list[Cell], left: Left, path: Path) -> Found:
