@@ -270,13 +270,12 @@ class Bench:
         """Of each trial that has not enough: its index, repetitions and window; on rank 0."""
         if self.rank:
             return []
-        waiting = [i for i, trial in enumerate(trials) if not self._enough(trial, share)]
-        self.turns.shuffle(waiting)
-        visits = []
-        for index in waiting:
-            trial, most = trials[index], self.settings.iterations
-            count = trial.visit if most is None else min(trial.visit, most - len(trial.times))
-            visits.append((index, count, trial.window))
+        most, visits = self.settings.iterations, []
+        for index, trial in enumerate(trials):
+            if not self._enough(trial, share):
+                count = trial.visit if most is None else min(trial.visit, most - len(trial.times))
+                visits.append((index, count, trial.window))
+        self.turns.shuffle(visits)
         return visits
 
     def _visit(

@@ -58,11 +58,6 @@ def symmetric(collective: str) -> bool:
     return base(collective) in _SYMMETRIC
 
 
-def has_in_place(collective: str) -> bool:
-    """Whether the collective can be called with one buffer or with two."""
-    return collective not in _ONE_BUFFER
-
-
 def elements(collective: str, size: int, itemsize: int, ranks: int) -> int:
     """Elements of the total vector that are measured where ``size`` bytes were asked for.
 
@@ -247,7 +242,7 @@ def prepare(
     pattern = Pattern(dtype, op if definition.reduces else "max", ranks)
     blocks = _Blocks(collective, count, place, skew, pattern)
     given, expected = blocks.given(), blocks.expected()
-    in_place = in_place and has_in_place(collective)
+    in_place = in_place and collective not in _ONE_BUFFER
     joined = in_place and (place.is_root or definition.name not in ("reduce", "gather", "scatter"))
     before = None
     if (definition.one_buffer and place.is_root) or (joined and definition.name == "scatter"):

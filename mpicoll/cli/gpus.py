@@ -17,6 +17,7 @@ def examine(comm: MPI.Intracomm) -> dict[str, Any]:
     """
     from mpi4py import MPI
 
+    from mpicoll.base import arrays
     from mpicoll.cuda import driver
 
     node = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank()))
@@ -32,7 +33,8 @@ def examine(comm: MPI.Intracomm) -> dict[str, Any]:
     facts: dict[str, Any] = {"hosts": hosts, "problem": problems[0] if problems else ""}
     facts["transport"] = facts["transport_of_a_node"] = None
     if not problems:
-        _use(local % len(devices))
+        if importlib.util.find_spec("cupy") is not None:  # makes arrays there
+            arrays.use("gpu", local)
         facts["transport"] = _transport(comm)
         if comm.allreduce(several, MPI.LOR):
             facts["transport_of_a_node"] = comm.bcast(_transport(node))
@@ -65,14 +67,6 @@ def _reaches(access: bool, atomics: bool) -> str:
     if not access:
         return "no access"
     return "peer access with atomics" if atomics else "peer access"
-
-
-def _use(number: int) -> None:
-    """Let this process use a device, and have what makes arrays there, if it is installed."""
-    if importlib.util.find_spec("cupy") is not None:
-        import cupy
-
-        cupy.cuda.Device(number).use()
 
 
 def _transport(comm: MPI.Intracomm) -> str:
