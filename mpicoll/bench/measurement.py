@@ -38,7 +38,7 @@ from mpicoll.bench.settings import Group, SweepSettings
 from mpicoll.bench.start import Barrier, Start, Window, next_window
 from mpicoll.bench.stats import summarise
 from mpicoll.bench.watchdog import CaseTimeout
-from mpicoll.bench.workload import AUTO, Call, Workload, prepare
+from mpicoll.bench.workload import AUTO, BoundCall, Workload, prepare
 from mpicoll.schedule.methods import VARIANTS
 from mpicoll.tuning import NATIVE
 
@@ -72,7 +72,7 @@ class _Trial:
     """One algorithm of a group while it is measured; the times are on rank 0 only."""
 
     algorithm: str
-    call_at: Callable[[int], Call]
+    call_at: Callable[[int], BoundCall]
     batch: int = 1
     visit: int = 1
     shortest_window: float = 0.0
@@ -178,7 +178,7 @@ class Bench:
             outcomes += [self._outcome(work, trial) for trial in trials]
         return outcomes if self.rank == 0 else []
 
-    def _caller(self, work: Workload, algorithm: str) -> Callable[[int], Call]:
+    def _caller(self, work: Workload, algorithm: str) -> Callable[[int], BoundCall]:
         """Gives the call in each of the places for its buffers."""
         # The library's own collective as a user without this package would call it.
         if algorithm == NATIVE:
@@ -254,7 +254,7 @@ class Bench:
         self, work: Workload, trials: list[_Trial], places: Iterator[int], share: float
     ) -> None:
         """Visit the trials in turn until rank 0 says of each that it has enough."""
-        supplies: list[Iterator[Call]]
+        supplies: list[Iterator[BoundCall]]
         if work.places == 1:
             supplies = [repeat(trial.call_at(0)) for trial in trials]
         else:
@@ -279,7 +279,7 @@ class Bench:
         return visits
 
     def _visit(
-        self, work: Workload, trial: _Trial, calls: Iterator[Call], count: int, window: float
+        self, work: Workload, trial: _Trial, calls: Iterator[BoundCall], count: int, window: float
     ) -> None:
         """Some repetitions of one algorithm, one after another."""
         self.watchdog.enter(_name(work, trial))

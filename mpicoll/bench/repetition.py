@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpicoll.base.arrays import Stopwatch
 from mpicoll.bench import environment
-from mpicoll.bench.workload import Call, Workload, symmetric
+from mpicoll.bench.workload import BoundCall, Workload, symmetric
 
 #: Largest size in bytes of which several calls are one repetition, and how many they are.
 BATCH_LIMIT, BATCH_CALLS = 4096, 1000
@@ -24,7 +24,7 @@ _LARGE_CACHE = 64 << 20
 
 
 def repetitions(
-    calls: Iterator[Call], start: Callable[[], bool], batch: int, count: int, watch: Stopwatch
+    calls: Iterator[BoundCall], start: Callable[[], bool], batch: int, count: int, watch: Stopwatch
 ) -> Sequence[tuple[float, bool]]:
     """Seconds that one call took on this rank, and whether the rank began late, ``count`` times.
 

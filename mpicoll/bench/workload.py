@@ -25,7 +25,7 @@ from mpicoll.schedule.methods import OWN, VARIANTS
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Call = Callable[[], Any]
+BoundCall = Callable[[], Any]
 
 # Collectives that end on all ranks at about the same time, so that calls may follow one another
 # directly; in a rooted one the root or the leaves would run ahead.
@@ -108,7 +108,7 @@ class Workload:
     type: str
     redop: str
     root: int
-    bind: Callable[..., Call]
+    bind: Callable[..., BoundCall]
     outputs: Array | None = None
     expected: Array | None = None
     before: Array | None = None
@@ -347,8 +347,8 @@ def _arguments(
     return arguments
 
 
-def _binder(method: str, arguments: Callable[[int], list[Any]]) -> Callable[..., Call]:
-    def bind(target: MPI.Intracomm, place: int = 0, **choice: Any) -> Call:
+def _binder(method: str, arguments: Callable[[int], list[Any]]) -> Callable[..., BoundCall]:
+    def bind(target: MPI.Intracomm, place: int = 0, **choice: Any) -> BoundCall:
         return partial(getattr(target, method), *arguments(place), **choice)
 
     return bind

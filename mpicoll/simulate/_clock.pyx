@@ -1,4 +1,4 @@
-"""The compiled clock: see `_clock.h`; `compiled` is the door for Python callers."""
+"""The compiled clock: see `_clock.h`; Python calls it through `compiled`."""
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t

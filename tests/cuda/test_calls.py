@@ -228,8 +228,8 @@ def test_registered_buffers_of_graphs_are_known(run):
     """)
 
 
-def test_the_short_way_is_for_buffers_that_are_apart(run):
-    """What MPI forbids goes the long way, where that is said."""
+def test_the_fast_path_is_for_buffers_that_are_apart(run):
+    """What MPI forbids goes the slow path, where that is said."""
     run("""
         from types import SimpleNamespace
 

@@ -511,7 +511,7 @@ def test_registered_buffers_of_a_graph_stay(low, world):
     low.check()
 
 
-def test_arrays_on_the_default_stream_go_the_short_way(world):
+def test_arrays_on_the_default_stream_go_the_fast_path(world):
     import mpicoll
 
     comm = mpicoll.Intracomm(world.Dup())
@@ -536,7 +536,7 @@ def test_streams_are_chained(peers, world):
     assert bool((x == float(world.Get_size()) ** 20).all())
 
 
-def test_the_short_way(peers, world):
+def test_the_fast_path(peers, world):
     x = cupy.full(1000, world.Get_rank() + 1, cupy.int64)
     total = world.Get_size() * (world.Get_size() + 1) // 2
     arguments = "allreduce", MPI.IN_PLACE, x, MPI.SUM, 0

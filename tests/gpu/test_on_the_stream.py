@@ -138,7 +138,7 @@ def test_a_rank_that_does_not_come(made, cupy):
 
 @pytest.mark.parametrize("root", [0, P - 1])
 def test_bits_are_those_of_the_host(ours, cupy, root):
-    """Of what is folded in rank order, by calls that go the long way, then the short one."""
+    """Of what is folded in rank order, by calls that go the slow path, then the fast one."""
     for dtype in ("f2", "f4", "f8", "c8"):
         values = np.random.default_rng(RANK).standard_normal(30_001).astype(dtype)
         host, got = np.empty_like(values), np.empty_like(values)

@@ -173,7 +173,7 @@ def test_what_they_do_not_serve_goes_through_the_host(fake, ours):
     assert {*array.get()} == {2.0**P * P * (RANK + 1)}
 
 
-def test_a_call_is_learned_and_goes_the_short_way(fake, ours):
+def test_a_call_is_learned_and_goes_the_fast_path(fake, ours):
     peers = ours._state.gpus.peers
     array = fake.array(np.ones(4, "f4"))
     ours.Allreduce(MPI.IN_PLACE, array)

@@ -35,14 +35,14 @@ comm = mpicoll.Intracomm(MPI.COMM_WORLD)
 for rank, left in deaths:
     if comm.rank == rank:
         # A server dies when it is about to answer, or to pass on, for the so manieth time.
-        send = messages.Message.send
+        send = messages.ServerMessage.send
         def dying(self, *arguments, **named):
             global left
             left -= 1
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
             send(self, *arguments, **named)
-        messages.Message.send = dying
+        messages.ServerMessage.send = dying
         break
 
 

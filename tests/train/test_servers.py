@@ -126,7 +126,7 @@ def test_workers_that_are_told_by_shards_of_their_own_stop_at_one_clock():
         shard.granted = granted
         server = Server(Nobody(), shard, 0, range(2), [0], False, None, last=3)
         for worker, clock in wishes:
-            message = messages.Message(2, np.dtype(float))
+            message = messages.ServerMessage(2, np.dtype(float))
             message.head[:9] = (messages.PUSH, clock, messages.STOP, 0, 1, 3, 1.0, 1.0, 0)
             server._change(worker, message)
         return server._stop_clock

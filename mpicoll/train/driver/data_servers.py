@@ -36,7 +36,7 @@ from mpicoll.train.ranks.workers import (
     together,
 )
 from mpicoll.train.records import Result
-from mpicoll.train.servers.messages import Message
+from mpicoll.train.servers.messages import ServerMessage
 from mpicoll.train.strategies import placement
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class _Coming:
 
     samples: Samples
     epoch: int
-    question: Message
-    batch: Message
+    question: ServerMessage
+    batch: ServerMessage
 
 
 class Served(Feed):
@@ -93,10 +93,10 @@ class Served(Feed):
     def want(self, samples: Samples, epoch: int) -> None:
         if not len(samples):
             return
-        question = Message(len(samples), np.dtype(np.int64))
+        question = ServerMessage(len(samples), np.dtype(np.int64))
         question.head[: _COUNT + 1] = epoch, len(samples)
         question.values[...] = samples
-        batch = Message(_size(self._dataset, len(samples)), np.dtype(np.uint8))
+        batch = ServerMessage(_size(self._dataset, len(samples)), np.dtype(np.uint8))
         batch.receive(self._comm, self._server, _BATCH)
         question.send(self._comm, self._server, _WANTED)
         self._coming.append(_Coming(samples, epoch, question, batch))
@@ -142,11 +142,11 @@ class Served(Feed):
         if self._silence is not None:
             raise self._silence
         self.forget()
-        farewell = Message(0, np.dtype(np.int64))
+        farewell = ServerMessage(0, np.dtype(np.int64))
         farewell.send(self._comm, self._server, _WANTED)
         wait_until(farewell.done, self._look, self._limit)
 
-    def _next(self) -> Message:
+    def _next(self) -> ServerMessage:
         """The batch that was asked for first, when it is there."""
         coming = self._coming.popleft()
         try:
@@ -198,8 +198,8 @@ class _DataServer:
     ) -> None:
         self._comm, self._look = comm, look
         self._dataset, self._feed = dataset, feed
-        self._open = {client: Message(most, np.dtype(np.int64)) for client in clients}
-        self._sending: deque[Message] = deque()
+        self._open = {client: ServerMessage(most, np.dtype(np.int64)) for client in clients}
+        self._sending: deque[ServerMessage] = deque()
         self._signalled = False
 
     def serve(self) -> _Tally:
@@ -237,17 +237,17 @@ class _DataServer:
             question.receive(self._comm, client, _WANTED)
         return moved
 
-    def _batch(self, samples: Samples, epoch: int) -> Message:
+    def _batch(self, samples: Samples, epoch: int) -> ServerMessage:
         size = _size(self._dataset, len(samples))
         try:
-            batch = Message(size, np.dtype(np.uint8))
+            batch = ServerMessage(size, np.dtype(np.uint8))
             batch.head[_KIND] = _SIGNALLED if self._signalled else _HERE
             inputs, labels = _parts(self._dataset, batch, len(samples))
             inputs[...], labels[...] = self._feed.take(samples, epoch)
         except Exception as error:
             # As short as it can be: there may be no memory for more.
             reason = f"{type(error).__name__}: {error}".encode()[:size]
-            batch = Message(len(reason), np.dtype(np.uint8))
+            batch = ServerMessage(len(reason), np.dtype(np.uint8))
             batch.head[: _COUNT + 1] = _FAILED, len(reason)
             batch.values[...] = np.frombuffer(reason, np.uint8)
         return batch
@@ -266,7 +266,7 @@ def _size(dataset: Dataset, samples: int) -> int:
     return samples * (8 + dataset.features * dataset.train_inputs.dtype.itemsize)
 
 
-def _parts(dataset: Dataset, batch: Message, samples: int) -> tuple[Array, Array]:
+def _parts(dataset: Dataset, batch: ServerMessage, samples: int) -> tuple[Array, Array]:
     """Views of the inputs and of the labels of a batch."""
     labels, inputs = np.split(batch.values, [8 * samples])
     inputs = inputs.view(dataset.train_inputs.dtype).reshape(samples, dataset.features)

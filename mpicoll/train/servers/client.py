@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpicoll.base.arrays import Array, put
 from mpicoll.train.ranks.waiting import wait_until
 from mpicoll.train.servers import messages
-from mpicoll.train.servers.messages import Message, tag
+from mpicoll.train.servers.messages import ServerMessage, tag
 from mpicoll.train.servers.shard import Push, ShardRange
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ class Client:
         self._weights, self._gradient = weights, gradient
         self._meanwhile, self._limit = meanwhile, limit
         dtype = weights.dtype
-        self._outgoing = [Message(shard.end - shard.start, dtype) for shard in shard_ranges]
-        self._questions = [Message(0, dtype) for _ in shard_ranges]
+        self._outgoing = [ServerMessage(shard.end - shard.start, dtype) for shard in shard_ranges]
+        self._questions = [ServerMessage(0, dtype) for _ in shard_ranges]
         self._answers = {number: self._outgoing[number].copy() for number in answering}
         self._versions = dict.fromkeys(answering, 0)
         self._asked: set[int] = set()  # whose answer is awaited
         self._pushed: set[int] = set()  # who has not answered since it was pushed to
-        self._abandoned: list[Message] = []  # what is under way from and to the dead
+        self._abandoned: list[ServerMessage] = []  # what is under way from and to the dead
         self._epoch = 0  # so many have begun
         self.updates = self.skipped = 0
 

@@ -40,7 +40,7 @@ def tag(shard: int, direction: int) -> int:
     return 4 * shard + direction
 
 
-class Message:
+class ServerMessage:
     """Room for one message.
 
     Attributes:
@@ -57,9 +57,9 @@ class Message:
         self.request: MPI.Request | None = None
         self.lost = self._receives = False
 
-    def copy(self) -> Message:
+    def copy(self) -> ServerMessage:
         """Another with the same content, that is not under way."""
-        new = Message(self.values.size, self.values.dtype)
+        new = ServerMessage(self.values.size, self.values.dtype)
         new.data[...] = self.data
         return new
 

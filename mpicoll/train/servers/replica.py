@@ -19,7 +19,7 @@ from typing import Any
 
 from mpicoll.train.ranks.workers import AllAlive
 from mpicoll.train.servers import messages
-from mpicoll.train.servers.messages import Message, tag
+from mpicoll.train.servers.messages import ServerMessage, tag
 from mpicoll.train.servers.server import Server
 
 
@@ -36,10 +36,10 @@ class Replica(Server):
         super().__init__(*args, **named)
         self._rank, self._health = rank, health
         self._taken = self._kept = 0  # changes here, and changes that all behind have
-        self._log: deque[Message] = deque()  # changes that not all behind have, oldest first
+        self._log: deque[ServerMessage] = deque()  # changes that not all behind have, oldest first
         self._last = [0] * len(self._ranks)  # number of the last change by each worker
         self._stopping = 0  # number of the change that said where to stop
-        self._abandoned: list[Message] = []
+        self._abandoned: list[ServerMessage] = []
         self._before: int | None = None
         self._behind: int | None = None
         self._heard = self._new(whole=True)  # from the holder before
@@ -88,7 +88,7 @@ class Replica(Server):
 
     # --- changes ---
 
-    def _change(self, number: int, message: Message) -> None:
+    def _change(self, number: int, message: ServerMessage) -> None:
         """A change by a worker, unless it has been made."""
         kind, clock = (int(value) for value in message.head[: messages.CLOCK + 1])
         known = (
@@ -99,7 +99,7 @@ class Replica(Server):
         if not known:
             self._accept(number, message)
 
-    def _accept(self, number: int, message: Message) -> None:
+    def _accept(self, number: int, message: ServerMessage) -> None:
         stop_clock = self._stop_clock
         super()._change(number, message)
         self._taken += 1
@@ -114,7 +114,7 @@ class Replica(Server):
         self._log.append(entry)
         self._forward(entry)
 
-    def _heed(self, message: Message) -> None:
+    def _heed(self, message: ServerMessage) -> None:
         """The first says where to stop, which alone knows what it has given out."""
         if self.first:
             super()._heed(message)
@@ -125,7 +125,7 @@ class Replica(Server):
             self.stop |= bool(int(message.head[messages.FLAGS]) & messages.SIGNALLED)
             self._stop_clock = float(message.head[messages.STOP_AT])
 
-    def _forward(self, entry: Message) -> None:
+    def _forward(self, entry: ServerMessage) -> None:
         assert self._behind is not None
         entry.send(self._comm, self._behind, tag(self._number, messages.FORWARD))
 
@@ -177,5 +177,5 @@ class Replica(Server):
         assert self._before is not None
         self._heard.receive(self._comm, self._before, tag(self._number, messages.FORWARD))
 
-    def _new(self, whole: bool) -> Message:
-        return Message(self.shard.weights.size if whole else 0, self.shard.weights.dtype)
+    def _new(self, whole: bool) -> ServerMessage:
+        return ServerMessage(self.shard.weights.size if whole else 0, self.shard.weights.dtype)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpicoll.base.arrays import library_of, put
 from mpicoll.train.ranks.waiting import wait_until
 from mpicoll.train.servers import messages
-from mpicoll.train.servers.messages import Message, tag
+from mpicoll.train.servers.messages import ServerMessage, tag
 from mpicoll.train.servers.shard import Push, Shard
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Server:
         self._comm, self.shard, self._number, self._ranks = comm, shard, number, workers
         self._audience, self._lockstep, self._every = audience, lockstep, every
         count, dtype = shard.weights.size, shard.weights.dtype
-        self._arriving = [Message(count, dtype) for _ in workers]
-        self._answers = [Message(count, dtype) for _ in workers]
+        self._arriving = [ServerMessage(count, dtype) for _ in workers]
+        self._answers = [ServerMessage(count, dtype) for _ in workers]
         self._epoch = 0  # so many have begun
         self._early: list[int] = []  # whose message of the next epoch came in this one
         self._unseen: set[int] = set()  # who has not said that the last message has arrived
@@ -102,11 +102,11 @@ class Server:
         source = self._ranks[number]
         self._arriving[number].receive(self._comm, source, tag(self._number, messages.TO_SERVER))
 
-    def _is_early(self, message: Message) -> bool:
+    def _is_early(self, message: ServerMessage) -> bool:
         """Whether it is of an epoch that has not begun here: a worker may hear of it first."""
         return bool(message.head[messages.EPOCH] > self._epoch)
 
-    def _take(self, number: int, message: Message) -> None:
+    def _take(self, number: int, message: ServerMessage) -> None:
         """What a worker sent."""
         kind, clock = (int(value) for value in message.head[: messages.CLOCK + 1])
         if kind == messages.PULL:
@@ -121,7 +121,7 @@ class Server:
                 self._leaving.add(number)
         self._receive(number)
 
-    def _change(self, number: int, message: Message) -> None:
+    def _change(self, number: int, message: ServerMessage) -> None:
         """A push or a leave: what changes the shard."""
         head = message.head[: messages.VERSION + 1].tolist()
         kind, clock, flags, _, samples, total, seconds, processor, version = head
@@ -142,7 +142,7 @@ class Server:
             self.shard.leave(number)
         self._heed(message)
 
-    def _heed(self, message: Message) -> None:
+    def _heed(self, message: ServerMessage) -> None:
         """What a change says of where to stop."""
         kind, clock, flags = (int(value) for value in message.head[: messages.FLAGS + 1])
         wished = flags & messages.STOP or (self.stop and kind == messages.PUSH)
