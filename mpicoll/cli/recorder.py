@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 import time
 import warnings
@@ -193,6 +192,8 @@ def opened(
             # Of a torn line the point is measured again.
             warnings.simplefilter("ignore")
             before = earlier(path, facts, seed)
+    import secrets  # with hashes; not for every start of the command
+
     if seed is None:
         seed = secrets.randbits(32) if before.seed is None else before.seed
     settings = replace(settings, seed=seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import warnings
@@ -97,9 +96,11 @@ def _installation() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # slow, and every start of the command imports this file
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return None
 
 
