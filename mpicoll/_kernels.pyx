@@ -1,7 +1,7 @@
 """Compiled reductions and updates of weights: one pass, no temporaries, without the GIL.
 
-What the kernels promise is said in `_kernels.h` and `_updates.h`.  Python calls the reductions through
-`ops`, and the updates through `train.optimizers`.
+What the kernels promise is said in `_kernels.h` and `_updates.h`.  Python calls the reductions
+through `ops`, and the updates through `train.optimizers`.
 """
 
 cimport numpy as cnp
