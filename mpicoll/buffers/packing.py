@@ -37,7 +37,12 @@ class Packed:
 
     Attributes:
         memory: the bytes that the collective sees; undefined before :meth:`load`.
+        arrays: of an array the elements, and an array of that shape over ``memory``.
+        parts: of elements of one datatype the parts that they lie in; None where there are several.
     """
+
+    arrays: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None
+    parts: Sequence[Part] | None = None
 
     def __init__(
         self,
@@ -97,12 +102,14 @@ def strided(array: npt.NDArray[Any], order: str, blocks: int = 1) -> Packed:
             return elements.reshape(blocks, *cut.shape[:0:-1]).transpose(0, *backwards)
         return elements.reshape(cut.shape)
 
-    return Packed(
+    packed = Packed(
         array.nbytes,
         lambda memory: np.copyto(shaped(memory), cut),
         lambda memory: np.copyto(cut, shaped(memory)),
         for_all=True,
     )
+    packed.arrays = cut, shaped(packed.memory)
+    return packed
 
 
 #: Handles of predefined datatypes without holes.
@@ -159,6 +166,7 @@ def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
             whole.Unpack(packed[where], 0, memory, MPI.COMM_SELF)
 
     packed = Packed(offset, gather, scatter)
+    packed.parts = used if len({part.datatype.handle for part in used}) == 1 else None
     weakref.finalize(packed, _free, [whole for whole, _ in pieces]).atexit = False
     return packed
 

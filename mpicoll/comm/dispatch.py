@@ -34,7 +34,7 @@ from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.state import State, attach
 from mpicoll.schedule.collectives import Collective
-from mpicoll.schedule.methods import COUNTS, METHODS, Method
+from mpicoll.schedule.methods import BOUND, COUNTS, METHODS, STARTED, Method
 from mpicoll.schedule.parameters import Parameter
 from mpicoll.tuning import NATIVE, Choice, placed
 
@@ -67,7 +67,8 @@ class NoFastPath:
     def serve(self, *arguments: Any) -> bool:
         return False
 
-    serve_vectors = serve
+    def start(self, *arguments: Any) -> None:
+        return None
 
 
 _NO_FAST_PATH = NoFastPath()
@@ -81,7 +82,7 @@ class Dispatch(MPI.Intracomm):
     """
 
     _state: State | None = None
-    #: The fast path of blocking calls, once one has been made.
+    #: The fast path of calls like earlier ones, once one has been made.
     _fast_path: Any = _NO_FAST_PATH
 
     def _ready(self) -> State:
@@ -124,7 +125,7 @@ class Dispatch(MPI.Intracomm):
             state.count(definition.name, NATIVE)
             if call is not None:
                 function = getattr(MPI.Intracomm, arguments.method.name)
-                state.fast_path.pass_on(arguments.method, arguments[1:], choice, function)
+                state.fast_path.pass_on(arguments.method, arguments[1:], choice, call, function)
             return
         call.load()
         try:
@@ -175,11 +176,12 @@ class Dispatch(MPI.Intracomm):
         with observing(state, prepared, complete=False):
             if call is not None:
                 call.load(native=True)
-            arguments = arguments.passed_on(call)
-            request = self._native(arguments, "I" + method.lower())
+            passed = arguments.passed_on(call)
+            request = self._native(passed, "I" + method.lower())
             state.count(arguments.method.definition.name, NATIVE)
         progress.poll()
-        made = started(request, state, ticket, comparison, arguments)
+        self._learn(state, arguments, prepared, "I" + method.lower(), STARTED)
+        made = started(request, state, ticket, comparison, passed)
         if by_value and call is not None:
             return Staged(made, call.arrive, call)
         return made
@@ -204,15 +206,26 @@ class Dispatch(MPI.Intracomm):
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Prequest(state, prepared, self._report)
-        arguments = arguments.passed_on(call)
-        kept = self._bound(state, method, arguments, prepared, info)
+        kept = self._bound(state, method, arguments.passed_on(call), prepared, info)
         state.count(arguments.method.definition.name, NATIVE)
+        if not isinstance(kept, PersistentFallback):
+            self._learn(state, arguments, prepared, f"{method}_init", BOUND)
         if by_value and call is not None:
             return StagedPrequest(kept, partial(call.load, native=True), call.arrive, call)
         if prepared.on_device and call is not None:
             leave = partial(device.wait_for_streams, call)
             return StagedPrequest(kept, leave, lambda status: None, call)
         return kept
+
+    def _learn(
+        self, state: State, arguments: Arguments, prepared: Prepared, name: str, kind: int
+    ) -> None:
+        """Let a call that mpi4py's method of a name has started or bound go the fast path."""
+        if prepared.call is not None and not prepared.on_device:
+            function, given = getattr(MPI.Intracomm, name), arguments[1:]
+            state.fast_path.pass_on(
+                arguments.method, given, prepared.choice, prepared.call, function, kind
+            )
 
     def _bound(
         self, state: State, method: str, arguments: Arguments, prepared: Prepared, info: MPI.Info
@@ -331,7 +344,8 @@ class Dispatch(MPI.Intracomm):
                     f"{choice.source}: what is not blocking must progress outside mpicoll's calls "
                     f"too unless algorithm= is given or MPICOLL_PROGRESS=thread, so {NATIVE} serves"
                 )
-            choice = Choice(NATIVE, (), choice.source)
+            # A choice without a source is made anew each time, and so is its report.
+            choice = Choice(NATIVE, (), "" if refused else choice.source)
         return choice, refused
 
     def _native(self, arguments: Arguments, method: str, *more: Any) -> Any:
