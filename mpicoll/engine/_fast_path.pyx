@@ -10,16 +10,19 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from mpi4py cimport MPI
+from mpi4py cimport libmpi as mpi
 
 cimport numpy as cnp
 
 from mpicoll._kernels cimport fold_function
 from mpicoll.engine._execution cimport Execution
+from mpicoll.engine._library cimport Given, start
 from mpicoll.engine._packing cimport Packing
 from mpicoll.engine._program cimport kernel_of
 from mpicoll.engine._signature cimport Side, Signature, is_same, read, release
 
 import numpy as np
+from mpi4py import MPI as _MPI
 
 cnp.import_array()
 
@@ -34,6 +37,7 @@ cdef enum:
     # Bytes of packed elements that are kept for the next call, and for the next one like it.
     KEPT = 64 << 20
     KEPT_EACH = 4 << 20
+    STARTED = 32  # what is added to the number of a method, see `mpicoll.schedule.methods`
 
 
 cdef class CallCount:
@@ -59,6 +63,10 @@ cdef class Route:
     cdef object function
     cdef int numbers[5]
     cdef int taken
+    # The library's own function, where `direct`.
+    cdef bint direct
+    cdef int method
+    cdef Given given[2]
     cdef tuple messages  # in place of what goes by value, else None
     # By an execution, else None: the sides of its two buffers, -1 for none, and where in them.
     cdef Execution execution
@@ -162,6 +170,7 @@ cdef class FastPath:
                     route, signature.sides, comm, sendbuf, recvbuf, op, root, counts
                 )
             self.pass_through(route, comm, sendbuf, recvbuf, op, root, counts)
+            route.count.calls += 1
             return True
         finally:
             release(&signature)
@@ -182,10 +191,15 @@ cdef class FastPath:
             route = self.find(&signature)
             if route is None or not _apart(route, signature.sides):
                 return None
+            if route.direct:
+                request = _started(route, signature.sides, comm, op, root)
+            else:
+                request = self.pass_through(route, comm, sendbuf, recvbuf, op, root, counts)
         finally:
             release(&signature)
-        request = self.pass_through(route, comm, sendbuf, recvbuf, op, root, counts)
-        request.ob_buf = (request.ob_buf, sendbuf, recvbuf)
+        if sendbuf is not None or recvbuf is not None:
+            request.ob_buf = (sendbuf, recvbuf, op, request.ob_buf)
+        route.count.calls += 1
         if self.under_way:
             self.poll()
         return request
@@ -215,9 +229,7 @@ cdef class FastPath:
         arguments[0] = <PyObject *> comm
         for i in range(route.taken):
             arguments[1 + i] = every[route.numbers[i]]
-        made = PyObject_Vectorcall(route.function, arguments, 1 + route.taken, NULL)
-        route.count.calls += 1
-        return made
+        return PyObject_Vectorcall(route.function, arguments, 1 + route.taken, NULL)
 
     cdef bint run(self, Route route, Side *sides, sendbuf, recvbuf) except -1:
         """Make a call by an execution; False if it has to go the slow path."""
@@ -282,6 +294,7 @@ cdef class FastPath:
                         sides[i].address + route.offsets[i], sides[i].datatype, _memory(route, i)
                     )
             self.pass_through(route, comm, sendbuf, recvbuf, op, root, counts)
+            route.count.calls += 1
             if route.stores:
                 (<Packing> route.packings[1]).store(
                     sides[1].address + route.offsets[1], sides[1].datatype, _memory(route, 1)
@@ -378,7 +391,7 @@ cdef class FastPath:
 
     def pass_on(
         self, int method, tuple arguments, algorithm, name, call, function, tuple numbers,
-        tuple packings, tuple loads, bint stores, tuple messages,
+        tuple packings, tuple loads, bint stores, tuple messages, given,
     ):
         """Remember a call that the MPI library has served, if it has a signature.
 
@@ -388,6 +401,8 @@ cdef class FastPath:
             numbers: which of the arguments it takes.
             packings, loads, stores: as for `learn`.
             messages: what it gets in place of a buffer that goes by value, [memory, ...], or None.
+            given: for a function of the library's own what it gets of each buffer, None if in
+                place, else the number of elements and the datatype; None for mpi4py's method.
         """
         cdef Signature signature
         cdef Route route
@@ -402,6 +417,14 @@ cdef class FastPath:
             if not _take_packings(route, packings, loads, stores, KEPT_EACH):
                 return
             route.messages = messages
+            if given is not None:
+                route.direct, route.method = True, method % STARTED
+                for i in range(2):
+                    route.given[i].in_place = given[i] is None
+                    route.given[i].count, route.given[i].datatype = 0, mpi.MPI_BYTE
+                    if given[i] is not None:
+                        route.given[i].count = given[i][0]
+                        route.given[i].datatype = (<MPI.Datatype> given[i][1]).ob_mpi
             self.remember(&signature, route)
         finally:
             release(&signature)
@@ -445,6 +468,26 @@ cdef class FastPath:
                 break
         self.routes[taken], self.mixed[taken] = route, signature.mixed
         return 0
+
+
+cdef object _started(Route route, const Side *sides, MPI.Comm comm, op, root):
+    """Start a call by a function of the MPI library."""
+    cdef MPI.Request request = MPI.Request.__new__(MPI.Request)
+    cdef void *buffers[2]
+    cdef mpi.MPI_Op reduced = mpi.MPI_OP_NULL if op is None else (<MPI.Op> op).ob_mpi
+    cdef int code, i, number = root
+    for i in range(2):
+        buffers[i] = NULL
+        if route.sources[i] == i:
+            buffers[i] = sides[i].address + route.offsets[i]
+    with nogil:
+        code = start(
+            route.method, buffers[0], &route.given[0], buffers[1], &route.given[1], reduced,
+            number, comm.ob_mpi, &request.ob_mpi,
+        )
+    if code != mpi.MPI_SUCCESS:
+        raise _MPI.Exception(code)
+    return request
 
 
 cdef bint _take_packings(

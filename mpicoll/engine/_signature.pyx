@@ -22,9 +22,9 @@ from mpi4py cimport libmpi as mpi
 
 cimport numpy as cnp
 
-from array import array as _Array
+from array import array
 
-from numpy import integer as _Integer
+from numpy import integer
 
 from mpi4py import MPI as _MPI
 
@@ -56,7 +56,9 @@ cdef enum:
     FLAT_KNOWN = 64
     DEPTH = 3
 
-_IN_PLACE = _MPI.IN_PLACE
+cdef object _IN_PLACE = _MPI.IN_PLACE
+cdef object _Array = array
+cdef object _Integer = integer
 
 #: The classes of PyTorch's tensors, once one has been passed.
 cdef set _tensors = set()
@@ -88,7 +90,7 @@ cdef bint read(
     put(self, 0 if algorithm is None else <int64_t> <void *> algorithm)
     if op is None:
         put(self, 0)
-    elif type(op) is _MPI.Op:
+    elif type(op) is MPI.Op:
         put(self, <int64_t> (<MPI.Op> op).ob_mpi)
     else:
         return False
@@ -137,6 +139,9 @@ cdef inline int put(Signature *self, int64_t word) except -1:
 cdef bint put_message(Signature *self, int side, message) except -1:
     """A buffer as the caller passes it."""
     cdef Py_ssize_t i, n
+    if message is None:
+        put(self, ABSENT)
+        return True
     if type(message) is list:
         put(self, LIST)
     elif type(message) is tuple:
@@ -157,6 +162,9 @@ cdef bint put_owner(Signature *self, Side *side, owner) except -1:
     """What has the memory."""
     cdef cnp.ndarray array
     cdef int number
+    if owner is None:
+        put(self, ABSENT)
+        return True
     if cnp.PyArray_Check(owner):
         array = <cnp.ndarray> owner
         number = cnp.PyArray_TYPE(array)
@@ -168,9 +176,6 @@ cdef bint put_owner(Signature *self, Side *side, owner) except -1:
         side.strided = not cnp.PyArray_IS_C_CONTIGUOUS(array)
         put(self, 2 * number + cnp.PyArray_ISWRITEABLE(array))
         put(self, side.length)
-        return True
-    if owner is None:
-        put(self, ABSENT)
         return True
     if owner is _IN_PLACE:
         put(self, IN_PLACE)
@@ -235,7 +240,7 @@ cdef bint put_plain(Signature *self, Side *side, value, int depth) except -1:
     if kind is int:
         put(self, NUMBER)
         return put_number(self, value)
-    if kind is _MPI.Datatype:
+    if kind is MPI.Datatype:
         return put_datatype(self, side, <MPI.Datatype> value)
     if value is None:
         put(self, NOTHING)

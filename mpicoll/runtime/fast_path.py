@@ -7,6 +7,7 @@ how it was run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from mpicoll.engine.lanes import Lane
 from mpicoll.runtime.calls import Call
 from mpicoll.runtime.guard import Guard
 from mpicoll.runtime.plans import Plans, Runnable
-from mpicoll.schedule.methods import METHODS, Method
+from mpicoll.schedule.methods import METHODS, STARTED, Method
 
 #: The collectives of the methods with blocks of one length, in the order of their numbers.
 _EVEN = [method.collective for method in METHODS.values() if not method.varies]
@@ -77,6 +78,7 @@ class FastCalls:
             ran: what ran it.
         """
         method = METHODS[call.definition.method]
+        _meet_tensors(arguments)
         path = self._path_for(method, arguments, choice)
         if path is None:
             return
@@ -101,6 +103,7 @@ class FastCalls:
 
         ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
         """
+        _meet_tensors(arguments)
         path = self._path_for(method, arguments, choice, any_operator=kind > 0)
         if path is None or not _understood(call):
             return
@@ -127,6 +130,7 @@ class FastCalls:
             method.arguments,
             *packed,
             messages,
+            _given(call) if kind == STARTED and not method.varies else None,
         )
 
     def _path_for(
@@ -165,6 +169,17 @@ class FastCalls:
             self.path.open = False
 
 
+def _meet_tensors(arguments: tuple[Any, ...]) -> None:
+    """Let PyTorch's tensors be told from one another, once the program has passed one."""
+    torch = sys.modules.get("torch")
+    if torch is None or transport.meet_tensor is None:
+        return
+    for message in arguments[:2]:
+        owner = message[0] if isinstance(message, (list, tuple)) and message else message
+        if isinstance(owner, torch.Tensor):
+            transport.meet_tensor(type(owner))
+
+
 def goes_to_all(buffer: Buffer) -> bool:
     """Whether a buffer goes by value, to the MPI library's own collectives too."""
     return buffer.packed is not None and buffer.packed.for_all
@@ -182,6 +197,28 @@ def _understood(call: Call) -> bool:
         if call.definition.reduces and buffer.datatype == MPI.BYTE:
             return False
     return True
+
+
+_Given = tuple[int, MPI.Datatype] | None
+
+
+def _given(call: Call) -> tuple[_Given, _Given] | None:
+    """What a function of the MPI library gets of each buffer, None if in place.
+
+    None where mpi4py's method knows better: of derived datatypes, and of counts beyond an int.
+    """
+    found: list[_Given] = []
+    both = 0 if call.definition.name == "scatter" else 1
+    for number, buffer in enumerate((call.send, call.recv)):
+        if call.in_place and call.definition.name != "bcast" and number != both:
+            found.append(None)
+        elif buffer is None:
+            found.append((0, MPI.BYTE))
+        elif buffer.packed is not None or buffer.datatype is None or buffer.count >= 1 << 31:
+            return None
+        else:
+            found.append((buffer.count, buffer.datatype))
+    return found[0], found[1]
 
 
 _Packed = tuple[tuple[Any, Any] | None, tuple[bool, bool], bool]
