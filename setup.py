@@ -16,7 +16,7 @@ from setuptools.command.build_ext import build_ext
 
 _PARTS = (
     *("_transport", "_program", "_folding", "_execution"),
-    *("_signature", "_packing", "_library", "_fast_path"),
+    *("_signature", "_packing", "_library", "_flight", "_fast_path"),
 )
 ENGINE = tuple(f"mpicoll.engine.{part}" for part in _PARTS)
 #: Modules of Python that calls go through; compiled as they are, which saves 0.1 or 0.2

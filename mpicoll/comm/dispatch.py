@@ -28,6 +28,7 @@ from mpicoll.ops.exact import EXACT
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import OwnedPrequest, PersistentFallback, bound, started
+from mpicoll.requests.own import FastRequest
 from mpicoll.runtime import staging
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import Call, Prepared
@@ -171,7 +172,11 @@ class Dispatch(MPI.Intracomm):
         by_value &= not prepared.on_device
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
-            return Request.begin(state, prepared, self._report)
+            begun = Request.begin(state, prepared, self._report)
+            state.fast_path.learn_started(
+                call, arguments[1:], prepared.choice, begun.plan, FastRequest
+            )
+            return begun
         ticket, comparison = state.guard.start(prepared)
         with observing(state, prepared, complete=False):
             if call is not None:

@@ -16,6 +16,7 @@ cimport numpy as cnp
 
 from mpicoll._kernels cimport fold_function
 from mpicoll.engine._execution cimport Execution
+from mpicoll.engine._flight cimport Airspace, CallCount, Flight
 from mpicoll.engine._library cimport Given, start
 from mpicoll.engine._packing cimport Packing
 from mpicoll.engine._program cimport kernel_of
@@ -40,16 +41,6 @@ cdef enum:
     STARTED = 32  # what is added to the number of a method, see `mpicoll.schedule.methods`
 
 
-cdef class CallCount:
-    """How often something was run."""
-
-    cdef readonly object name
-    cdef int64_t calls
-
-    def __cinit__(self, name):
-        self.name = name
-
-
 cdef class Route:
     """How a call that is remembered is made again: by an execution, or by the MPI library."""
 
@@ -72,6 +63,7 @@ cdef class Route:
     cdef Execution execution
     cdef object reduction
     cdef fold_function kernel
+    cdef list pool  # of a non-blocking call, executions like it that are idle
     cdef int sources[2]
     cdef int64_t offsets[2]
     # How each goes by value, None if it does not; None if both lie in the caller's memory.
@@ -120,6 +112,8 @@ cdef class FastPath:
     cdef dict named
     cdef list packed  # memory for the elements of both buffers that go by value
     cdef bint packs  # it is in use
+    cdef Airspace air
+    cdef object flights  # the class of requests of non-blocking calls
 
     def __cinit__(self, MPI.Comm comm, pause, poll, under_way, list hooks, list forks, failed):
         self.comm, self.pause, self.poll, self.under_way = comm, pause, poll, under_way
@@ -176,9 +170,10 @@ cdef class FastPath:
             release(&signature)
 
     def start(self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm):
-        """Start or bind a call by the MPI library; None if it has to go the slow path.
+        """Start or bind a call; None if it has to go the slow path.
 
-        Returns mpi4py's request.  It keeps the buffers alive, which mpi4py leaves to the caller.
+        Returns mpi4py's request of a call by the MPI library.  It keeps the buffers alive, which
+        mpi4py leaves to the caller.
         """
         cdef Signature signature
         cdef Route route
@@ -191,6 +186,8 @@ cdef class FastPath:
             route = self.find(&signature)
             if route is None or not _apart(route, signature.sides):
                 return None
+            if route.pool is not None:
+                return self.take_off(route, &signature, comm, sendbuf, recvbuf)
             if route.direct:
                 request = _started(route, signature.sides, comm, op, root)
             else:
@@ -203,6 +200,34 @@ cdef class FastPath:
         if self.under_way:
             self.poll()
         return request
+
+    cdef Flight take_off(
+        self, Route route, const Signature *signature, comm, sendbuf, recvbuf
+    ):
+        """Start a call by an execution."""
+        cdef Flight flight = self.flights.__new__(self.flights)
+        cdef Execution execution
+        cdef int i
+        if route.pool:
+            execution = route.pool.pop()
+        else:
+            execution = Execution(route.execution.plan, route.execution.device)
+            execution.reduction, execution.kernel = route.reduction, route.kernel
+        for i in range(2):
+            execution.bases[i] = NULL
+            if route.sources[i] >= 0:
+                execution.bases[i] = (
+                    signature.sides[route.sources[i]].address + route.offsets[i]
+                )
+        flight._comm, flight.air, flight.execution = comm, self.air, execution
+        flight.pool, flight.count = route.pool, route.count
+        # What has a buffer of its own must not change its length meanwhile.
+        flight.kept = (
+            memoryview(_owner(sendbuf)) if signature.sides[0].held else sendbuf,
+            memoryview(_owner(recvbuf)) if signature.sides[1].held else recvbuf,
+        )
+        flight.depart()
+        return flight
 
     cdef Route find(self, const Signature *signature):
         """The route of a call, None if it has none."""
@@ -347,6 +372,15 @@ cdef class FastPath:
             self.poll()
         return True
 
+    def serve_flights(self, Airspace air not None, flights):
+        """Let non-blocking calls by an algorithm go the fast path too.
+
+        Args:
+            air: what they have around them.
+            flights: the class of their requests, a `Flight`.
+        """
+        self.air, self.flights = air, flights
+
     def serve_devices(self, peers, names):
         """Let calls of arrays in device memory go the fast path too.
 
@@ -384,6 +418,10 @@ cdef class FastPath:
             route.reduction, route.kernel = call.reduction, kernel_of(call.reduction)
             if not _take_packings(route, packings, loads, stores, KEPT):
                 return
+            if method >= STARTED:
+                if self.air is None or packings is not None:
+                    return
+                route.pool = []
             route.execution = execution
             self.remember(&signature, route)
         finally:
@@ -468,6 +506,11 @@ cdef class FastPath:
                 break
         self.routes[taken], self.mixed[taken] = route, signature.mixed
         return 0
+
+
+cdef object _owner(message):
+    """What has the memory of a message."""
+    return message[0] if type(message) is list or type(message) is tuple else message
 
 
 cdef object _started(Route route, const Side *sides, MPI.Comm comm, op, root):

@@ -18,7 +18,8 @@ from mpicoll.base import caller
 from mpicoll.buffers import Buffer
 from mpicoll.cuda.group import CUDA_IPC
 from mpicoll.engine import progress, transport
-from mpicoll.engine.lanes import Lane
+from mpicoll.engine.lanes import Lane, Lanes
+from mpicoll.engine.plan import Plan
 from mpicoll.runtime.calls import Call
 from mpicoll.runtime.guard import Guard
 from mpicoll.runtime.plans import Plans, Runnable
@@ -41,19 +42,22 @@ class FastCalls:
     def __init__(self, nodes: tuple[int, ...]) -> None:
         self._nodes = nodes
         self.path: transport.FastPath | None = None
+        self._flies = False
 
-    def open(self, private: MPI.Intracomm, plans: Plans, guard: Guard, peers: Any) -> None:
+    def open(
+        self, private: MPI.Intracomm, plans: Plans, lanes: Lanes, guard: Guard, peers: Any
+    ) -> None:
         """Let calls go the fast path from now on, where MPI allows threads.
 
         Args:
             private: carries the messages that MPI carries.
-            plans: those of the communicator.
+            plans, lanes: those of the communicator.
             guard: waits for the calls, and is told of their failures.
             peers: serves arrays in device memory; None if nothing does.
         """
         if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             return
-        self._plans = plans
+        self._plans, self._around = plans, (private, guard.idle, lanes)
         self.path = transport.FastPath(
             private,
             guard.idle,
@@ -88,6 +92,40 @@ class FastCalls:
         name = method.collective, choice.algorithm
         path.learn(
             method.number, arguments, tuning.named(choice), name, call, ran.execution, *packed
+        )
+
+    def learn_started(
+        self,
+        call: Call,
+        arguments: tuple[Any, ...],
+        choice: tuning.Choice,
+        plan: Plan,
+        flights: type[Any],
+    ) -> None:
+        """The same for a call that is not blocking.
+
+        Args:
+            call, arguments, choice: as for :meth:`learn`.
+            plan: of the call.
+            flights: the class of requests on the fast path.
+        """
+        method = METHODS[call.definition.method]
+        _meet_tensors(arguments)
+        path = self._path_for(method, arguments, choice)
+        if path is None or not call.is_direct:
+            return
+        if not self._flies:
+            private, pause, lanes = self._around
+            lock, pollers = progress.lock, progress.pollers
+            around = progress.poll, progress.under_way, pollers, caller.parent, lock, lanes
+            path.serve_flights(transport.Airspace(private, pause, *around), flights)
+            self._flies = True
+        name = method.collective, choice.algorithm
+        execution = transport.Execution(plan, self._plans.device)
+        number = method.number + STARTED
+        path.learn(
+            *(number, arguments, tuning.named(choice), name, call, execution),
+            *(None, (False, False), False),
         )
 
     def pass_on(

@@ -98,7 +98,7 @@ class State:
         self.plans = Plans(self.lanes, connected, self.guard, self.fast_path.forget)
         if connected.device is not None and not (settings.check or self.watch):
             peers = None if self.gpus is None else self.gpus.peers
-            self.fast_path.open(private, self.plans, self.guard, peers)
+            self.fast_path.open(private, self.plans, self.lanes, self.guard, peers)
         self.hint(hints or {})
         if settings.progress:
             progress.start()
