@@ -196,7 +196,7 @@ def main() -> None:
     spellings = dict(SPELLINGS)
     if options.torch:
         spellings["tensor"] = torch_tensor
-    about = environment.describe(world)
+    about = environment.gather(world)
     lines = [{key: about[key] for key in KEPT if key in about}]
     for size in map(parse_size, options.sizes.split(",")):
         n = max(size // 4, 1)

@@ -195,7 +195,7 @@ cdef class FastPath:
         finally:
             release(&signature)
         if sendbuf is not None or recvbuf is not None:
-            request.ob_buf = (sendbuf, recvbuf, op, request.ob_buf)
+            request.ob_buf = (sendbuf, recvbuf, op, route, request.ob_buf)
         route.count.calls += 1
         if self.under_way:
             self.poll()
@@ -523,6 +523,8 @@ cdef object _started(Route route, const Side *sides, MPI.Comm comm, op, root):
         buffers[i] = NULL
         if route.sources[i] == i:
             buffers[i] = sides[i].address + route.offsets[i]
+        elif route.messages is not None and route.messages[i] is not None:
+            buffers[i] = _memory(route, i)
     with nogil:
         code = start(
             route.method, buffers[0], &route.given[0], buffers[1], &route.given[1], reduced,

@@ -155,6 +155,10 @@ class FastCalls:
         if packed is None or (kind and packed[0] is not None):
             return
         messages = None
+        if call.definition.name == "exscan" and call.recv is None:
+            if packed[0] is not None:
+                return
+            messages = None, call.messages()[1]  # memory that nothing is received in
         if packed[0] is not None:
             pairs = zip(call.messages(), buffers, strict=True)
             messages = tuple(None if buffer is None else message for message, buffer in pairs)
@@ -225,8 +229,6 @@ def goes_to_all(buffer: Buffer) -> bool:
 
 def _understood(call: Call) -> bool:
     """Whether mpi4py's method takes the caller's own arguments for what they are here."""
-    if call.definition.name == "exscan" and call.recv is None:
-        return False  # the library wants a buffer where nothing is received
     for buffer in (call.send, call.recv):
         if buffer is None:
             continue
