@@ -37,7 +37,7 @@ from mpicoll.runtime.state import State, attach
 from mpicoll.schedule.collectives import Collective
 from mpicoll.schedule.methods import BOUND, COUNTS, METHODS, STARTED, Method
 from mpicoll.schedule.parameters import Parameter
-from mpicoll.tuning import NATIVE, Choice, placed
+from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, Choice, placed
 
 
 class Arguments(NamedTuple):
@@ -343,6 +343,9 @@ class Dispatch(MPI.Intracomm):
         segmented = call.on_device and blocking and state.gpus is not None
         nbytes = staging.sized(call) if segmented else call.nbytes
         choice, refused = call.choose(state.table, nbytes)
+        if call.definition.method == "Alltoallw" and choice.source == BUILTIN_SOURCE:
+            # Other ranks may have datatypes with holes, which the library packs while it sends.
+            choice = Choice(NATIVE, (), BUILTIN_SOURCE)
         if not (blocking or state.settings.progress or choice.algorithm == NATIVE):
             if choice.asked:
                 refused = (
