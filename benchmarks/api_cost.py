@@ -144,9 +144,7 @@ def persistent(ours: Any, native: Any, n: int) -> Iterator[tuple[str, str, Call]
     for method in ("Allreduce", "Bcast", "Allgather", "Alltoall"):
         given = arguments(method, SPELLINGS["array"], n, native)
         try:
-            bound = {
-                id(comm): getattr(comm, f"{method}_init")(*given) for comm in (native, ours)
-            }
+            bound = {id(comm): getattr(comm, f"{method}_init")(*given) for comm in (native, ours)}
         except NotImplementedError:
             return
 

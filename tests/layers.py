@@ -50,7 +50,8 @@ ORDER = {
         "calls > agree watch trace settings unavailable"
     ),
     "mpicoll.engine": (
-        "__init__ > windows > transport > _fast_path > _packing _library _flight > _signature > _execution > _folding > "
+        "__init__ > windows > transport > _fast_path > _packing _library _flight > _signature > "
+        "_execution > _folding > "
         "_program > _transport > runner lowering planning > plan lanes > spans progress"
     ),
     "mpicoll.buffers": (

@@ -5,8 +5,6 @@ Executions come from the pool of a route, and go back to it when they are done.
 
 from mpi4py cimport MPI
 
-from mpicoll.engine._execution cimport Execution
-
 
 cdef enum:
     # Stages of a request, see `mpicoll.requests`.

@@ -19,7 +19,9 @@ cdef class StridedPacking(Packing):
     cdef cnp.npy_intp shape[DIMENSIONS]
     cdef cnp.npy_intp strides[DIMENSIONS]
     cdef cnp.npy_intp packed[DIMENSIONS]
-    cdef int copy(self, char *target, cnp.npy_intp *there, char *source, cnp.npy_intp *here) except -1
+    cdef int copy(
+        self, char *target, cnp.npy_intp *there, char *source, cnp.npy_intp *here
+    ) except -1
 
 
 cdef class TypedPacking(Packing):

@@ -4,7 +4,6 @@ What :mod:`mpicoll.buffers.packing` does for a call that is parsed, for one that
 memory that lies elsewhere, and by the datatype's handle of this time.
 """
 
-from mpi4py cimport MPI
 from mpi4py cimport libmpi as mpi
 
 from mpicoll.engine._signature cimport DIMENSIONS

@@ -22,7 +22,7 @@ from mpi4py cimport libmpi as mpi
 
 cimport numpy as cnp
 
-from array import array
+import array as _arrays
 
 from numpy import integer
 
@@ -57,7 +57,7 @@ cdef enum:
     DEPTH = 3
 
 cdef object _IN_PLACE = _MPI.IN_PLACE
-cdef object _Array = array
+cdef object _Array = _arrays.array
 cdef object _Integer = integer
 
 #: The classes of PyTorch's tensors, once one has been passed.
