@@ -52,6 +52,12 @@ def catalogue():
     return module("catalogue")
 
 
+def test_every_page_has_a_title():
+    for path in DOCS.glob("*.rst"):
+        title, line, *_ = path.read_text(encoding="utf-8").splitlines()
+        assert title and line == "=" * len(title), path.name
+
+
 # --- environment ----------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpicoll.report import style, tables
 from mpicoll.report.content import Content, Map, Section, Value, curve, microseconds
-from mpicoll.report.figures import BOUND
+from mpicoll.report.figures import BOUND, decimal_ticks, positional
 from mpicoll.report.style import Line
 
 _COLUMN, _TWO_COLUMNS, _HEIGHT = 3.4, 7.0, 3.0  # inches
@@ -99,6 +99,13 @@ def _against(section: Section, lines: dict[str, Line], what: str, value: Value) 
         axes.errorbar(
             x, y, bars, marker=line.marker, elinewidth=0.6, label=series.choice, **drawn, **face
         )
+    low, high = axes.get_ylim()
+    ticks = decimal_ticks(low, high)
+    inside = [tick for tick in ticks if low <= tick <= high]
+    ticks = inside if len(inside) > 1 else ticks
+    # matplotlib's own labels of powers are formulas, which are not parsed here.
+    axes.set_yticks(ticks, [*map(positional, ticks)])
+    axes.minorticks_off()
     axes.set_ylim(*axes.get_ylim())  # the bound may lie far below
     if section.bound:
         axes.plot(*curve(section.bound, value), color="0.4", linestyle=":", label=BOUND)

@@ -296,7 +296,9 @@ def test_figures_for_papers(content, tmp_path):
     assert len({*files}) == len(files) == 3 + 2 + 1
     for path in files:
         assert ET.parse(path).getroot().tag.endswith("svg")
-    assert "recursive_doubling" in (tmp_path / "allreduce-4-float32-time.svg").read_text()
+    drawn = (tmp_path / "allreduce-4-float32-time.svg").read_text()
+    assert "recursive_doubling" in drawn
+    assert ">100<" in drawn and not any("mathdefault" in path.read_text() for path in files)
 
 
 @pytest.fixture

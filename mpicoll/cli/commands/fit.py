@@ -61,7 +61,7 @@ def _facts(result: Found, file: Path) -> dict[str, Any]:
         **result.model.about,
         "file": str(file),
         "general": result.model.general.numbers(),
-        "intervals": general.intervals() if general else {},
+        "intervals": general.intervals(result.model.general) if general else {},
         "condition": general.condition if general else None,
         "refused": general.refused if general else {},
         "crossovers": crossovers,
@@ -89,7 +89,7 @@ def _print(result: Found) -> None:
 
 def _parameters(costs: Costs, evidence: Evidence) -> None:
     """A row for each parameter, and what there is to say about it."""
-    intervals = evidence.intervals()
+    intervals = evidence.intervals(costs)
     rows = []
     for name, value in costs.numbers().items():
         kind = name.split()[0]
