@@ -99,6 +99,15 @@ class Point:
         return f"{self.algorithm} {in_words(self.parameters)}".rstrip()
 
     @property
+    def measured(self) -> tuple[Any, ...]:
+        """What was measured, and how: all but what came of it. A run has one point of each."""
+        return tuple(
+            tuple(sorted(value.items())) if isinstance(value, dict) else value
+            for name, value in vars(self).items()
+            if name not in _OUTCOMES
+        )
+
+    @property
     def summary(self) -> Summary:
         """Median, interval and tail of the times, in seconds."""
         return summarise(self.times)
@@ -138,6 +147,10 @@ class Point:
         return cls(**known)
 
 
+# What a point says of the result.
+_OUTCOMES = (
+    *("batch", "times", "slowest", "first", "wrong", "problem", "stop", "late", "oversubscribed"),
+)
 # Fields that files of earlier versions lack.
 _ADDED = ("launch", "start", "late", "in_place", "skew", "device")
 
@@ -239,8 +252,13 @@ def read(path: Path | str) -> list[Run]:
 
 
 def scan(path: Path | str) -> list[Run]:
-    """Read all runs of a file as `read` does, perhaps none."""
+    """Read all runs of a file as `read` does, perhaps none.
+
+    A point that a run has twice, as where files with the same run were joined, counts once: the
+    last one.
+    """
     runs: dict[str, Run] = {}
+    points: dict[str, dict[tuple[Any, ...], Point]] = {}
     dropped: dict[str, list[int]] = {}
     for number, line in _lines(path, dropped):
         newer = False
@@ -251,7 +269,9 @@ def scan(path: Path | str) -> list[Run]:
                 newer = int(facts.get("format", FORMAT)) > FORMAT
                 runs.setdefault(name, Run(name, facts)).facts = facts
             elif line["record"] == "point":
-                runs.setdefault(name, Run(name, {})).points.append(Point.from_dict(line))
+                runs.setdefault(name, Run(name, {}))
+                point = Point.from_dict(line)
+                points.setdefault(name, {})[point.measured] = point
             else:
                 raise ValueError(f"unknown record {line['record']!r}")
         except (KeyError, TypeError, ValueError) as error:
@@ -265,6 +285,8 @@ def scan(path: Path | str) -> list[Run]:
     for reason, (first, *others) in dropped.items():
         more = f" and {plural(len(others), 'line')} after it" if others else ""
         warnings.warn(f"{path}, line {first}{more} dropped: {reason}", stacklevel=3)
+    for name, measured in points.items():
+        runs[name].points = list(measured.values())
     return list(runs.values())
 
 

@@ -49,6 +49,8 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
 
     with matplotlib.rc_context(_STYLE):
         for section in content.sections:
+            if not section.series:
+                continue  # all results were wrong
             mine = lines[section.collective]
             save(_against(section, mine, "time [µs]", microseconds), f"{section.name}-time")
             if section.factor:
