@@ -62,6 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.remark(f"mpicoll: error: {_with_rank(describe(error))}")
         _end_job(FAILED)
         return FAILED
+    except MemoryError as error:
+        reason = f"out of memory: {error}".removesuffix(": ")
+        remedy = "take smaller sizes, fewer ranks of a node, or a machine with more memory"
+        output.remark(f"mpicoll: error: {_with_rank(f'{reason}; {remedy}')}")
+        _end_job(FAILED)
+        return FAILED
     except Exception:
         sys.stderr.write(_with_rank(traceback.format_exc()))
         _end_job(FAILED)

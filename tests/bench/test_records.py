@@ -154,7 +154,7 @@ def test_a_file_of_a_later_version(tmp_path):
 
 
 def test_two_sweeps_do_not_write_to_one_file(tmp_path):
-    with Writer(tmp_path / "a"), pytest.raises(OSError, match="process .* writes to it"):
+    with Writer(tmp_path / "a"), pytest.raises(OSError, match=r"process .* writes to it"):
         Writer(tmp_path / "a", patience=0.01)
     Writer(tmp_path / "a").close()
 

@@ -81,6 +81,51 @@ def test_bench_files_that_cannot_be_written_are_found_before_measuring(mpirun, t
     assert done.out == ""
 
 
+def test_a_sweep_that_cannot_fit_is_refused_before_it_begins(mpirun, tmp_path):
+    words = ("bench", "allreduce", "-b", "8", "-e", "8T", "-n", "1", "-J", tmp_path / "a.jsonl")
+    done = mpirun(2, "-m", "mpicoll", *words)
+    assert done.status == 2
+    (line,) = own(done.err)
+    assert re.match(
+        r"mpicoll: error: the 2 rank\(s\) of this node need [\d,.]+ MB more \(allreduce of 8T "
+        r"[\d,.]+ MB\), [\d,.]+ MB are available: measure smaller sizes by -e",
+        line,
+    )
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+#: A program that runs the command with so many bytes more than MPI has taken.
+LIMITED = """
+import os, resource, sys
+from mpi4py import MPI
+from mpicoll.bench import room
+from mpicoll.cli import main
+
+if sys.argv[1] == "unseen":  # as where a rank takes more than its buffers
+    room.left = lambda: None
+used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+most = used + (200 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("limit", ["seen", "unseen"])
+def test_a_limit_of_memory_is_told_in_a_line(mpirun, tmp_path, limit):
+    (tmp_path / "limited.py").write_text(LIMITED)
+    words = ("bench", "allreduce", "-b", "1G", "-e", "1G", "-a", "native", "-n", "1")
+    done = mpirun(2, tmp_path / "limited.py", limit, *words)
+    assert done.status != 0
+    assert "Traceback" not in done.err
+    if limit == "seen":
+        assert done.status == 2
+        (line,) = own(done.err)
+        assert "this process (see ulimit -v, -d) need 4,295.0 MB more (allreduce of 1G" in line
+    else:
+        first, *_ = own(done.err)
+        assert re.match(r"mpicoll: error: \[rank \d\] out of memory: Unable to allocate", first)
+
+
 # A program that runs the command on a communicator with a fault.
 FAULT = """
 import os, signal, sys, time

@@ -317,15 +317,16 @@ def test_an_estimate_counts_what_replicas_hold():
 
 
 def test_what_cannot_fit_is_refused_with_the_numbers():
-    memory.require([{"gradients": 3_000_000}] * 3, 9_000_000)
-    memory.require([{"gradients": 3_000_000}] * 4, None)
+    said = {"where": "this node", "remedy": "give less"}
+    memory.require([{"gradients": 3_000_000}] * 3, 9_000_000, **said)
+    memory.require([{"gradients": 3_000_000}] * 4, None, **said)
     needed = [*([{"gradients": 3_000_000}] * 4), {"gradients": 3_000_000, "messages": 500_000}]
     message = (
         r"the 5 rank\(s\) of this node need 15\.5 MB more \(gradients 15\.0 MB, messages 0\.5 MB, "
-        r"beside data 20\.0 MB\), 9\.0 MB are available: give"
+        r"beside data 20\.0 MB\), 9\.0 MB are available: give less"
     )
     with pytest.raises(MemoryError, match=message):
-        memory.require(needed, 9_000_000, [{"data": 4_000_000}] * 5)
+        memory.require(needed, 9_000_000, [{"data": 4_000_000}] * 5, **said)
 
 
 def test_what_cannot_fit_on_a_gpu_is_refused(monkeypatch):
@@ -357,14 +358,3 @@ def test_what_reading_takes_is_known_from_the_heads_of_files(tmp_path):
     (tmp_path / "damaged.npz").write_bytes(b"PK")
     assert datasets.read_inputs(str(tmp_path / "damaged.npz")) == []
     assert datasets.read_inputs(str(tmp_path / "none.npz")) == []
-
-
-def test_the_limit_of_a_control_group_counts(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.available() is None
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:       5 kB\n")
-    assert memory.available() == 5120
-    (tmp_path / "memory.max").write_text("4000\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert memory.available() == 3000
