@@ -70,6 +70,38 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def parse_yaml(text: str) -> Any:
+    """What a text in YAML says.
+
+    Raises:
+        ValueError: It is no YAML, or a mapping has a key twice.
+        ModuleNotFoundError: The package PyYAML is missing.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML forbids equal keys, and PyYAML takes the last."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: dict[Any, int] = {}
+            for key, _ in node.value:
+                name, line = key.value, key.start_mark.line + 1
+                if not isinstance(name, str):  # a key that is no scalar; SafeLoader knows
+                    continue
+                if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                    raise ValueError(
+                        f"key {name} is in line {seen[name]} and again in line {line}: leave one "
+                        "out"
+                    )
+                seen[name] = line
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
 def checked_json(content: bytes, form: type[BaseModel]) -> dict[str, Any]:
     """What a JSON file says, in the form that a model of pydantic describes.
 

@@ -29,6 +29,9 @@ __all__ = ["DATASETS", "Dataset", "Feed", "Inputs", "from_arrays", "is_path", "l
 
 Samples = NDArray[np.int64]
 
+#: More classes are a mistake: each has weights of its own.
+_MOST_CLASSES = 1 << 20
+
 
 class Feed(ABC):
     """What gives a rank the samples it trains on.
@@ -115,16 +118,22 @@ class Dataset:
                 f"{where}: inputs have shape {inputs.shape}: give (samples, features), "
                 "with at least one sample"
             )
-        if labels.shape != inputs.shape[:1] or labels.dtype.kind not in "iu":
+        _check_labels(where, labels)
+        if len(labels) != len(inputs):
             raise ValueError(
-                f"{where}: labels have shape {labels.shape} and dtype {labels.dtype}: "
-                f"give {len(inputs)} integers, one for each sample"
+                f"{where}: {len(inputs)} inputs and {len(labels)} labels: give one for each"
             )
         wrong = labels[(labels < 0) | (labels >= self.classes)]
         if wrong.size:
             raise ValueError(
                 f"{where}: label {wrong[0]} is not in 0 .. {self.classes - 1}: "
                 "correct it or raise the number of classes"
+            )
+
+        if self.classes > _MOST_CLASSES:
+            raise ValueError(
+                f"{where}: {self.classes} classes are more than the limit of {_MOST_CLASSES}: "
+                "number the classes 0, 1, 2, ..."
             )
 
     @property
@@ -294,8 +303,9 @@ def read_idx(folder: Path, name: str) -> Array:
 def load_file(path: Path) -> Dataset:
     """Read an .npz file, or map a folder of .npy files into memory.
 
-    A folder may hold an array in several files, such as `train_inputs-000.npy` and
-    `train_inputs-001.npy`: their rows follow each other. Inputs stay on disk, and each rank reads
+    A folder may hold an array in several files, such as `train_inputs-0.npy` and
+    `train_inputs-1.npy`: their rows follow each other, in the order of these numbers, of which none
+    may be missing. Inputs stay on disk, and each rank reads
     the rows it needs.
 
     Raises:
@@ -318,7 +328,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     """
     if "inputs" in arrays and "labels" in arrays:
         inputs, shape = _flattened(arrays["inputs"])
-        labels = np.asarray(arrays["labels"])
+        labels = _labels(name, arrays["labels"])
         if len(inputs) != len(labels):
             raise ValueError(
                 f"{name} has {len(inputs)} inputs and {len(labels)} labels: give one for each"
@@ -332,9 +342,41 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
         )
     train, shape = _flattened(arrays["train_inputs"])
     test, _ = _flattened(arrays["test_inputs"])
-    both = [np.asarray(arrays[key]) for key in ("train_labels", "test_labels")]
+    both = [_labels(f"{name}, {key}", arrays[key]) for key in ("train_labels", "test_labels")]
     classes = 1 + max((int(part.max()) for part in both if part.size), default=0)
     return Dataset(name, classes, train, both[0], test, both[1], shape)
+
+
+def _labels(where: str, labels: Any) -> Array:
+    """Labels that are class numbers.
+
+    Raises:
+        ValueError: They are something else.
+    """
+    found = np.asarray(labels)
+    _check_labels(where, found)
+    return found
+
+
+def _check_labels(where: str, labels: Array) -> None:
+    """Refuse labels that are no class numbers; Dataset looks for those out of range."""
+    if labels.ndim == 2:
+        raise ValueError(
+            f"{where}: labels have shape {labels.shape}, as one-hot vectors have: give the number "
+            "of each sample's class, as labels.argmax(axis=1) gives it"
+        )
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"{where}: labels have shape {labels.shape} and dtype {labels.dtype}: give one whole "
+            "number for each sample, that of its class; numpy.unique(labels, return_inverse=True) "
+            "numbers classes that have names"
+        )
+    largest = int(labels.max()) if labels.size else 0
+    if largest >= _MOST_CLASSES:
+        raise ValueError(
+            f"{where}: label {largest} is larger than the limit of {_MOST_CLASSES - 1}: number the "
+            "classes 0, 1, 2, ..., as numpy.unique(labels, return_inverse=True) does"
+        )
 
 
 def _flattened(inputs: Any) -> tuple[Any, tuple[int, ...]]:
