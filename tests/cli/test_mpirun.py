@@ -39,6 +39,56 @@ def test_usage_errors_are_said_once(mpirun):
     assert own(done.err) == ["mpicoll: error: --root 3 is no rank of 3; give 0 to 2"]
 
 
+#: A program that runs the command, on one rank later than on the others.
+LATE = """
+import os, sys, time
+from mpicoll.base.launcher import launch
+from mpicoll.cli import main
+
+if launch().rank == int(sys.argv[1]):
+    time.sleep(1.5)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("bench allreduce -f 2 -i 8", "--stepfactor and --stepbytes exclude each other; drop one"),
+        (
+            "bench allreduce --frobnicate",
+            "no such option: --frobnicate; see `mpicoll bench --help`",
+        ),
+        ("bench allreduce --root 3", "--root 3 is no rank of 2; give 0 to 1"),
+        ("train cats", "unknown dataset 'cats'"),
+    ],
+)
+def test_usage_errors_are_said_once_whoever_is_late(mpirun, tmp_path, words, said, late):
+    """A launcher ends all ranks when the first leaves with an error."""
+    (tmp_path / "late.py").write_text(LATE)
+    done = mpirun(2, tmp_path / "late.py", late, *words.split())
+    assert done.status == 2
+    assert (done.out, done.err.count(said)) == ("", 1)
+    (line,) = own(done.err)
+    assert line.startswith(f"mpicoll: error: {said}")
+
+
+def test_a_usage_error_of_one_rank_ends_all(mpirun, tmp_path):
+    """As where a node has another file."""
+    (tmp_path / "a.toml").write_text('collectives = ["allreduce"]\n')
+    (tmp_path / "own.py").write_text(
+        "import sys\nfrom mpicoll.base.launcher import launch\nfrom mpicoll.cli import main\n"
+        f"name = 'none' if launch().rank == 1 else 'a'\n"
+        f"sys.exit(main(['bench', '--config', {str(tmp_path)!r} + f'/{{name}}.toml', '-n', '1']))\n"
+    )
+    done = mpirun(3, tmp_path / "own.py")
+    assert (done.status, done.out) == (2, "")
+    (line,) = own(done.err)
+    where = f"--config {tmp_path}/none.toml: No such file or directory"
+    assert line == f"mpicoll: error: rank 1: {where}"
+
+
 def test_bench_from_end_to_end(mpirun, tmp_path):
     files = ("-J", tmp_path / "a.jsonl", "--html", tmp_path / "a.html")
     done = mpirun(2, "-m", "mpicoll", *BRIEF, *files, "--seed", "7")
@@ -345,7 +395,8 @@ def test_a_program_of_lone_ranks_is_warned_once():
 @pytest.mark.parametrize("words", [("doctor", "--json"), BRIEF])
 def test_lone_ranks_are_explained(words):
     done = alone("-m", "mpicoll", *words)
-    assert [d.returncode for d in done] == ([1, 1] if words[0] == "doctor" else [2, 2])
+    # A launcher that ends all when one fails must not end the first before it has said why.
+    assert [d.returncode for d in done] == ([1, 0] if words[0] == "doctor" else [2, 0])
     assert "srun started 4 processes, but each of them is rank 0 of 1" in (
         done[0].stdout + done[0].stderr
     )
