@@ -69,7 +69,7 @@ class Records:
         print(words, flush=True)
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a") as file:
+            with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -78,6 +78,6 @@ class Records:
 def driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """The line that names the driver's version, None where the system does not tell."""
     try:
-        return " ".join(path.read_text().splitlines()[0].split())
+        return " ".join(path.read_text(encoding="utf-8").splitlines()[0].split())
     except (OSError, IndexError):
         return None

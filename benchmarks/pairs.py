@@ -118,7 +118,7 @@ class Others:
 
         Linux counts them in the first line of /proc/stat, of which the fourth and fifth are idle.
         """
-        with open("/proc/stat") as file:
+        with open("/proc/stat", encoding="utf-8") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
         used = sum(ticks) - ticks[3] - ticks[4]
         tick = os.sysconf("SC_CLK_TCK")
@@ -245,5 +245,5 @@ def report(point: dict[str, Any]) -> None:
 def keep(line: dict[str, Any], path: str | None) -> None:
     """Append a line to a file, if there is one."""
     if path:
-        with open(path, "a") as file:
+        with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

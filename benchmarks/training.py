@@ -20,6 +20,6 @@ def write(name: str, facts: dict[str, Any]) -> None:
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
     }
-    with open(RESULTS / f"{name}.jsonl", "a") as file:
+    with open(RESULTS / f"{name}.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps({**facts, **beside}) + "\n")
     print(json.dumps(facts), flush=True)

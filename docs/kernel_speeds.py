@@ -21,7 +21,7 @@ Ratios = dict[tuple[str, str, int], list[float]]
 
 def load() -> tuple[Lines, Ratios]:
     """The runs, and what they found."""
-    lines = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    lines = [json.loads(line) for line in RECORDS.read_bytes().splitlines()]
     found: Ratios = {}
     for line in lines:
         if "run" in line:

@@ -35,7 +35,7 @@ def records() -> list[Path]:
 
 def load(path: Path) -> tuple[list[dict[str, Any]], Points]:
     """The launches and the points of a file."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     return [x for x in lines if "started" in x], [x for x in lines if "launch" in x]
 
 

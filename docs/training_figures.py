@@ -15,7 +15,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "t
 
 def lines(name: str) -> list[dict[str, Any]]:
     """The lines of a file of results."""
-    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_bytes().splitlines()]
 
 
 def draw(folder: Path) -> list[str]:
