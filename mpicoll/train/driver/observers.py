@@ -48,13 +48,13 @@ class Observers:
         self._comm, self._may_die = comm, workers.may_die
         self._files: list[Metrics | Board] = []
         self._metrics = None
+        if config.tensorboard is not None and workers.rank == 0:
+            self._files.append(Board(config.tensorboard, beginning.step))
         if config.metrics is not None:
             rank, size = workers.rank, workers.size
             folder = Path(config.metrics)
             self._metrics = Metrics(folder, rank, size, described, predicted, beginning)
             self._files.append(self._metrics)
-        if config.tensorboard is not None and workers.rank == 0:
-            self._files.append(Board(config.tensorboard, beginning.step))
         self._own: MPI.Intracomm | None = None  # of comparisons of clocks
         self._steps, self._communicated = 0, 0.0
         self._stacks = stacks
