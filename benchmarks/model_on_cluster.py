@@ -100,7 +100,7 @@ def one_way(directory: Path, other: int) -> dict[int, float]:
     """Seconds of a message to a rank, by size: the median over the launches' medians."""
     medians: dict[int, list[float]] = {}
     for file in sorted(directory.glob("pingpong-*.json")):
-        for size, times in json.loads(file.read_bytes())[str(other)].items():
+        for size, times in json.loads(file.read_text(encoding="utf-8"))[str(other)].items():
             medians.setdefault(int(size), []).append(float(np.median(times)))
     return {size: float(np.median(values)) for size, values in medians.items()}
 

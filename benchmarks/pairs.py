@@ -17,7 +17,6 @@ the processors' time is recorded that went to others, other programs and other v
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
@@ -28,6 +27,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.base.json_lines import Appender, Attempt
 from mpicoll.base.sizes import parse_size
 from mpicoll.bench import environment, stats
 from mpicoll.bench.pattern import element_type
@@ -245,5 +245,5 @@ def report(point: dict[str, Any]) -> None:
 def keep(line: dict[str, Any], path: str | None) -> None:
     """Append a line to a file, if there is one."""
     if path:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with Appender(path) as file:
+            file.append(Attempt(line.get("launch", line.get("started", ""))), line)

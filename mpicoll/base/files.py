@@ -29,7 +29,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    draft = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
+    draft = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield draft

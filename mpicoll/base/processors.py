@@ -19,9 +19,7 @@ def model_name() -> str:
     """Model name of the processor, or its architecture where the system does not tell."""
     try:
         found = re.search(
-            r"^model name\s*: (.*)",
-            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"),
-            re.M,
+            r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M
         )
     except OSError:
         found = None

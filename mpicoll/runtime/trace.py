@@ -46,9 +46,8 @@ class Tracer:
 
     def __init__(self, path: str, place: tuple[int, int], comm: str, rank: int) -> None:
         if path not in _FILES:
-            _FILES[path] = open(  # noqa: SIM115
-                f"{path}.{place[0]}", "w", buffering=1, encoding="utf-8"
-            )
+            name = f"{path}.{place[0]}"
+            _FILES[path] = open(name, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
             _write(_FILES[path], {"ranks": place[1]})
         self._file = _FILES[path]
         self._comm, self._rank = comm, rank

@@ -159,8 +159,12 @@ def _rule(name: str, number: int, rule: Mapping[str, Any], source: str, rank: in
 
 
 def _built_in() -> Table:
-    file = importlib.resources.files("mpicoll.tuning").joinpath("built_in.json")
-    return table_from(json.loads(file.read_bytes())["rules"], BUILTIN_SOURCE, BUILT_IN)
+    text = (
+        importlib.resources.files("mpicoll.tuning")
+        .joinpath("built_in.json")
+        .read_text(encoding="utf-8")
+    )
+    return table_from(json.loads(text)["rules"], BUILTIN_SOURCE, BUILT_IN)
 
 
 #: Used where nothing else is said; from measurements.

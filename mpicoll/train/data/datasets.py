@@ -23,14 +23,14 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.data import numpy_files
+from mpicoll.train.data.labels import MOST_CLASSES
+from mpicoll.train.data.labels import check as check_labels
+from mpicoll.train.data.labels import of as labels_of
 from mpicoll.train.data.rows import Rows
 
-__all__ = ["DATASETS", "Dataset", "Feed", "Inputs", "from_arrays", "is_path", "load"]
+__all__ = ["DATASETS", "Dataset", "Feed", "Inputs", "from_arrays", "is_path", "load", "name_of"]
 
 Samples = NDArray[np.int64]
-
-#: More classes are a mistake: each has weights of its own.
-_MOST_CLASSES = 1 << 20
 
 
 class Feed(ABC):
@@ -118,7 +118,7 @@ class Dataset:
                 f"{where}: inputs have shape {inputs.shape}: give (samples, features), "
                 "with at least one sample"
             )
-        _check_labels(where, labels)
+        check_labels(where, labels)
         if len(labels) != len(inputs):
             raise ValueError(
                 f"{where}: {len(inputs)} inputs and {len(labels)} labels: give one for each"
@@ -130,9 +130,9 @@ class Dataset:
                 "correct it or raise the number of classes"
             )
 
-        if self.classes > _MOST_CLASSES:
+        if self.classes > MOST_CLASSES:
             raise ValueError(
-                f"{where}: {self.classes} classes are more than the limit of {_MOST_CLASSES}: "
+                f"{where}: {self.classes} classes are more than the limit of {MOST_CLASSES}: "
                 "number the classes 0, 1, 2, ..."
             )
 
@@ -217,6 +217,12 @@ def read_inputs(name: str) -> list[tuple[int, np.dtype[Any]]]:
 def is_path(name: str) -> bool:
     """Whether the name of a data set is a path."""
     return "/" in name or name.endswith(".npz")
+
+
+def name_of(name: str) -> str:
+    """What `load` calls the set of this name or path."""
+    path = Path(name)
+    return path.name if path.is_dir() else path.stem
 
 
 def load_mnist5k() -> Dataset:
@@ -313,7 +319,7 @@ def load_file(path: Path) -> Dataset:
         ValueError: It is damaged, holds something else or lacks an array, or they do not fit
             together.
     """
-    return from_arrays(path.name if path.is_dir() else path.stem, numpy_files.read(path))
+    return from_arrays(name_of(str(path)), numpy_files.read(path))
 
 
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
@@ -328,7 +334,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     """
     if "inputs" in arrays and "labels" in arrays:
         inputs, shape = _flattened(arrays["inputs"])
-        labels = _labels(name, arrays["labels"])
+        labels = labels_of(name, arrays["labels"])
         if len(inputs) != len(labels):
             raise ValueError(
                 f"{name} has {len(inputs)} inputs and {len(labels)} labels: give one for each"
@@ -342,41 +348,9 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
         )
     train, shape = _flattened(arrays["train_inputs"])
     test, _ = _flattened(arrays["test_inputs"])
-    both = [_labels(f"{name}, {key}", arrays[key]) for key in ("train_labels", "test_labels")]
+    both = [labels_of(f"{name}, {key}", arrays[key]) for key in ("train_labels", "test_labels")]
     classes = 1 + max((int(part.max()) for part in both if part.size), default=0)
     return Dataset(name, classes, train, both[0], test, both[1], shape)
-
-
-def _labels(where: str, labels: Any) -> Array:
-    """Labels that are class numbers.
-
-    Raises:
-        ValueError: They are something else.
-    """
-    found = np.asarray(labels)
-    _check_labels(where, found)
-    return found
-
-
-def _check_labels(where: str, labels: Array) -> None:
-    """Refuse labels that are no class numbers; Dataset looks for those out of range."""
-    if labels.ndim == 2:
-        raise ValueError(
-            f"{where}: labels have shape {labels.shape}, as one-hot vectors have: give the number "
-            "of each sample's class, as labels.argmax(axis=1) gives it"
-        )
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"{where}: labels have shape {labels.shape} and dtype {labels.dtype}: give one whole "
-            "number for each sample, that of its class; numpy.unique(labels, return_inverse=True) "
-            "numbers classes that have names"
-        )
-    largest = int(labels.max()) if labels.size else 0
-    if largest >= _MOST_CLASSES:
-        raise ValueError(
-            f"{where}: label {largest} is larger than the limit of {_MOST_CLASSES - 1}: number the "
-            "classes 0, 1, 2, ..., as numpy.unique(labels, return_inverse=True) does"
-        )
 
 
 def _flattened(inputs: Any) -> tuple[Any, tuple[int, ...]]:

@@ -120,8 +120,8 @@ def _check_lengths(folder: Path, maps: Mapping[str, Parts[Array]]) -> None:
             label = labels[number]
             if number is not None and part.shape[:1] != label.shape[:1]:
                 raise ValueError(
-                    f"{folder}: part {number} of {name} has {len(part)} rows and that of labels "
-                    f"{len(label)}: give each sample its label in the part of the same number"
+                    f"{folder}: part {number} of {name} has shape {part.shape} and that of labels "
+                    f"{label.shape}: give each sample its label in the part of the same number"
                 )
 
 
@@ -133,7 +133,7 @@ def _joined(folder: Path, name: str, parts: Parts[Array]) -> Array:
                 f"{folder}: parts of {name} are of {first.dtype} and of {other.dtype}, with rows "
                 f"of shape {first.shape[1:]} and {other.shape[1:]}: give all the same"
             )
-    return np.concatenate([first, *others])
+    return np.concatenate([first, *others]) if others else np.array(first)
 
 
 def _map(path: Path) -> Array:
