@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mpicoll import __version__, algorithms, registry
 from mpicoll.base import launcher
-from mpicoll.cli import parse
+from mpicoll.cli import app, parse
 from mpicoll.cli.errors import UsageError
 
 
@@ -307,6 +307,19 @@ def test_no_words_print_help(command):
     assert "verify" in done.out
     assert command("--help").status == 0
     assert command("bench", "-h").status == 0
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_the_list_of_subcommands_has_the_first_sentence_of_each(name):
+    first = app.load(name).help.split("\n\n")[0]
+    assert " ".join(first.split()) == app.COMMANDS[name][2]
+
+
+def test_help_imports_no_subcommand():
+    code = "import sys; from mpicoll.cli import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert "mpicoll.cli.app" in done.stdout
+    assert "mpicoll.cli.commands." not in done.stdout
 
 
 def test_version(command):

@@ -318,11 +318,9 @@ def test_the_command_line_comes_before_the_file(capsys, tmp_path):
 
 
 def test_every_field_is_an_option():
-    from typer.main import get_command
+    from mpicoll.cli.app import load
 
-    from mpicoll.cli.app import app
-
-    known = {parameter.name for parameter in get_command(app).commands["train"].params}
+    known = {parameter.name for parameter in load("train").params}
     assert set(config_file.KEYS) <= known
 
 

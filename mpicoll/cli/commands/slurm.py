@@ -13,7 +13,7 @@ import typer
 from mpicoll.cli import batch, output, parse
 from mpicoll.cli.errors import UsageError
 
-app = typer.Typer(help="Sweeps and trainings as batch jobs of SLURM.")
+app = typer.Typer(help="Sweeps and trainings as batch jobs of SLURM.", add_completion=False)
 
 
 @app.callback()
