@@ -221,9 +221,7 @@ def test_lengths_of_parts_are_compared(tmp_path):
     for number, (rows, labels) in enumerate([(5, 4), (5, 6)]):  # as many in all
         np.save(tmp_path / f"inputs-{number}.npy", np.ones((rows, 2)))
         np.save(tmp_path / f"labels-{number}.npy", np.zeros(labels, int))
-    with pytest.raises(
-        ValueError, match=r"part 0 of inputs has shape \(5, 2\) and that of labels \(4,"
-    ):
+    with pytest.raises(ValueError, match=r"part 0 of inputs has shape \(5, 2\) and that of labels"):
         data.load(str(tmp_path))
     np.save(tmp_path / "labels-0.npy", np.zeros(5, int))
     np.save(tmp_path / "labels-1.npy", np.zeros((5, 2)))
