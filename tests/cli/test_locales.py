@@ -15,16 +15,16 @@ from mpicoll.simulate.costs import Costs, Piece
 
 COSTS = Costs({"intra": (Piece(None, 2e-6, 1e-10),)}, gamma=5e-11, call=1e-6)
 #: A machine whose name no 8-bit locale has.
-NAME = "Maschine für Σ·–"
+NAME = "Zürich Σ·–"
 
 
-@pytest.fixture(params=["C", "en_US.ISO-8859-1"])
-def in_locale(request, tmp_path):
+@pytest.fixture
+def in_locale(tmp_path):
     """Run the command in a process whose locale is of 8 bits: status, output and errors."""
 
-    def run(*words):
+    def run(*words, locale="C"):
         environment = {k: v for k, v in os.environ.items() if k != "LANG" and k[:3] != "LC_"}
-        environment |= {"LC_ALL": request.param, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        environment |= {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
         done = subprocess.run(
             [sys.executable, "-m", "mpicoll", *map(str, words)],
             env=environment,
@@ -55,20 +55,35 @@ def text_of(path):
     return path.read_bytes().decode("utf-8")
 
 
-def test_pages_and_files_are_utf_8(in_locale, file, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "written", "text"),
+    [
+        ("report runs.jsonl -o a.html --no-model", "a.html", NAME),
+        (
+            "report runs.jsonl -o a.html --figures f --no-model",
+            "f/allreduce-4-float32-time.svg",
+            "time [µs]",
+        ),
+        ("tune runs.jsonl -o a.json", "a.json", json.dumps(NAME)),
+        ("show allreduce ring -P 3 --svg a.svg", "a.svg", "</svg>"),
+    ],
+)
+@pytest.mark.usefixtures("file")
+def test_pages_and_files_are_utf_8(in_locale, tmp_path, words, written, text):
     for name in ("scipy", "plotly", "matplotlib", "pydantic"):
         pytest.importorskip(name)
-    words = ("report", file, "-o", "a.html", "--figures", "figures", "--no-model")
-    assert in_locale(*words)[0] == 0
-    assert NAME in text_of(tmp_path / "a.html")
-    assert "time [µs]" in text_of(tmp_path / "figures" / "allreduce-4-float32-time.svg")
-    status, said, _ = in_locale("fit", file, "-o", "model.json")
-    assert status == 0 and b"Maschine f" in said
+    status, said, _ = in_locale(*words.split())
+    assert status == 0 and said.isascii()
+    assert text in text_of(tmp_path / written)
+
+
+@pytest.mark.usefixtures("file")
+def test_texts_of_files_are_printed(in_locale, tmp_path):
+    for name in ("scipy", "pydantic"):
+        pytest.importorskip(name)
+    status, said, _ = in_locale("fit", "runs.jsonl", "-o", "model.json")
+    assert status == 0 and b"rich " in said
     assert json.loads(text_of(tmp_path / "model.json"))["about"]["machine"]["processor"] == NAME
-    assert in_locale("tune", file, "-o", "tuning.json")[0] == 0
-    assert json.loads(text_of(tmp_path / "tuning.json"))["about"]["machine"]["processor"] == NAME
-    assert in_locale("show", "allreduce", "ring", "-P", "3", "--svg", "a.svg")[0] == 0
-    assert text_of(tmp_path / "a.svg").startswith("<")
 
 
 def test_a_sweep_writes_its_page(mpirun, tmp_path):
@@ -91,9 +106,10 @@ def test_a_sweep_writes_its_page(mpirun, tmp_path):
     assert "Plotly" in text_of(tmp_path / "a.html")
 
 
-def test_tables_and_help_have_signs_that_can_be_shown(in_locale):
+@pytest.mark.parametrize("locale", ["C", "en_US.ISO-8859-1"])
+def test_tables_and_help_have_signs_that_can_be_shown(in_locale, locale):
     for words in (("list",), ("bench", "--help"), ("verify", "--help"), ("doctor",)):
-        status, said, _ = in_locale(*words)
+        status, said, _ = in_locale(*words, locale=locale)
         assert status == 0
         assert said.isascii()
 
