@@ -69,7 +69,7 @@ ORDER = {
         "ranks > models > data > optimizers schedules > records threads history options registry"
     ),
     "mpicoll.train.data": (
-        "__init__ feeds > datasets > augment numpy_files > draws batch rows sampler"
+        "__init__ feeds > datasets > augment numpy_files labels > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire",
     "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",

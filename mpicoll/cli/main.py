@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rank and not together:
         return 0
     if rank:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
     try:
         # Without a subcommand there is nothing to do but to say what there is.
         with _interrupts_heard():

@@ -206,7 +206,6 @@ class Dispatch(MPI.Intracomm):
             return Prequest(state, prepared, self._report)
         arguments = arguments.passed_on(call)
         kept = self._bound(state, method, arguments, prepared, info)
-        state.count(arguments.method.definition.name, NATIVE)
         if by_value and call is not None:
             return StagedPrequest(kept, partial(call.load, native=True), call.arrive, call)
         if prepared.on_device and call is not None:

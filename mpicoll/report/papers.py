@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpicoll.base.files import replacing
 from mpicoll.report import style, tables
 from mpicoll.report.content import Content, Map, Section, Value, curve, microseconds
 from mpicoll.report.figures import BOUND
@@ -45,7 +46,8 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
         number = sum(path.stem.startswith(name) for path in files)
         files.append(folder / f"{name}{f'-{number + 1}' if number else ''}.{ending}")
         undated = {"metadata": {"Date": None}} if ending == "svg" else {}
-        figure.savefig(files[-1], dpi=300, **undated)
+        with replacing(files[-1]) as draft:
+            figure.savefig(draft, dpi=300, **undated)
 
     with matplotlib.rc_context(_STYLE):
         for section in content.sections:
@@ -181,4 +183,7 @@ def by_ranks(
     axes.set(xlabel="number of ranks", ylabel=what, title=title)
     axes.grid(color="0.9")
     axes.legend()
-    figure.savefig(path, metadata={"Date": None} if Path(path).suffix == ".svg" else None)
+    with replacing(path) as draft:
+        ending = draft.suffix[1:] or "png"
+        undated = {"Date": None} if ending == "svg" else None
+        figure.savefig(draft, format=ending, metadata=undated)

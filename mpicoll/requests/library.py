@@ -23,6 +23,7 @@ from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.state import State
 from mpicoll.runtime.watch import Ticket
+from mpicoll.tuning import NATIVE
 
 
 class OwnedRequest(MPI.Request):
@@ -32,13 +33,20 @@ class OwnedRequest(MPI.Request):
 
 
 class OwnedPrequest(MPI.Prequest):
-    """The same for a persistent operation."""
+    """The same for a persistent operation, whose starts are counted."""
 
     kept: object = None
+    _state: State
+    _prepared: Prepared
+
+    def Start(self) -> None:
+        """Start the collective."""
+        MPI.Prequest.Start(self)
+        self._state.count(self._prepared.definition.name, NATIVE)
 
 
 class _LimitedPrequest(Limited):
-    """A persistent request with a time limit; a trace and hooks hear of its starts."""
+    """A persistent request with a time limit; a trace, hooks and counters hear of its starts."""
 
     _prepared: Prepared
     _number = 0
@@ -57,6 +65,7 @@ class _LimitedPrequest(Limited):
             yield
             if state.watch is not None:
                 self._ticket = state.watch.enter(prepared.described(), self._number)
+        state.count(prepared.definition.name, NATIVE)
 
 
 class LibraryRequest(Limited, OwnedRequest):
@@ -135,7 +144,7 @@ def bound(
     if state.watch is not None or observed:
         made = LibraryPrequest(request)
         made._bind(state, prepared)
-    made.kept = arguments
+    made._state, made._prepared, made.kept = state, prepared, arguments
     return made
 
 

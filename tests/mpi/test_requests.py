@@ -294,7 +294,20 @@ def test_hooks_hear_of_starts_that_a_library_without_persistent_ones_makes(old, 
         plan.Start()
         plan.Wait()
     plan.Free()
-    assert alone.stats().calls["allreduce", "native"] == 1
+    assert alone.stats().calls["allreduce", "native"] == 2
+
+
+@pytest.mark.parametrize("algorithm", ["native", "ring"])
+def test_each_start_is_counted(comm, algorithm):
+    ours = comm.Dup()
+    plan = ours.Allreduce_init(np.ones(10), np.zeros(10), algorithm=algorithm)
+    assert not ours.stats().calls
+    for _ in range(3):
+        plan.Start()
+        plan.Wait()
+    plan.Free()
+    assert ours.stats().calls == {("allreduce", algorithm): 3}
+    ours.Free()
 
 
 def test_complete_is_pending_until_the_owner_knows(alone):

@@ -102,12 +102,12 @@ def available() -> int | None:
     """
     found = []
     with suppress(OSError):
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", _MEMINFO.read_text(), re.M)
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", _MEMINFO.read_text(encoding="utf-8"), re.M)
         if match:
             found.append(1024 * int(match[1]))
     with suppress(OSError, ValueError):
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
+        limit = (_CGROUP / "memory.max").read_text(encoding="utf-8").strip()
+        used = int((_CGROUP / "memory.current").read_text(encoding="utf-8"))
         if limit != "max":
             found.append(max(0, int(limit) - used))
     return min(found, default=None)
