@@ -52,6 +52,7 @@ def _arriving(buf: Any) -> tuple[Buffer, OnDevice]:
     """A receive buffer of memory of the host, and what brings it to the device."""
     staged = parse(buf, what="receive buffer", writable=True, moved=True).on_host(loads=False)
     assert isinstance(staged.packed, OnDevice)
+    staged.packed.load()  # of what is packed on the device, since the message may be shorter
     return staged, staged.packed
 
 
@@ -162,7 +163,7 @@ class Messages:
             return _COMM.Recv_init(self, buf, source, tag)
         staged, packed = _arriving(buf)
         plan = OwnedPrequest(_COMM.Recv_init(self, staged.message(reduced=False), source, tag))
-        return StagedPrequest(plan, lambda: None, partial(_arrived, packed), staged)
+        return StagedPrequest(plan, packed.load, partial(_arrived, packed), staged)
 
     def sendrecv(
         self,
