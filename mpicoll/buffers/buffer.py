@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,7 +37,7 @@ class Buffer:
             which the host must not look.
     """
 
-    memory: Bytes
+    memory: Bytes = field(repr=False)  # which nobody may look at where it is a device's
     count: int
     blocks: int
     dtype: np.dtype[Any] | None
