@@ -13,6 +13,7 @@ import numpy as np
 from mpicoll.buffers import typemaps
 from mpicoll.buffers.packing import Packed, Part, in_blocks, within
 from mpicoll.cuda.arrays import DeviceArray
+from mpicoll.cuda.driver import driver
 from mpicoll.cuda.pieces import Copies, Pieces
 
 
@@ -27,7 +28,8 @@ class PackedOnDevice(Packed):
         what: how to call it in an error.
 
     Raises:
-        BufferError: CuPy, which packs, is not installed.
+        BufferError: CuPy, which packs, is not installed; or the stream is being captured for a
+            graph, which would use the packed memory when it is another's.
         MemoryError: the device has no memory left.
 
     Attributes:
@@ -36,6 +38,12 @@ class PackedOnDevice(Packed):
     """
 
     def __init__(self, array: DeviceArray, pieces: list[Pieces], what: str) -> None:
+        if array.stream and driver().capturing(array.stream):
+            raise BufferError(
+                f"{what}: not contiguous in device memory, or of a derived datatype, in a stream "
+                "that is being captured for a graph, and the memory in which it is packed would "
+                "not last as long as the graph; pass a contiguous copy that does"
+            )
         try:
             self._copies = Copies(array.device, array.stream, pieces, array)
         except ModuleNotFoundError:

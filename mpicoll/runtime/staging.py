@@ -304,7 +304,7 @@ class Pipeline:
         if buffer is None:
             return None
         memory = self._area.slot(number, received)[: buffer.blocks * chunk.nbytes]
-        found = replace(buffer, memory=memory, order="", device=None)
+        found = replace(buffer, memory=memory, order="", packed=None, device=None)
         if self._call.reduction is not None:
             return replace(found, count=chunk.nbytes // buffer.itemsize)
         byte = np.dtype(np.uint8)
