@@ -54,8 +54,8 @@ ORDER = {
         "_program > _transport > runner lowering planning > plan lanes > spans progress"
     ),
     "mpicoll.buffers": (
-        "__init__ > buckets vectors > pair > parsing > datatypes > buffer > staged device_packing > "
-        "packing typemaps"
+        "__init__ > buckets vectors > pair > parsing > datatypes > buffer > "
+        "staged device_packing > packing typemaps"
     ),
     "mpicoll.cuda": (
         "__init__ > streams group > folds arrays pinned pieces ipc > "

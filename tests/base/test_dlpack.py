@@ -106,9 +106,7 @@ def test_an_export_that_fails_says_why():
 def test_a_tensor_that_requires_a_gradient():
     torch = pytest.importorskip("torch")
     tensor = torch.ones(3, requires_grad=True)
-    with pytest.raises(
-        BufferError, match=r"send buffer: .* a gradient; pass tensor.detach\(\)"
-    ):
+    with pytest.raises(BufferError, match=r"send buffer: .* a gradient; pass tensor.detach\(\)"):
         parse(tensor, what="send buffer")
     found = parse(tensor.detach(), writable=True)
     assert found.memory.ctypes.data == tensor.data_ptr()

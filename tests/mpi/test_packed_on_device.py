@@ -186,7 +186,7 @@ def test_blocks_of_columns(fake, ours, way):
 def test_reductions_of_derived_datatypes_are_refused(fake, ours):
     column = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
     array = fake.array(np.zeros(4))
-    with pytest.raises(BufferError, match="Allreduce of an array in device memory: .*derived"):
+    with pytest.raises(BufferError, match=r"Allreduce of an array in device memory: .*derived"):
         ours.Allreduce(MPI.IN_PLACE, [array, 1, column])
     column.Free()
 

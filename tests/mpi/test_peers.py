@@ -382,7 +382,7 @@ def test_a_graph_does_not_hold_what_is_packed(fake, ours, cupy):
     plan = ours.Allreduce_init(MPI.IN_PLACE, view)
     fake.captured.add(7)
     for call in (ours.Allreduce, ours.Iallreduce, ours.Allreduce_init):
-        with pytest.raises(BufferError, match="captured for a graph.*contiguous copy"):
+        with pytest.raises(BufferError, match=r"captured for a graph.*contiguous copy"):
             call(MPI.IN_PLACE, view, stream=7)
     plan.Free()
 

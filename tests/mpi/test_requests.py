@@ -189,19 +189,6 @@ def test_inactive_plans_are_not_waited_for(comm):
         plan.Free()
 
 
-@pytest.fixture
-def old(monkeypatch):
-    """The MPI library has no persistent collectives."""
-    native = Intracomm._native
-
-    def lacks(self, asked, method, *more):
-        if method.endswith("_init"):
-            raise NotImplementedError  # as mpi4py does
-        return native(self, asked, method, *more)
-
-    monkeypatch.setattr(Intracomm, "_native", lacks)
-
-
 def test_a_library_without_persistent_collectives(old, comm):
     """Each start is its non-blocking one."""
     mine, total, everyone = np.ones(P), np.zeros(P), np.zeros(P)
