@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 #: Bytes that a thread copies at once, at most.
 _WIDEST = 8
+#: CuPy counts in 32 bits what an index chooses among, and how much it chooses.
+_MOST = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Copies:
     Raises:
         ModuleNotFoundError: CuPy, which copies, is not installed.
         MemoryError: the device has no such memory left.
+        BufferError: more units are between pieces in no regular order than CuPy counts.
 
     Attributes:
         address: of the contiguous memory.
@@ -97,6 +100,12 @@ class Copies:
                 index = self._cupy.asarray(each.offsets // unit)
                 many, wide = each.offsets.size, int(each.offsets.max()) // unit + 1
             width = each.nbytes // unit
+            if each.offsets is not None and max(wide, many * width) > _MOST:
+                raise BufferError(
+                    f"{many} pieces of {each.nbytes} bytes, up to {int(each.offsets.max())} bytes "
+                    f"apart, of a datatype of elements in device memory: in units of {unit} bytes "
+                    f"they are more than {_MOST}; pass a contiguous copy, or smaller datatypes"
+                )
             there = self._array(
                 each.address, unit, (*each.shape, wide, width), (*each.strides, unit, unit)
             )

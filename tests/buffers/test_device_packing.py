@@ -1,6 +1,7 @@
 """Strided arrays and derived datatypes of device memory, packed there, without a GPU."""
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -181,6 +182,17 @@ def test_what_does_not_fit_or_is_strided_itself(fake, cupy):
     with pytest.raises(BufferError, match="not contiguous, but a derived datatype says where"):
         buffers.parse([cupy.view(array, np.s_[::2]), 1, column], moved=True)
     column.Free()
+
+
+def test_more_than_cupy_counts_is_refused(fake):
+    datatype = MPI.CHAR.Create_hindexed_block(1, [0, 1, 1 << 31]).Commit()
+    held = fake.array(np.zeros(8, "u1"))
+    long = types.SimpleNamespace(
+        __cuda_array_interface__={**held.__cuda_array_interface__, "shape": (1 << 32,)}
+    )
+    with pytest.raises(BufferError, match="3 pieces of 1 bytes, up to 2147483648 bytes apart"):
+        buffers.parse([long, 1, datatype], moved=True)
+    datatype.Free()
 
 
 # --- two buffers ----------------------------------------------------------------------------------
