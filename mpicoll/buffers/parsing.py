@@ -107,15 +107,11 @@ def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> 
         raise BufferError(
             f"{what}: read-only; pass a writable array (array.copy(), or bytearray for bytes)"
         )
-    if _is_contiguous(array):
+    if array.flags.forc:
         return View(array.ravel(order="K").view(np.uint8), kind, order, array)
     _check_distinct(array, writable, what)
     packed = packing.strided(array, order)
     return View(packed.memory, kind, order, array, packed)
-
-
-def _is_contiguous(array: npt.NDArray[Any]) -> bool:
-    return array.flags.c_contiguous or array.flags.f_contiguous
 
 
 def _check_distinct(array: npt.NDArray[Any] | DeviceArray, writable: bool, what: str) -> None:
@@ -140,9 +136,8 @@ def _device_view(array: DeviceArray, kind: Kind | None, writable: bool, what: st
             f"{what}: a {name} that is read-only in device memory; pass a writable "
             "array, cupy.array(array) for example"
         )
-    elements = array.elements
-    order = _order(elements)
-    if _is_contiguous(elements):
+    order = _order(array.elements)
+    if array.is_contiguous:
         return View(array.addresses, kind, order, array, device=array)
     _check_distinct(array, writable, what)
     packed = device_packing.strided(array, order, what)

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from mpicoll.buffers import Buffer, parse
 from mpicoll.buffers.staged import OnDevice
 from mpicoll.comm.refusing import Message, library_takes, refuse, set_refusing, settle
-from mpicoll.cuda.arrays import is_device
+from mpicoll.cuda.arrays import is_device, recognise
 from mpicoll.cuda.group import STAGED
 from mpicoll.engine import progress
 from mpicoll.requests.device import Staged, StagedPrequest
@@ -77,6 +77,9 @@ class Messages:
         forced = self._state is not None and self._state.settings.gpu == STAGED
         if forced or not library_takes():
             return True
+        array = recognise(buf[0] if isinstance(buf, (list, tuple)) else buf)
+        if array is not None and not array.is_contiguous:
+            return True  # mpi4py refuses it
         settle(buf)
         return False
 

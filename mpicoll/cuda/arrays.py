@@ -54,8 +54,13 @@ class DeviceArray:
     ordered: bool = True
 
     @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie one behind the other, in C or in Fortran order."""
+        return bool(self.elements.flags.forc)
+
+    @property
     def addresses(self) -> npt.NDArray[np.uint8]:
-        """The addresses of the bytes of a contiguous array, see :attr:`elements`."""
+        """The addresses of the bytes, where it is contiguous; see :attr:`elements`."""
         return dlpack.array_at(self.ptr, 1, (self.nbytes,), (1,), self).view(np.uint8)
 
     @property

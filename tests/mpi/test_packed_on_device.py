@@ -10,6 +10,7 @@ from fake_cuda import FakeCupy, in_its_place
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.comm import messages
 from mpicoll.cuda import group
 from mpicoll.runtime import staging
 from mpicoll.schedule.collectives import COLLECTIVES
@@ -126,6 +127,28 @@ def test_in_place(fake, cupy, ours):
     ours.Allreduce(MPI.IN_PLACE, [cupy.view(array, EVEN) for array in arrays])
     for array in arrays:
         assert {*array.get()} == {P * (P - 1) // 2, 99}
+
+
+def test_a_cuda_aware_library_gets_what_is_packed_by_value(fake, cupy, monkeypatch):
+    """Which it would not take as it is; other ranks may pass it contiguous arrays."""
+    monkeypatch.setattr(group.libraries, "cuda_aware", lambda: True)
+    monkeypatch.setattr(messages, "library_takes", lambda: True)
+    monkeypatch.setenv("MPICOLL_GPU", "aware")
+    monkeypatch.setattr(staging, "CHUNK", 4096)
+    comm = mpicoll.Intracomm(WORLD.Dup())
+    assert comm.gpu_transport().startswith("aware")
+    values = spread(np.arange(3000, dtype="i4"))
+    array = fake.array(values if RANK == ROOT else np.full_like(values, 99))
+    for way in WAYS:
+        run(comm, way, "Bcast", cupy.view(array, EVEN), ROOT)
+        np.testing.assert_array_equal(array.get(), values)
+    assert {*comm.stats().calls} == {("bcast", "native")}
+    got = fake.array(np.full_like(values, 99))
+    request = comm.Isend(cupy.view(array, EVEN), (RANK + 1) % P)
+    comm.Recv(cupy.view(got, EVEN), (RANK - 1) % P)
+    request.Wait()
+    np.testing.assert_array_equal(got.get(), values)
+    comm.Free()
 
 
 # --- derived datatypes ----------------------------------------------------------------------------
