@@ -54,10 +54,11 @@ ORDER = {
         "_program > _transport > runner lowering planning > plan lanes > spans progress"
     ),
     "mpicoll.buffers": (
-        "__init__ > buckets vectors > pair > parsing > datatypes > buffer > staged > packing"
+        "__init__ > buckets vectors > pair > parsing > datatypes > buffer > "
+        "staged device_packing > packing typemaps"
     ),
     "mpicoll.cuda": (
-        "__init__ > streams group > folds arrays pinned ipc > "
+        "__init__ > streams group > folds arrays pinned pieces ipc > "
         "kernels driver links registered _launch > launches > keys liveness _driver"
     ),
     "mpicoll.simulate": (

@@ -85,10 +85,7 @@ def strided(array: npt.NDArray[Any], order: str, blocks: int = 1) -> Packed:
         blocks: the array is cut along its first axis into this many blocks, which lie one behind
             the other and have their axes in that order.
     """
-    cut = array
-    if array.shape[0] != blocks:
-        # Parting an axis never copies.
-        cut = array.reshape(blocks, array.shape[0] // blocks, *array.shape[1:])
+    cut = in_blocks(array, blocks)
 
     def shaped(memory: Bytes) -> npt.NDArray[Any]:
         elements = memory.view(array.dtype)
@@ -103,6 +100,13 @@ def strided(array: npt.NDArray[Any], order: str, blocks: int = 1) -> Packed:
         lambda memory: np.copyto(cut, shaped(memory)),
         for_all=True,
     )
+
+
+def in_blocks(array: npt.NDArray[Any], blocks: int) -> npt.NDArray[Any]:
+    """An array whose first axis has this many blocks; parting an axis never copies."""
+    if array.shape[0] == blocks:
+        return array
+    return array.reshape(blocks, array.shape[0] // blocks, *array.shape[1:])
 
 
 #: Handles of predefined datatypes without holes.
@@ -133,16 +137,7 @@ def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
     Raises:
         ValueError: they do not lie within the memory.
     """
-    used = [part for part in parts if part.nbytes]
-    for part in used:
-        first, end = _bounds(part)
-        if first < 0 or end > memory.size:
-            raise ValueError(
-                f"{what}: {plural(part.count, 'element')} of "
-                f"{part.datatype.Get_name() or 'a datatype'} at byte {part.offset} would reach "
-                f"from byte {first} to {end} of a buffer of {plural(memory.size, 'byte')}; pass a "
-                "larger buffer or a smaller count"
-            )
+    used = within(parts, memory.size, what)
     pieces: list[tuple[MPI.Datatype, slice]] = []
     offset = 0
     for group in _groups(used):
@@ -161,6 +156,25 @@ def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
     packed = Packed(offset, gather, scatter)
     weakref.finalize(packed, _free, [whole for whole, _ in pieces]).atexit = False
     return packed
+
+
+def within(parts: Iterable[Part], nbytes: int, what: str) -> list[Part]:
+    """The parts that have bytes.
+
+    Raises:
+        ValueError: they do not lie within so many bytes.
+    """
+    used = [part for part in parts if part.nbytes]
+    for part in used:
+        first, end = _bounds(part)
+        if first < 0 or end > nbytes:
+            raise ValueError(
+                f"{what}: {plural(part.count, 'element')} of "
+                f"{part.datatype.Get_name() or 'a datatype'} at byte {part.offset} would reach "
+                f"from byte {first} to {end} of a buffer of {plural(nbytes, 'byte')}; pass a "
+                "larger buffer or a smaller count"
+            )
+    return used
 
 
 def _groups(parts: Iterable[Part]) -> Iterator[list[Part]]:

@@ -29,19 +29,16 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from mpicoll.base import dlpack
 from mpicoll.base.wording import plural
-from mpicoll.buffers import packing
+from mpicoll.buffers import device_packing, packing
 from mpicoll.buffers.buffer import Buffer, Bytes, Kind, View
 from mpicoll.buffers.datatypes import byte_order_error, kind_of, kind_of_dtype
-from mpicoll.buffers.packing import Part
-from mpicoll.cuda.arrays import DeviceArray, recognise
+from mpicoll.buffers.packing import Packed, Part
+from mpicoll.cuda.arrays import DeviceArray, is_immutable, recognise
 from mpicoll.errors import Unsupported
 
 __all__ = ["by_value", "goes_by_value", "items", "natural", "parse", "view"]
-
-
-#: DLPack device types whose memory the CPU reaches: CPU, CUDA and ROCm pinned, CUDA managed.
-_HOST = (1, 3, 11, 13)
 
 
 def parse(
@@ -92,7 +89,7 @@ def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> 
     kind = None if datatype is None else kind_of(datatype, what)
     if owner is None or owner is MPI.BOTTOM:
         return View(*_bottom(owner, counted, kind, what))
-    array, memory = _array(owner, writable, what)
+    array = _array(owner, what)
     if isinstance(array, DeviceArray):
         return _device_view(array, kind, writable, what)
     dtype = array.dtype
@@ -106,21 +103,24 @@ def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> 
     elif not dtype.isnative and kind.datatype != MPI.BYTE:
         raise byte_order_error(dtype, what)
     order = _order(array)
-    if memory is not None:
-        return View(memory, kind, order)
     if writable and not array.flags.writeable:
         raise BufferError(
             f"{what}: read-only; pass a writable array (array.copy(), or bytearray for bytes)"
         )
-    if array.flags.c_contiguous or array.flags.f_contiguous:
+    if array.flags.forc:
         return View(array.ravel(order="K").view(np.uint8), kind, order, array)
+    _check_distinct(array, writable, what)
+    packed = packing.strided(array, order)
+    return View(packed.memory, kind, order, array, packed)
+
+
+def _check_distinct(array: npt.NDArray[Any] | DeviceArray, writable: bool, what: str) -> None:
+    """Raise if elements that are written have one address."""
     if writable and any(n > 1 and not s for n, s in zip(array.shape, array.strides, strict=True)):
         raise BufferError(
             f"{what}: several elements at one address (shape {array.shape}, strides "
             f"{array.strides}); pass array.copy()"
         )
-    packed = packing.strided(array, order)
-    return View(packed.memory, kind, order, array, packed)
 
 
 def _device_view(array: DeviceArray, kind: Kind | None, writable: bool, what: str) -> View:
@@ -131,8 +131,17 @@ def _device_view(array: DeviceArray, kind: Kind | None, writable: bool, what: st
     elif dtype is not None and not dtype.isnative and kind.datatype != MPI.BYTE:
         raise byte_order_error(dtype, what)
     if writable and not array.writable:
-        raise BufferError(f"{what}: read-only in device memory; pass a writable array, or a copy")
-    return View(array.addresses, kind, array.order, device=array)
+        name = type(array.owner).__name__
+        raise BufferError(
+            f"{what}: a {name} that is read-only in device memory; pass a writable "
+            "array, cupy.array(array) for example"
+        )
+    order = _order(array.elements)
+    if array.is_contiguous:
+        return View(array.addresses, kind, order, array, device=array)
+    _check_distinct(array, writable, what)
+    packed = device_packing.strided(array, order, what)
+    return View(packed.memory, kind, order, array, packed, packed.target)
 
 
 def goes_by_value(owner: Any, datatype: Any) -> bool:
@@ -165,17 +174,20 @@ def by_value(
         packed = packing.absolute(parts(0), what)
     else:
         seen = view(owner, MPI.BYTE, counted, what, writable)
-        if seen.device is not None:
-            raise BufferError(
-                f"{what}: a derived datatype of elements in device memory; pass a contiguous array "
-                "of them, cupy.ascontiguousarray(view) for example"
-            )
         if seen.packed is not None:
             raise BufferError(
                 f"{what}: not contiguous, but a derived datatype says where elements are in "
-                "memory; pass the array that this one is a view of, or numpy.ascontiguousarray"
+                "memory; pass the array that this one is a view of, or a contiguous copy"
             )
-        packed = packing.typed(seen.memory, parts(seen.memory.size), what)
+        used = parts(seen.memory.size)
+        if seen.device is not None:
+            there = device_packing.typed(seen.device, used, what)
+            return _of_bytes(there, writable, blocks, device=there.target)
+        packed = packing.typed(seen.memory, used, what)
+    return _of_bytes(packed, writable, blocks, given=message)
+
+
+def _of_bytes(packed: Packed, writable: bool, blocks: int, **more: Any) -> Buffer:
     return Buffer(
         packed.memory,
         packed.memory.size // blocks,
@@ -185,7 +197,7 @@ def by_value(
         MPI.BYTE,
         writable,
         packed=packed,
-        given=message,
+        **more,
     )
 
 
@@ -263,40 +275,40 @@ def _bottom(owner: Any, counted: int, kind: Kind | None, what: str) -> tuple[Byt
     return np.empty(0, np.uint8), kind
 
 
-def _array(
-    owner: Any, writable: bool, what: str
-) -> tuple[npt.NDArray[Any] | DeviceArray, Bytes | None]:
-    """The owner as an array; and its memory, if that cannot be had through the array."""
+def _array(owner: Any, what: str) -> npt.NDArray[Any] | DeviceArray:
+    """The owner as an array."""
     if isinstance(owner, np.ndarray):
-        return owner.view(np.ndarray), None
+        return owner.view(np.ndarray)
+    refusal: Exception | None = None
     try:
-        return np.asarray(memoryview(owner)), None
+        return np.asarray(memoryview(owner))
     except TypeError:
         pass  # has no buffer
-    except (ValueError, RuntimeError) as error:
-        raise TypeError(f"{what}: {error}; pass [buffer, count, datatype]") from None
+    except Exception as error:  # of any class: JAX's, of what is on a GPU, is its own
+        refusal = error
     on_device = recognise(owner, what)
     if on_device is not None:
-        return on_device, None
+        return on_device
     device = getattr(owner, "__dlpack_device__", None)
-    if device is None:
-        raise TypeError(
-            f"{what}: expected an array, bytes or another buffer, or [buffer, count, datatype], "
-            f"not {type(owner).__name__}"
-        )
-    if device()[0] not in _HOST:
+    if device is not None:
+        return _exported(owner, int(device()[0]), what)
+    if refusal is not None:
+        raise TypeError(f"{what}: {refusal}; pass [buffer, count, datatype]")
+    raise TypeError(
+        f"{what}: expected an array, bytes or another buffer, or [buffer, count, datatype], not "
+        f"{type(owner).__name__}"
+    )
+
+
+def _exported(owner: Any, device: int, what: str) -> npt.NDArray[Any]:
+    """An array that is exported by DLPack from memory of the host."""
+    if device not in dlpack.HOST:
         raise BufferError(
             f"{what}: a {type(owner).__name__} in the memory of a device that is no CUDA one "
-            f"(DLPack's type {int(device()[0])}); copy it to the host"
+            f"(DLPack's type {device}); copy it to the host"
         )
-    try:
-        array = np.from_dlpack(owner)
-        # NumPy takes what comes without a read-only flag for read-only, mpi4py for writable.
-        held = MPI.buffer.frombuffer(owner, readonly=not writable).cast("B")
-        memory = np.frombuffer(held, np.uint8)
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise BufferError(f"{what}: {error}; pass a contiguous array in host memory") from None
-    return array, memory
+    found = dlpack.look(owner, what)
+    return found._replace(writable=found.writable and not is_immutable(owner)).array()
 
 
 def _order(array: npt.NDArray[Any]) -> str:

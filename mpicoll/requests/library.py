@@ -33,9 +33,14 @@ class OwnedRequest(MPI.Request):
 
 
 class OwnedPrequest(MPI.Prequest):
-    """The same for a persistent operation, whose starts are counted."""
+    """The same for a persistent operation."""
 
     kept: object = None
+
+
+class CountedPrequest(OwnedPrequest):
+    """A persistent collective, whose starts are counted."""
+
     _state: State
     _prepared: Prepared
 
@@ -140,11 +145,14 @@ def bound(
 
     ``observed``: whether a trace or hooks hear of its starts.
     """
-    made: OwnedPrequest = OwnedPrequest(request)
+    made: CountedPrequest | LibraryPrequest
     if state.watch is not None or observed:
         made = LibraryPrequest(request)
         made._bind(state, prepared)
-    made._state, made._prepared, made.kept = state, prepared, arguments
+    else:
+        made = CountedPrequest(request)
+        made._state, made._prepared = state, prepared
+    made.kept = arguments
     return made
 
 

@@ -237,11 +237,14 @@ class Call:
     def check_lasting(self) -> None:
         """Raise if something goes by value where nobody would bring it back.
 
+        What is in device memory has requests that do.
+
         Raises:
             BufferError: the requests of the MPI library's own collectives do not copy.
         """
         for side, buffer in (("send", self.send), ("receive", self.recv)):
-            if _by_value(buffer, native=True) is not None:
+            on_device = buffer is not None and buffer.device is not None
+            if not on_device and _by_value(buffer, native=True) is not None:
                 raise BufferError(
                     f"{side} buffer: goes by value, because it is not contiguous or not in the "
                     f"order of the other one, and a request of {NATIVE} does not copy it; pass "

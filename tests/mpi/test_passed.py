@@ -129,23 +129,29 @@ def values(recv):
     return recv[0] if isinstance(recv, list) else recv
 
 
-@pytest.mark.parametrize("mode", ["", "I", "_init"])
+@pytest.mark.parametrize("mode", ["", "I", "_init", "old"])
 @pytest.mark.parametrize("name", NEIGHBOURHOOD)
-def test_neighbourhood_collectives_are_the_librarys_and_counted(ours, name, mode):
+def test_neighbourhood_collectives_are_the_librarys_and_counted(request, ours, name, mode):
+    """Persistent ones also where the library has none: Open MPI 4 is such a library."""
+    if mode == "old":
+        request.getfixturevalue("old")
+        mode = "_init"
     cart, plain = ring(ours), ring(WORLD)
+    send, expected = neighbour_arguments(name)
+    if mode:  # two neighbours that are one come in the order of the library's way
+        getattr(plain, f"I{name}")(send, expected).Wait()
+    else:
+        getattr(plain, name.capitalize())(send, expected)
+    send, recv = neighbour_arguments(name)
     method = f"I{name}" if mode == "I" else name.capitalize() + mode
-    results = []
-    for comm in (plain, cart):
-        send, recv = neighbour_arguments(name)
-        request = getattr(comm, method)(send, recv)
-        if mode == "_init":
-            request.Start()
-        if mode:
-            request.Wait()
-        if mode == "_init":
-            request.Free()
-        results.append(values(recv).tolist())
-    assert results[0] == results[1] != [-1, -1]
+    made = getattr(cart, method)(send, recv)
+    if mode == "_init":
+        made.Start()
+    if mode:
+        made.Wait()
+    if mode == "_init":
+        made.Free()
+    assert values(recv).tolist() == values(expected).tolist() != [-1, -1]
     stats = cart.stats()
     assert stats.calls == {(name, "native"): 1}
     ((key, reason),) = stats.fallbacks
