@@ -54,7 +54,7 @@ ORDER = {
         "_program > _transport > runner lowering planning > plan lanes > spans progress"
     ),
     "mpicoll.buffers": (
-        "__init__ > buckets vectors > pair > parsing > datatypes > buffer > staged > packing"
+        "__init__ > buckets vectors > pair > parsing > datatypes > buffer > staged > packing integers"
     ),
     "mpicoll.cuda": (
         "__init__ > streams group > folds arrays pinned ipc > "

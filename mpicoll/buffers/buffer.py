@@ -34,6 +34,8 @@ class Buffer:
         array: the caller's array, if there is one.
         device: the caller's array in device memory; then ``memory`` has its addresses, at which the
             host must not look.
+        beyond: that the caller's counts reach beyond the memory that is known to be there, in
+            words; else "".
     """
 
     memory: Bytes
@@ -48,6 +50,7 @@ class Buffer:
     given: Any = None
     array: npt.NDArray[Any] | None = None
     device: DeviceArray | None = None
+    beyond: str = ""
 
     @property
     def name(self) -> str:
@@ -107,6 +110,7 @@ class View(NamedTuple):
         array: the owner as an array, if it is one.
         packed: what goes by value in ``memory``, if anything.
         device: the owner as an array in device memory, if it is one.
+        beyond: see :class:`Buffer`.
     """
 
     memory: Bytes
@@ -115,6 +119,7 @@ class View(NamedTuple):
     array: npt.NDArray[Any] | None = None
     packed: Packed | None = None
     device: DeviceArray | None = None
+    beyond: str = ""
 
     def buffer(self, memory: Bytes, count: int, blocks: int, writable: bool) -> Buffer:
         """A buffer of a part of the memory: blocks of ``count`` elements."""
@@ -131,4 +136,5 @@ class View(NamedTuple):
             self.packed,
             array=self.array,
             device=self.device,
+            beyond=self.beyond,
         )

@@ -9,7 +9,6 @@ thread of :mod:`mpicoll.engine.progress`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -250,8 +249,12 @@ class Dispatch(MPI.Intracomm):
     def _arguments(self, state: State, method: str, *given: Any) -> Arguments:
         """The arguments of a call; collective where a Reduce_scatter does not give its counts."""
         arguments = Arguments(METHODS[method], *given)
+        if method == "Alltoallw":
+            sendbuf, recvbuf = map(vectors.without_null, arguments[1:3])
+            return arguments._replace(sendbuf=sendbuf, recvbuf=recvbuf)
         missing = arguments.counts is None and COUNTS in arguments.method.arguments
-        if missing and arguments.sendbuf is not MPI.IN_PLACE:
+        in_place = arguments.sendbuf is None or arguments.sendbuf is MPI.IN_PLACE
+        if missing and not in_place:
             count = vectors.count(arguments.recvbuf, what="receive buffer")
             with progress.meanwhile():
                 counts = state.private.allgather(count)
@@ -299,6 +302,8 @@ class Dispatch(MPI.Intracomm):
                     f"predefined datatype{remedy}"
                 ) from None
             return Prepared(definition, place, Choice(NATIVE), None)
+        for beyond in call.beyond:
+            self._fall_back(state, definition, beyond, alone=True)
         if stream is not None:
             call = call.on_stream(device.handle_of(stream))
         if reproducible:
@@ -343,30 +348,23 @@ class Dispatch(MPI.Intracomm):
         if isinstance(error, MPI.Exception) and self != MPI.COMM_NULL:
             self.Call_errhandler(error.Get_error_code())
 
-    def _fall_back(self, state: State, definition: Collective, reason: str) -> None:
-        """Count, and report as the policy says, that what was asked for cannot serve."""
-        fall_back(state.settings.policy, state.fallbacks, state.rank, definition, reason)
+    def _fall_back(
+        self, state: State, definition: Collective, reason: str, alone: bool = False
+    ) -> None:
+        """Count, and report as the policy says, that what was asked for cannot serve.
 
+        ``alone``: whether other ranks may not know of it.
 
-def fall_back(
-    policy: str,
-    fallbacks: Counter[tuple[str, str]],
-    rank: int,
-    definition: Collective,
-    reason: str,
-) -> None:
-    """Count, and report as the policy says, that what was asked for cannot serve.
-
-    Raises:
-        Unsupported: the policy is "error".
-    """
-    message = f"{definition.method}: {reason}"
-    if policy == "error":
-        raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
-    fallbacks[definition.name, reason] += 1
-    if policy == "warn":
-        caller.warn_once(
-            f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
-            FallbackWarning,
-            rank,
-        )
+        Raises:
+            Unsupported: the policy is "error".
+        """
+        message = f"{definition.method}: {reason}"
+        if state.settings.policy == "error":
+            raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
+        state.fallbacks[definition.name, reason] += 1
+        if state.settings.policy == "warn":
+            caller.warn_once(
+                f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
+                FallbackWarning,
+                0 if alone else state.rank,
+            )

@@ -61,7 +61,7 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
     (once, the default) or ``silent``; with ``algorithm`` given it is an error.  Neighbourhood
     collectives (``Neighbor_allgather``, ``Neighbor_alltoallw``, ...) are always passed through to
     the library, and so are all collectives of intercommunicators (:class:`Intercomm`): counted as
-    such by :meth:`stats`, under the same policy.
+    such by :meth:`stats`, whatever the policy.
 
     Buffers may be arrays in the memory of CUDA devices, of CuPy for example; then ``stream=`` names
     the stream that orders the call, if not the one that is current in their library.
@@ -198,9 +198,8 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
 
     def Create_intercomm(self, *arguments: Any, **more: Any) -> Intercomm:
         """Create an intercommunicator; see mpi4py's method."""
-        policy = self._state.settings.policy if self._state is not None else ""
         with progress.meanwhile():
-            return Intercomm(super().Create_intercomm(*arguments, **more), policy)
+            return Intercomm(super().Create_intercomm(*arguments, **more))
 
     def Free(self) -> None:
         """Free the communicator.
