@@ -24,10 +24,12 @@ from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.engine import progress, runner
 from mpicoll.errors import FallbackWarning
 from mpicoll.ops.exact import EXACT
+from mpicoll.registry import of_a_user
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import OwnedPrequest, PersistentFallback, bound, started
 from mpicoll.runtime import staging
+from mpicoll.runtime.admission import Admission
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.observe import observing
@@ -87,7 +89,11 @@ class Dispatch(MPI.Intracomm):
         """What belongs to the handle; collective where the handle is used for the first time."""
         if self._state is None:
             self._state = attach(self)
-        self._state.guard.check()
+        try:
+            self._state.guard.check()
+        except MPI.Exception as error:
+            self._report(error)
+            raise
         self._fast_path = self._state.fast_path.path or _NO_FAST_PATH
         return self._state
 
@@ -241,7 +247,11 @@ class Dispatch(MPI.Intracomm):
         """
         arguments = self._arguments(state, method, *given)
         try:
-            return arguments, self._decide(state, arguments, *asked)
+            prepared = self._decide(state, arguments, *asked)
+            if of_a_user(prepared.definition.name, prepared.choice.algorithm):
+                admission: Any = state.once(Admission, lambda: Admission(state.guard))
+                admission.check(prepared, waits)
+            return arguments, prepared
         except Exception as error:
             state.guard.refuse(arguments.method.definition, error, waits)
             raise

@@ -1,8 +1,8 @@
 """Collectives that are passed through to the MPI library: there is no algorithm to choose.
 
 They are the neighbourhood collectives of topologies, and all collectives of intercommunicators.
-Each call is counted, as the library's own and as a fallback.  ``MPICOLL_FALLBACK`` does not hold for
-them: nobody has asked for an algorithm, and there is nothing to warn of.
+Each call is counted, as the library's own and as a fallback.  ``MPICOLL_FALLBACK`` does not hold
+for them: nobody has asked for an algorithm, and there is nothing to warn of.
 """
 
 from __future__ import annotations
@@ -140,6 +140,11 @@ class Intercomm(Messages, MPI.Intercomm):
         made = super().__new__(cls, comm)
         made._calls, made._fallbacks = Counter(), Counter()
         return made
+
+    @classmethod
+    def fromhandle(cls: type[_C], handle: int) -> _C:
+        """The intercommunicator of a handle of the MPI library's.  Raises as the class does."""
+        return cls(super().fromhandle(handle))
 
     _calls: Counter[tuple[str, str]]
     _fallbacks: Counter[tuple[str, str]]

@@ -197,7 +197,7 @@ def test_a_library_without_persistent_collectives(ours, old, name, topology):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_neighbourhood_collectives_are_counted_whatever_the_policy(monkeypatch, policy):
-    """There is no algorithm for them: nobody can have asked for one, and there is nothing to say."""
+    """There is no algorithm for them, so nobody can have asked for one."""
     ours = settings(monkeypatch, MPICOLL_FALLBACK=policy)
     cart = ring(ours)
     with warnings.catch_warnings():
