@@ -9,6 +9,7 @@ from mpicoll.comm import Intracomm
 from mpicoll.engine import planning
 from mpicoll.errors import Disagreement
 from mpicoll.registry import register
+from mpicoll.runtime import admission, agree
 from mpicoll.schedule import Copy, Recv, Send, layout, scratch
 from mpicoll.schedule.memory import ScheduleError
 
@@ -49,6 +50,8 @@ def registered():
 
     yield add
     registry._CATALOGUE.pop(("bcast", "mine"), None)
+    for remembered in (admission.fault, agree.schedule_hash):
+        remembered.cache_clear()
 
 
 def sends_to(peer):
@@ -160,15 +163,12 @@ def through_another_block(rank, size, root):
 
 @MORE
 @pytest.mark.parametrize("way", WAYS)
-def test_lengths_that_differ(ours, registered, way):
+def test_blocks_that_may_differ_in_length(ours, registered, way):
+    """Whether they do depends on the call; a block of another length would be overrun."""
     registered(through_another_block, blocks=lambda P: 2, scratch=lambda P: 2)
-    text = r"rank 0 sends blocks of \[\d+, \d+\] to rank \d, which expects \[\d+, \d+\]"
-    with pytest.raises(ScheduleError, match=text) as caught:
-        WAYS[way](ours, np.zeros(5, np.uint8), algorithm="mine")
+    with pytest.raises(ScheduleError, match="in scratch block 1: lengths may differ") as caught:
+        WAYS[way](ours, np.zeros(6, np.uint8), algorithm="mine")
     assert len(set(WORLD.allgather(str(caught.value)))) == 1
-    data = np.full(6, RANK, np.uint8)
-    ours.Bcast(data, algorithm="mine")
-    assert data.tolist() == [0] * 6
 
 
 @MORE
