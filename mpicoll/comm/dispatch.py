@@ -135,8 +135,9 @@ class Dispatch(MPI.Intracomm):
         try:
             ran = state.plans.run(call, choice, step)
         except MPI.Exception as error:
-            self._report(error)
-            raise
+            meant = state.guard.meant(error)
+            self._report(meant)
+            raise meant from None
         call.write_back()
         state.count(definition.name, choice.algorithm)
         state.fast_path.learn(call, arguments[1:], choice, ran)

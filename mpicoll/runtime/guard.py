@@ -133,6 +133,11 @@ class Guard:
         self.check()
         return agree.share(self._private, facts, self.wait)
 
+    def meant(self, error: BaseException) -> BaseException:
+        """What an error means: of messages of a revoked communicator, that it has been revoked."""
+        ours = isinstance(error, MPI.Exception) and not is_revoked(error) and _has_ulfm()
+        return MPI.Exception(MPI.ERR_REVOKED) if ours and self._private.Is_revoked() else error
+
     def idle(self) -> None:
         """Move on what is under way besides, then :attr:`pause`."""
         progress.poll()
@@ -166,6 +171,7 @@ class Guard:
         ``kept``: what MPI, or another rank, may still use.
         """
         self.abandon(*kept)
+        error = self.meant(error)
         if self.failure is None and self._watch is not None:
             self._watch.fail()
         self.failure = self.failure or error
