@@ -41,13 +41,13 @@ ORDER = {
         errors hooks
     """,
     "mpicoll.comm": (
-        "arrays > __init__ > intracomm > nonblocking persistent passed blocking > "
+        "arrays > __init__ > intracomm > nonblocking persistent passed blocking handle > "
         "dispatch messages > device refusing job"
     ),
     "mpicoll.requests": "__init__ device > library own > standalone > several > base",
     "mpicoll.runtime": (
-        "__init__ > relay > staging observe > state arguments > fast_path > plans > guard > "
-        "calls > agree watch trace settings unavailable"
+        "__init__ > relay > staging observe > state arguments > fast_path > plans admission > "
+        "guard > calls > agree watch trace settings unavailable"
     ),
     "mpicoll.engine": (
         "__init__ > windows > transport > _fast_path > _execution > _folding > "
@@ -55,7 +55,7 @@ ORDER = {
     ),
     "mpicoll.buffers": (
         "__init__ > buckets vectors > pair > parsing > datatypes > buffer > "
-        "staged device_packing > packing typemaps"
+        "staged device_packing > packing typemaps integers"
     ),
     "mpicoll.cuda": (
         "__init__ > streams group > folds arrays pinned pieces ipc > "

@@ -35,6 +35,8 @@ class Buffer:
         array: the caller's array, if there is one.
         device: where ``memory`` is in device memory, that as an array; it has the addresses, at
             which the host must not look.
+        beyond: that the caller's counts reach beyond the memory that is known to be there, in
+            words; else "".
     """
 
     memory: Bytes = field(repr=False)  # which nobody may look at where it is a device's
@@ -49,6 +51,7 @@ class Buffer:
     given: Any = None
     array: npt.NDArray[Any] | DeviceArray | None = None
     device: DeviceArray | None = None
+    beyond: str = ""
 
     @property
     def name(self) -> str:
@@ -118,6 +121,7 @@ class View(NamedTuple):
         array: the owner as an array, if it is one.
         packed: what goes by value in ``memory``, if anything.
         device: where ``memory`` is in device memory, that as an array.
+        beyond: see :class:`Buffer`.
     """
 
     memory: Bytes
@@ -126,6 +130,7 @@ class View(NamedTuple):
     array: npt.NDArray[Any] | DeviceArray | None = None
     packed: Packed | None = None
     device: DeviceArray | None = None
+    beyond: str = ""
 
     def buffer(self, memory: Bytes, count: int, blocks: int, writable: bool) -> Buffer:
         """A buffer of a part of the memory: blocks of ``count`` elements."""
@@ -142,4 +147,5 @@ class View(NamedTuple):
             self.packed,
             array=self.array,
             device=self.device,
+            beyond=self.beyond,
         )

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from mpicoll.buffers import typemaps
-from mpicoll.buffers.packing import Packed, Part, in_blocks, within
+from mpicoll.buffers.packing import Packed, Part, in_blocks
 from mpicoll.cuda.arrays import DeviceArray
 from mpicoll.cuda.driver import driver
 from mpicoll.cuda.pieces import Copies, Pieces
@@ -85,14 +85,10 @@ def strided(array: DeviceArray, order: str, what: str, blocks: int = 1) -> Packe
 
 
 def typed(array: DeviceArray, parts: Iterable[Part], what: str) -> PackedOnDevice:
-    """The elements of ``parts`` of a contiguous array, as the function of that name there.
-
-    Raises:
-        ValueError: they do not lie within the memory.
-    """
+    """The elements of ``parts`` of a contiguous array, as the function of that name there."""
     runs: dict[int, tuple[typemaps.Offsets, int]] = {}
     pieces = []
-    for part in within(parts, array.nbytes, what):
+    for part in (part for part in parts if part.nbytes):
         handle = part.datatype.handle
         if handle not in runs:
             runs[handle] = typemaps.runs(part.datatype).equal()

@@ -126,18 +126,29 @@ def is_flat(datatype: MPI.Datatype) -> bool:
     return False
 
 
-def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
+def beyond(parts: Iterable[Part], nbytes: int) -> str:
+    """The first of some parts that does not lie within so many bytes, in words; "" if all do."""
+    for part in parts:
+        if not part.nbytes:
+            continue
+        first, end = _bounds(part)
+        if first < 0 or end > nbytes:
+            return (
+                f"{plural(part.count, 'element')} of {part.datatype.Get_name() or 'a datatype'} at "
+                f"byte {part.offset} would reach from byte {first} to {end} of a buffer of "
+                f"{plural(nbytes, 'byte')}"
+            )
+    return ""
+
+
+def typed(memory: Bytes, parts: Iterable[Part]) -> Packed:
     """The elements of ``parts``, one behind the other, without holes.
 
     Args:
         memory: where the parts lie.
         parts: of any datatypes; a datatype may be freed afterwards.
-        what: how to call it in an error.
-
-    Raises:
-        ValueError: they do not lie within the memory.
     """
-    used = within(parts, memory.size, what)
+    used = [part for part in parts if part.nbytes]
     pieces: list[tuple[MPI.Datatype, slice]] = []
     offset = 0
     for group in _groups(used):
@@ -156,25 +167,6 @@ def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
     packed = Packed(offset, gather, scatter)
     weakref.finalize(packed, _free, [whole for whole, _ in pieces]).atexit = False
     return packed
-
-
-def within(parts: Iterable[Part], nbytes: int, what: str) -> list[Part]:
-    """The parts that have bytes.
-
-    Raises:
-        ValueError: they do not lie within so many bytes.
-    """
-    used = [part for part in parts if part.nbytes]
-    for part in used:
-        first, end = _bounds(part)
-        if first < 0 or end > nbytes:
-            raise ValueError(
-                f"{what}: {plural(part.count, 'element')} of "
-                f"{part.datatype.Get_name() or 'a datatype'} at byte {part.offset} would reach "
-                f"from byte {first} to {end} of a buffer of {plural(nbytes, 'byte')}; pass a "
-                "larger buffer or a smaller count"
-            )
-    return used
 
 
 def _groups(parts: Iterable[Part]) -> Iterator[list[Part]]:
@@ -209,16 +201,24 @@ def _whole(parts: Sequence[Part], nbytes: int) -> MPI.Datatype:
 
 
 def absolute(parts: Iterable[Part], what: str) -> Packed:
-    """The same for parts whose places are addresses (``MPI.BOTTOM``)."""
+    """The same for parts whose places are addresses (``MPI.BOTTOM``).
+
+    Raises:
+        ValueError: an address that is none.
+    """
     used = [part for part in parts if part.nbytes]
     bounds = [_bounds(part) for part in used]
     first = min((first for first, _ in bounds), default=0)
     end = max((end for _, end in bounds), default=0)
     if used and first <= 0:
         raise ValueError(f"{what}: MPI.BOTTOM with a datatype that names address {first}")
-    held = MPI.buffer.fromaddress(first, end - first).cast("B")
-    memory = np.frombuffer(held, np.uint8)
-    return typed(memory, [replace(part, offset=part.offset - first) for part in used], what)
+    memory = at(first, end - first)
+    return typed(memory, [replace(part, offset=part.offset - first) for part in used])
+
+
+def at(address: int, nbytes: int) -> Bytes:
+    """The memory at an address."""
+    return np.frombuffer(MPI.buffer.fromaddress(address, nbytes).cast("B"), np.uint8)
 
 
 def _bounds(part: Part) -> tuple[int, int]:

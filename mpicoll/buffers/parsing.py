@@ -10,8 +10,12 @@ An array that is contiguous, in C or in Fortran order, is its memory, as in mpi4
 goes by value, in the order of its axes in memory: Fortran's if the first axis has the smallest
 strides, else C's; counts and displacements are in its elements, in that order.
 
+A count that the message gives together with a datatype is the caller's word: it may reach beyond
+the memory that the owner tells of, as in mpi4py.  :attr:`Buffer.beyond` says so.
+
 Errors are of the classes that mpi4py raises: TypeError for what is no buffer or has no datatype,
-ValueError for counts, BufferError for memory that is not writable.  What a program may legally pass
+KeyError for the code of no datatype, ValueError for counts, BufferError for memory that is not
+writable.  What a program may legally pass
 but mpicoll cannot serve raises :class:`Unsupported` instead, so that the caller can hand it to the
 MPI library.  That must be the same on all ranks: to collectives that only move data, of which MPI
 wants equal type signatures alone, derived datatypes go by value (see
@@ -21,8 +25,8 @@ unsupported.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,11 +38,19 @@ from mpicoll.base.wording import plural
 from mpicoll.buffers import device_packing, packing
 from mpicoll.buffers.buffer import Buffer, Bytes, Kind, View
 from mpicoll.buffers.datatypes import byte_order_error, kind_of, kind_of_dtype
+from mpicoll.buffers.integers import natural
 from mpicoll.buffers.packing import Packed, Part
 from mpicoll.cuda.arrays import DeviceArray, is_immutable, recognise
 from mpicoll.errors import Unsupported
 
-__all__ = ["by_value", "goes_by_value", "items", "natural", "parse", "view"]
+__all__ = [
+    "by_value",
+    "goes_by_value",
+    "items",
+    "parse",
+    "reaching",
+    "view",
+]
 
 
 def parse(
@@ -59,7 +71,7 @@ def parse(
         moved: whether it is only moved, not reduced, so that any datatype will do.
 
     Raises:
-        TypeError: no buffer, or no MPI datatype.
+        TypeError: no buffer, or no MPI datatype; a KeyError too, for the code of none.
         ValueError: a count that does not fit the buffer.
         BufferError: not writable, not in this machine's byte order, not in memory that the CPU
             reaches; not contiguous, where it is no array or has a derived datatype.
@@ -74,10 +86,10 @@ def parse(
             number = blocks * (_share(entries, extent, blocks, what) if count is None else count)
             return [Part(displacement * extent, number, datatype)]
 
-        return by_value(message, count or 0, parts, what, writable, blocks)
+        trusted = count is not None
+        return by_value(message, count or 0, parts, what, writable, blocks, trusted=trusted)
     seen = view(owner, datatype, count or 0, what, writable)
-    memory, count = _range(seen.memory, count, displacement, seen.kind, blocks, what)
-    return seen.buffer(memory, count, blocks, writable)
+    return _range(seen, count, displacement, blocks, what, writable, datatype is not None)
 
 
 def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> View:
@@ -157,6 +169,8 @@ def by_value(
     what: str,
     writable: bool,
     blocks: int = 1,
+    *,
+    trusted: bool,
 ) -> Buffer:
     """A buffer of bytes that are a copy of elements of any datatypes.
 
@@ -165,11 +179,12 @@ def by_value(
         counted: elements that it asks for, as far as it says.
         parts: the elements, given the bytes of memory that there are.
         what, writable, blocks: see :func:`parse`.
+        trusted: whether they may reach beyond that memory.
 
     Raises:
         TypeError, ValueError, BufferError: see :func:`parse`.
     """
-    owner = message[0]
+    owner, beyond = message[0], ""
     if owner is MPI.BOTTOM:
         packed = packing.absolute(parts(0), what)
     else:
@@ -179,12 +194,20 @@ def by_value(
                 f"{what}: not contiguous, but a derived datatype says where elements are in "
                 "memory; pass the array that this one is a view of, or a contiguous copy"
             )
-        used = parts(seen.memory.size)
+        elements = parts(seen.memory.size)
+        beyond = packing.beyond(elements, seen.memory.size)
+        if beyond and not (trusted and seen.device is None):
+            raise ValueError(f"{what}: {beyond}; pass a larger buffer or a smaller count")
         if seen.device is not None:
-            there = device_packing.typed(seen.device, used, what)
+            there = device_packing.typed(seen.device, elements, what)
             return _of_bytes(there, writable, blocks, device=there.target)
-        packed = packing.typed(seen.memory, used, what)
-    return _of_bytes(packed, writable, blocks, given=message)
+        if beyond:
+            base = seen.memory.ctypes.data
+            moved = [replace(part, offset=base + part.offset) for part in elements]
+            packed = packing.absolute(moved, what)
+        else:
+            packed = packing.typed(seen.memory, elements)
+    return _of_bytes(packed, writable, blocks, given=message, beyond=_warned(what, beyond))
 
 
 def _of_bytes(packed: Packed, writable: bool, blocks: int, **more: Any) -> Buffer:
@@ -246,25 +269,6 @@ def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:
     )
 
 
-def natural(value: Any, name: str, what: str) -> int:
-    """A count or displacement as an int.
-
-    Raises:
-        TypeError: no integer.
-        ValueError: negative.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        hint = "; lists of arrays are for the blocking Allreduce alone" if np.ndim(value) else ""
-        if isinstance(value, (float, complex)):
-            hint = "; pass numbers as an array, by numpy.array"
-        raise TypeError(f"{what}: {name} {value!r} must be an integer{hint}") from None
-    if number < 0:
-        raise ValueError(f"{what}: {name} {number} must not be negative")
-    return number
-
-
 def _bottom(owner: Any, counted: int, kind: Kind | None, what: str) -> tuple[Bytes, Kind]:
     if owner is MPI.BOTTOM:
         raise Unsupported(f"{what} is MPI.BOTTOM (absolute addresses)")
@@ -323,10 +327,17 @@ def _order(array: npt.NDArray[Any]) -> str:
 
 
 def _range(
-    memory: Bytes, count: int | None, displacement: int, kind: Kind, blocks: int, what: str
-) -> tuple[Bytes, int]:
-    """The bytes used, and the elements of one block."""
-    held, offset = memory.size, displacement * kind.itemsize
+    seen: View,
+    count: int | None,
+    displacement: int,
+    blocks: int,
+    what: str,
+    writable: bool,
+    typed: bool,
+) -> Buffer:
+    """The bytes used, as blocks; ``typed``: whether the message names the datatype."""
+    kind, held = seen.kind, seen.memory.size
+    offset = displacement * kind.itemsize
     if offset > held:
         raise ValueError(
             f"{what}: displacement {displacement} is beyond the end of a buffer of "
@@ -334,15 +345,35 @@ def _range(
         )
     if count is None:
         count = _share(held - offset, kind.itemsize, blocks, what)
+    elif typed:
+        seen = reaching(seen, offset + count * blocks * kind.itemsize, what)
     used = count * blocks * kind.itemsize
-    if used > held - offset:
+    if used > seen.memory.size - offset:
         times = f"{blocks} blocks of " if blocks > 1 else ""
         raise ValueError(
             f"{what}: too small: {times}{plural(count, 'element')} of "
             f"{plural(kind.itemsize, 'byte')} would need {plural(used, 'byte')}, there are "
             f"{held - offset}; pass a larger buffer or a smaller count"
         )
-    return memory[offset : offset + used], count
+    return seen.buffer(seen.memory[offset : offset + used], count, blocks, writable)
+
+
+def reaching(seen: View, end: int, what: str) -> View:
+    """The same memory up to a byte that the caller names, behind what the owner tells of.
+
+    What goes by value, or lies in the memory of a device, stays as it is.
+    """
+    held = seen.memory.size
+    if end <= held or seen.packed is not None or seen.device is not None:
+        return seen
+    memory = packing.at(seen.memory.ctypes.data, end)
+    beyond = f"counts reach to byte {end} of a buffer of {plural(held, 'byte')}"
+    return seen._replace(memory=memory, beyond=_warned(what, beyond))
+
+
+def _warned(what: str, beyond: str) -> str:
+    """What to say of a buffer that is used beyond its end."""
+    return beyond and f"{what}: {beyond}, which is used as the message says, unchecked"
 
 
 def _share(held: int, extent: int, blocks: int, what: str) -> int:

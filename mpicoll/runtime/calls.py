@@ -61,6 +61,11 @@ class Call:
         return self.send if self.send is not None else self.recv
 
     @property
+    def beyond(self) -> set[str]:
+        """What the caller's counts reach beyond, in words."""
+        return {b.beyond for b in (self.send, self.recv) if b is not None and b.beyond}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole vector, equal on all ranks; 0 where no rank knows all of it."""
         if self.layouts is not None and self.buffer is not None:
