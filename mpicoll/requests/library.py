@@ -33,16 +33,17 @@ class OwnedRequest(MPI.Request):
 
 
 class OwnedPrequest(MPI.Prequest):
-    """The same for a persistent operation, whose starts are counted."""
+    """The same for a persistent operation; starts of a collective are counted."""
 
     kept: object = None
-    _state: State
+    _state: State | None = None  # of a collective, not of a message
     _prepared: Prepared
 
     def Start(self) -> None:
-        """Start the collective."""
+        """Start the operation."""
         MPI.Prequest.Start(self)
-        self._state.count(self._prepared.definition.name, NATIVE)
+        if self._state is not None:
+            self._state.count(self._prepared.definition.name, NATIVE)
 
 
 class _LimitedPrequest(Limited):
