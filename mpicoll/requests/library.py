@@ -36,13 +36,13 @@ class OwnedPrequest(MPI.Prequest):
     """The same for a persistent operation; starts of a collective are counted."""
 
     kept: object = None
-    _state: State | None = None  # of a collective, not of a message
+    _state: State  # of a collective alone: a message has neither
     _prepared: Prepared
 
     def Start(self) -> None:
         """Start the operation."""
         MPI.Prequest.Start(self)
-        if self._state is not None:
+        if hasattr(self, "_state"):
             self._state.count(self._prepared.definition.name, NATIVE)
 
 
