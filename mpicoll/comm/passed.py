@@ -144,7 +144,8 @@ class Intercomm(Messages, MPI.Intercomm):
     @classmethod
     def fromhandle(cls: type[_C], handle: int) -> _C:
         """The intercommunicator of a handle of the MPI library's.  Raises as the class does."""
-        return cls(super().fromhandle(handle))
+        made: Any = super().fromhandle(handle)
+        return cls(made)
 
     _calls: Counter[tuple[str, str]]
     _fallbacks: Counter[tuple[str, str]]
