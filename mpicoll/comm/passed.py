@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
@@ -85,6 +85,7 @@ class Neighbourhood(Dispatch):
                 request = self._native_prequest(definition, *arguments, **more)
         except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
             request = None
+        state.count(definition.name, NATIVE)
         if request is None:
             return self._restarted(state, prepared, *arguments, **more)
         return bound(request, state, prepared, (arguments, more), observed=False)
@@ -143,7 +144,8 @@ class Intercomm(Messages, MPI.Intercomm):
     @classmethod
     def fromhandle(cls: type[_C], handle: int) -> _C:
         """The intercommunicator of a handle of the MPI library's.  Raises as the class does."""
-        return cls(cast(MPI.Intercomm, super().fromhandle(handle)))
+        made: Any = super().fromhandle(handle)
+        return cls(made)
 
     _calls: Counter[tuple[str, str]]
     _fallbacks: Counter[tuple[str, str]]
