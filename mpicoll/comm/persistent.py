@@ -13,27 +13,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.comm.dispatch import Dispatch
-from mpicoll.schedule.methods import BOUND, METHODS
 from mpicoll.schedule.parameters import Parameter
-
-# The numbers of methods on the fast path.
-ALLREDUCE_INIT = METHODS["Allreduce"].number + BOUND
-REDUCE_INIT = METHODS["Reduce"].number + BOUND
-BCAST_INIT = METHODS["Bcast"].number + BOUND
-BARRIER_INIT = METHODS["Barrier"].number + BOUND
-ALLGATHER_INIT = METHODS["Allgather"].number + BOUND
-ALLGATHERV_INIT = METHODS["Allgatherv"].number + BOUND
-REDUCE_SCATTER_BLOCK_INIT = METHODS["Reduce_scatter_block"].number + BOUND
-REDUCE_SCATTER_INIT = METHODS["Reduce_scatter"].number + BOUND
-ALLTOALL_INIT = METHODS["Alltoall"].number + BOUND
-ALLTOALLV_INIT = METHODS["Alltoallv"].number + BOUND
-ALLTOALLW_INIT = METHODS["Alltoallw"].number + BOUND
-GATHER_INIT = METHODS["Gather"].number + BOUND
-GATHERV_INIT = METHODS["Gatherv"].number + BOUND
-SCATTER_INIT = METHODS["Scatter"].number + BOUND
-SCATTERV_INIT = METHODS["Scatterv"].number + BOUND
-SCAN_INIT = METHODS["Scan"].number + BOUND
-EXSCAN_INIT = METHODS["Exscan"].number + BOUND
 
 
 class Persistent(Dispatch):
@@ -47,12 +27,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Barrier`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, BARRIER_INIT, None, None, None, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Barrier", algorithm, parameters, info)
 
     def Bcast_init(
@@ -65,12 +39,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Bcast`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, BCAST_INIT, None, buf, None, root, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Bcast", algorithm, parameters, info, None, buf, None, root)
 
     def Reduce_init(
@@ -85,12 +53,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Reduce`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, REDUCE_INIT, sendbuf, recvbuf, op, root, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Reduce", algorithm, parameters, info, sendbuf, recvbuf, op, root)
 
     def Allreduce_init(
@@ -104,12 +66,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Allreduce`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, ALLREDUCE_INIT, sendbuf, recvbuf, op, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Allreduce", algorithm, parameters, info, sendbuf, recvbuf, op)
 
     def Reduce_scatter_block_init(
@@ -123,12 +79,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Reduce_scatter_block`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, REDUCE_SCATTER_BLOCK_INIT, sendbuf, recvbuf, op, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent(
             "Reduce_scatter_block", algorithm, parameters, info, sendbuf, recvbuf, op
         )
@@ -145,12 +95,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Reduce_scatter`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, REDUCE_SCATTER_INIT, sendbuf, recvbuf, op, 0, recvcounts, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent(
             "Reduce_scatter", algorithm, parameters, info, sendbuf, recvbuf, op, 0, recvcounts
         )
@@ -165,12 +109,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Allgather`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, ALLGATHER_INIT, sendbuf, recvbuf, None, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Allgather", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Allgatherv_init(
@@ -183,12 +121,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Allgatherv`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, ALLGATHERV_INIT, sendbuf, recvbuf, None, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Allgatherv", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Gather_init(
@@ -202,12 +134,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Gather`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, GATHER_INIT, sendbuf, recvbuf, None, root, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Gather", algorithm, parameters, info, sendbuf, recvbuf, None, root)
 
     def Gatherv_init(
@@ -221,12 +147,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Gatherv`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, GATHERV_INIT, sendbuf, recvbuf, None, root, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent(
             "Gatherv", algorithm, parameters, info, sendbuf, recvbuf, None, root
         )
@@ -242,12 +162,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Scatter`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, SCATTER_INIT, sendbuf, recvbuf, None, root, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent(
             "Scatter", algorithm, parameters, info, sendbuf, recvbuf, None, root
         )
@@ -263,12 +177,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Scatterv`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, SCATTERV_INIT, sendbuf, recvbuf, None, root, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent(
             "Scatterv", algorithm, parameters, info, sendbuf, recvbuf, None, root
         )
@@ -283,12 +191,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Alltoall`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, ALLTOALL_INIT, sendbuf, recvbuf, None, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Alltoall", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Alltoallv_init(
@@ -301,12 +203,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Alltoallv`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, ALLTOALLV_INIT, sendbuf, recvbuf, None, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Alltoallv", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Alltoallw_init(
@@ -319,12 +215,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Alltoallw`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, ALLTOALLW_INIT, sendbuf, recvbuf, None, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Alltoallw", algorithm, parameters, info, sendbuf, recvbuf)
 
     def Scan_init(
@@ -338,12 +228,6 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind a ``Scan`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, SCAN_INIT, sendbuf, recvbuf, op, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Scan", algorithm, parameters, info, sendbuf, recvbuf, op)
 
     def Exscan_init(
@@ -357,10 +241,4 @@ class Persistent(Dispatch):
         **parameters: Parameter,
     ) -> Any:
         """Bind an ``Exscan`` to its arguments."""
-        if not parameters and info == MPI.INFO_NULL:
-            request = self._fast_path.start(
-                self, EXSCAN_INIT, sendbuf, recvbuf, op, 0, None, algorithm
-            )
-            if request is not None:
-                return request
         return self._persistent("Exscan", algorithm, parameters, info, sendbuf, recvbuf, op)

@@ -170,7 +170,7 @@ cdef class FastPath:
             release(&signature)
 
     def start(self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm):
-        """Start or bind a call; None if it has to go the slow path.
+        """Start a call; None if it has to go the slow path.
 
         Returns mpi4py's request of a call by the MPI library.  It keeps the buffers alive, which
         mpi4py leaves to the caller.

@@ -135,6 +135,12 @@ class State:
         calls = self.calls + Counter(self.fast_path.calls())
         return Stats(dict(calls), dict(self.fallbacks))
 
+    def revoke(self) -> None:
+        """The handle has been revoked by this rank: what its collectives go by is, too."""
+        for comm in self.lanes.comms:
+            comm.Revoke()
+        self.guard.fail(MPI.Exception(MPI.ERR_REVOKED))
+
     def close(self) -> None:
         """Free everything, unless messages may still be under way."""
         if self.guard.closed:

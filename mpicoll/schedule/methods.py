@@ -84,8 +84,8 @@ _METHODS = (
     Method("Scatterv", "scatter", OWN, (SEND, RECV, ROOT), 16),
 )
 
-#: What is added to the number of a blocking method for those that start or bind it.
-STARTED, BOUND = 32, 64
+#: What is added to the number of a blocking method for the one that starts it.
+STARTED = 32
 
 #: By their names.
 METHODS = {method.name: method for method in _METHODS}
