@@ -2,10 +2,10 @@
 
     mpirun -n 8 python tools/torch_suite.py [-k WORD] [--seconds 120] [--list]
 
-Runs ``DistributedTest._DistTestBase`` of ``torch.testing._internal.distributed.distributed_test`` in
-one job: tests of groups skip themselves below 8 ranks.  Every test has a process group of its own.
-What fails must stand in torch_suite.txt beside this file, with its reason, and what stands there must
-fail; else the exit status is 1.  Tests that skip themselves (those of NCCL, of GPUs) are counted.
+Runs ``DistributedTest._DistTestBase`` of ``torch.testing._internal.distributed.distributed_test``
+in one job: tests of groups skip themselves below 8 ranks.  Every test has a process group of its
+own.  What fails must stand in torch_suite.txt beside this file, with its reason, and what stands
+there must fail; else the exit status is 1.  Tests that skip themselves (those of NCCL, of GPUs) are counted.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Suite:
         distributed_test.Barrier.sync = staticmethod(self._sync)
 
     def names(self) -> list[str]:
-        return [name for name in unittest.TestLoader().getTestCaseNames(self._class)]
+        return list(unittest.TestLoader().getTestCaseNames(self._class))
 
     def run(self, number: int, name: str) -> list[str]:
         """Run a test on all ranks; the outcome on each."""

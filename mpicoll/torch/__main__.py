@@ -3,8 +3,9 @@
     mpirun -n 4 python -m mpicoll.torch script.py [arguments]     (or -m module, as Python has it)
 
 Sets what torchrun sets, for what MPI knows: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-GROUP_RANK, MASTER_ADDR and MASTER_PORT, where a store serves.  A rank takes one thread where several
-share a node, unless OMP_NUM_THREADS or its like says otherwise.  An exception ends the whole job.
+GROUP_RANK, MASTER_ADDR and MASTER_PORT, where a store serves.  A rank takes one thread where
+several share a node, unless OMP_NUM_THREADS or its like says otherwise.  An exception ends the whole
+job.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> None:
         run_command_line(arguments)
 
 
-def _number_of(node: MPI.Intracomm, world: MPI.Intracomm) -> int:
+def _number_of(node: MPI.Comm, world: MPI.Intracomm) -> int:
     """The number of this rank's node, in the order of their first ranks.  Collective."""
     firsts = world.allgather(node.bcast(world.Get_rank()))
     return sorted(set(firsts)).index(firsts[world.Get_rank()])

@@ -17,10 +17,12 @@ from mpicoll.engine import progress
 from mpicoll.runtime.settings import Settings
 from mpicoll.runtime.state import attach
 from mpicoll.torch.messages import Message, Messages
+from mpicoll.torch.moving import Moving
+from mpicoll.torch.reducing import Reducing
 from mpicoll.torch.turns import GRACE, Limit, Turns
 
 
-class Group(Messages):
+class Group(Reducing, Moving, Messages):
     """A process group over a communicator of its own, which it frees.
 
     Args:
@@ -65,7 +67,7 @@ class Group(Messages):
                 MPI.COMM_WORLD.Get_rank(),
             )
         self._turns = Turns(self._limit, threaded)
-        self._last_tag = comm.Get_attr(MPI.TAG_UB)
+        self._last_tag = int(comm.Get_attr(MPI.TAG_UB) or 0)
         self._ended = ""
 
     # --- what PyTorch asks ---
@@ -90,6 +92,12 @@ class Group(Messages):
 
     def setGroupDesc(self, description: str) -> None:
         self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Whose tensors it takes here; async checkpoints ask for the CPU."""
+        found = [torch.device("cpu")]
+        return [*found, torch.device("cuda")] if torch.cuda.is_available() else found
 
     def get_group_store(self) -> Store:
         return self._store

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpicoll.base.wording import plural, ranges
 from mpicoll.engine import progress
-from mpicoll.torch.collectives import Collectives
+from mpicoll.torch.base import Base
 from mpicoll.torch.tensors import buffer, dense, one, write_back
 from mpicoll.torch.work import Operation
 
@@ -113,7 +113,7 @@ class Message(Operation):
     _source_rank = source_rank
 
 
-class Messages(Collectives):
+class Messages(Base):
     """The part of a process group that is about two ranks."""
 
     state: Any

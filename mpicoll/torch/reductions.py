@@ -104,7 +104,9 @@ def array(tensor: torch.Tensor) -> Any:
         ModuleNotFoundError: bfloat16, and ml_dtypes is not installed.
     """
     found = buffer(tensor)
-    return found if tensor.is_cuda or tensor.dtype is not torch.bfloat16 else found.view(_bfloat16())
+    return (
+        found if tensor.is_cuda or tensor.dtype is not torch.bfloat16 else found.view(_bfloat16())
+    )
 
 
 @cache

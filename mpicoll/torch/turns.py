@@ -1,7 +1,7 @@
 """The collectives of one group, in the order in which they are called.
 
-A call that blocks runs at once in its thread, after what was called before.  The others are run by a
-thread of the group's own, or by who waits for them: so a rank's blocking call meets another rank's
+A call that blocks runs at once in its thread, after what was called before.  The others are run by
+a thread of the group's own, or by who waits for them: so a rank's blocking call meets another rank's
 that does not block.
 """
 

@@ -13,7 +13,7 @@ import torch.distributed as dist  # noqa: E402
 pytestmark = [
     pytest.mark.usefixtures("world"),
     # Newer names of what older versions have, too.
-    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
@@ -156,7 +156,7 @@ def test_lengths_may_differ():
     dist.all_to_all(found, [torch.full((RANK + 2, 2), 10.0 * RANK + r) for r in range(SIZE)])
     for rank, each in enumerate(found):
         same(each, torch.full((rank + 2, 2), 10.0 * rank + RANK))
-    gives, gets = [r for r in range(SIZE)], [RANK] * SIZE
+    gives, gets = [*range(SIZE)], [RANK] * SIZE
     mine = torch.cat([torch.full((r, 3), 10 * RANK + r) for r in range(SIZE)])
     out = torch.empty((sum(gets), 3), dtype=mine.dtype)
     dist.all_to_all_single(out, mine, gets, gives)
@@ -198,7 +198,7 @@ def test_tensors_of_any_strides_and_no_elements():
         dist.all_gather([torch.empty_like(empty) for _ in range(SIZE)], empty)
         dist.all_gather_into_tensor(torch.empty(0), empty)
         dist.reduce_scatter_tensor(empty, torch.empty(0))
-        dist.all_to_all_single(empty, torch.empty(0))
+        dist.all_to_all_single(torch.empty(0), torch.empty(0))
     scalar = torch.tensor(2.0)
     dist.all_reduce(scalar)
     assert scalar.item() == 2 * SIZE
@@ -379,7 +379,11 @@ def test_what_is_refused():
             ValueError,
             "split_sizes",
         ),
-        (lambda: group.allgather([[torch.ones(2)] * (SIZE + 1)], [torch.ones(2)]), ValueError, "pa"),
+        (
+            lambda: group.allgather([[torch.ones(2)] * (SIZE + 1)], [torch.ones(2)]),
+            ValueError,
+            "pa",
+        ),
         (lambda: group.allreduce([torch.ones(2)] * 2), ValueError, "2 tensors; pass one"),
         (lambda: dist.isend(torch.ones(2), 0, tag=-1), ValueError, "tag -1 must be at least 0"),
         (

@@ -130,9 +130,7 @@ def grids():
     ours = init_device_mesh("cpu", shape, mesh_dim_names=names)
     places = RANKS.view(shape)
     shard, replicate = (_mine(lines.tolist()) for lines in (places, places.t()))
-    theirs = DeviceMesh.from_group(
-        [replicate, shard], "cpu", mesh=places, mesh_dim_names=names
-    )
+    theirs = DeviceMesh.from_group([replicate, shard], "cpu", mesh=places, mesh_dim_names=names)
     return ours, theirs
 
 
@@ -216,7 +214,9 @@ def pipeline(name, per_rank, group):
     if name == "ScheduleZBVZeroBubble":
         mine = [RANK, count - 1 - RANK]
     stages = [
-        pipelining.PipelineStage(copy.deepcopy(layers[i]), i, count, torch.device("cpu"), group=group)
+        pipelining.PipelineStage(
+            copy.deepcopy(layers[i]), i, count, torch.device("cpu"), group=group
+        )
         for i in mine
     ]
     loss = nn.functional.mse_loss

@@ -11,7 +11,10 @@ if MPI.COMM_WORLD.size > 4:
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.distributed as dist  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [
+    pytest.mark.usefixtures("world"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 SHORT = timedelta(seconds=0.5)
 
@@ -74,7 +77,9 @@ def test_a_failure_is_for_who_waits():
         work = dist.all_reduce(tensor, group=group, async_op=True)
         future = work.get_future()
         if not alone:
-            with pytest.raises(dist.DistBackendError, match=r"all_reduce of group .* 0\.5 s: a ran"):
+            with pytest.raises(
+                dist.DistBackendError, match=r"all_reduce of group .* 0\.5 s: a ran"
+            ):
                 work.wait()
             with pytest.raises(RuntimeError, match=r"has not ended within 0\.5 s"):
                 future.wait()
