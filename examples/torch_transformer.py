@@ -4,9 +4,9 @@
         [--steps 200] [--width 128] [--layers 2] [--batch 16]
 
 The text is the source of Python's own library, byte by byte: nothing is downloaded.  Every rank
-takes other places of it.  Rank 0 prints the loss, the mean of all ranks, in nats a byte, and what the
-model writes in the end.  The program is one for any backend of torch.distributed: the backend's name
-is all that is mpicoll's in it.
+takes other places of it.  Rank 0 prints the loss, the mean of all ranks, in nats a byte, and what
+the model writes in the end.  The program is one for any backend of torch.distributed: the backend's
+name is all that is mpicoll's in it.
 """
 
 from __future__ import annotations

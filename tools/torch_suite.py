@@ -1,11 +1,12 @@
 """PyTorch's own tests of a torch.distributed backend, which its wheel has, on "mpicoll".
 
-    mpirun -n 8 python tools/torch_suite.py [-k WORD] [--seconds 120] [--list]
+    mpirun -n 8 python tools/torch_suite.py [-k WORD] [--seconds 60] [--list]
 
 Runs ``DistributedTest._DistTestBase`` of ``torch.testing._internal.distributed.distributed_test``
 in one job: tests of groups skip themselves below 8 ranks.  Every test has a process group of its
 own.  What fails must stand in torch_suite.txt beside this file, with its reason, and what stands
-there must fail; else the exit status is 1.  Tests that skip themselves (those of NCCL, of GPUs) are counted.
+there must fail; else the exit status is 1.  Tests that skip themselves (those of NCCL, of GPUs) are
+counted.  Needs the package expecttest, which PyTorch's tests import.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-k", default="", help="only tests whose name has this word")
-    parser.add_argument("--seconds", type=float, default=120.0, help="that a test may take")
+    parser.add_argument("--seconds", type=float, default=60.0, help="that a test may take")
     parser.add_argument("--list", action="store_true", help="print names, and run nothing")
     return parser.parse_args()
 
@@ -102,7 +103,12 @@ class Suite:
         distributed_test.Barrier.sync = staticmethod(self._sync)
 
     def names(self) -> list[str]:
-        return list(unittest.TestLoader().getTestCaseNames(self._class))
+        """Those that can run here: some that need a GPU a rank do not say so."""
+        import torch
+
+        names = unittest.TestLoader().getTestCaseNames(self._class)
+        gpus = torch.cuda.device_count() >= SIZE
+        return [name for name in names if gpus or not name.endswith(("_cuda", "_cuda_complex"))]
 
     def run(self, number: int, name: str) -> list[str]:
         """Run a test on all ranks; the outcome on each."""
@@ -141,6 +147,7 @@ class Suite:
             code = end.code if isinstance(end.code, int) else -1
             return ("skipped", reasons[code]) if code in reasons else ("failed", f"exit {end.code}")
         except Exception:
+            self._store.set(f"{self._key}/failed", "")
             return "failed", traceback.format_exc()
         finally:
             if dist.is_initialized():
@@ -166,8 +173,8 @@ class Suite:
         self._store.add(key, 1)
         end = time.monotonic() + self._seconds
         while self._store.add(key, 0) < ranks:
-            if time.monotonic() > end:
-                raise RuntimeError(f"barrier timeout, after {self._seconds:g} s")
+            if time.monotonic() > end or self._store.check([f"{self._key}/failed"]):
+                raise RuntimeError("barrier timeout, or the test has failed on another rank")
             time.sleep(0.005)
 
 

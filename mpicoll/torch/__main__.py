@@ -4,8 +4,8 @@
 
 Sets what torchrun sets, for what MPI knows: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 GROUP_RANK, MASTER_ADDR and MASTER_PORT, where a store serves.  A rank takes one thread where
-several share a node, unless OMP_NUM_THREADS or its like says otherwise.  An exception ends the whole
-job.
+several share a node, unless OMP_NUM_THREADS or its like says otherwise.  An exception ends the
+whole job.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class Message(Operation):
                 if time.monotonic() > self._begin + self._limit:
                     self.fail(
                         TimeoutError(
-                            f"{self._what} has not ended within {self._limit:g} s: the other rank "
-                            "has not called it, or has ended"
+                            f"{self._what} has not ended within its timeout of {self._limit:g} s: "
+                            "the other rank has not called it, or has ended"
                         )
                     )
                 return
@@ -89,7 +89,10 @@ class Message(Operation):
 
     def _complete(self, seconds: float) -> None:
         if seconds > 0:
-            self.end(seconds, TimeoutError(f"{self._what} has not ended within {seconds:g} s"))
+            self.end(
+                seconds,
+                TimeoutError(f"{self._what} has not ended within a timeout of {seconds:g} s"),
+            )
         else:
             progress.until(self.is_completed)
 

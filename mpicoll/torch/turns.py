@@ -1,8 +1,8 @@
 """The collectives of one group, in the order in which they are called.
 
 A call that blocks runs at once in its thread, after what was called before.  The others are run by
-a thread of the group's own, or by who waits for them: so a rank's blocking call meets another rank's
-that does not block.
+a thread of the group's own, or by who waits for them: so a rank's blocking call meets another
+rank's that does not block.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Limit:
             raise RuntimeError(f"{self._what} of {self._group}: {self.over}")
         if time.monotonic() > self._end:
             raise TimeoutError(
-                f"{self._what} of {self._group} has not ended within "
+                f"{self._what} of {self._group} has not ended within its timeout of "
                 f"{self._end - self._begin:g} s: a rank has not called it, or has ended; "
                 "MPICOLL_TIMEOUT=seconds names the rank, and timeout= of the group gives more time"
             )
@@ -147,7 +147,9 @@ class Turns:
         while not task.is_completed():
             left = -1.0 if end == math.inf else max(end - time.monotonic(), 0.0)
             if not self._turn.acquire(timeout=left):
-                raise TimeoutError(f"waited {seconds:g} s, and an earlier collective still runs")
+                raise TimeoutError(
+                    f"wait with a timeout of {seconds:g} s: an earlier collective still runs"
+                )
             try:
                 if self._tasks and not task.is_completed():
                     self._tasks.popleft().execute(self._limit, end)

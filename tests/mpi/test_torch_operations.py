@@ -329,24 +329,6 @@ def test_groups():
     dist.destroy_process_group(mine)
 
 
-def test_functional_collectives():
-    from torch.distributed import _functional_collectives as functional
-
-    group = dist.group.WORLD
-    found = functional.all_reduce(torch.full((2,), float(RANK)), "sum", group)
-    assert (found + 1).tolist() == [sum(range(SIZE)) + 1.0] * 2
-    found = functional.all_gather_tensor(torch.tensor([float(RANK)]), 0, group)
-    assert found.tolist() == [*map(float, range(SIZE))]
-    found = functional.reduce_scatter_tensor(torch.ones(SIZE), "avg", 0, group)
-    assert found.tolist() == [1.0]
-    mine = torch.arange(float(SIZE)) + 10 * RANK
-    found = functional.all_to_all_single(mine, [1] * SIZE, [1] * SIZE, group)
-    assert found.tolist() == [10.0 * r + RANK for r in range(SIZE)]
-    found = functional.all_reduce_coalesced([torch.ones(1), torch.ones(2)], "sum", group)
-    assert [t.tolist() for t in found] == [[SIZE], [SIZE] * 2]
-    assert functional.broadcast(torch.tensor([RANK]), 0, group).item() == 0
-
-
 def test_what_is_refused():
     group = dist.group.WORLD
     sparse = torch.eye(3).to_sparse()

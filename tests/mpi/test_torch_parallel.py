@@ -115,9 +115,11 @@ def test_ddp_no_sync_join_and_hooks(backends):
         small.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         for step in range(4):
             small(data(step)).square().mean().backward()
-        gradients = [p.grad for m in (low, small) for p in m.parameters()]
-        found.append([*net.parameters(), *gradients])
-    near(*([t.detach() for t in each] for each in found), limit=1e-5)
+        found.append([[p.detach() for p in net.parameters()]])
+        found[-1] += [[p.grad for p in model.parameters()] for model in (low, small)]
+    # Half precision rounds by the order of sums.
+    for ours, theirs, limit in zip(*found, (1e-6, 2e-3, 1e-5), strict=True):
+        near(ours, theirs, limit)
 
 
 def mesh_on(group):
@@ -183,6 +185,24 @@ def test_tensor_parallel(backends):
         moved = moved.redistribute(mesh, [Shard(1)]).redistribute(mesh, [Replicate()])
         found.append([p.grad.full_tensor() for p in net.parameters()] + [moved.to_local()])
     near(*found)
+
+
+def test_functional_collectives():
+    from torch.distributed import _functional_collectives as functional
+
+    group = dist.group.WORLD
+    found = functional.all_reduce(torch.full((2,), float(RANK)), "sum", group)
+    assert (found + 1).tolist() == [sum(range(SIZE)) + 1.0] * 2
+    found = functional.all_gather_tensor(torch.tensor([float(RANK)]), 0, group)
+    assert found.tolist() == [*map(float, range(SIZE))]
+    found = functional.reduce_scatter_tensor(torch.ones(SIZE), "avg", 0, group)
+    assert found.tolist() == [1.0]
+    mine = torch.arange(float(SIZE)) + 10 * RANK
+    found = functional.all_to_all_single(mine, [1] * SIZE, [1] * SIZE, group)
+    assert found.tolist() == [10.0 * r + RANK for r in range(SIZE)]
+    found = functional.all_reduce_coalesced([torch.ones(1), torch.ones(2)], "sum", group)
+    assert [t.tolist() for t in found] == [[SIZE], [SIZE] * 2]
+    assert functional.broadcast(torch.tensor([RANK]), 0, group).item() == 0
 
 
 class Stage(nn.Module):
