@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
@@ -171,9 +172,10 @@ class Group(Reducing, Moving, Messages):
 
     def _end_messages(self, seconds: float, reason: str) -> bool:
         """Let messages complete, and give up the others; whether there are none."""
-        for message in [m for m in progress.under_way if m.owner is self.state]:
-            if isinstance(message, Message):
-                message.end(seconds, RuntimeError(f"{message}: {reason}"))
+        end = time.monotonic() + seconds
+        for message in [*progress.under_way]:
+            if isinstance(message, Message) and message.owner is self.state:
+                message.end(end, RuntimeError(f"{message}: {reason}"))
         return not self.state.under_way
 
 

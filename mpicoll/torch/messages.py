@@ -74,9 +74,8 @@ class Message(Operation):
         progress.remove(self)
         self._finish(error)
 
-    def end(self, seconds: float, error: Exception) -> None:
-        """Wait for it for some time, then give it up."""
-        end = time.monotonic() + seconds
+    def end(self, end: float, error: Exception) -> None:
+        """Wait for it until some time of the clock, then give it up."""
 
         def pause() -> None:
             os.sched_yield()
@@ -89,10 +88,8 @@ class Message(Operation):
 
     def _complete(self, seconds: float) -> None:
         if seconds > 0:
-            self.end(
-                seconds,
-                TimeoutError(f"{self._what} has not ended within a timeout of {seconds:g} s"),
-            )
+            text = f"{self._what} has not ended within a timeout of {seconds:g} s"
+            self.end(time.monotonic() + seconds, TimeoutError(text))
         else:
             progress.until(self.is_completed)
 

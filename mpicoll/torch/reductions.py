@@ -58,24 +58,26 @@ def reduction(op: Any, dtype: torch.dtype, what: str) -> Reduction:
         TypeError: it does not.
     """
     kind = op.op if isinstance(op, ReduceOp) else op
-    if dtype is torch.bool:
-        found = _LOGICAL.get(kind)
-    elif (
-        (kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex))
-        or (kind in _ORDERED and dtype.is_complex)
-        or (dtype.is_floating_point and dtype.itemsize == 1)
-        or dtype is torch.complex32
-    ):
-        found = None
-    else:
-        found = _OPERATORS.get(kind)
-    if found is None:
+    operator = _operator(kind, dtype)
+    if operator is None:
         raise TypeError(
             f"{what}: {kind} of {dtype} tensors is not defined; convert them by tensor.to, or take "
             "another operator"
         )
     factor = _factor(op) if kind == _KINDS.PREMUL_SUM else None
-    return Reduction(found, factor, kind == _KINDS.AVG)
+    return Reduction(operator, factor, kind == _KINDS.AVG)
+
+
+@cache
+def _operator(kind: Any, dtype: torch.dtype) -> MPI.Op | None:
+    """MPI's operator in the place of PyTorch's; None if there is none."""
+    if dtype is torch.bool:
+        return _LOGICAL.get(kind)
+    narrow = dtype is torch.complex32 or (dtype.is_floating_point and dtype.itemsize == 1)
+    bits = kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex)
+    if narrow or bits or (kind in _ORDERED and dtype.is_complex):
+        return None
+    return _OPERATORS.get(kind)
 
 
 def _factor(op: Any) -> Any:

@@ -42,9 +42,11 @@ def dense(tensor: torch.Tensor, what: str) -> torch.Tensor:
 
 def buffer(tensor: torch.Tensor) -> Any:
     """What a communicator takes in its place: an array of the same memory.  It is dense."""
+    kind = tensor.dtype
     if tensor.is_cuda:
-        return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
-    stand_in = _STAND_INS.get(tensor.dtype)
+        plain = kind is not torch.bool and (kind.itemsize > 1 or kind not in _STAND_INS)
+        return tensor if plain else tensor.view(torch.uint8)
+    stand_in = _STAND_INS.get(kind)
     return (tensor if stand_in is None else tensor.view(stand_in)).numpy()
 
 

@@ -124,7 +124,7 @@ def test_a_limit_where_mpi_carries_the_messages(monkeypatch):
     group = dist.new_group(timeout=SHORT)
     dist.barrier(group=group)
     if RANK == 0:
-        with pytest.raises(dist.DistBackendError, match=r"call 2 .* has not entered it"):
+        with pytest.raises(dist.DistBackendError, match=r"call 2 .* (has|have) not entered it"):
             dist.all_reduce(torch.ones(3), group=group)
     dist.barrier()
     dist.destroy_process_group(group)

@@ -133,20 +133,19 @@ def test_a_script_under_mpirun(tmp_path):
 
 DYING = """
 import os, signal
-import torch
-from torch import distributed as dist
-import mpicoll.torch
-dist.init_process_group("mpicoll", init_method="mpi://")
-ones = torch.ones(3)
-dist.all_reduce(ones)
+dist.barrier()
 if dist.get_rank() == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-dist.all_reduce(ones)
+dist.all_reduce(tensor)
 """
 
 
-def test_a_rank_that_dies_ends_the_job():
-    done = on_ranks(2, "-c", DYING)
+def test_the_program_of_the_page_and_a_rank_that_dies():
+    page = (ROOT / "docs" / "torch.rst").read_text()
+    shown = re.search(r":caption: sum.py\n\n((?:   .*\n|\n)+)", page)[1]
+    program = re.sub(r"(?m)^   ", "", shown).replace("dist.destroy_process_group()", DYING)
+    done = on_ranks(2, "-c", f"import mpicoll.torch\n{program}")
+    assert "tensor([2., 2., 2., 2.])" in done.stdout, done
     assert done.returncode != 0 and re.search(r"(?i)signal 9|killed|bad termination", done.stderr)
 
 
