@@ -49,7 +49,7 @@ def main() -> None:
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     comm = mpicoll.Intracomm(MPI.COMM_WORLD.Dup())
     start = Barrier(comm)
-    facts = {k: v for k, v in environment.collect(comm).items() if k in pairs.KEPT}
+    facts = {k: v for k, v in environment.gather(comm).items() if k in pairs.KEPT}
     facts |= {"torch": torch.__version__, **pairs.probes(comm)}
     say(comm, options, facts)
     for size in pairs.sizes("allreduce", options.largest):

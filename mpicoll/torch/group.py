@@ -120,7 +120,8 @@ class Group(Reducing, Moving, Messages):
         return self
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """Connect; a communicator is connected when it is made."""
+        """Remember the device of ``init_process_group``, whose groups ``split_group`` splits."""
+        self.bound_device_id = device
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """Take part in making a group of other ranks; only its members make it here."""

@@ -151,28 +151,28 @@ class Messages(Base):
         return tag
 
     def monitored_barrier(
-        self, timeout: timedelta = timedelta(0), wait_all_ranks: bool = False
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Wait until all ranks have come; rank 0 raises if some have not, and names them.
 
         Args:
-            timeout: limit; that of the group where it is not positive.
+            timeout: limit; None: that of the group.
             wait_all_ranks: whether all that are missing are named, not only the first.
 
         Raises:
             DistBackendError: a rank has not come in time.
         """
         self._check("monitored_barrier")
-        seconds = timeout.total_seconds() if timeout and timeout > timedelta(0) else self._timeout
+        seconds = self._timeout if timeout is None else timeout.total_seconds()
+        within = f"in {1000 * seconds:g} ms"
         self._barriers += 1
         end = time.monotonic() + seconds
         if self.rank() == 0:
             missing = self._come(end)
             if missing:
-                named = missing if wait_all_ranks else missing[:1]
+                named = ranges(missing if wait_all_ranks else missing[:1]).capitalize()
                 raise torch.distributed.DistBackendError(
-                    f"rank 0: {ranges(named)} failed to pass monitoredBarrier in "
-                    f"{1000 * seconds:g} ms"
+                    f"Rank 0 timed out in monitoredBarrier: {named} failed to pass it {within}"
                 )
             for rank in range(1, self.size()):
                 self.comm.Send(np.array([self._barriers]), rank, self._last_tag)
@@ -180,8 +180,8 @@ class Messages(Base):
         self.comm.Send(np.array([self._barriers]), 0, self._last_tag)
         if not self._heard(0, end):
             raise torch.distributed.DistBackendError(
-                f"rank {self.rank()}: reached monitoredBarrier, and rank 0 has not answered in "
-                f"{1000 * seconds:g} ms; its error names the ranks that have not"
+                f"Rank {self.rank()} reached monitoredBarrier, and rank 0 has not answered "
+                f"{within}; its error names the ranks that have not"
             )
 
     def _come(self, end: float) -> list[int]:

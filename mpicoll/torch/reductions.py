@@ -105,10 +105,11 @@ def array(tensor: torch.Tensor) -> Any:
     Raises:
         ModuleNotFoundError: bfloat16, and ml_dtypes is not installed.
     """
-    found = buffer(tensor)
-    return (
-        found if tensor.is_cuda or tensor.dtype is not torch.bfloat16 else found.view(_bfloat16())
-    )
+    if tensor.is_cuda:
+        return buffer(tensor)
+    if tensor.dtype is torch.bfloat16:
+        return buffer(tensor).view(_bfloat16())
+    return tensor.numpy()
 
 
 @cache

@@ -9,8 +9,8 @@ import torch
 
 from mpicoll.base.wording import plural
 
-#: The types that NumPy has no name for, and one of the same size for which it has.
-_STAND_INS = {torch.bfloat16: torch.uint16, torch.complex32: torch.int32}
+#: The types that NumPy or an MPI library has no name for, and others of the same size.
+_STAND_INS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.complex32: torch.int32}
 _STAND_INS |= {
     getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")
 }
@@ -41,7 +41,7 @@ def dense(tensor: torch.Tensor, what: str) -> torch.Tensor:
 
 
 def buffer(tensor: torch.Tensor) -> Any:
-    """What a communicator takes in its place: an array of the same memory.  It is dense."""
+    """What a communicator takes to move a dense tensor: an array of the same memory."""
     kind = tensor.dtype
     if tensor.is_cuda:
         plain = kind is not torch.bool and (kind.itemsize > 1 or kind not in _STAND_INS)

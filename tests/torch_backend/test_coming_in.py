@@ -19,10 +19,9 @@ pytestmark = pytest.mark.timeout(LIMIT)
 
 
 def run(*command, **variables):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_"))}
-    environment |= {"OMP_NUM_THREADS": "1", "MPICOLL_SHARE_CORES": "1"}
-    path = [str(ROOT), *variables.pop("PYTHONPATH", [])]
-    environment |= {"PYTHONPATH": os.pathsep.join(path), **variables}
+    path = [str(ROOT), *variables.pop("PYTHONPATH", []), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    environment |= {"OMP_NUM_THREADS": "1", "MPICOLL_SHARE_CORES": "1", **variables}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT, env=environment, cwd=ROOT
     )
