@@ -1,7 +1,7 @@
 """A small transformer learns to write Python, by PyTorch's DDP or FSDP2 on the backend "mpicoll".
 
     mpirun -n 4 python -m mpicoll.torch examples/torch_transformer.py [--parallel fsdp]
-        [--steps 200] [--width 128] [--layers 2] [--batch 16]
+        [--steps 200] [--width 128] [--layers 2] [--batch 16] [--sample 128]
 
 The text is the source of Python's own library, byte by byte: nothing is downloaded.  Every rank
 takes other places of it.  Rank 0 prints the loss, the mean of all ranks, in nats a byte, and what
@@ -90,7 +90,13 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp")
     parser.add_argument("--backend", default="mpicoll")
-    for name, value in {"steps": 200, "width": 128, "layers": 2, "batch": 16}.items():
+    for name, value in {
+        "steps": 200,
+        "width": 128,
+        "layers": 2,
+        "batch": 16,
+        "sample": 128,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--files", type=int, default=10**6, help="of the library, at most")
     parser.add_argument("--report", type=int, default=20, help="steps between two reports")
@@ -116,7 +122,7 @@ def main() -> None:
             if first:
                 seconds = time.perf_counter() - begin
                 print(f"step {step} loss {mean / dist.get_world_size():.3f} {seconds:.1f} s")
-    sample = written(model, 2 * LENGTH)
+    sample = written(model, options.sample)
     if first:
         print(sample)
     dist.destroy_process_group()

@@ -34,7 +34,8 @@ def dense(tensor: torch.Tensor, what: str) -> torch.Tensor:
         )
     if tensor.is_quantized:
         raise TypeError(f"{what}: a quantized tensor; pass tensor.int_repr()")
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     return tensor.resolve_conj().resolve_neg().contiguous()

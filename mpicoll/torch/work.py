@@ -12,6 +12,8 @@ import torch
 from torch.distributed import DistBackendError, Work
 
 NO_LIMIT = timedelta(0)
+#: Held by who makes or completes the future of an operation.
+_FUTURES = threading.Lock()
 
 
 class Operation(Work):
@@ -26,7 +28,6 @@ class Operation(Work):
         self._tensors = tensors
         self._over = False
         self._error: BaseException | None = None
-        self._lock = threading.Lock()
         self._end: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
 
@@ -40,14 +41,14 @@ class Operation(Work):
             error.__cause__ = cause
         self._error = error
         self._over = True
-        with self._lock:
+        with _FUTURES:
             awaited = self._end is not None
         if awaited:  # its callbacks may wait for other operations
             _publishers().submit(self._publish)
 
     def _publish(self) -> None:
         """Complete the future, if there is one that is not."""
-        with self._lock:
+        with _FUTURES:
             end, self._end = self._end, None
         if end is not None:
             end.set_result(None)
@@ -95,7 +96,7 @@ class Operation(Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors."""
-        with self._lock:
+        with _FUTURES:
             if self._future is None:
                 self._end = torch.futures.Future(devices=_devices(self._tensors))
                 # An exception of the first would reach C++ callers as a value.
