@@ -25,6 +25,7 @@ ORDER = {
         cli
         report
         model
+        torch
         train bench
         __init__
         comm
@@ -65,6 +66,10 @@ ORDER = {
     "mpicoll.simulate": (
         "__init__ > simulation > compiled rounds critical_path > clock > machine > "
         "symmetry costs ports _clock"
+    ),
+    "mpicoll.torch": (
+        "__main__ > __init__ > registration > creation > rendezvous group > "
+        "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
         "__init__ > driver > pytorch distributed > strategies > config > servers > exchange > "
