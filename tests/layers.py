@@ -62,7 +62,7 @@ ORDER = {
     ),
     "mpicoll.simulate": (
         "__init__ > simulation > compiled rounds critical_path > clock > machine > "
-        "symmetry costs ports _clock"
+        "symmetry costs ports _clock > network"
     ),
     "mpicoll.train": (
         "__init__ > driver > pytorch distributed > strategies > config > servers > exchange > "

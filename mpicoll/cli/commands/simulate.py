@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpicoll.base.times import ATTOSECONDS
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, needing, usage
 from mpicoll.cli.options import Collective, Json, Ranks, Root, Set, Sizes
@@ -182,7 +183,7 @@ class _Options:
         """The machine of each draw of stragglers; without any, one."""
         from mpicoll.simulate.machine import Machine
 
-        machine = Machine.of(costs, parse.ATTOSECONDS, self.ports)
+        machine = Machine.of(costs, ATTOSECONDS, self.ports)
         machine = replace(machine, nodes=nodes, slow=self.slow)
         if not self.chance:
             return [machine]
@@ -205,7 +206,7 @@ def _given(
 
     def seconds(name: str, text: str | None) -> float:
         written = _DEFAULTS[name.removeprefix("inter-")] if text is None else text
-        return parse.attoseconds(f"--{name}", written) / parse.ATTOSECONDS
+        return parse.attoseconds(f"--{name}", written) / ATTOSECONDS
 
     values = {name: seconds(name, text) for name, text in times.items()}
     links = {INTRA: (Piece(None, values.pop("alpha"), values.pop("beta")),)}
@@ -277,7 +278,7 @@ def _case(
             raise
         output.remark(f"mpicoll: left out: {error}")
         return None
-    drawn = sorted(result.makespan / parse.ATTOSECONDS for result in results)
+    drawn = sorted(result.makespan / ATTOSECONDS for result in results)
     complete, result = entry.complete(parameters), results[0]
     piece = next(iter(costs.links.values()))[0]
     numbers = (piece.alpha, piece.beta, costs.gamma)
