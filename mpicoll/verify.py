@@ -74,7 +74,7 @@ def verify(
             in ``problems``).
     """
     check_call(size, root)
-    complete = algorithm.fitting(size, parameters)
+    complete = algorithm.fitting(size, parameters, root)
     problems: list[str] = []
     counts, depth = Counts(0, 0, 0, 0, 0), 0
     try:

@@ -30,7 +30,8 @@ ORDER = {
         comm
         requests
         runtime
-        tuning
+        synthesis tuning
+        files
         draw local verify
         engine simulate
         buffers algorithms

@@ -31,11 +31,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from mpicoll.base.files import parse_toml
 from mpicoll.base.times import ATTOSECONDS, attoseconds
-from mpicoll.base.wording import plural
 from mpicoll.simulate.costs import INTER, INTRA, Costs
 from mpicoll.simulate.machine import Machine
 from mpicoll.simulate.network import Network, Route
@@ -137,8 +136,6 @@ def _validated(content: dict[str, Any]) -> dict[str, Any]:
         return attoseconds(value)
 
     Time = pydantic.BeforeValidator(time)
-    from typing import Annotated
-
     class Strict(pydantic.BaseModel, extra="forbid", strict=True):
         pass
 
@@ -172,7 +169,6 @@ def _validated(content: dict[str, Any]) -> dict[str, Any]:
         host: list[Host] = []
         link: list[Link] = []
 
-    # Named here, as annotations are read when the class is made.
     try:
         return File.model_validate(content).model_dump()
     except pydantic.ValidationError as error:
@@ -292,13 +288,3 @@ def _ranks(text: str, ranks: int, place: str) -> list[int]:
     if not found:
         raise ValueError(f"{place}: no rank")
     return found
-
-
-def summary(machine: Machine) -> str:
-    """A machine in a few words."""
-    network = machine.network
-    assert network is not None
-    return (
-        f"{plural(network.ranks, 'rank')} on {plural(len(set(network.hosts)), 'host')}, "
-        f"{plural(len(network.links), 'shared link')}"
-    )

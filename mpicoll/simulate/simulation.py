@@ -154,7 +154,8 @@ def simulate(
                 f"method={method!r} does not know links that messages share: give events, "
                 "compiled or auto"
             )
-    task = _Task(algorithm, size, nbytes, machine, root, algorithm.fitting(size, parameters))
+    complete = algorithm.fitting(size, parameters, root)
+    task = _Task(algorithm, size, nbytes, machine, root, complete)
     whole = task.programs(algorithm.schedule)
     messages = algorithm.count("messages", size, root, parameters)
     with _without_collector():
