@@ -48,7 +48,7 @@ ORDER = {
     "mpicoll.requests": "__init__ device > library own > standalone > several > base",
     "mpicoll.runtime": (
         "__init__ > relay > staging observe > state arguments > fast_path > plans > guard > "
-        "calls > agree watch trace settings unavailable"
+        "calls > agree watch trace settings > schedules unavailable"
     ),
     "mpicoll.engine": (
         "__init__ > windows > transport > _fast_path > _execution > _folding > "

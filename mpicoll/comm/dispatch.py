@@ -29,6 +29,7 @@ from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import OwnedPrequest, PersistentFallback, bound, started
 from mpicoll.runtime import staging
+from mpicoll.files import schedule_files
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.observe import observing
@@ -272,6 +273,8 @@ class Dispatch(MPI.Intracomm):
         definition = arguments.method.definition
         parameters = dict(parameters)
         stream: Any = parameters.pop("stream", None)
+        if isinstance(algorithm, str):
+            algorithm = self._loaded(state, definition, algorithm, blocking)
         named = asked_for(definition, algorithm, parameters)
         if reproducible:
             if named:
@@ -316,6 +319,17 @@ class Dispatch(MPI.Intracomm):
         if choice.algorithm == NATIVE and not blocking:
             call.check_lasting()
         return Prepared(definition, place, placed(definition.name, choice, state.nodes), call)
+
+    def _loaded(self, state: State, definition: Collective, algorithm: str, waits: bool) -> str:
+        """An algorithm's name; of a file, with what was in it.  Collective where it is loaded."""
+        name = state.schedules.name(algorithm)
+        if name is None and not waits:
+            path = schedule_files.path_of(algorithm)
+            raise ValueError(
+                f"{definition.method}: {algorithm} has not been loaded, and a call that is not "
+                f"blocking may not wait for the other ranks to do so; call comm.load({path!r}) first"
+            )
+        return state.load(schedule_files.path_of(algorithm)) if name is None else name
 
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
         """The algorithm where the caller names none; why it is not the one of the environment."""

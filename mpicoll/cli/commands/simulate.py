@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpicoll.base.times import ATTOSECONDS
-from mpicoll.cli import output, parse
+from mpicoll.cli import output, parse, wanted
 from mpicoll.cli.errors import UsageError, needing, usage
-from mpicoll.cli.options import Collective, Json, Ranks, Root, Set, Sizes
+from mpicoll.cli.options import Collective, Json, Root, Set, Sizes
 
 if TYPE_CHECKING:
     from mpicoll.registry import Algorithm
@@ -35,7 +35,12 @@ def command(
     algorithm: Annotated[
         str, typer.Argument(metavar="ALGORITHM", help="Such as ring, or all of them: all.")
     ],
-    ranks: Ranks = "4",
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            "-P", metavar="LIST", help="Numbers of ranks: 4, or those of a machine or schedule file."
+        ),
+    ] = None,
     size: Sizes = "1M",
     alpha: Annotated[str | None, _time("Time per message; 1us if not given.")] = None,
     beta: Annotated[str | None, _time("Time per byte sent; 100ps if not given.")] = None,
@@ -47,6 +52,10 @@ def command(
     model: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit`, in place of these."),
+    ] = None,
+    machine: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Hosts and links from a machine file, in place of costs."),
     ] = None,
     per_node: Annotated[
         int, typer.Option(min=0, metavar="L", help="Ranks of a node, one after the other; 0: all.")
@@ -92,9 +101,13 @@ def command(
     from mpicoll.base.sizes import parse_sizes
     from mpicoll.simulate.clock import check_call
 
-    counts, parameters = parse.ranks(ranks), parse.parameters(set_ or [])
+    parameters = parse.parameters(set_ or [])
     times = {"alpha": alpha, "beta": beta, "gamma": gamma, "step": step, "call": call}
+    alone = {**times, "inter-alpha": inter_alpha, "inter-beta": inter_beta, "model": model}
+    alone |= {"per-node": per_node or None, "ports": ports if ports > 1 else None}
+    alone |= {"straggler": straggler, "stragglers": stragglers or None}
     options = _Options(
+        machine=_network(machine, alone) if machine else None,
         source=_read(model, {**times, "inter-alpha": inter_alpha, "inter-beta": inter_beta})
         if model
         else _given(times, inter_alpha, inter_beta, per_node),
@@ -110,7 +123,12 @@ def command(
         raise UsageError("--set needs one algorithm; name it instead of all")
     with usage():
         names = algorithms.names(collective) if algorithm == "all" else (algorithm,)
-        chosen = [algorithms.find(collective, name) for name in names]
+    chosen = [wanted.algorithm(collective, name) for name in names]
+    own = options.ranks or chosen[0].only or 4
+    counts = parse.ranks(ranks or str(own))
+    if options.ranks and counts != (options.ranks,):
+        raise UsageError(f"-P {ranks!r}: the machine has {options.ranks} ranks; leave -P out")
+    with usage():
         sizes = parse_sizes(size)
         for count in counts:
             check_call(count, root)
@@ -142,6 +160,7 @@ def command(
 class _Options:
     """What the options say of the machine."""
 
+    machine: Machine | None
     source: CostModel
     per_node: int
     ports: int
@@ -151,8 +170,16 @@ class _Options:
     draws: int
     seed: int
 
+    @property
+    def ranks(self) -> int | None:
+        """Ranks of a machine file."""
+        return self.machine.network.ranks if self.machine and self.machine.network else None
+
     def facts(self) -> dict[str, Any]:
         """For the reader of JSON: seconds."""
+        if self.machine:
+            seconds = {n: getattr(self.machine, n) / ATTOSECONDS for n in ("gamma", "step")}
+            return {**seconds, "ports": self.machine.ports, "hosts": self.machine.nodes}
         general = self.source.general
         pieces = {kind: pieces[-1] for kind, pieces in general.links.items()}
         first = next(iter(pieces.values()))
@@ -177,10 +204,14 @@ class _Options:
 
     def nodes(self, size: int) -> tuple[int, ...]:
         """The node of each rank."""
+        if self.machine:
+            return self.machine.nodes
         return tuple(rank // self.per_node for rank in range(size)) if self.per_node else ()
 
     def machines(self, costs: Costs, size: int, nodes: tuple[int, ...]) -> list[Machine]:
         """The machine of each draw of stragglers; without any, one."""
+        if self.machine:
+            return [self.machine]
         from mpicoll.simulate.machine import Machine
 
         machine = Machine.of(costs, ATTOSECONDS, self.ports)
@@ -228,6 +259,17 @@ def _read(path: Path, times: Mapping[str, str | None]) -> CostModel:
         raise UsageError(f"--model and --{both[0]} exclude each other; drop one of them")
     with needing("pydantic", "--model"), usage():
         return cost_files.read(path)
+
+
+def _network(path: Path, alone: Mapping[str, Any]) -> Machine:
+    """The machine of a file, which says all that the other options would say."""
+    from mpicoll.files import machine_files
+
+    both = [name for name, value in alone.items() if value is not None]
+    if both:
+        raise UsageError(f"--machine and --{both[0]} exclude each other; drop one of them")
+    with needing("pydantic", "--machine"), usage():
+        return machine_files.read(path)
 
 
 def _slow(texts: list[str]) -> dict[int, Fraction]:
@@ -283,6 +325,7 @@ def _case(
     piece = next(iter(costs.links.values()))[0]
     numbers = (piece.alpha, piece.beta, costs.gamma)
     textbook = options.ports == 1 and not (costs.step or costs.call or options.slow)
+    textbook &= options.machine is None
     textbook &= not options.chance and [len(p) for p in costs.links.values()] == [1]
     return {
         "collective": entry.collective,
