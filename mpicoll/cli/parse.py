@@ -49,6 +49,15 @@ def segments(text: str) -> tuple[int, ...]:
     return _numbers("--segments", text, 1, _MOST_RANKS, "auto, 1,2,5 or 1-4")
 
 
+def strands(text: str) -> tuple[int, ...]:
+    """Numbers of strands, as ``8,16``.
+
+    Raises:
+        UsageError: if the text is no list of numbers.
+    """
+    return _numbers("--trees", text, 1, 256, "8,16")
+
+
 def segments_of(written: tuple[int, ...], blocks: int) -> tuple[int, ...]:
     """The numbers of segments meant where the vector has so many blocks."""
     return written or ((1, 2, 5) if blocks <= _FEW_RANKS else (1, 2))

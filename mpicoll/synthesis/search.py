@@ -91,16 +91,17 @@ class Found:
 
     def best(self) -> Made:
         """The schedule that is fastest against the catalogue, over all sizes."""
-        distinct = {id(each.made): each.made for rows in self.made.values() for each in rows}
-        return min(distinct.values(), key=self._against)
+        times = [{id(each.made): each.made for each in self.made[n]} for n in self.sizes]
+        everywhere = [m for m in times[0].values() if all(id(m) in each for each in times)]
+        return min(everywhere, key=self._against)
 
     def _against(self, made: Made) -> float:
-        logs = [math.log(self.of(made, n).time / self.known[n][0].time) for n in self.sizes]
-        return sum(logs) / len(logs)
+        times = ((self.of(made, n), self.known[n][0].time) for n in self.sizes)
+        return sum(math.log(own.time / other) if own and other else 0.0 for own, other in times)
 
-    def of(self, made: Made, nbytes: int) -> Timed:
-        """How one schedule is best cut at a size."""
-        return next(each for each in self.made[nbytes] if each.made is made)
+    def of(self, made: Made, nbytes: int) -> Timed | None:
+        """How one schedule is best cut at a size; None where it was not timed."""
+        return next((each for each in self.made[nbytes] if each.made is made), None)
 
     def gap(self, time: int, nbytes: int) -> float | None:
         """How far a time is above the bound, as a part of it; None where that is 0."""
