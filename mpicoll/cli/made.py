@@ -43,13 +43,25 @@ def finalists(found: Found, count: int, folder: Path) -> dict[int, list[Finalist
     for nbytes in found.sizes:
         known = found.known[nbytes][:count]
         chosen[nbytes] = [Finalist(words, None) for words in (NATIVE, *(k.words for k in known))]
-        for timed in found.made[nbytes][:count]:
+        for timed in _unlike(found.made[nbytes], count):
             if id(timed.made) not in paths:
                 path = paths[id(timed.made)] = folder / f"{len(paths)}.json"
                 schedule_files.write(path, content(found, timed))
             words = f"file:{paths[id(timed.made)]} {timed.words}"
             chosen[nbytes].append(Finalist(words, timed))
     return chosen
+
+
+def _unlike(rows: list[Timed], count: int) -> list[Timed]:
+    """The best schedules, of each number of messages one.
+
+    The clock hardly tells those of equally many apart, and what a message costs besides its time on
+    the links is what it knows least.
+    """
+    best: dict[int, Timed] = {}
+    for row in rows:
+        best.setdefault(row.made.strands * row.segments, row)
+    return [*best.values()][:count]
 
 
 def content(found: Found, timed: Timed) -> bytes:
