@@ -4,8 +4,8 @@ As root, on a machine that is quiet::
 
     python benchmarks/synthesis_on_cluster.py --launches 5 -o result.json
 
-The finalists are chosen in one launch (``mpicoll synthesize --measure``) and measured in others, each
-beside the algorithm of the catalogue that was fastest there, by turns in the same launch.
+The finalists are chosen in one launch (``mpicoll synthesize --measure``) and measured in others,
+each beside the algorithm of the catalogue that was fastest there, by turns in the same launch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def machine(lengths: list[int], rates: list[float]) -> str:
         text += (
             f'[[host]]\nranks = "{first}-{first + length - 1}"\n'
             'inside = { latency = "50us", beta = "500ps" }\n'
-            f'nic = {{ latency = "{DELAY / 2 * 1e6:g}us", beta = "{8e9 / rate:g}ns", to = "core" }}\n'
+            f'nic = {{ latency = "{DELAY / 2 * 1e6:g}us", beta = "{8e9 / rate:g}ns", '
+            'to = "core" }\n'
         )
         first += length
     return text
@@ -129,10 +130,10 @@ def main() -> None:
             result = measured(case, nbytes, options.launches, options.longest)
             found.append(result)
             print(
-                f"{case}, {nbytes} bytes: {result['choice']} {1e3 * result['choice_seconds']:.0f} ms, "
-                f"{result['catalogue']} {1e3 * result['catalogue_seconds']:.0f} ms, "
-                f"{result['gain']:.2f} times as fast, {100 * result['over_the_bound']:.0f} % over the "
-                "bound",
+                f"{case}, {nbytes} bytes: {1e3 * result['choice_seconds']:.0f} ms by "
+                f"{result['choice']}, {1e3 * result['catalogue_seconds']:.0f} ms by "
+                f"{result['catalogue']}, {result['gain']:.2f} times as fast, "
+                f"{100 * result['over_the_bound']:.0f} % over the bound",
                 flush=True,
             )
             if options.output:

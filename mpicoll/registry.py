@@ -156,9 +156,7 @@ class Algorithm:
             return size == self.only
         return EVEN_SIZE not in self.needs or size == 1 or size % 2 == 0
 
-    def misfit(
-        self, size: int, parameters: Mapping[str, Value], root: int | None = None
-    ) -> str:
+    def misfit(self, size: int, parameters: Mapping[str, Value], root: int | None = None) -> str:
         """Why it does not serve this number of ranks with these parameters; "" if it does.
 
         ``root``: that of the call, where it is known.

@@ -1,4 +1,4 @@
-"""Machines on which schedules are made, as machine files: nine small ones, and hosts of many ranks."""
+"""Machines on which schedules are made, as machine files."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def report(
         from mpicoll.files import schedule_files
 
         schedule_files.write(file, content(found, made))
-    if plot is not None and made is not None:
+    if plot is not None and made is not None and made.made.loads:
         from mpicoll.synthesis import pictures
 
         with needing("matplotlib", "--plot"), usage():
@@ -229,7 +229,11 @@ def _print(found: Found, rows: list[dict[str, Any]], measured: Measured | None) 
         columns,
         (
             (
-                *(format_size(row["size"]), time(row["bound"]), row["catalogue"].split(" nodes=")[0]),
+                *(
+                    format_size(row["size"]),
+                    time(row["bound"]),
+                    row["catalogue"].split(" nodes=")[0],
+                ),
                 *(time(row["catalogue_time"]), gap(row["catalogue_gap"])),
                 *((time(row.get("catalogue_measured")),) if measured else ()),
                 *(time(row.get("made_time")), gap(row.get("made_gap"))),

@@ -24,12 +24,12 @@ from mpicoll.cuda.arrays import is_device
 from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.engine import progress, runner
 from mpicoll.errors import FallbackWarning
+from mpicoll.files import schedule_files
 from mpicoll.ops.exact import EXACT
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import OwnedPrequest, PersistentFallback, bound, started
 from mpicoll.runtime import staging
-from mpicoll.files import schedule_files
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.observe import observing
@@ -327,7 +327,8 @@ class Dispatch(MPI.Intracomm):
             path = schedule_files.path_of(algorithm)
             raise ValueError(
                 f"{definition.method}: {algorithm} has not been loaded, and a call that is not "
-                f"blocking may not wait for the other ranks to do so; call comm.load({path!r}) first"
+                "blocking may not wait for the other ranks to do so; call "
+                f"comm.load({path!r}) first"
             )
         return state.load(schedule_files.path_of(algorithm)) if name is None else name
 

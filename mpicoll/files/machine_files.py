@@ -128,7 +128,9 @@ def _validated(content: dict[str, Any]) -> dict[str, Any]:
     try:
         import pydantic
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("machine files need pydantic: pip install mpicoll[config]") from None
+        raise ModuleNotFoundError(
+            "machine files need pydantic: pip install mpicoll[config]"
+        ) from None
 
     def time(value: object) -> int:
         if not isinstance(value, str):
@@ -136,6 +138,7 @@ def _validated(content: dict[str, Any]) -> dict[str, Any]:
         return attoseconds(value)
 
     Time = pydantic.BeforeValidator(time)
+
     class Strict(pydantic.BaseModel, extra="forbid", strict=True):
         pass
 
@@ -166,8 +169,8 @@ def _validated(content: dict[str, Any]) -> dict[str, Any]:
         overhead: Annotated[int | None, Time] = None
         gamma: Annotated[int, Time] = 0
         step: Annotated[int, Time] = 0
-        host: list[Host] = []
-        link: list[Link] = []
+        host: list[Host] = pydantic.Field(default_factory=list)
+        link: list[Link] = pydantic.Field(default_factory=list)
 
     try:
         return File.model_validate(content).model_dump()
@@ -206,7 +209,9 @@ class _Graph:
         inner = f"\0host {number}"  # no name that a file can give
         for rank in members:
             if rank in self._host:
-                raise ValueError(f"host.{number}.ranks: rank {rank} is on two hosts; keep it on one")
+                raise ValueError(
+                    f"host.{number}.ranks: rank {rank} is on two hosts; keep it on one"
+                )
             self._host[rank] = number
             # A message within a host goes up and down: it has half of the latency each time.
             half = inside["latency"] // 2
@@ -242,7 +247,7 @@ class _Graph:
         return tuple(self._from(rank) for rank in range(self.ranks))
 
     def _from(self, rank: int) -> tuple[Route | None, ...]:
-        # Ranks passed, latency, hops; then the order of the file, so that equal ways are told apart.
+        # Ranks passed, latency, hops; then the order of the file, so that no two are equal.
         best: dict[Vertex, tuple[int, int, int]] = {}
         ways: dict[Vertex, tuple[_Hop, ...]] = {}
         number = 0

@@ -8,9 +8,9 @@ A file is JSON::
      "programs": [[[[[["+", 1, 0]], [["s", 1, 0]]]]], [[[[["s", 0, 0]], [["r", 0, 0]]]]]]}
 
 ``programs`` has, for each rank, of each strand (see :func:`mpicoll.strands`) the channels, of each
-channel the rounds, of each round the steps: ``s`` sends blocks to a peer, ``r`` receives them, ``+``
-receives and reduces them, and ``c`` copies blocks to others.  Blocks are a number or several, all
-of the output's layout.  ``segments`` and ``window`` are the defaults of the parameters of those
+channel the rounds, of each round the steps: ``s`` sends blocks to a peer, ``r`` receives them,
+``+`` receives and reduces them, and ``c`` copies blocks to others.  Blocks are a number or several,
+all of the output's layout.  ``segments`` and ``window`` are the defaults of the parameters of those
 names.
 
 A file is data: it names no code.  What it claims is verified before it is used, always, and one
@@ -282,14 +282,15 @@ def _step(plain: Sequence[Any]) -> Any:
 
 def _steps(programs: Any) -> Programs:
     return [
-        [[[tuple(map(_step, steps)) for steps in rounds] for rounds in strand] for strand in program]
+        [
+            [[tuple(map(_step, steps)) for steps in rounds] for rounds in strand]
+            for strand in program
+        ]
         for program in programs
     ]
 
 
-def _algorithm(
-    name: str, file: Mapping[str, Any], programs: Programs, content: bytes
-) -> Algorithm:
+def _algorithm(name: str, file: Mapping[str, Any], programs: Programs, content: bytes) -> Algorithm:
     """The algorithm of a file; its counts are counted."""
     ranks, nblocks, root = file["ranks"], file["blocks"], file["root"]
 
@@ -316,7 +317,9 @@ def _algorithm(
         blocks_sent=lambda P, segments: counted.blocks_sent * segments,
         blocks_sent_max=lambda P, segments: counted.blocks_sent_max * segments,
         fan_in=lambda P: counted.fan_in,
-        textbook=lambda P, n, a, b, g: counted.messages * a + counted.blocks_sent * n / nblocks * (b + g),
+        textbook=lambda P, n, a, b, g: (
+            counted.messages * a + counted.blocks_sent * n / nblocks * (b + g)
+        ),
         blocks=lambda P: nblocks,
         scratch=lambda P: 0,
         needs=tuple(file["needs"]),

@@ -86,9 +86,7 @@ class Call:
                 f"in {self.definition.method}"
             )
         place, rooted = self.place, self.definition.rooted
-        misfit = entry.misfit(
-            place.size, dict(choice.parameters), place.root if rooted else None
-        )
+        misfit = entry.misfit(place.size, dict(choice.parameters), place.root if rooted else None)
         return ValueError(f"{algorithm}: {misfit}") if misfit else None
 
     def _has_datatype(self) -> bool:

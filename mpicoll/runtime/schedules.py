@@ -1,4 +1,4 @@
-"""Schedule files on a communicator: rank 0 alone reads and verifies them, and all ranks get the same.
+"""Schedule files on a communicator: rank 0 alone reads and verifies them, all ranks get the same.
 
 What a table names is shared when the table is; what a call or a program names, by :class:`Loaded`.
 """
@@ -75,7 +75,9 @@ def _is_misplaced(collective: str, name: str, nodes: Sequence[int]) -> bool:
 
 def _warn(name: str, rank: int) -> None:
     caller.warn_once(
-        f"{name} was made for ranks on other hosts than these, and may be slow here", UserWarning, rank
+        f"{name} was made for ranks on other hosts than these, and may be slow here",
+        UserWarning,
+        rank,
     )
 
 

@@ -298,7 +298,8 @@ def period(*programs: Sequence[Channel]) -> int:
     return next(
         length
         for length in range(1, segments + 1)
-        if segments % length == 0 and all(_repeats(program, segments, length) for program in programs)
+        if segments % length == 0
+        and all(_repeats(program, segments, length) for program in programs)
     )
 
 

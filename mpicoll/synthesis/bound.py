@@ -2,11 +2,11 @@
 
 Each part of a vector that is broadcast goes down a tree from its root; each part that is reduced
 goes up one.  Let every edge have a capacity for what goes down, and one for what goes up, in parts
-of the vector, and every rank a share of the roots.  By Edmonds' theorem on branchings there are such
-trees, fractional ones, exactly where the capacities into every set of ranks, and the shares in it,
-make at least 1, and for what goes up those out of it.  So a linear program finds the least load.
-There are too many sets to write down: those that a solution violates are found by maximum flows,
-and added, until none is.  A program of some of them bounds the load from below, too.
+of the vector, and every rank a share of the roots.  By Edmonds' theorem on branchings there are
+such trees, fractional ones, exactly where the capacities into every set of ranks, and the shares in
+it, make at least 1, and for what goes up those out of it.  So a linear program finds the least
+load. There are too many sets to write down: those that a solution violates are found by maximum
+flows, and added, until none is.  A program of some of them bounds the load from below, too.
 
 Bandwidth alone counts: neither latencies, nor arithmetic, nor the order in time.
 """
@@ -181,7 +181,9 @@ class _Program:
         matrix = sparse.vstack([self.loads, more]).tocsr()
         found = linprog(cost, matrix, limits, equal, right, method="highs")
         if not found.success:
-            raise RuntimeError(f"the linear program of the bound has not been solved: {found.message}")
+            raise RuntimeError(
+                f"the linear program of the bound has not been solved: {found.message}"
+            )
         return found
 
     def capacities(self, found: Any, way: str) -> Array:

@@ -1,17 +1,17 @@
-"""From trees to schedules: each strand is one channel, whose rounds follow the levels of its trees."""
+"""From trees to schedules: a strand is one channel, whose rounds follow the levels of its trees."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mpicoll.registry import COMMUTATIVE, SAME_BITS
-from mpicoll.schedule import Channels, Recv, RecvReduce, Round, Send, Step, strands
+from mpicoll.schedule import Channels, Recv, RecvReduce, Round, Send, Step, channels, strands
 from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.schedule.matching import Matching
+from mpicoll.schedule.memory import Blank
 from mpicoll.simulate import compiled
 from mpicoll.simulate.clock import clock
 from mpicoll.simulate.machine import Machine, Sizes
-from mpicoll.schedule.matching import Matching
-from mpicoll.schedule.memory import Blank
 from mpicoll.synthesis.pack import Forest, Part, Tree
 
 #: Of a rank: of each strand the channels, of each the rounds.
@@ -94,27 +94,21 @@ def _add(found: list[list[Round]], level: Sequence[_Edge], up: bool) -> None:
 
 def made(program: Program, segments: int, window: int) -> Channels:
     """The schedule of a rank."""
-    return strands(*(_channels(strand) for strand in program), segments=segments, window=window)
+    return strands(*(channels(*strand) for strand in program), segments=segments, window=window)
 
 
-def _channels(strand: list[list[Round]]) -> Channels:
-    from mpicoll.schedule import channels
-
-    return channels(*strand)
-
-
-def timed(
+def finish(
     ranks: Sequence[Program],
     nblocks: int,
     nbytes: int,
     machine: Machine,
     segments: int = 1,
     window: int = 8,
-) -> int:
-    """How long a schedule takes by the clock."""
+) -> tuple[int, ...]:
+    """When each rank is done, by the clock."""
     every = [made(program, segments, window).items for program in ranks]
     sizes = Sizes(nbytes, nblocks, every[0][0].segments)
     if compiled.available(machine):
-        return compiled.run(every, len(ranks), sizes, machine).makespan
+        return compiled.run(every, len(ranks), sizes, machine).finish
     matching = Matching(every, nblocks, 0, [Blank() for _ in ranks])
-    return clock(matching, machine, sizes).makespan
+    return clock(matching, machine, sizes).finish

@@ -1,9 +1,9 @@
 """Packing trees: whole ones that load the ports and links of a machine as evenly as can be.
 
 A tree grows from its root edge by edge, each time by the edge that adds least to the sum over all
-resources of (load / bound) to the power p; a deep rank costs more by ``depth`` for each level.  Loads
-are those of all trees, so each edge sees what the ones before have taken.  When all trees stand,
-each part of the vector is taken up in turn and grown again, as long as the sum falls.
+resources of (load / bound) to the power p; a deep rank costs more by ``depth`` for each level.
+Loads are those of all trees, so each edge sees what the ones before have taken.  When all trees
+stand, each part of the vector is taken up in turn and grown again, as long as the sum falls.
 """
 
 from __future__ import annotations
@@ -109,12 +109,9 @@ class Packer:
     def _of(self, parts: Sequence[Part]) -> Forest:
         loads = self.loads[:-1]
         strands = tuple(
-            tuple(parts[first : first + self.blocks])
-            for first in range(0, len(parts), self.blocks)
+            tuple(parts[first : first + self.blocks]) for first in range(0, len(parts), self.blocks)
         )
-        return Forest(
-            self.collective, strands, float(loads.max(initial=0)), tuple(loads.tolist())
-        )
+        return Forest(self.collective, strands, float(loads.max(initial=0)), tuple(loads.tolist()))
 
     def _places(self) -> list[tuple[int, int]]:
         """The block and the root of each part, strand after strand."""

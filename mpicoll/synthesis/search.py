@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mpicoll.schedule.steps import MAX_OPEN_CHANNELS, MAX_SEGMENTS
+from mpicoll.simulate.clock import check_call
 from mpicoll.simulate.machine import Machine
-from mpicoll.synthesis import forest
+from mpicoll.synthesis import core, forest
 from mpicoll.synthesis.bound import Bound, bound
 from mpicoll.synthesis.candidates import Known, Made, known
 from mpicoll.synthesis.edges import Edges
@@ -31,6 +32,8 @@ _FIRST = ((1, 1), (8, 4), (32, 4), (64, 8))
 _TASTES = ((8, 0.05), (4, 1.0), (16, 0.2), (8, 0.0))
 #: Ranks from which on fewer forests are grown.
 _MANY = 16
+#: Bytes of a vector up to which there are core trees, too, and their part of the evaluations.
+_SHORT, _OF_CORES = 64 << 10, 0.5
 #: Of the best schedules so many are looked at closer.
 _CLOSER = 4
 
@@ -128,7 +131,8 @@ def search(
         tick: called once for each schedule that the clock tries.
 
     Raises:
-        ValueError: a collective for which none are made, or nothing fits the wish.
+        ValueError: a collective for which none are made, a root that is no rank, or nothing fits
+            the wish.
         ModuleNotFoundError: scipy is missing.
     """
     if collective not in KINDS:
@@ -136,6 +140,8 @@ def search(
             f"schedules are made for {', '.join(KINDS)}, not for {collective}: take an algorithm "
             "of the catalogue"
         )
+    assert machine.network is not None
+    check_call(machine.network.ranks, root)
     wish = wish or Wish()
     least = bound(collective, machine, root)
     one = _Search(collective, machine, root, wish, least, tick)
@@ -245,6 +251,9 @@ class _Search:
         """The schedules at a size, the fastest first."""
         before = self.evaluations
         rows: list[Timed] = []
+        if nbytes <= _SHORT and self.collective in core.WAYS:
+            for made in self._cores(nbytes):
+                rows += self._cuts(made, nbytes, self._allowed(made, nbytes, ((1, 1),)))
         for made in start:
             rows += self._cuts(made, nbytes, self._allowed(made, nbytes, _FIRST))
 
@@ -260,18 +269,45 @@ class _Search:
             rows += self._cuts(made, nbytes, cuts[: max(0, left())])
         rows.sort(key=lambda each: each.time)
         dice = random.Random(f"{self.wish.seed} {self.collective} {nbytes}")
-        while rows and left() > 0:
-            other = self._other(rows[0], dice)
-            new = self._cuts(other, nbytes, [rows[0][2:]])
+        while left() > 0:
+            best = next((each for each in rows if id(each.made) in self.forests), None)
+            if best is None:
+                break
+            new = self._cuts(self._other(best, dice), nbytes, [best[2:]])
             rows = sorted(rows + new, key=lambda each: each.time)
         return rows
+
+    def _cores(self, nbytes: int) -> list[Made]:
+        """Core trees for a short vector."""
+        gathers = self.collective == "allgather"
+        nblocks = forest.blocks(self.collective, self.ranks)
+
+        def cost(one: core.Core) -> core.Cost:
+            self.evaluations += 1
+            self.tick()
+            programs = core.programs(one, gathers)
+            done = forest.finish(programs, nblocks, nbytes, self.machine)
+            return max(done), sum(done)
+
+        root = self.root if self.collective in ("bcast", "reduce") else None
+        found = core.search(
+            self.collective,
+            self.machine,
+            nbytes,
+            root,
+            cost,
+            int(self.wish.evaluations * _OF_CORES),
+            self.wish.seed,
+        )
+        return [
+            Made(f"trees to a core of {len(one.core)}", core.programs(one, gathers), nblocks)
+            for one in found
+        ]
 
     def _other(self, best: Timed, dice: random.Random) -> Made:
         """The same trees but for one, which is grown anew."""
         packed, taste = self.forests[id(best.made)]
-        packer = Packer(
-            self.collective, self.edges, self.bound, taste, self.root, self.wish.seed
-        )
+        packer = Packer(self.collective, self.edges, self.bound, taste, self.root, self.wish.seed)
         parts = [part for strand in packed.strands for part in strand]
         number = dice.randrange(len(parts))
         root = parts[number].root

@@ -5,8 +5,8 @@
 ``/mnt/hk.net`` and ``/mnt/hk.uts``, with the address 10.77.0.k on ``eth0``, and the mounts of the
 process whose number is in ``/mnt/hk.pid``.  All hosts share ``/mnt``; where folders are named, each
 has a ``/tmp`` and a ``/dev/shm`` of its own, with those of the machine's ``/tmp`` to read.
-All of it, files and processes too, ends with this process, however that ends.  RATE is that of every
-host, or of each, separated by commas.
+All of it, files and processes too, ends with this process, however that ends.  RATE is that of
+every host, or of each, separated by commas.
 
 A frame of n bytes occupies the port that it leaves by and the port that it comes in by for n / RATE
 seconds, both ways at the same time, and arrives DELAY seconds later; frames wait for busy ports in

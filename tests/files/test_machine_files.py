@@ -29,7 +29,9 @@ def test_an_adapter_may_be_slower_one_way():
 
 
 def test_ways_avoid_other_ranks_then_take_the_least_latency():
-    text = HEAD.format(3, 1) + links([(0, 1), (1, 2)], 10) + links([(0, '"s"'), ('"s"', 2)], 90, "9us")
+    text = (
+        HEAD.format(3, 1) + links([(0, 1), (1, 2)], 10) + links([(0, '"s"'), ('"s"', 2)], 90, "9us")
+    )
     network = parse(text).network
     assert network.route(0, 2).latency == 18 * US
     assert network.route(0, 1).links == ((0, 10 * PS),)

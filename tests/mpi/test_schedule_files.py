@@ -99,7 +99,9 @@ def check(comm, collective, count, dtype, root, start=None, **choice):
     elif collective == "allgather":
         out = np.zeros(count * P, dtype)
         comm.Allgather(every[RANK][own], out, **choice)
-        assert np.array_equal(out, np.concatenate([e[r * count :][:count] for r, e in enumerate(every)]))
+        assert np.array_equal(
+            out, np.concatenate([e[r * count :][:count] for r, e in enumerate(every)])
+        )
     elif collective == "bcast":
         comm.Bcast(every[RANK], root=root, **choice)
         assert np.array_equal(every[RANK], vector(count * P, dtype, root))
@@ -188,7 +190,7 @@ def test_what_is_refused_is_refused_on_all_ranks_alike(ours, folder, kind):
         path += ".not"
     if P == 1 and kind == "wrong":
         return  # nothing to do is right
-    with pytest.raises(ValueError, match="a.json") as raised:
+    with pytest.raises(ValueError, match=r"a\.json") as raised:
         ours.Allreduce(np.ones(2), np.zeros(2), algorithm=f"file:{path}")
     assert len(set(WORLD.allgather(str(raised.value)))) == 1
     check(ours, "allreduce", 2, "i4", 0)  # nothing is broken
@@ -231,7 +233,8 @@ def test_ranks_that_run_different_files_are_told_apart_where_that_is_checked(fol
 def ran(comm):
     before = comm.stats().calls
     comm.Allreduce(np.ones(2), np.zeros(2))
-    return [key[1] for key, count in comm.stats().calls.items() if count > before.get(key, 0)][0]
+    now = comm.stats().calls.items()
+    return next(key[1] for key, count in now if count > before.get(key, 0))
 
 
 def test_the_environment_of_rank_0(folder, monkeypatch):

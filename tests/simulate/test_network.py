@@ -27,8 +27,11 @@ def network(size, route, links=(), overhead=0):
 def timed(schedule, machine, size, nbytes, nblocks=1):
     """The times of all ranks, by both clocks."""
     algorithm = replace(
-        algorithms.find("allreduce", "ring"), schedule=schedule, blocks=lambda size: nblocks,
-        parameters={}, kinds={},
+        algorithms.find("allreduce", "ring"),
+        schedule=schedule,
+        blocks=lambda size: nblocks,
+        parameters={},
+        kinds={},
     )
     assert isinstance(algorithm, Algorithm)
 
@@ -87,6 +90,7 @@ def test_hosts_share_their_adapters():
 
 def uneven(rank, size):
     """Two strands: the first sends twice, the second once."""
+
     def strand(times):
         for _ in range(times):
             yield Send(1, 0) if rank == 0 else Recv(0, 0)

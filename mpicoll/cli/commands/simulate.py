@@ -38,7 +38,9 @@ def command(
     ranks: Annotated[
         str | None,
         typer.Option(
-            "-P", metavar="LIST", help="Numbers of ranks: 4, or those of a machine or schedule file."
+            "-P",
+            metavar="LIST",
+            help="Numbers of ranks: 4, or those of a machine or schedule file.",
         ),
     ] = None,
     size: Sizes = "1M",
@@ -55,7 +57,9 @@ def command(
     ] = None,
     machine: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Hosts and links from a machine file, in place of costs."),
+        typer.Option(
+            metavar="FILE", help="Hosts and links from a machine file, in place of costs."
+        ),
     ] = None,
     per_node: Annotated[
         int, typer.Option(min=0, metavar="L", help="Ranks of a node, one after the other; 0: all.")
@@ -103,7 +107,8 @@ def command(
 
     parameters = parse.parameters(set_ or [])
     times = {"alpha": alpha, "beta": beta, "gamma": gamma, "step": step, "call": call}
-    alone = {**times, "inter-alpha": inter_alpha, "inter-beta": inter_beta, "model": model}
+    alone: dict[str, Any] = {**times, "model": model}
+    alone |= {"inter-alpha": inter_alpha, "inter-beta": inter_beta}
     alone |= {"per-node": per_node or None, "ports": ports if ports > 1 else None}
     alone |= {"straggler": straggler, "stragglers": stragglers or None}
     options = _Options(

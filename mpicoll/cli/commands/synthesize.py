@@ -25,7 +25,8 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Hosts and links from a machine file.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit` instead.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit` instead."),
     ] = None,
     ranks: Annotated[
         str | None, typer.Option("-P", metavar="P", help="Number of ranks, with --model.")
@@ -128,9 +129,7 @@ def _wish(
         )
 
 
-def _machine(
-    machine: Path | None, model: Path | None, ranks: str | None, per_node: int
-) -> Machine:
+def _machine(machine: Path | None, model: Path | None, ranks: str | None, per_node: int) -> Machine:
     """The machine of a file, or of fitted costs."""
     if (machine is None) == (model is None):
         raise UsageError("give the machine by --machine FILE, or by --model FILE and -P")
@@ -196,9 +195,7 @@ def _measured(
         for path in sorted({w.split()[0] for of in words.values() for w in of}):
             if schedule_files.is_path(path):
                 own.load(schedule_files.path_of(path))
-        seconds = {
-            n: measure(comm, asked.collective, n, of, asked.root) for n, of in words.items()
-        }
+        seconds = {n: measure(comm, asked.collective, n, of, asked.root) for n, of in words.items()}
 
     def report() -> None:
         assert found is not None and finalists is not None
