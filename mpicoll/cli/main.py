@@ -15,7 +15,7 @@ from mpicoll.cli import output
 from mpicoll.cli.errors import RankError, UsageError, describe
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
-COLLECTIVE_COMMANDS = ("bench", "train", "doctor")
+COLLECTIVE_COMMANDS = ("bench", "train", "doctor", "links")
 
 #: Options whose value may be left out; with one they are written with an equals sign.
 SHORT_FOR = {"--invariant": "--invariant=16"}
