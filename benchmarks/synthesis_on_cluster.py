@@ -4,8 +4,9 @@ As root, on a machine that is quiet::
 
     python benchmarks/synthesis_on_cluster.py --launches 5 -o result.json
 
-The finalists are chosen in one launch (``mpicoll synthesize --measure``) and measured in others,
-each beside the algorithm of the catalogue that was fastest there, by turns in the same launch.
+``mpicoll links`` describes the cluster.  The finalists are chosen in one launch (``mpicoll
+synthesize --measure``) and measured in others, each beside the algorithm of the catalogue that was
+fastest there, by turns in the same launch.
 """
 
 from __future__ import annotations
@@ -45,20 +46,6 @@ if comm.rank == 0:
 """
 
 
-def machine(lengths: list[int], rates: list[float]) -> str:
-    """The machine file of a cluster."""
-    text, first = f'mpicoll = "machine 1"\nranks = {sum(lengths)}\noverhead = "20us"\n', 0
-    for length, rate in zip(lengths, rates, strict=True):
-        text += (
-            f'[[host]]\nranks = "{first}-{first + length - 1}"\n'
-            'inside = { latency = "50us", beta = "500ps" }\n'
-            f'nic = {{ latency = "{DELAY / 2 * 1e6:g}us", beta = "{8e9 / rate:g}ns", '
-            'to = "core" }\n'
-        )
-        first += length
-    return text
-
-
 def mpirun(cluster: hosts.Cluster, ranks: int, *words: str) -> str:
     """What a launch prints."""
     launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)]
@@ -80,13 +67,13 @@ def measured(case: str, nbytes: int, launches: int, longest: str) -> dict[str, A
     ranks = sum(lengths)
     with hosts.Cluster(len(lengths), DELAY, rates, lengths) as cluster:
         shared = cluster.shared
-        (shared / "m.toml").write_text(machine(lengths, rates))
+        mpirun(cluster, ranks, "-m", "mpicoll", "links", "-o", "/mnt/shared/m.toml")
         (shared / "again.py").write_text(AGAIN)
         chosen = json.loads(
             mpirun(
                 cluster, ranks, "-m", "mpicoll", "synthesize", "allreduce",
                 "--machine", "/mnt/shared/m.toml", "-n", str(nbytes), "--longest", longest,
-                "--measure", "8", "-o", "/mnt/shared/ar.json", "--json",
+                "--measure", "6", "-o", "/mnt/shared/ar.json", "--json",
             )
         )  # fmt: skip
         row = chosen["sizes"][0]
