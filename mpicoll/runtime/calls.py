@@ -90,7 +90,8 @@ class Call:
                 f"{algorithm} passes on blocks of other ranks, whose lengths a rank does not know "
                 f"in {self.definition.method}"
             )
-        misfit = entry.misfit(self.place.size, dict(choice.parameters))
+        place, rooted = self.place, self.definition.rooted
+        misfit = entry.misfit(place.size, dict(choice.parameters), place.root if rooted else None)
         return ValueError(f"{algorithm}: {misfit}") if misfit else None
 
     def _has_datatype(self) -> bool:
