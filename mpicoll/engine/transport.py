@@ -6,10 +6,12 @@ The memory has no name in any file system: its first rank makes it, the others o
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import secrets
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -120,6 +122,21 @@ def _warn(message: str) -> None:
     caller.warn_once(message, TransportWarning, MPI.COMM_WORLD.Get_rank())
 
 
+def by_messages(size: int) -> Transport:
+    """What the messages of ranks go through before they have met: MPI's alone.  Local."""
+    if engine_problem():
+        return Transport()
+    nobody = [-1] * size
+    return Transport(
+        Device(nobody, 0, None, geometry(1), [], REMOTE, TOGETHER, _IMPATIENT, MPI.COMM_SELF)
+    )
+
+
+def may_share(nodes: Sequence[int], transport: str) -> bool:
+    """Whether ranks on these nodes share memory, if nothing is against it."""
+    return transport != "mpi" and 1 < len(nodes) <= _RANKS and max(nodes) == 0
+
+
 def connect(private: MPI.Intracomm, transport: str) -> Transport:
     """Set up what messages go through.  Collective over ``private``."""
     problem = engine_problem()
@@ -214,7 +231,27 @@ def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]
 
 
 def _mapped(descriptor: int, length: int) -> np.ndarray:
-    return np.frombuffer(mmap.mmap(descriptor, length), np.uint8)
+    """A file's memory, until the array and its views are gone.
+
+    Python's own mmap would keep a descriptor open for each of them.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, _MMAP
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    address = libc.mmap(None, length, access, mmap.MAP_SHARED, descriptor, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    weakref.finalize(memory, libc.munmap, ctypes.c_void_p(address), ctypes.c_size_t(length)).atexit = False
+    return np.frombuffer(memory, np.uint8)
+
+
+#: Arguments of the system's mmap.
+_MMAP = (
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
+)
 
 
 def _engine_reads(node: MPI.Intracomm, processes: list[int]) -> bool:

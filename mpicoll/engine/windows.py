@@ -24,12 +24,16 @@ class Windows:
     Args:
         private: the communicator that carries its messages.
         device: what these go through, or None.
+
+    Attributes:
+        used: whether there has been one.
     """
 
     def __init__(self, private: MPI.Intracomm, device: Any) -> None:
         self._private, self._device = private, device
         self._open: set[int] = set()  # equal on all ranks of the node
         self._dropped: set[int] = set()  # by this rank
+        self.used = False
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Bytes in a new window, or in memory of this rank alone where none can be had.
@@ -69,6 +73,7 @@ class Windows:
         if free is None or memory is None:
             return None
         start = sum(pages[: node.Get_rank()]) * page
+        self.used = True
         self._device.open_window(free, memory, start, nbytes)
         self._open.add(free)
         # An array of its own: views of it keep it alive, and nothing else does.

@@ -83,7 +83,7 @@ class FastCalls:
         if path is None or not call.is_direct:
             return
         known = tuning.named(choice), (method.collective, choice.algorithm), call, ran.execution
-        path.learn(_key(method), arguments, *known)
+        path.learn(key_of(method), arguments, *known)
 
     def pass_on(
         self,
@@ -98,7 +98,7 @@ class FastCalls:
             return
         name = method.collective, choice.algorithm
         known = tuning.named(choice), name, function, method.arguments
-        path.pass_on(_key(method), arguments, *known)
+        path.pass_on(key_of(method), arguments, *known)
 
     def _path_for(
         self, method: Method, arguments: tuple[Any, ...], choice: tuning.Choice
@@ -132,6 +132,6 @@ class FastCalls:
             self.path.open = False
 
 
-def _key(method: Method) -> int | str:
+def key_of(method: Method) -> int | str:
     """What the fast path tells a method by."""
     return method.name if method.fast is None else method.fast

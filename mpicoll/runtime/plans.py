@@ -23,52 +23,61 @@ PLANS, SPACE = 256, 256 << 20
 class Runnable:
     """A plan, and what its runs leave for the next one.
 
-    Attributes:
+    Args:
         plan: what to do.
+        device: what the compiled engine's messages go through; None where Python runs the plan.
+
+    Attributes:
+        plan, device: the same.
         execution: the compiled engine's, made by the first run; None where Python runs the plan.
         temporary: the space that Python runs it in, made by the first run.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, device: transport.Device | None) -> None:
+        self.plan, self.device = plan, device
         self.execution: transport.Execution | None = None
         self.temporary: list[np.ndarray] | None = None
 
 
 class Plans:
-    """The plans of one communicator.
+    """The plans of one communicator at a time.
 
     Args:
         lanes: what keeps runs at a time apart.
-        connected: what messages go through.
-        guard: waits for the runs, and is told of their failures.
-        on_drop: called when a plan is not kept any longer.
+        connected: what messages go through, until :meth:`connect`.
 
     Attributes:
         device: what the compiled engine's messages go through; None where Python runs the plans.
         piece: bytes of the longest message that is not read from the sender's memory.
     """
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        connected: transport.Transport,
-        guard: Guard,
-        on_drop: Callable[[], object],
-    ) -> None:
-        self.device = connected.device
-        self.piece = min(connected.slot or PIECE, PIECE)
-        self._lanes, self._guard, self._on_drop = lanes, guard, on_drop
-        self._reads = connected.reads
+    def __init__(self, lanes: Lanes, connected: transport.Transport) -> None:
+        self._lanes = lanes
         #: Plans are used by all threads that make progress.
         self._lock = threading.Lock()
         self._kept: OrderedDict[Shape, Runnable] = OrderedDict()  # used last, last
         self._space = 0
+        self.connect(connected)
+
+    def connect(self, connected: transport.Transport) -> None:
+        """Build plans for something else that messages go through from now on."""
+        self.device, self._reads = connected.device, connected.reads
+        self.piece = min(connected.slot or PIECE, PIECE)
+        self.clear()
+
+    def serve(self, guard: Guard, on_drop: Callable[[], object]) -> None:
+        """Run the calls of another communicator from now on.
+
+        Args:
+            guard: waits for the runs, and is told of their failures.
+            on_drop: called when a plan is not kept any longer.
+        """
+        self._guard, self._on_drop = guard, on_drop
 
     def build(self, shape: Shape) -> Runnable:
         """A new plan, of messages that are not too long for what they go through."""
         whole = self._reads and shortest_read(shape, 0, 0, 0) is not None
-        return Runnable(planning.build(shape, PIECE if whole else self.piece))
+        return Runnable(planning.build(shape, PIECE if whole else self.piece), self.device)
 
     def borrow(self, shape: Shape) -> Runnable:
         """A plan of this shape.
@@ -86,6 +95,8 @@ class Plans:
         """Put a plan into the cache, as the one used last."""
         if runnable.execution is not None:
             runnable.execution.drop()
+        if runnable.device is not self.device:
+            return  # it goes another way than plans do now
         with self._lock:
             self._take(runnable.plan.shape)  # one more was built while this one ran
             self._kept[runnable.plan.shape] = runnable
@@ -120,7 +131,7 @@ class Plans:
     ) -> runner.Execution:
         """Start a plan of a call; what is returned must be kept until it is done."""
         comm = self._lanes.comms[lane.comm]
-        if self.device is not None:
+        if runnable.device is not None:
             execution = self._compiled(runnable)
             execution.start(comm, lane.comm, lane.number, *call.memory(), call.reduction)
             return execution
@@ -139,9 +150,10 @@ class Plans:
 
     def _compiled(self, runnable: Runnable) -> transport.Execution:
         if runnable.execution is None:
-            runnable.execution = transport.Execution(runnable.plan, self.device)
+            runnable.execution = transport.Execution(runnable.plan, runnable.device)
         return runnable.execution
 
     def clear(self) -> None:
         """Forget all plans."""
         self._kept.clear()
+        self._space = 0

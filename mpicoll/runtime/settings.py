@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpicoll import tuning
 from mpicoll.base.consensus import from_rank_0
 from mpicoll.base.wording import ranges
-from mpicoll.cuda import group
+from mpicoll.cuda import driver, group
 from mpicoll.engine.transport import TRANSPORTS
 from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.simulate.costs import CostModel
@@ -34,7 +34,8 @@ POLICIES = ("error", "warn", "silent")
 class Settings(NamedTuple):
     """What rank 0 read from its environment; the same on all ranks."""
 
-    table: tuning.Table
+    #: Rules that come before those of :data:`mpicoll.tuning.BUILTIN`.
+    rules: tuning.Table
     policy: str
     #: Seconds that a call may wait; 0: for ever.
     timeout: float = 0.0
@@ -50,13 +51,20 @@ class Settings(NamedTuple):
     model: CostModel | None = None
     #: One of :data:`mpicoll.cuda.group.TRANSPORTS`.
     gpu: str = "auto"
+    #: Whether its program may have arrays in device memory, and the driver for them.
+    devices: bool = False
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether something is to be known of every call from the first one on."""
+        return self.check or self.timeout > 0 or self.trace != "" or self.progress
 
 
-def read(private: MPI.Intracomm) -> Settings:
+def read(comm: MPI.Intracomm) -> Settings:
     """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
-    found = from_rank_0(private, lambda: _settings_from(os.environ))
+    found = from_rank_0(comm, lambda: _settings_from(os.environ))
     if found.progress:
-        levels = private.allgather(MPI.Query_thread())
+        levels = comm.allgather(MPI.Query_thread())
         below = [rank for rank, level in enumerate(levels) if level < MPI.THREAD_MULTIPLE]
         if below:
             raise RuntimeError(
@@ -93,7 +101,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
     model = _model_from(environment)
     return Settings(
-        _table_from(environment, model),
+        _rules_from(environment, model),
         policy_from(environment),
         timeout=_timeout_from(environment),
         check=check == "1",
@@ -104,6 +112,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         progress=thread == "thread",
         model=model,
         gpu=_one_of(group.TRANSPORTS, "MPICOLL_GPU", environment.get("MPICOLL_GPU") or "auto"),
+        devices=driver.is_wanted() and not driver.problem(),
     )
 
 
@@ -115,14 +124,14 @@ def _model_from(environment: Mapping[str, str]) -> CostModel | None:
         raise ValueError(f"MPICOLL_MODEL: {error}") from None
 
 
-def _table_from(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:
+def _rules_from(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:
     path = environment.get("MPICOLL_TUNING", "")
     try:
         file = rule_files.load(path) if path else {}
     except (ValueError, ModuleNotFoundError) as error:
         raise ValueError(f"MPICOLL_TUNING: {error}") from None
     asked = tuning.from_environment(environment)
-    return tuning.combined(tuning.BUILTIN, _predicted(environment, model), file, asked)
+    return tuning.combined(_predicted(environment, model), file, asked)
 
 
 def _predicted(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:

@@ -1,0 +1,222 @@
+"""What the messages of communicators go through, made by the first call that needs it.
+
+A communicator has its own while it lives.  Then it goes to the next one of the same processes, so
+that programs that make many communicators pay for a few: the ranks agree on one that all of them
+have to spare.  As many are kept as :data:`IDLE` says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.cuda import driver, group
+from mpicoll.engine import progress, transport
+from mpicoll.engine.lanes import Lanes
+from mpicoll.engine.windows import Windows
+from mpicoll.runtime.places import world_ranks
+from mpicoll.runtime.plans import Plans
+from mpicoll.runtime.settings import Settings
+
+#: Connections that a process keeps for communicators to come: for the same processes, and in all.
+ALIKE, IDLE = 4, 64
+#: Numbers of connections of the same processes.
+_NUMBERS = 63
+
+
+class Key(NamedTuple):
+    """What connections have in common that can take each other's place.
+
+    Attributes:
+        processes: by their ranks in MPI.COMM_WORLD.
+        transport: one of :data:`mpicoll.engine.transport.TRANSPORTS`.
+    """
+
+    processes: tuple[int, ...]
+    transport: str
+
+
+class Connection:
+    """What the messages of one communicator at a time go through.
+
+    Until :meth:`join` that is MPI alone.
+
+    Args:
+        private: carries the messages that MPI carries, and no others.
+        pending: the request that makes it; none if it is there.
+
+    Attributes:
+        lanes: keep collectives under way together apart.
+        plans: run the schedules.
+        windows: arrays of its ranks that others read where they lie.
+        gpus: how arrays in device memory travel; None where that is not agreed.
+        near: whether each rank shares memory with all others, of which there are some.
+        key, number: what the pool knows it by, if it may go there.
+        order: of their making, in this process.
+    """
+
+    def __init__(self, private: MPI.Intracomm, pending: MPI.Request = MPI.REQUEST_NULL) -> None:
+        self.private, self._pending = private, pending
+        self.lanes = Lanes(private, self.is_made)
+        alone = pending != MPI.REQUEST_NULL
+        size = private.Get_size()
+        first = transport.by_messages(size) if alone else transport.Transport()
+        self.plans = Plans(self.lanes, first)
+        self.windows: Windows | None = None
+        self.gpus: group.Group | None = None
+        self.near = False
+        self.key: Key | None = None
+        self.number = 0
+        self.order = next(_ORDER)
+
+    @classmethod
+    def on_its_way(cls, comm: MPI.Intracomm) -> Connection:
+        """One that is there later.  Collective over ``comm``, but waits for nobody."""
+        # The one way to make a communicator that does not wait; it copies the user's attributes.
+        private, pending = MPI.Intracomm.Idup(comm)
+        return cls(MPI.Intracomm(private), pending)
+
+    def is_made(self) -> bool:
+        """Whether its communicator is there.  Local."""
+        if self._pending != MPI.REQUEST_NULL:
+            if not self._pending.Test():
+                return False
+            self.private.Set_errhandler(MPI.ERRORS_RETURN)
+        return True
+
+    def join(self, settings: Settings) -> None:
+        """Find out what the ranks share.  Collective, where all of them are."""
+        connected = transport.connect(self.private, settings.transport)
+        near = connected.device is not None and connected.device.is_near()
+        # What all ranks say: no other node; that there may be arrays in device memory.
+        flags = self.private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
+        self.near = bool(flags & 1)
+        if flags & 2:
+            self.gpus = group.connect(self.private, settings.gpu, settings.timeout)
+        if settings.trace:  # what Python runs can be traced; all else is as without
+            connected = connected._replace(device=None)
+        self.windows = Windows(self.private, connected.device)
+        self.plans.connect(connected)
+
+    @property
+    def may_serve_again(self) -> bool:
+        """Whether it is as good as new for another communicator."""
+        return self.key is not None and self.gpus is None and not getattr(self.windows, "used", 1)
+
+    def free(self) -> None:
+        """Free it; nothing is under way.  Collective."""
+        self.plans.clear()
+        if self.windows is not None:
+            self.windows.close()
+        if self.gpus is not None:
+            self.gpus.close()
+        for comm in reversed(self.lanes.comms):
+            comm.Free()
+
+
+_ORDER = itertools.count()
+
+
+@dataclass
+class _Alike:
+    """The connections with one key.
+
+    Attributes:
+        idle: those that no communicator has, by number.
+        numbers: those that this process has given to connections.
+        lent: another thread is about to take one.
+    """
+
+    idle: dict[int, Connection] = field(default_factory=dict)
+    numbers: set[int] = field(default_factory=set)
+    lent: bool = False
+
+
+_pool: dict[Key, _Alike] = {}
+_lock = threading.Lock()
+
+
+def take(comm: MPI.Intracomm, settings: Settings) -> Connection:
+    """A connection for a communicator.  Collective over it.
+
+    Raises:
+        MPI.Exception: what MPI reports.
+    """
+    processes = world_ranks(comm)
+    if processes is None or settings.is_watched:
+        return _made(comm, settings)
+    key = Key(processes, settings.transport)
+    with _lock:
+        alike = _pool.setdefault(key, _Alike())
+        here = not alike.lent  # else two threads could take the same
+        alike.lent = True
+    try:
+        # What no process has taken, by number: of connections, and of numbers.
+        idle = sum(1 << number for number in [*alike.idle]) if here else 0
+        spare = ~sum(1 << number for number in alike.numbers) & ((1 << _NUMBERS) - 1) if here else 0
+        own, common = np.array([idle, spare], np.int64), np.zeros(2, np.int64)
+        # The other ranks may have to complete something under way before they come here.
+        progress.until(MPI.Intracomm.Iallreduce(comm, own, common, MPI.BAND).Test)
+        idle, spare = map(int, common)
+        if idle:
+            return alike.idle.pop(_lowest(idle))
+        connection = _made(comm, settings)
+        if spare:
+            connection.key, connection.number = key, _lowest(spare)
+            alike.numbers.add(connection.number)
+        return connection
+    finally:
+        if here:
+            alike.lent = False
+
+
+def join(connection: Connection, settings: Settings) -> None:
+    """Let the ranks of a connection that is on its way meet.  Collective.
+
+    What has been started there may need this rank's help until all ranks have come here.
+    """
+    progress.until(connection.is_made)
+    progress.until(connection.private.Ibarrier().Test)
+    connection.join(settings)
+
+
+def give_back(connection: Connection) -> None:
+    """The communicator has been freed, and nothing is under way.  Collective, as that is."""
+    if connection.key is not None:
+        alike = _pool[connection.key]
+        room = len(alike.idle) < ALIKE and sum(len(each.idle) for each in _pool.values()) < IDLE
+        if connection.may_serve_again and room:
+            alike.idle[connection.number] = connection
+            return
+        alike.numbers.discard(connection.number)
+    connection.free()
+
+
+def drain() -> None:
+    """Free all that no communicator has, the youngest first.  Collective: MPI is being finalised."""
+    idle = [connection for alike in _pool.values() for connection in alike.idle.values()]
+    _pool.clear()
+    for connection in sorted(idle, key=lambda connection: connection.order, reverse=True):
+        connection.free()
+
+
+def _lowest(numbers: int) -> int:
+    return (numbers & -numbers).bit_length() - 1
+
+
+def _made(comm: MPI.Intracomm, settings: Settings) -> Connection:
+    # Unlike MPI_Comm_dup this copies no attributes, hints or topology of the user's.
+    private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
+    private.Set_errhandler(MPI.ERRORS_RETURN)
+    connection = Connection(private)
+    try:
+        connection.join(settings)
+    except BaseException:
+        private.Free()
+        raise
+    return connection
