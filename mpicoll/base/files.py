@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ def write_atomically(path: str | Path, text: str) -> None:
     Raises:
         OSError: It cannot be written; the old file is still there.
     """
+    import tempfile  # seldom needed
+
     path = Path(path)
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import secrets
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -196,7 +195,7 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Tra
 
 def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]:
     """Zeros that all ranks of the node map, None on all of them if one cannot; and why."""
-    proof = secrets.token_bytes(_PROOF)
+    proof = os.urandom(_PROOF)
     descriptor, problem, place = -1, "", None
     if node.Get_rank() == 0:
         try:
@@ -256,7 +255,7 @@ _MMAP = (
 
 def _engine_reads(node: MPI.Intracomm, processes: list[int]) -> bool:
     """Whether every rank of the node can read the memory of its neighbours."""
-    token = np.frombuffer(secrets.token_bytes(_PROOF), np.uint8)
+    token = np.frombuffer(os.urandom(_PROOF), np.uint8)
     every = node.allgather((token.ctypes.data, token.tobytes()))
     peer = (node.Get_rank() + 1) % node.Get_size()
     found = np.zeros(_PROOF, np.uint8)

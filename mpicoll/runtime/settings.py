@@ -6,8 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi4py import MPI
 
@@ -17,8 +16,9 @@ from mpicoll.base.wording import ranges
 from mpicoll.cuda import driver, group
 from mpicoll.engine.transport import TRANSPORTS
 from mpicoll.schedule.collectives import COLLECTIVES
-from mpicoll.simulate.costs import CostModel
-from mpicoll.tuning import cost_files, rule_files
+
+if TYPE_CHECKING:
+    from mpicoll.simulate.costs import CostModel
 
 #: The variables of mpicoll's, those that other places read among them.
 VARIABLES = frozenset(
@@ -86,8 +86,13 @@ def policy_from(environment: Mapping[str, str]) -> str:
 
 def _warn_of_misspelt(environment: Mapping[str, str]) -> None:
     """Tell of variables whose names are nearly those of mpicoll's."""
-    for name in sorted(environment.keys() - VARIABLES):
-        if name.startswith("MPICOLL_") and (near := get_close_matches(name, VARIABLES, 1, 0.9)):
+    strange = {name for name in environment if name.startswith("MPICOLL_")} - VARIABLES
+    if not strange:
+        return
+    from difflib import get_close_matches  # seldom needed
+
+    for name in sorted(strange):
+        if near := get_close_matches(name, VARIABLES, 1, 0.9):
             warnings.warn(f"{name} is no variable of mpicoll's; is {near[0]} meant?", stacklevel=2)
 
 
@@ -118,20 +123,31 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
 
 def _model_from(environment: Mapping[str, str]) -> CostModel | None:
     path = environment.get("MPICOLL_MODEL", "")
+    if not path:
+        return None
+    from mpicoll.tuning import cost_files  # with all that a simulation needs
+
     try:
-        return cost_files.read(path) if path else None
+        return cost_files.read(path)
     except (ValueError, ModuleNotFoundError) as error:
         raise ValueError(f"MPICOLL_MODEL: {error}") from None
 
 
 def _rules_from(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:
+    asked = tuning.from_environment(environment)
+    return tuning.combined(_predicted(environment, model), _file_from(environment), asked)
+
+
+def _file_from(environment: Mapping[str, str]) -> tuning.Table:
     path = environment.get("MPICOLL_TUNING", "")
+    if not path:
+        return {}
+    from mpicoll.tuning import rule_files
+
     try:
-        file = rule_files.load(path) if path else {}
+        return rule_files.load(path)
     except (ValueError, ModuleNotFoundError) as error:
         raise ValueError(f"MPICOLL_TUNING: {error}") from None
-    asked = tuning.from_environment(environment)
-    return tuning.combined(_predicted(environment, model), file, asked)
 
 
 def _predicted(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpi4py import MPI
 
@@ -29,7 +29,7 @@ from mpicoll.cuda import group
 from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lanes
 from mpicoll.engine.windows import Windows
-from mpicoll.runtime import connections, handles, places, trace
+from mpicoll.runtime import connections, handles, places
 from mpicoll.runtime.connections import Connection
 from mpicoll.runtime.family import Family
 from mpicoll.runtime.fast_path import FastCalls
@@ -39,6 +39,9 @@ from mpicoll.runtime.plans import Plans
 from mpicoll.runtime.settings import Settings, read
 from mpicoll.runtime.unavailable import Unavailable
 from mpicoll.runtime.watch import Watch
+
+if TYPE_CHECKING:
+    from mpicoll.runtime import trace
 
 _T = TypeVar("_T")
 
@@ -356,6 +359,8 @@ def _tracer(private: MPI.Intracomm, path: str) -> trace.Tracer:
     Raises:
         ValueError: on all ranks, if one cannot write its file.
     """
+    from mpicoll.runtime import trace  # seldom needed
+
     world = MPI.COMM_WORLD
     place = world.Get_rank(), world.Get_size()
     name = private.bcast(f"{place[0]}.{next(_NAMES)}")

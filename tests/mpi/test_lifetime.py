@@ -41,6 +41,7 @@ def _nothing_stays_open():
 
 
 def test_two_objects_on_one_handle_share_everything(ours):
+    works(ours)
     open_before = len(module._OPEN)
     again = Intracomm(WORLD)
     assert len(module._OPEN) == open_before
