@@ -207,6 +207,8 @@ class Dispatch(MPI.Intracomm):
     ) -> Any:
         """Start a collective; returns a request."""
         state = self._ready()
+        if not (state.connected or algorithm is None or algorithm == NATIVE):
+            algorithm, parameters = self._not_met(state, method, algorithm, parameters)
         asked = algorithm, parameters, False
         arguments, prepared = self._prepare(state, method, given, *asked, waits=False)
         if prepared.choice.algorithm == CUDA_IPC:
@@ -216,7 +218,6 @@ class Dispatch(MPI.Intracomm):
         by_value &= not prepared.on_device
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
-            state.reach()
             return Request.begin(state, prepared, self._report)
         ticket, comparison = state.guard.start(prepared)
         with observing(state, prepared, complete=False):
@@ -230,6 +231,30 @@ class Dispatch(MPI.Intracomm):
         if by_value and call is not None:
             return Staged(made, call.arrive, call)
         return made
+
+    def _not_met(
+        self,
+        state: State,
+        method: str,
+        algorithm: str,
+        parameters: Mapping[str, Parameter],
+    ) -> tuple[str, Mapping[str, Parameter]]:
+        """What serves a non-blocking call that must not wait until the communicator is connected.
+
+        Raises:
+            ValueError: it names no algorithm or parameter that is known.
+            Unsupported: the policy is "error".
+        """
+        definition = METHODS[method].definition
+        named = {key: value for key, value in parameters.items() if key != "stream"}
+        asked_for(definition, algorithm, named)
+        reason = (
+            f"I{method.lower()} by {algorithm} must not wait for the other ranks, which have made "
+            f"no blocking call of mpicoll's on this communicator, so {NATIVE} serves; call "
+            'Barrier(algorithm="dissemination") once before'
+        )
+        self._fall_back(state, definition, reason)
+        return NATIVE, {key: value for key, value in parameters.items() if key not in named}
 
     def _persistent(
         self,

@@ -102,15 +102,13 @@ class Lanes:
 
     Args:
         private: the communicator that carries its messages.
-        is_made: whether that is there.
 
     Attributes:
         comms: that, and more like it.
     """
 
-    def __init__(self, private: MPI.Intracomm, is_made: Callable[[], bool]) -> None:
+    def __init__(self, private: MPI.Intracomm) -> None:
         self.comms = [private]
-        self._is_made = is_made
         self._with_topology: Pool[int] | None = None
         self._calls = 0
         self._queues: dict[int, deque[Hashable]] = {}
@@ -136,8 +134,8 @@ class Lanes:
         return Lane(0, number)
 
     def is_first(self, call: Hashable, lane: Lane) -> bool:
-        """Whether the lane is there, and free for this call."""
-        return self._is_made() and self._queues[lane.number][0] is call
+        """Whether the lane is free for this call."""
+        return self._queues[lane.number][0] is call
 
     def leave(self, call: Hashable, lane: Lane) -> None:
         """The call is over."""

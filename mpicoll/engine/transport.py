@@ -121,16 +121,6 @@ def _warn(message: str) -> None:
     caller.warn_once(message, TransportWarning, MPI.COMM_WORLD.Get_rank())
 
 
-def by_messages(size: int) -> Transport:
-    """What the messages of ranks go through before they have met: MPI's alone.  Local."""
-    if engine_problem():
-        return Transport()
-    nobody = [-1] * size
-    return Transport(
-        Device(nobody, 0, None, geometry(1), [], REMOTE, TOGETHER, _IMPATIENT, MPI.COMM_SELF)
-    )
-
-
 def may_share(nodes: Sequence[int], transport: str) -> bool:
     """Whether ranks on these nodes share memory, if nothing is against it."""
     return transport != "mpi" and 1 < len(nodes) <= _RANKS and max(nodes) == 0

@@ -44,11 +44,9 @@ class Key(NamedTuple):
 class Connection:
     """What the messages of one communicator at a time go through.
 
-    Until :meth:`join` that is MPI alone.
-
     Args:
-        private: carries the messages that MPI carries, and no others.
-        pending: the request that makes it; none if it is there.
+        private: carries the messages that MPI carries, and no others.  Collective over it.
+        settings: of the communicator.
 
     Attributes:
         lanes: keep collectives under way together apart.
@@ -60,59 +58,33 @@ class Connection:
         order: of their making, in this process.
     """
 
-    def __init__(self, private: MPI.Intracomm, pending: MPI.Request = MPI.REQUEST_NULL) -> None:
-        self.private, self._pending = private, pending
-        self.lanes = Lanes(private, self.is_made)
-        alone = pending != MPI.REQUEST_NULL
-        size = private.Get_size()
-        first = transport.by_messages(size) if alone else transport.Transport()
-        self.plans = Plans(self.lanes, first)
-        self.windows: Windows | None = None
+    def __init__(self, private: MPI.Intracomm, settings: Settings) -> None:
+        self.private, self.lanes = private, Lanes(private)
+        connected = transport.connect(private, settings.transport)
+        near = connected.device is not None and connected.device.is_near()
+        # What all ranks say: no other node; that there may be arrays in device memory.
+        flags = private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
+        self.near = bool(flags & 1)
         self.gpus: group.Group | None = None
-        self.near = False
+        if flags & 2:
+            self.gpus = group.connect(private, settings.gpu, settings.timeout)
+        if settings.trace:  # what Python runs can be traced; all else is as without
+            connected = connected._replace(device=None)
+        self.windows = Windows(private, connected.device)
+        self.plans = Plans(self.lanes, connected)
         self.key: Key | None = None
         self.number = 0
         self.order = next(_ORDER)
 
-    @classmethod
-    def on_its_way(cls, comm: MPI.Intracomm) -> Connection:
-        """One that is there later.  Collective over ``comm``, but waits for nobody."""
-        # The one way to make a communicator that does not wait; it copies the user's attributes.
-        private, pending = MPI.Intracomm.Idup(comm)
-        return cls(MPI.Intracomm(private), pending)
-
-    def is_made(self) -> bool:
-        """Whether its communicator is there.  Local."""
-        if self._pending != MPI.REQUEST_NULL:
-            if not self._pending.Test():
-                return False
-            self.private.Set_errhandler(MPI.ERRORS_RETURN)
-        return True
-
-    def join(self, settings: Settings) -> None:
-        """Find out what the ranks share.  Collective, where all of them are."""
-        connected = transport.connect(self.private, settings.transport)
-        near = connected.device is not None and connected.device.is_near()
-        # What all ranks say: no other node; that there may be arrays in device memory.
-        flags = self.private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
-        self.near = bool(flags & 1)
-        if flags & 2:
-            self.gpus = group.connect(self.private, settings.gpu, settings.timeout)
-        if settings.trace:  # what Python runs can be traced; all else is as without
-            connected = connected._replace(device=None)
-        self.windows = Windows(self.private, connected.device)
-        self.plans.connect(connected)
-
     @property
     def may_serve_again(self) -> bool:
         """Whether it is as good as new for another communicator."""
-        return self.key is not None and self.gpus is None and not getattr(self.windows, "used", 1)
+        return self.key is not None and self.gpus is None and not self.windows.used
 
     def free(self) -> None:
         """Free it; nothing is under way.  Collective."""
         self.plans.clear()
-        if self.windows is not None:
-            self.windows.close()
+        self.windows.close()
         if self.gpus is not None:
             self.gpus.close()
         for comm in reversed(self.lanes.comms):
@@ -139,6 +111,12 @@ class _Alike:
 
 _pool: dict[Key, _Alike] = {}
 _lock = threading.Lock()
+
+
+def have_met(comm: MPI.Intracomm, settings: Settings) -> bool:
+    """Whether the processes of a communicator have had a connection.  Equal on all ranks."""
+    processes = world_ranks(comm)
+    return processes is not None and Key(processes, settings.transport) in _pool
 
 
 def take(comm: MPI.Intracomm, settings: Settings) -> Connection:
@@ -175,16 +153,6 @@ def take(comm: MPI.Intracomm, settings: Settings) -> Connection:
             alike.lent = False
 
 
-def join(connection: Connection, settings: Settings) -> None:
-    """Let the ranks of a connection that is on its way meet.  Collective.
-
-    What has been started there may need this rank's help until all ranks have come here.
-    """
-    progress.until(connection.is_made)
-    progress.until(connection.private.Ibarrier().Test)
-    connection.join(settings)
-
-
 def give_back(connection: Connection) -> None:
     """The communicator has been freed, and nothing is under way.  Collective, as that is."""
     if connection.key is not None:
@@ -213,10 +181,8 @@ def _made(comm: MPI.Intracomm, settings: Settings) -> Connection:
     # Unlike MPI_Comm_dup this copies no attributes, hints or topology of the user's.
     private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
     private.Set_errhandler(MPI.ERRORS_RETURN)
-    connection = Connection(private)
     try:
-        connection.join(settings)
+        return Connection(private, settings)
     except BaseException:
         private.Free()
         raise
-    return connection

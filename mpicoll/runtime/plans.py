@@ -23,18 +23,14 @@ PLANS, SPACE = 256, 256 << 20
 class Runnable:
     """A plan, and what its runs leave for the next one.
 
-    Args:
-        plan: what to do.
-        device: what the compiled engine's messages go through; None where Python runs the plan.
-
     Attributes:
-        plan, device: the same.
+        plan: what to do.
         execution: the compiled engine's, made by the first run; None where Python runs the plan.
         temporary: the space that Python runs it in, made by the first run.
     """
 
-    def __init__(self, plan: Plan, device: transport.Device | None) -> None:
-        self.plan, self.device = plan, device
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self.execution: transport.Execution | None = None
         self.temporary: list[np.ndarray] | None = None
 
@@ -44,7 +40,7 @@ class Plans:
 
     Args:
         lanes: what keeps runs at a time apart.
-        connected: what messages go through, until :meth:`connect`.
+        connected: what messages go through.
 
     Attributes:
         device: what the compiled engine's messages go through; None where Python runs the plans.
@@ -52,18 +48,13 @@ class Plans:
     """
 
     def __init__(self, lanes: Lanes, connected: transport.Transport) -> None:
+        self.device, self._reads = connected.device, connected.reads
+        self.piece = min(connected.slot or PIECE, PIECE)
         self._lanes = lanes
         #: Plans are used by all threads that make progress.
         self._lock = threading.Lock()
         self._kept: OrderedDict[Shape, Runnable] = OrderedDict()  # used last, last
         self._space = 0
-        self.connect(connected)
-
-    def connect(self, connected: transport.Transport) -> None:
-        """Build plans for something else that messages go through from now on."""
-        self.device, self._reads = connected.device, connected.reads
-        self.piece = min(connected.slot or PIECE, PIECE)
-        self.clear()
 
     def serve(self, guard: Guard, on_drop: Callable[[], object]) -> None:
         """Run the calls of another communicator from now on.
@@ -77,7 +68,7 @@ class Plans:
     def build(self, shape: Shape) -> Runnable:
         """A new plan, of messages that are not too long for what they go through."""
         whole = self._reads and shortest_read(shape, 0, 0, 0) is not None
-        return Runnable(planning.build(shape, PIECE if whole else self.piece), self.device)
+        return Runnable(planning.build(shape, PIECE if whole else self.piece))
 
     def borrow(self, shape: Shape) -> Runnable:
         """A plan of this shape.
@@ -95,8 +86,6 @@ class Plans:
         """Put a plan into the cache, as the one used last."""
         if runnable.execution is not None:
             runnable.execution.drop()
-        if runnable.device is not self.device:
-            return  # it goes another way than plans do now
         with self._lock:
             self._take(runnable.plan.shape)  # one more was built while this one ran
             self._kept[runnable.plan.shape] = runnable
@@ -131,7 +120,7 @@ class Plans:
     ) -> runner.Execution:
         """Start a plan of a call; what is returned must be kept until it is done."""
         comm = self._lanes.comms[lane.comm]
-        if runnable.device is not None:
+        if self.device is not None:
             execution = self._compiled(runnable)
             execution.start(comm, lane.comm, lane.number, *call.memory(), call.reduction)
             return execution
@@ -150,10 +139,9 @@ class Plans:
 
     def _compiled(self, runnable: Runnable) -> transport.Execution:
         if runnable.execution is None:
-            runnable.execution = transport.Execution(runnable.plan, runnable.device)
+            runnable.execution = transport.Execution(runnable.plan, self.device)
         return runnable.execution
 
     def clear(self) -> None:
         """Forget all plans."""
         self._kept.clear()
-        self._space = 0

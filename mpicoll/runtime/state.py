@@ -4,10 +4,10 @@ It is an MPI attribute of the handle: all objects on one handle find the same, a
 handle, by whichever object, frees it.
 
 Until a call needs more, it says no more than what the communicator has from the one it comes from.
-The ranks meet (:meth:`State.connect`) in the first call that waits for others anyway and is not the
-MPI library's: one that names an algorithm, one that is persistent, or the third blocking one.
-A non-blocking call must not wait, so its messages go by MPI, over a communicator that is on its
-way, until the ranks have met.
+The ranks meet (:meth:`State.connect`) where they may wait for each other: where a communicator of
+processes that have not met is wrapped; else in the first blocking or persistent call that names an
+algorithm, or the third blocking one.  A non-blocking call must not wait: before, it is the MPI
+library's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class State:
     Attributes:
         comm: its handle.
         connection: what its messages go through, once a call has needed that.
-        connected: the ranks have met there.
+        connected: whether there is one.
         first_calls: its calls before.
         family, hints: what it has in common with those that it comes from; what it prefers.  Equal
             on all ranks.
@@ -146,8 +146,9 @@ class State:
     def table(self) -> tuning.Table:
         """What chooses where the caller names no algorithm.  Equal on all ranks once connected."""
         if self._table is None:
-            near = transport.may_share(self.nodes, self.settings.transport)
-            if self.connection is not None and self.connected:
+            if self.connection is None:
+                near = transport.may_share(self.nodes, self.settings.transport)
+            else:
                 near = self.connection.near
             self._table = self.family.table(self.hints, near, tuning.is_grouped(self.nodes))
         return self._table
@@ -190,10 +191,7 @@ class State:
         if self.connected:
             return
         with progress.meanwhile():
-            if self.connection is None:
-                self.connection = connections.take(self.comm, self.settings)
-            else:
-                connections.join(self.connection, self.settings)
+            self.connection = connections.take(self.comm, self.settings)
             self._look_after(self.connection)
         connection, checked = self.connection, self.settings.check or self.watch
         fast = self._fast = FastCalls(self.nodes)
@@ -222,15 +220,6 @@ class State:
             self.connection = None
             connections.give_back(connection)
             raise
-
-    def reach(self) -> None:
-        """Let messages go before the ranks have met.  Collective, but waits for nobody."""
-        if self.connection is None:
-            self.connection = Connection.on_its_way(self.comm)
-            self.guard.connect(self.connection.private, None)
-            self.connection.plans.serve(self.guard, self.first_calls.forget)
-            _OPEN[self] = None
-            _is_told_of_the_end()
 
     @property
     def under_way(self) -> list[progress.Operation]:
@@ -279,6 +268,7 @@ class State:
         if self.guard.failure is None and not (self.under_way or self.restarted):
             self.made.clear()
             self.fast_path.forget()
+            self.connection = self._fast = None
             connections.give_back(connection)
         else:
             _LOST.append(self)  # MPI may still use the memory of what was under way
@@ -328,7 +318,7 @@ def attach(comm: MPI.Intracomm) -> State:
         plain = MPI.Intracomm(comm)
         family = Family(read(plain), places.places(plain))
         state = _attached(plain, FirstCalls(family, left=0))
-        if family.settings.devices:
+        if family.settings.devices or not connections.have_met(plain, family.settings):
             state.connect()
     return state
 

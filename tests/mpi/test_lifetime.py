@@ -191,7 +191,7 @@ def test_freeing_frees_the_private_communicator(ours):
     works(made)
     made.Free()
     assert shared.guard.closed
-    assert shared.private == MPI.COMM_NULL
+    assert shared.connection is None
     with pytest.raises(MPI.Exception) as caught:
         made.Free()
     assert caught.value.Get_error_class() == MPI.ERR_COMM
