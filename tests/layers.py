@@ -46,8 +46,9 @@ ORDER = {
     ),
     "mpicoll.requests": "__init__ device > library own > standalone > several > base",
     "mpicoll.runtime": (
-        "__init__ > relay > staging observe > state arguments > fast_path > plans > guard > "
-        "calls > agree watch trace settings unavailable"
+        "__init__ > relay > staging observe > state arguments > connections first_calls > "
+        "fast_path > plans > guard > calls > agree watch trace family handles unavailable > "
+        "settings places"
     ),
     "mpicoll.engine": (
         "__init__ > windows > transport > _fast_path > _execution > _folding > "

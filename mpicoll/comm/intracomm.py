@@ -117,8 +117,13 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         with progress.meanwhile():
             return self._adopt(super().Clone(), self._hints())
 
-    def Idup(self: _C) -> tuple[_C, MPI.Request]:
-        """Start to duplicate the communicator, with its hints; use it once that is complete."""
+    def Idup(self: _C, info: MPI.Info | None = None) -> tuple[_C, MPI.Request]:
+        """Start to duplicate the communicator, without ``info`` with its hints.
+
+        It may be used once the request is complete.
+        """
+        if info is not None:
+            return self.Idup_with_info(info)
         made, request = super().Idup()
         made._first_calls = FirstCalls(self._ready().family, self._hints())
         return made, request

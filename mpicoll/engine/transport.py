@@ -232,8 +232,9 @@ def _mapped(descriptor: int, length: int) -> np.ndarray:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     memory = (ctypes.c_ubyte * length).from_address(address)
-    weakref.finalize(memory, libc.munmap, ctypes.c_void_p(address), ctypes.c_size_t(length)).atexit = False
-    return np.frombuffer(memory, np.uint8)
+    mapped = ctypes.c_void_p(address), ctypes.c_size_t(length)
+    weakref.finalize(memory, libc.munmap, *mapped).atexit = False
+    return np.frombuffer(memoryview(memory), np.uint8)
 
 
 #: Arguments of the system's mmap.

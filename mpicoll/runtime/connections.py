@@ -166,7 +166,7 @@ def give_back(connection: Connection) -> None:
 
 
 def drain() -> None:
-    """Free all that no communicator has, the youngest first.  Collective: MPI is being finalised."""
+    """Free all that no communicator has, the youngest first.  Collective, in MPI_Finalize."""
     idle = [connection for alike in _pool.values() for connection in alike.idle.values()]
     _pool.clear()
     for connection in sorted(idle, key=lambda connection: connection.order, reverse=True):

@@ -24,7 +24,7 @@ from mpicoll.runtime.fast_path import key_of
 from mpicoll.schedule.methods import METHODS, Method
 from mpicoll.tuning import NATIVE
 
-#: Calls that name no algorithm and go to the MPI library, on a communicator that comes from another.
+#: Calls that name no algorithm and go to the MPI library, where a communicator comes from another.
 FEW = 2
 #: Classes of errors that a rank finds before it takes part in a call.
 _IN_ARGUMENTS = frozenset(
@@ -46,11 +46,11 @@ class FirstCalls:
         left: the same, now.  Equal on all ranks: only calls count that all of them make.
     """
 
-    __slots__ = ("_known", "_served", "family", "hints", "left")
+    __slots__ = ("_closed", "_known", "_served", "family", "hints", "left")
 
     def __init__(self, family: Family, hints: tuning.Table | None = None, left: int = FEW) -> None:
         self.family, self.hints, self.left = family, hints, left
-        self._known: Any = None
+        self._closed, self._known = False, None
         self._served: dict[int | str, int] | None = None
 
     # --- in place of a FastPath of the engine's; the last argument is the algorithm ---
@@ -67,7 +67,7 @@ class FirstCalls:
 
     def _path(self, comm: MPI.Intracomm, algorithm: str | None) -> Any:
         """What knows calls; None if they may not go here."""
-        if self.left <= 0 and algorithm is None:
+        if self._closed or (self.left <= 0 and algorithm is None):
             return None
         # Another object on the same handle may have made more of it.
         found = handles.find(comm)
@@ -134,7 +134,8 @@ class FirstCalls:
         """Nothing: what a call needs to be known is the same on all communicators."""
 
     def close(self) -> None:
-        """Let every call go the slow path from now on: what is attached to the handle has ended."""
+        """Let every call go the slow path from now on."""
+        self._closed = True
 
 
 @cache

@@ -16,7 +16,6 @@ from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.watch import Ticket, Watch
 from mpicoll.schedule.collectives import Collective
 
-
 #: What is said of a communicator whose handle is gone.
 FREED = "this communicator has been freed; build Intracomm on another one"
 

@@ -130,8 +130,8 @@ class State:
         return self._guard
 
     @property
-    def fast_path(self) -> FastCalls | FirstCalls:
-        """The calls that go a fast path."""
+    def fast_path(self) -> Any:
+        """The calls that go a fast path: FastCalls once it is connected, FirstCalls before."""
         return self._fast or self.first_calls
 
     @property
@@ -257,6 +257,7 @@ class State:
         if self.closed:
             return
         self.closed = True
+        self.first_calls.close()
         connection = self.connection
         if connection is None:
             if self._guard is not None:
