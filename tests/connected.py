@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 
-def connected(comm, kind=None):
-    """mpicoll's communicator on a handle."""
+def connected(comm):
+    """mpicoll's communicator on a handle, on a connection that no other has had or gets."""
     from mpicoll import Intracomm
+    from mpicoll.runtime import connections
 
-    ours = (kind or Intracomm)(comm)
-    ours._connected()
+    connections.drain()
+    ours = Intracomm(comm)
+    state = ours._connected()
+    state.connection.alike = None
     return ours

@@ -54,7 +54,7 @@ class Connection:
         windows: arrays of its ranks that others read where they lie.
         gpus: how arrays in device memory travel; None where that is not agreed.
         near: whether each rank shares memory with all others, of which there are some.
-        key, number: what the pool knows it by, if it may go there.
+        alike, number: where it waits for the next communicator, if it may, and what by.
         order: of their making, in this process.
     """
 
@@ -72,14 +72,14 @@ class Connection:
             connected = connected._replace(device=None)
         self.windows = Windows(private, connected.device)
         self.plans = Plans(self.lanes, connected)
-        self.key: Key | None = None
+        self.alike: Alike | None = None
         self.number = 0
         self.order = next(_ORDER)
 
     @property
     def may_serve_again(self) -> bool:
         """Whether it is as good as new for another communicator."""
-        return self.key is not None and self.gpus is None and not self.windows.used
+        return self.gpus is None and not self.windows.used
 
     def free(self) -> None:
         """Free it; nothing is under way.  Collective."""
@@ -95,21 +95,23 @@ _ORDER = itertools.count()
 
 
 @dataclass
-class _Alike:
-    """The connections with one key.
+class Alike:
+    """The connections of the same processes, by the same transport.
 
     Attributes:
         idle: those that no communicator has, by number.
         numbers: those that this process has given to connections.
         lent: another thread is about to take one.
+        over: nothing waits here any more.
     """
 
     idle: dict[int, Connection] = field(default_factory=dict)
     numbers: set[int] = field(default_factory=set)
     lent: bool = False
+    over: bool = False
 
 
-_pool: dict[Key, _Alike] = {}
+_pool: dict[Key, Alike] = {}
 _lock = threading.Lock()
 
 
@@ -130,7 +132,7 @@ def take(comm: MPI.Intracomm, settings: Settings) -> Connection:
         return _made(comm, settings)
     key = Key(processes, settings.transport)
     with _lock:
-        alike = _pool.setdefault(key, _Alike())
+        alike = _pool.setdefault(key, Alike())
         here = not alike.lent  # else two threads could take the same
         alike.lent = True
     try:
@@ -145,7 +147,7 @@ def take(comm: MPI.Intracomm, settings: Settings) -> Connection:
             return alike.idle.pop(_lowest(idle))
         connection = _made(comm, settings)
         if spare:
-            connection.key, connection.number = key, _lowest(spare)
+            connection.alike, connection.number = alike, _lowest(spare)
             alike.numbers.add(connection.number)
         return connection
     finally:
@@ -155,10 +157,11 @@ def take(comm: MPI.Intracomm, settings: Settings) -> Connection:
 
 def give_back(connection: Connection) -> None:
     """The communicator has been freed, and nothing is under way.  Collective, as that is."""
-    if connection.key is not None:
-        alike = _pool[connection.key]
-        room = len(alike.idle) < ALIKE and sum(len(each.idle) for each in _pool.values()) < IDLE
-        if connection.may_serve_again and room:
+    alike = connection.alike
+    if alike is not None:
+        every = sum(len(each.idle) for each in _pool.values())
+        room = not alike.over and len(alike.idle) < ALIKE and every < IDLE
+        if room and connection.may_serve_again:
             alike.idle[connection.number] = connection
             return
         alike.numbers.discard(connection.number)
@@ -168,6 +171,8 @@ def give_back(connection: Connection) -> None:
 def drain() -> None:
     """Free all that no communicator has, the youngest first.  Collective, in MPI_Finalize."""
     idle = [connection for alike in _pool.values() for connection in alike.idle.values()]
+    for alike in _pool.values():
+        alike.over = True
     _pool.clear()
     for connection in sorted(idle, key=lambda connection: connection.order, reverse=True):
         connection.free()

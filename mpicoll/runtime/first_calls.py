@@ -67,7 +67,7 @@ class FirstCalls:
 
     def _path(self, comm: MPI.Intracomm, algorithm: str | None) -> Any:
         """What knows calls; None if they may not go here."""
-        if self._closed or (self.left <= 0 and algorithm is None):
+        if self._closed or not comm or (self.left <= 0 and algorithm is None):
             return None
         # Another object on the same handle may have made more of it.
         found = handles.find(comm)

@@ -5,6 +5,7 @@ import copy
 
 import numpy as np
 import pytest
+from connected import connected
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
@@ -186,10 +187,12 @@ def test_copies_share_the_handle(ours):
 
 
 def test_freeing_frees_the_private_communicator(ours):
-    made = ours.Dup()
+    made = connected(ours.Dup())
     shared = made._state
+    private = shared.private
     works(made)
     made.Free()
+    assert private == MPI.COMM_NULL
     assert shared.guard.closed
     assert shared.connection is None
     with pytest.raises(MPI.Exception) as caught:
@@ -203,7 +206,7 @@ def test_safe_free_and_disconnect(ours):
     made = ours.Dup()
     made.free()
     made.free()
-    made = ours.Dup()
+    made = connected(ours.Dup())
     shared = made._state
     made.Disconnect()
     assert shared.guard.closed
@@ -263,7 +266,7 @@ def test_plans_are_kept_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(
         planning, "build", lambda shape, piece: built.append(shape) or build(shape, piece)
     )
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
 
     def call(count):
         # With parameters that are not the defaults no call goes the fast path.
@@ -287,7 +290,7 @@ def test_plans_are_kept_up_to_a_limit(monkeypatch):
 
 
 def test_plans_are_kept_up_to_a_limit_of_space(monkeypatch):
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     state = ours._state
     state.fast_path.path = None  # the slow path, every time
 
@@ -307,7 +310,7 @@ def test_plans_are_kept_up_to_a_limit_of_space(monkeypatch):
 
 
 def test_a_plan_that_runs_is_not_started_again(monkeypatch):
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     shared = ours._state
     shared.fast_path.path = None  # the slow path, every time
     seen = []
@@ -341,7 +344,7 @@ def failing(error):
 
 def test_a_failure_poisons_the_communicator(monkeypatch):
     base = WORLD.Dup()
-    ours = Intracomm(base)
+    ours = connected(base)
     shared = ours._state
     with monkeypatch.context() as patch:
         patch.setattr(plans.Plans, "execute", failing(Broken("first")))
@@ -369,7 +372,7 @@ def test_mpi_errors_go_through_the_users_error_handler(monkeypatch):
     base = WORLD.Dup()
     handler = MPI.Comm.Create_errhandler(lambda comm, code: heard.append(code))
     base.Set_errhandler(handler)
-    ours = Intracomm(base)
+    ours = connected(base)
     # What goes wrong on the private communicator comes back as an error code ...
     assert ours._state.private.Get_errhandler() == MPI.ERRORS_RETURN
     with monkeypatch.context() as patch:
