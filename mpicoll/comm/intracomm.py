@@ -2,12 +2,12 @@
 
 ``Intracomm(c)`` is collective over ``c`` and keeps its handle, so that point-to-point messages
 still meet those of ``c``.  Messages of the collectives travel on a private communicator, made once
-for each handle (see :mod:`mpicoll.runtime.state`): two objects on one handle share it, and freeing
-the handle frees it.  ``Dup, Dup_with_info, Clone, Split, Split_type, Create, Create_group,
-Create_from_group`` and ``Shrink`` return this class, ready for use; ``Create_cart, Create_graph,
-Create_dist_graph`` and ``Create_dist_graph_adjacent`` return it with mpi4py's topology methods.
-What ``Idup`` and ``Idup_with_info`` return is made ready by its first collective call, as are
-copies and unpickled objects.  ``Create_intercomm`` returns :class:`mpicoll.comm.passed.Intercomm`.
+for each handle where a call needs it (see :mod:`mpicoll.runtime.state`): two objects on one handle
+share it, and freeing the handle frees it.  ``Dup, Idup, Dup_with_info, Idup_with_info, Clone, Split,
+Split_type, Create, Create_group, Create_from_group`` and ``Shrink`` return this class;
+``Create_cart, Create_graph, Create_dist_graph`` and ``Create_dist_graph_adjacent`` return it with
+mpi4py's topology methods.  Unpickled objects are made ready by their first collective call.
+``Create_intercomm`` returns :class:`mpicoll.comm.passed.Intercomm`.
 ``Ishrink`` and what else makes intercommunicators (``Spawn``, ...) stay mpi4py's.
 
 Every collective goes one way, see :mod:`mpicoll.comm.dispatch`.  A mistake that all ranks make
