@@ -52,7 +52,7 @@ ORDER = {
     ),
     "mpicoll.engine": (
         "__init__ > windows > transport > _fast_path > _execution > _folding > "
-        "_program > _transport > runner lowering planning > plan lanes > spans progress"
+        "_program > _transport > scaling > runner lowering planning > plan lanes > spans progress"
     ),
     "mpicoll.buffers": (
         "__init__ > buckets vectors > pair > parsing > datatypes > buffer > staged > packing"

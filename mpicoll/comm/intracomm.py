@@ -3,8 +3,8 @@
 ``Intracomm(c)`` is collective over ``c`` and keeps its handle, so that point-to-point messages
 still meet those of ``c``.  Messages of the collectives travel on a private communicator, made once
 for each handle where a call needs it (see :mod:`mpicoll.runtime.state`): two objects on one handle
-share it, and freeing the handle frees it.  ``Dup, Idup, Dup_with_info, Idup_with_info, Clone, Split,
-Split_type, Create, Create_group, Create_from_group`` and ``Shrink`` return this class;
+share it, and freeing the handle frees it.  ``Dup, Idup, Dup_with_info, Idup_with_info, Clone,
+Split, Split_type, Create, Create_group, Create_from_group`` and ``Shrink`` return this class;
 ``Create_cart, Create_graph, Create_dist_graph`` and ``Create_dist_graph_adjacent`` return it with
 mpi4py's topology methods.  Unpickled objects are made ready by their first collective call.
 ``Create_intercomm`` returns :class:`mpicoll.comm.passed.Intercomm`.
@@ -26,6 +26,7 @@ from mpi4py import MPI
 
 from mpicoll import algorithms, tuning
 from mpicoll.base import launcher
+from mpicoll.base.consensus import combined
 from mpicoll.base.wording import plural
 from mpicoll.comm.blocking import Blocking
 from mpicoll.comm.messages import Messages
@@ -147,7 +148,7 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         """
         state = self._ready()
         with progress.meanwhile():
-            missing = state.comm.allreduce(info == MPI.INFO_NULL, MPI.LOR)
+            missing = combined(state.comm, info == MPI.INFO_NULL, MPI.LOR)
         super().Set_info(MPI.INFO_NULL if missing else info)
         self._hinted(self, info)
 

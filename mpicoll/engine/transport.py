@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.base import caller, processors
-from mpicoll.base.consensus import agreed
+from mpicoll.base.consensus import agreed, combined
 from mpicoll.errors import TransportWarning
 
 _PROBLEM = ""
@@ -129,7 +129,7 @@ def may_share(nodes: Sequence[int], transport: str) -> bool:
 def connect(private: MPI.Intracomm, transport: str) -> Transport:
     """Set up what messages go through.  Collective over ``private``."""
     problem = engine_problem()
-    everywhere = private.allreduce(not problem, MPI.LAND)
+    everywhere = combined(private, not problem, MPI.LAND)
     if problem:
         _warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
     if not everywhere:
@@ -157,9 +157,9 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Tra
     shared = memory is not None
     reads = shared and transport == "auto" and _engine_reads(node, [pid for _, pid, _ in ranks])
     # Cutting messages is for all ranks alike.
-    slots = private.allreduce(shape.slot if shared else 1 << 62, MPI.MIN)
+    slots = combined(private, shape.slot if shared else 1 << 62, MPI.MIN)
     slots = 0 if slots == 1 << 62 else slots
-    all_read = bool(private.allreduce(reads or not shared, MPI.LAND)) and slots > 0
+    all_read = bool(combined(private, reads or not shared, MPI.LAND)) and slots > 0
     if problem and node.Get_rank() == 0:
         _warn(f"shared memory does not serve: {problem}; MPI's messages are used instead")
     locals = [-1] * private.Get_size()
@@ -252,4 +252,4 @@ def _engine_reads(node: MPI.Intracomm, processes: list[int]) -> bool:
     found = np.zeros(_PROOF, np.uint8)
     address, content = every[peer]
     read = read_memory(processes[peer], address, found) and found.tobytes() == content
-    return bool(node.allreduce(read, MPI.LAND))  # tokens live until all have read
+    return bool(combined(node, read, MPI.LAND))  # tokens live until all have read

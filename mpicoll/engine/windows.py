@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base import caller
+from mpicoll.base.consensus import combined
 from mpicoll.engine import transport
 from mpicoll.errors import TransportWarning
 
@@ -42,7 +43,7 @@ class Windows:
         """
         here = self._device is not None and self._device.memory_of_node() is not None
         with transport.node_of(self._private) as node:
-            shared = node.allreduce(here, MPI.LAND)
+            shared = combined(node, here, MPI.LAND)
             memory = self._window(node, nbytes) if shared else None
         return np.empty(nbytes, np.uint8) if memory is None else memory
 

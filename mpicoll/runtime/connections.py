@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.base.consensus import combined
 from mpicoll.cuda import driver, group
 from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lanes
@@ -63,7 +64,7 @@ class Connection:
         connected = transport.connect(private, settings.transport)
         near = connected.device is not None and connected.device.is_near()
         # What all ranks say: no other node; that there may be arrays in device memory.
-        flags = private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
+        flags = combined(private, near | driver.is_wanted() << 1, MPI.BAND)
         self.near = bool(flags & 1)
         self.gpus: group.Group | None = None
         if flags & 2:

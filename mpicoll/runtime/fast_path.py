@@ -114,7 +114,7 @@ class FastCalls:
         if self.path is None or not call.is_direct:
             return None
         execution = self._plans.bind(runnable, lane, call)
-        name = runnable.plan.shape.collective, runnable.plan.shape.algorithm
+        name = runnable.shape.collective, runnable.shape.algorithm
         return transport.Starter(self.path, execution, name, progress.pollers, progress.lock)
 
     def calls(self) -> dict[tuple[str, str], int]:

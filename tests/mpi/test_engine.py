@@ -141,7 +141,7 @@ def test_narrow_sums_in_parts():
 
 def runner_plan(shape):
 
-    return Runnable(planning.build(shape, piece=512, space=1024))
+    return Runnable(planning.build(shape, piece=512, space=1024), shape)
 
 
 def test_python_keeps_the_temporary_space_of_a_plan_for_the_next_call(python):

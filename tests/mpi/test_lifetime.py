@@ -299,7 +299,7 @@ def test_plans_are_kept_up_to_a_limit_of_space(monkeypatch):
 
     for count in (1, 1000, 2000):
         call(count)
-    space = [sum(kept.plan.temporary) for kept in state.plans._kept.values()]
+    space = [kept.space for kept in state.plans._kept.values()]
     assert state.plans._space == sum(space)
     monkeypatch.setattr(plans, "SPACE", space[-1])
     call(1000)
