@@ -36,7 +36,9 @@ def mpi_compiler() -> str | None:
 def library_directories(wrapper: str) -> list[str]:
     """Where a wrapper finds its libraries; it names them last, behind those of Python itself, where
     another MPI may lie."""
-    shown = subprocess.run([wrapper, "-show"], capture_output=True, text=True, check=False).stdout
+    shown = subprocess.run(
+        [wrapper, "-show"], capture_output=True, encoding="utf-8", check=False
+    ).stdout
     return [word[2:] for word in shlex.split(shown) if word.startswith("-L") and word != "-L"]
 
 

@@ -8,20 +8,20 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from mpicoll.cli.app import app
+from mpicoll.cli.app import COMMANDS, app, load
 
 
 def reference() -> str:
     """A section for each subcommand: usage, what it does, arguments and options."""
-    return "\n".join(_sections(typer.Context(get_command(app), info_name="mpicoll")))
+    top = typer.Context(get_command(app), info_name="mpicoll")
+    return "\n".join(_sections(top, {name: load(name) for name in COMMANDS}))
 
 
-def _sections(group: typer.Context) -> Iterator[str]:
-    commands: Any = group.command
-    for name, command in commands.commands.items():
+def _sections(group: typer.Context, commands: dict[str, Any]) -> Iterator[str]:
+    for name, command in commands.items():
         context = typer.Context(command, info_name=name, parent=group)
         if hasattr(command, "commands"):
-            yield from _sections(context)
+            yield from _sections(context, command.commands)
         else:
             yield _section(command, context)
 

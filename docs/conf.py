@@ -76,8 +76,8 @@ def generate(app: Any) -> None:
     for name, text in texts.items():
         path = GENERATED / name
         # Sphinx builds again what has changed.
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
     for name, entry in drawn.items():
         draw.svg(GENERATED / name, entry, catalogue.DRAWN, 0, catalogue.shown(entry))
 

@@ -10,13 +10,11 @@ from mpicoll.algorithms.recursive import (
     log_messages,
     log_rounds,
     reduce_scatter_recursive_halving,
-    sits_out,
-    stands_in,
 )
 from mpicoll.registry import COMMUTATIVE, per_rank, register
 from mpicoll.schedule import Recv, Send, within
 from mpicoll.schedule.steps import Rounds
-from mpicoll.schedule.topology import binomial_tree, ceil_log2, floor_log2
+from mpicoll.schedule.topology import binomial_tree, ceil_log2, floor_log2, sits_out, stands_in
 
 
 def bcast_scatter_allgather(rank: int, size: int, root: int) -> Rounds:

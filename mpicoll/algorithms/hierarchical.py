@@ -20,7 +20,7 @@ from mpicoll.algorithms.ring import allreduce_ring
 from mpicoll.registry import COMMUTATIVE, LABELS, SAME_BITS, per_rank, register
 from mpicoll.schedule import Channels, Recv, RecvReduce, Send, pipelined, within
 from mpicoll.schedule.steps import Rounds
-from mpicoll.schedule.topology import Nodes, binomial_tree, ceil_log2, nodes_of
+from mpicoll.schedule.topology import Nodes, binomial_tree, ceil_log2, known_nodes
 
 REFERENCE = (
     "M. Cho, U. Finkler, M. Serrano, D. Kung, H. Hunter, BlueConnect: decomposing all-reduce for "
@@ -29,16 +29,6 @@ REFERENCE = (
     "operations in MPICH, International Journal of High Performance Computing Applications 19 "
     "(2005)"
 )
-
-
-def known_nodes(size: int, nodes: Sequence[int]) -> Nodes:
-    """The nodes of the ranks; without any named, every rank is one by itself."""
-    return nodes_of(tuple(nodes)) if len(nodes) else _alone(size)
-
-
-@lru_cache(maxsize=8)
-def _alone(size: int) -> Nodes:
-    return nodes_of(tuple(range(size)))
 
 
 def push(local: int, size: int, owners: int) -> Rounds:

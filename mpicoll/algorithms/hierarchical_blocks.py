@@ -10,19 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from mpicoll.algorithms.hierarchical import (
-    REFERENCE,
-    known_nodes,
-    most_received,
-    pull,
-    push,
-    waits,
-)
+from mpicoll.algorithms.hierarchical import REFERENCE, most_received, pull, push, waits
 from mpicoll.algorithms.ring import allgather_ring, reduce_scatter_ring
 from mpicoll.registry import COMMUTATIVE, LABELS, register
 from mpicoll.schedule import Channels, Recv, Send, pipelined, within
 from mpicoll.schedule.steps import Rounds
-from mpicoll.schedule.topology import Nodes
+from mpicoll.schedule.topology import Nodes, known_nodes
 
 
 def _shares(known: Nodes) -> list[tuple[tuple[int, ...], ...]]:

@@ -13,44 +13,21 @@ from functools import partial
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, register
 from mpicoll.schedule import Block, Recv, RecvReduce, Send
 from mpicoll.schedule.steps import Rounds
-from mpicoll.schedule.topology import doubling, floor_log2
+from mpicoll.schedule.topology import (
+    doubling,
+    floor_log2,
+    place_of,
+    power_of_two,
+    rank_of,
+    sits_out,
+    sitting_out,
+    stands_in,
+)
 
 _REFERENCE = (
     "R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations "
     "in MPICH, International Journal of High Performance Computing Applications 19 (2005)"
 )
-
-
-def power_of_two(size: int) -> int:
-    """The number of ranks that take part."""
-    return 1 << floor_log2(size)
-
-
-def sitting_out(size: int) -> int:
-    """The number of ranks that sit out, each handing its part to the next rank."""
-    return size - power_of_two(size)
-
-
-def sits_out(rank: int, size: int) -> bool:
-    """Whether a rank hands its part to the next one."""
-    return rank < 2 * sitting_out(size) and rank % 2 == 0
-
-
-def stands_in(rank: int, size: int) -> bool:
-    """Whether a rank takes part for the previous one as well."""
-    return rank < 2 * sitting_out(size) and rank % 2 == 1
-
-
-def place_of(rank: int, size: int) -> int:
-    """The place of a rank that takes part."""
-    pairs = sitting_out(size)
-    return rank // 2 if rank < 2 * pairs else rank - pairs
-
-
-def rank_of(place: int, size: int) -> int:
-    """The rank at a place."""
-    pairs = sitting_out(size)
-    return 2 * place + 1 if place < pairs else place + pairs
 
 
 def _blocks_of(lo: int, hi: int, size: int) -> range:

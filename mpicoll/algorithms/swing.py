@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpicoll.algorithms.recursive import (
-    halving_doubling,
-    place_of,
-    power_of_two,
-    rank_of,
-    reduce_and_gather,
-    with_pairs,
-)
+from mpicoll.algorithms.recursive import halving_doubling, reduce_and_gather, with_pairs
 from mpicoll.registry import COMMUTATIVE, SAME_BITS
 from mpicoll.schedule.steps import Rounds
-from mpicoll.schedule.topology import floor_log2
+from mpicoll.schedule.topology import floor_log2, place_of, power_of_two, rank_of
 
 
 def _partner(place: int, step: int, power: int) -> int:

@@ -1,52 +1,117 @@
-"""The subcommands, collected."""
+"""The subcommands, by name; the module of one is imported when it is run."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from mpicoll import __version__
-from mpicoll.cli.commands import (
-    bench,
-    compare,
-    doctor,
-    fit,
-    listing,
-    predict,
-    report,
-    show,
-    simulate,
-    slurm,
-    train,
-    tune,
-    verify,
-)
+
+#: Of each subcommand: its module, what the module calls it, and the first sentence of its help.
+COMMANDS = {
+    "list": ("listing", "command", "List the collectives and their algorithms."),
+    "show": (
+        "show",
+        "command",
+        "Draw the schedule of an algorithm: which rank sends which block to whom, step by step.",
+    ),
+    "verify": (
+        "verify",
+        "command",
+        "Verify schedules: every contribution exactly once, no deadlock, and the promised counts.",
+    ),
+    "simulate": (
+        "simulate",
+        "command",
+        "Simulate an algorithm under the alpha-beta-gamma model.",
+    ),
+    "bench": (
+        "bench",
+        "command",
+        "Measure collectives for a range of sizes: median time of the slowest rank, with interval.",
+    ),
+    "fit": (
+        "fit",
+        "command",
+        "Fit what messages, bytes, reductions, rounds and calls cost, and say how good that is.",
+    ),
+    "predict": (
+        "predict",
+        "command",
+        "Predict how long a collective takes by one algorithm, with an interval.",
+    ),
+    "explain": (
+        "predict",
+        "explain",
+        "Rank the algorithms of a collective for one size: time, interval and reason.",
+    ),
+    "tune": (
+        "tune",
+        "command",
+        "Choose the fastest algorithm for each size and number of ranks that was measured.",
+    ),
+    "compare": (
+        "compare",
+        "command",
+        "Compare two sides, launch by launch: a verdict where B differs from A, else none.",
+    ),
+    "report": (
+        "report",
+        "command",
+        "Write a page of sweeps, or of a training run: one file that needs no network.",
+    ),
+    "train": (
+        "train",
+        "command",
+        "Train a model on all ranks and compare its weights with those of a single process.",
+    ),
+    "doctor": (
+        "doctor",
+        "command",
+        "Check MPI, the launch and the installation; alone or under mpirun.",
+    ),
+    "slurm": ("slurm", "app", "Sweeps and trainings as batch jobs of SLURM."),
+}
+
+
+def load(name: str) -> Any:
+    """The parser of a subcommand, with all its options."""
+    module, attribute, _ = COMMANDS[name]
+    found = getattr(import_module(f"mpicoll.cli.commands.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        return get_command(found)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(found)
+    return get_command(alone)
+
+
+class Subcommands(TyperGroup):
+    """Its subcommands are only names and sentences until one is asked for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The subcommand that the first word names, and the other words."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and load(name), rest
+
+
+def _not_loaded() -> None:
+    """What the list of subcommands knows of each."""
+
 
 app = typer.Typer(
     name="mpicoll",
+    cls=Subcommands,
     help="Choose, understand, predict and beat the collectives of an MPI library.",
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for name, command in (
-    ("list", listing.command),
-    ("show", show.command),
-    ("verify", verify.command),
-    ("simulate", simulate.command),
-    ("bench", bench.command),
-    ("fit", fit.command),
-    ("predict", predict.command),
-    ("explain", predict.explain),
-    ("tune", tune.command),
-    ("compare", compare.command),
-    ("report", report.command),
-    ("train", train.command),
-    ("doctor", doctor.command),
-):
-    app.command(name)(command)
-app.add_typer(slurm.app, name="slurm")
+for subcommand, (_, _, sentence) in COMMANDS.items():
+    app.command(subcommand, help=sentence)(_not_loaded)
 
 
 def _version(wanted: bool) -> None:

@@ -9,7 +9,6 @@ thread of :mod:`mpicoll.engine.progress`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,10 +24,12 @@ from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.engine import progress, runner
 from mpicoll.errors import FallbackWarning
 from mpicoll.ops.exact import EXACT
+from mpicoll.registry import of_a_user
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import OwnedPrequest, PersistentFallback, bound, started
 from mpicoll.runtime import staging
+from mpicoll.runtime.admission import Admission
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.first_calls import FirstCalls
@@ -92,7 +93,11 @@ class Dispatch(MPI.Intracomm):
         """What belongs to the handle; collective where the handle is used for the first time."""
         if self._state is None:
             self._state = self._begun()
-        self._state.guard.check()
+        try:
+            self._state.guard.check()
+        except MPI.Exception as error:
+            self._report(error)
+            raise
         self._fast_path = self._state.fast_path.path or _NO_FAST_PATH
         return self._state
 
@@ -176,8 +181,9 @@ class Dispatch(MPI.Intracomm):
         try:
             ran = state.plans.run(call, choice, step)
         except MPI.Exception as error:
-            self._report(error)
-            raise
+            meant = state.guard.meant(error)
+            self._report(meant)
+            raise meant from None
         call.write_back()
         state.count(definition.name, choice.algorithm)
         state.fast_path.learn(call, arguments[1:], choice, ran)
@@ -280,7 +286,6 @@ class Dispatch(MPI.Intracomm):
             return Prequest(state, prepared, self._report)
         arguments = arguments.passed_on(call)
         kept = self._bound(state, method, arguments, prepared, info)
-        state.count(arguments.method.definition.name, NATIVE)
         if by_value and call is not None:
             return StagedPrequest(kept, partial(call.load, native=True), call.arrive, call)
         if prepared.on_device and call is not None:
@@ -317,7 +322,11 @@ class Dispatch(MPI.Intracomm):
         """
         arguments = self._arguments(state, method, *given)
         try:
-            return arguments, self._decide(state, arguments, *asked)
+            prepared = self._decide(state, arguments, *asked)
+            if of_a_user(prepared.definition.name, prepared.choice.algorithm):
+                admission: Any = state.once(Admission, lambda: Admission(state.guard))
+                admission.check(prepared, waits)
+            return arguments, prepared
         except Exception as error:
             state.guard.refuse(arguments.method.definition, error, waits)
             raise
@@ -325,8 +334,12 @@ class Dispatch(MPI.Intracomm):
     def _arguments(self, state: State, method: str, *given: Any) -> Arguments:
         """The arguments of a call; collective where a Reduce_scatter does not give its counts."""
         arguments = Arguments(METHODS[method], *given)
+        if method == "Alltoallw":
+            sendbuf, recvbuf = map(vectors.without_null, arguments[1:3])
+            return arguments._replace(sendbuf=sendbuf, recvbuf=recvbuf)
         missing = arguments.counts is None and COUNTS in arguments.method.arguments
-        if missing and arguments.sendbuf is not MPI.IN_PLACE:
+        in_place = arguments.sendbuf is None or arguments.sendbuf is MPI.IN_PLACE
+        if missing and not in_place:
             count = vectors.count(arguments.recvbuf, what="receive buffer")
             with progress.meanwhile():
                 counts = state.comm.allgather(count)
@@ -374,6 +387,8 @@ class Dispatch(MPI.Intracomm):
                     f"predefined datatype{remedy}"
                 ) from None
             return Prepared(definition, place, Choice(NATIVE), None)
+        for beyond in call.beyond:
+            self._fall_back(state, definition, beyond, alone=True)
         if stream is not None:
             call = call.on_stream(device.handle_of(stream))
         if reproducible:
@@ -422,30 +437,23 @@ class Dispatch(MPI.Intracomm):
         if isinstance(error, MPI.Exception) and self != MPI.COMM_NULL:
             self.Call_errhandler(error.Get_error_code())
 
-    def _fall_back(self, state: State, definition: Collective, reason: str) -> None:
-        """Count, and report as the policy says, that what was asked for cannot serve."""
-        fall_back(state.settings.policy, state.fallbacks, state.rank, definition, reason)
+    def _fall_back(
+        self, state: State, definition: Collective, reason: str, alone: bool = False
+    ) -> None:
+        """Count, and report as the policy says, that what was asked for cannot serve.
 
+        ``alone``: whether other ranks may not know of it.
 
-def fall_back(
-    policy: str,
-    fallbacks: Counter[tuple[str, str]],
-    rank: int,
-    definition: Collective,
-    reason: str,
-) -> None:
-    """Count, and report as the policy says, that what was asked for cannot serve.
-
-    Raises:
-        Unsupported: the policy is "error".
-    """
-    message = f"{definition.method}: {reason}"
-    if policy == "error":
-        raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
-    fallbacks[definition.name, reason] += 1
-    if policy == "warn":
-        caller.warn_once(
-            f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
-            FallbackWarning,
-            rank,
-        )
+        Raises:
+            Unsupported: the policy is "error".
+        """
+        message = f"{definition.method}: {reason}"
+        if state.settings.policy == "error":
+            raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
+        state.fallbacks[definition.name, reason] += 1
+        if state.settings.policy == "warn":
+            caller.warn_once(
+                f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
+                FallbackWarning,
+                0 if alone else state.rank,
+            )

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from mpicoll.buffers import Buffer, parse
 from mpicoll.buffers.staged import OnDevice
 from mpicoll.comm.refusing import Message, library_takes, refuse, set_refusing, settle
-from mpicoll.cuda.arrays import is_device
+from mpicoll.cuda.arrays import is_device, recognise
 from mpicoll.cuda.group import STAGED
 from mpicoll.engine import progress
 from mpicoll.requests.device import Staged, StagedPrequest
@@ -52,6 +52,7 @@ def _arriving(buf: Any) -> tuple[Buffer, OnDevice]:
     """A receive buffer of memory of the host, and what brings it to the device."""
     staged = parse(buf, what="receive buffer", writable=True, moved=True).on_host(loads=False)
     assert isinstance(staged.packed, OnDevice)
+    staged.packed.load()  # of what is packed on the device, since the message may be shorter
     return staged, staged.packed
 
 
@@ -76,6 +77,9 @@ class Messages:
         forced = self._state is not None and self._state.settings.gpu == STAGED
         if forced or not library_takes():
             return True
+        array = recognise(buf[0] if isinstance(buf, (list, tuple)) else buf)
+        if array is not None and not array.is_contiguous:
+            return True  # mpi4py refuses it
         settle(buf)
         return False
 
@@ -162,7 +166,7 @@ class Messages:
             return _COMM.Recv_init(self, buf, source, tag)
         staged, packed = _arriving(buf)
         plan = OwnedPrequest(_COMM.Recv_init(self, staged.message(reduced=False), source, tag))
-        return StagedPrequest(plan, lambda: None, partial(_arrived, packed), staged)
+        return StagedPrequest(plan, packed.load, partial(_arrived, packed), staged)
 
     def sendrecv(
         self,

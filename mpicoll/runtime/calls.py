@@ -60,6 +60,11 @@ class Call:
         return self.send if self.send is not None else self.recv
 
     @property
+    def beyond(self) -> set[str]:
+        """What the caller's counts reach beyond, in words."""
+        return {b.beyond for b in (self.send, self.recv) if b is not None and b.beyond}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole vector, equal on all ranks; 0 where no rank knows all of it."""
         if self.layouts is not None and self.buffer is not None:
@@ -236,11 +241,14 @@ class Call:
     def check_lasting(self) -> None:
         """Raise if something goes by value where nobody would bring it back.
 
+        What is in device memory has requests that do.
+
         Raises:
             BufferError: the requests of the MPI library's own collectives do not copy.
         """
         for side, buffer in (("send", self.send), ("receive", self.recv)):
-            if _by_value(buffer, native=True) is not None:
+            on_device = buffer is not None and buffer.device is not None
+            if not on_device and _by_value(buffer, native=True) is not None:
                 raise BufferError(
                     f"{side} buffer: goes by value, because it is not contiguous or not in the "
                     f"order of the other one, and a request of {NATIVE} does not copy it; pass "

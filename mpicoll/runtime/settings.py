@@ -75,15 +75,6 @@ def read(comm: MPI.Intracomm) -> Settings:
     return found
 
 
-def policy_from(environment: Mapping[str, str]) -> str:
-    """What to do with a call that mpicoll cannot serve.
-
-    Raises:
-        ValueError: the environment has something else.
-    """
-    return _one_of(POLICIES, "MPICOLL_FALLBACK", environment.get("MPICOLL_FALLBACK", "warn"))
-
-
 def _warn_of_misspelt(environment: Mapping[str, str]) -> None:
     """Tell of variables whose names are nearly those of mpicoll's."""
     strange = {name for name in environment if name.startswith("MPICOLL_")} - VARIABLES
@@ -107,7 +98,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
     model = _model_from(environment)
     return Settings(
         _rules_from(environment, model),
-        policy_from(environment),
+        _one_of(POLICIES, "MPICOLL_FALLBACK", environment.get("MPICOLL_FALLBACK", "warn")),
         timeout=_timeout_from(environment),
         check=check == "1",
         trace=environment.get("MPICOLL_TRACE", ""),

@@ -125,7 +125,7 @@ class State:
     def guard(self) -> Guard:
         """Lets calls begin, waits for them, and is told of failures."""
         if self._guard is None:
-            self._guard = Guard(self.settings.check, lambda: self.fast_path.close())
+            self._guard = Guard(self.comm, self.settings.check, lambda: self.fast_path.close())
             self._guard.closed = self.closed
         return self._guard
 
@@ -251,6 +251,12 @@ class State:
         if self._fast is not None:
             calls += Counter(self._fast.calls())
         return Stats(dict(calls), dict(self.fallbacks))
+
+    def revoke(self) -> None:
+        """The handle has been revoked by this rank: what its collectives go by is, too."""
+        for comm in () if self.connection is None else self.lanes.comms:
+            comm.Revoke()
+        self.guard.fail(MPI.Exception(MPI.ERR_REVOKED))
 
     def close(self) -> None:
         """Free everything, unless messages may still be under way."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -83,6 +83,16 @@ def nodes_of(labels: tuple[int, ...]) -> Nodes:
     return latest[1]
 
 
+def known_nodes(size: int, nodes: Sequence[int]) -> Nodes:
+    """The nodes of the ranks; without any named, every rank is one by itself."""
+    return nodes_of(tuple(nodes)) if len(nodes) else _alone(size)
+
+
+@lru_cache(maxsize=8)
+def _alone(size: int) -> Nodes:
+    return nodes_of(tuple(range(size)))
+
+
 @lru_cache(maxsize=64)
 def _nodes_of(labels: tuple[int, ...]) -> Nodes:
     found: dict[int, list[int]] = {}
@@ -92,6 +102,41 @@ def _nodes_of(labels: tuple[int, ...]) -> Nodes:
 
 
 _latest: list[tuple[tuple[int, ...], Nodes]] = [((), Nodes(()))]
+
+
+# -- 2^k of the ranks take part; of the others, each hands its part to the next rank -----------
+
+
+def power_of_two(size: int) -> int:
+    """The number of ranks that take part."""
+    return 1 << floor_log2(size)
+
+
+def sitting_out(size: int) -> int:
+    """The number of ranks that sit out, each handing its part to the next rank."""
+    return size - power_of_two(size)
+
+
+def sits_out(rank: int, size: int) -> bool:
+    """Whether a rank hands its part to the next one."""
+    return rank < 2 * sitting_out(size) and rank % 2 == 0
+
+
+def stands_in(rank: int, size: int) -> bool:
+    """Whether a rank takes part for the previous one as well."""
+    return rank < 2 * sitting_out(size) and rank % 2 == 1
+
+
+def place_of(rank: int, size: int) -> int:
+    """The place of a rank that takes part."""
+    pairs = sitting_out(size)
+    return rank // 2 if rank < 2 * pairs else rank - pairs
+
+
+def rank_of(place: int, size: int) -> int:
+    """The rank at a place."""
+    pairs = sitting_out(size)
+    return 2 * place + 1 if place < pairs else place + pairs
 
 
 def binomial_tree(rank: int, size: int, root: int) -> Node:

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from mpicoll.bench.config import Sweep, load
-from mpicoll.cli.app import app
+from mpicoll.cli import app
 from mpicoll.schedule.methods import VARIANTS
 
 READY = sorted((Path(__file__).parents[2] / "benchmarks" / "sweeps").glob("*.toml"))
-BENCH = get_command(app).commands["bench"]
+BENCH = app.load("bench")
 
 
 def parsed(path, *words):

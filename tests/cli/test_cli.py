@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mpicoll import __version__, algorithms, registry
 from mpicoll.base import launcher
-from mpicoll.cli import parse
+from mpicoll.cli import app, parse
 from mpicoll.cli.errors import UsageError
 
 
@@ -285,6 +285,16 @@ EVEN = (
         (["bench", "allreduce", "-b", "64", "-e", "8"], "first size 64 is larger than the last"),
         (["bench", "allreduce", "-b", "8,64", "-e", "1K"], "lists all sizes; drop -e"),
         (["bench", "allreduce", "-f", "2", "-i", "8"], "exclude each other"),
+        (["bench", "allreduce", "-f", "0"], "a factor of 0 does not grow; give at least 2"),
+        (["bench", "allreduce", "-f", "1"], "a factor of 1 does not grow; give at least 2"),
+        (["bench", "allreduce", "-f", "0", "-i", "8"], "exclude each other"),
+        (["bench", "allreduce", "-b", "8,64", "-f", "0"], "lists all sizes; drop -e"),
+        (["bench", "allreduce", "-i", "0"], "a step of 0 bytes does not grow"),
+        (["bench", "allreduce", "-e", ""], "'' is not a size"),
+        (["bench", "allreduce", "-m", "8:"], "'' is not a size"),
+        (["bench", "allreduce", "-i", "1", "-e", "1T"], "makes 1,099,511,627,769 sizes, and the"),
+        (["bench", "allreduce", "-w", "1000000000"], "100000; see `mpicoll bench --help`"),
+        (["bench", "allreduce", "--ranks", "1-16777216"], "has more than 65,536 numbers"),
         (["bench", "allreduce", "--message-size", "8"], "has no colon"),
         (["bench", "allreduce", "--precision", "nan"], "--precision nan is out of range"),
         (["bench", "allreduce", "--budget", "0"], "give at least 0.001 s"),
@@ -307,6 +317,19 @@ def test_no_words_print_help(command):
     assert "verify" in done.out
     assert command("--help").status == 0
     assert command("bench", "-h").status == 0
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_the_list_of_subcommands_has_the_first_sentence_of_each(name):
+    first = app.load(name).help.split("\n\n")[0]
+    assert " ".join(first.split()) == app.COMMANDS[name][2]
+
+
+def test_help_imports_no_subcommand():
+    code = "import sys; from mpicoll.cli import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert "mpicoll.cli.app" in done.stdout
+    assert "mpicoll.cli.commands." not in done.stdout
 
 
 def test_version(command):

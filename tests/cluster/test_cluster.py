@@ -73,7 +73,7 @@ def test_frames_take_the_delay_and_the_rate_that_were_set(cluster):
 
 
 def test_a_fit_finds_what_a_link_costs(cluster, tmp_path, command):
-    """Of messages short enough for a single protocol: not less than was set, though busy hosts add."""
+    """Of messages short enough for a single protocol; busy hosts may only add to what was set."""
     pytest.importorskip("scipy")
     runs, model = tmp_path / "runs.jsonl", tmp_path / "model.json"
     sweep = ["allgather", "-a", "ring,linear", "-b", "8K,16K,24K,48K"]

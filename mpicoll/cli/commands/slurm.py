@@ -13,7 +13,7 @@ import typer
 from mpicoll.cli import batch, output, parse
 from mpicoll.cli.errors import UsageError
 
-app = typer.Typer(help="Sweeps and trainings as batch jobs of SLURM.")
+app = typer.Typer(help="Sweeps and trainings as batch jobs of SLURM.", add_completion=False)
 
 
 @app.callback()
@@ -120,4 +120,4 @@ def _show(jobs: list[list[str]], after: batch.Request | None, site: batch.Site) 
         output.text(shlex.join(command))
     scripts = (Path(word) for command in jobs for word in command if word.endswith(".sbatch"))
     for script in dict.fromkeys(scripts):
-        output.text(f"\n# {script}\n{script.read_text()}")
+        output.text(f"\n# {script}\n{script.read_text(encoding='utf-8')}")

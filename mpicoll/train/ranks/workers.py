@@ -112,7 +112,7 @@ class Workers:
 
     def link(self) -> MPI.Intracomm:
         """The same ranks for messages of one's own; who asks frees it, unless a rank has died."""
-        raise NotImplementedError("one process sends no messages")
+        raise RuntimeError("one process has no other to send to: run it under mpirun -n 2")
 
     def meet(self) -> None:
         """Wait for all ranks, and go on with `meanwhile`."""
