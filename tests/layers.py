@@ -48,13 +48,14 @@ ORDER = {
     ),
     "mpicoll.requests": "__init__ device > library own > standalone > several > base",
     "mpicoll.runtime": (
-        "__init__ > relay > staging observe > state arguments > fast_path > plans admission > "
-        "guard > calls > agree watch trace settings > schedules unavailable"
+        "__init__ > relay > staging observe > state arguments > connections first_calls > "
+        "fast_path > plans admission > guard > calls > "
+        "agree watch trace family handles unavailable > settings places > schedules"
     ),
     "mpicoll.engine": (
         "__init__ > windows > transport > _fast_path > _packing _library _flight > _signature > "
         "_execution > _folding > "
-        "_program > _transport > runner lowering planning > plan lanes > spans progress"
+        "_program > _transport > scaling > runner lowering planning > plan lanes > spans progress"
     ),
     "mpicoll.buffers": (
         "__init__ > buckets vectors > pair > parsing > datatypes > buffer > "

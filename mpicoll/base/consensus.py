@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+
+
+def combined(comm: MPI.Intracomm, number: int, op: MPI.Op) -> int:
+    """The numbers of all ranks, reduced.  Collective.
+
+    mpi4py's own ``allreduce`` duplicates a communicator when it is first called there, and keeps
+    other threads from running meanwhile: two of them could wait for each other for ever.
+    """
+    own, every = np.array([number], np.int64), np.empty(1, np.int64)
+    comm.Allreduce(own, every, op)
+    return int(every[0])
 
 
 class Problem(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def _answer(pattern: str, *names: str) -> int | None:
 REDUCING_ON_DEVICE = frozenset({"Allreduce", "Reduce", "Reduce_scatter_block", "Scan", "Exscan"})
 
 
+@cache
 def cuda_aware() -> bool | None:
     """Whether the loaded MPI library takes pointers to CUDA memory; None if it does not say.
 

@@ -96,7 +96,7 @@ def _state(comm: Any) -> State:
         raise TypeError(
             f"comm must be an mpicoll.Intracomm, not {kind.__module__}.{kind.__qualname__}"
         )
-    return comm._ready()
+    return comm._connected()
 
 
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -> npt.NDArray[Any]:

@@ -34,8 +34,10 @@ from mpicoll.runtime import staging
 from mpicoll.runtime.admission import Admission
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import Call, Prepared
+from mpicoll.runtime.first_calls import FirstCalls
+from mpicoll.runtime.guard import FREED
 from mpicoll.runtime.observe import observing
-from mpicoll.runtime.state import State, attach
+from mpicoll.runtime.state import State, attach, find, inherit
 from mpicoll.schedule.collectives import Collective
 from mpicoll.schedule.methods import COUNTS, METHODS, STARTED, Method
 from mpicoll.schedule.parameters import Parameter
@@ -85,13 +87,15 @@ class Dispatch(MPI.Intracomm):
     """
 
     _state: State | None = None
+    #: All that is kept of one that comes from another, until a call needs more.
+    _first_calls: FirstCalls | None = None
     #: The fast path of calls like earlier ones, once one has been made.
     _fast_path: Any = _NO_FAST_PATH
 
     def _ready(self) -> State:
         """What belongs to the handle; collective where the handle is used for the first time."""
         if self._state is None:
-            self._state = attach(self)
+            self._state = self._begun()
         try:
             self._state.guard.check()
         except MPI.Exception as error:
@@ -99,6 +103,41 @@ class Dispatch(MPI.Intracomm):
             raise
         self._fast_path = self._state.fast_path.path or _NO_FAST_PATH
         return self._state
+
+    def _begun(self) -> State:
+        """What belongs to the handle, made now if it is not there yet."""
+        first_calls = self._first_calls
+        if first_calls is None:
+            return attach(self)
+        if self == MPI.COMM_NULL:
+            raise ValueError(FREED)
+        return find(self) or inherit(self, first_calls)
+
+    def _connected(self) -> State:
+        """The same where its messages have a way of their own; collective where that is new."""
+        self._ready().connect()
+        return self._ready()
+
+    def _meet(
+        self,
+        state: State,
+        method: str,
+        algorithm: str | None,
+        parameters: Mapping[str, Parameter],
+        given: tuple[Any, ...],
+        needs: bool,
+    ) -> State:
+        """Connect the communicator if a call that may wait for other ranks needs it.
+
+        ``needs``: whether it does whatever its arguments are.  That is the same on all ranks.
+        """
+        if isinstance(algorithm, str) and schedule_files.is_path(algorithm):
+            return self._connected()  # which also loads it
+        named = {key: value for key, value in parameters.items() if key != "stream"}
+        choice = asked_for(METHODS[method].definition, algorithm, named)  # raises
+        if choice is not None:
+            needs |= choice.algorithm != NATIVE
+        return self._connected() if needs or any(map(is_device, given[:2])) else state
 
     def _blocking(
         self,
@@ -110,6 +149,10 @@ class Dispatch(MPI.Intracomm):
     ) -> None:
         """Run a collective."""
         state = self._ready()
+        if not state.connected:
+            few = algorithm is None and state.first_calls.left <= 0
+            needs = few or reproducible
+            state = self._meet(state, method, algorithm, parameters, given, needs)
         asked = algorithm, parameters, True, reproducible
         arguments, prepared = self._prepare(state, method, given, *asked)
         state.guard.enter(prepared)
@@ -128,7 +171,12 @@ class Dispatch(MPI.Intracomm):
             prepared = device.on_host(state.gpus, prepared, blocking=state.watch is None)
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
-            self._run_native(state, arguments, call)
+            try:
+                self._run_native(state, arguments, call)
+            except MPI.Exception as error:
+                state.first_calls.count(error)
+                raise
+            state.first_calls.count()
             state.count(definition.name, NATIVE)
             if call is not None:
                 function = getattr(MPI.Intracomm, arguments.method.name)
@@ -170,6 +218,8 @@ class Dispatch(MPI.Intracomm):
     ) -> Any:
         """Start a collective; returns a request."""
         state = self._ready()
+        if not (state.connected or algorithm is None or algorithm == NATIVE):
+            algorithm, parameters = self._not_met(state, method, algorithm, parameters)
         asked = algorithm, parameters, False
         arguments, prepared = self._prepare(state, method, given, *asked, waits=False)
         if prepared.choice.algorithm == CUDA_IPC:
@@ -202,6 +252,33 @@ class Dispatch(MPI.Intracomm):
             return Staged(made, call.arrive, call)
         return made
 
+    def _not_met(
+        self,
+        state: State,
+        method: str,
+        algorithm: str,
+        parameters: Mapping[str, Parameter],
+    ) -> tuple[str, Mapping[str, Parameter]]:
+        """What serves a non-blocking call that must not wait until the communicator is connected.
+
+        Raises:
+            ValueError: it names no algorithm or parameter that is known, or a file that has not
+                been loaded.
+            Unsupported: the policy is "error".
+        """
+        definition = METHODS[method].definition
+        named = {key: value for key, value in parameters.items() if key != "stream"}
+        if isinstance(algorithm, str):
+            algorithm = self._loaded(state, definition, algorithm, waits=False)
+        asked_for(definition, algorithm, named)
+        reason = (
+            f"I{method.lower()} by {algorithm} must not wait for the other ranks, which have made "
+            f"no blocking call of mpicoll's on this communicator, so {NATIVE} serves; call "
+            'Barrier(algorithm="dissemination") once before'
+        )
+        self._fall_back(state, definition, reason)
+        return NATIVE, {key: value for key, value in parameters.items() if key not in named}
+
     def _persistent(
         self,
         method: str,
@@ -212,6 +289,8 @@ class Dispatch(MPI.Intracomm):
     ) -> Any:
         """Bind a collective to its buffers; returns a persistent request."""
         state = self._ready()
+        if not state.connected:
+            state = self._meet(state, method, algorithm, parameters, given, False)
         arguments, prepared = self._prepare(state, method, given, algorithm, parameters, False)
         state.guard.enter(prepared)
         if prepared.choice.algorithm == CUDA_IPC:
@@ -240,6 +319,7 @@ class Dispatch(MPI.Intracomm):
                 request = self._native(arguments, f"{method}_init", info)
         except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
             function = getattr(MPI.Intracomm, "I" + method.lower())
+            state.connect()
             return PersistentFallback(
                 state,
                 prepared,
@@ -279,7 +359,7 @@ class Dispatch(MPI.Intracomm):
         if missing and not in_place:
             count = vectors.count(arguments.recvbuf, what="receive buffer")
             with progress.meanwhile():
-                counts = state.private.allgather(count)
+                counts = state.comm.allgather(count)
             if min(counts) >= 0:  # else it is for the library to find out
                 return arguments._replace(counts=counts)
         return arguments
@@ -342,8 +422,10 @@ class Dispatch(MPI.Intracomm):
             how = f" by algorithm={choice.algorithm!r}" if named else ""
             remedy = "" if named else "; name an algorithm by algorithm="
             raise type(obstacle)(f"{definition.method}{how}: {obstacle}{remedy}")
-        if choice.algorithm == NATIVE and not blocking:
-            call.check_lasting()
+        if choice.algorithm == NATIVE:
+            if not blocking:
+                call.check_lasting()
+            return Prepared(definition, place, choice, call)
         return Prepared(definition, place, placed(definition.name, choice, state.nodes), call)
 
     def _loaded(self, state: State, definition: Collective, algorithm: str, waits: bool) -> str:
@@ -363,6 +445,8 @@ class Dispatch(MPI.Intracomm):
         found = device.choose(state, call, blocking) if call.on_device else None
         if found is not None:
             return found, ""
+        if blocking and not state.connected:
+            return Choice(NATIVE, (), "a communicator's first calls"), ""
         segmented = call.on_device and blocking and state.gpus is not None
         nbytes = staging.sized(call) if segmented else call.nbytes
         choice, refused = call.choose(state.table, nbytes)

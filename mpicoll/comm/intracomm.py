@@ -2,12 +2,12 @@
 
 ``Intracomm(c)`` is collective over ``c`` and keeps its handle, so that point-to-point messages
 still meet those of ``c``.  Messages of the collectives travel on a private communicator, made once
-for each handle (see :mod:`mpicoll.runtime.state`): two objects on one handle share it, and freeing
-the handle frees it.  ``Dup, Dup_with_info, Clone, Split, Split_type, Create, Create_group,
-Create_from_group`` and ``Shrink`` return this class, ready for use; ``Create_cart, Create_graph,
-Create_dist_graph`` and ``Create_dist_graph_adjacent`` return it with mpi4py's topology methods.
-What ``Idup`` and ``Idup_with_info`` return is made ready by its first collective call, as are
-copies and unpickled objects.  ``Create_intercomm`` returns :class:`mpicoll.comm.passed.Intercomm`.
+for each handle where a call needs it (see :mod:`mpicoll.runtime.state`): two objects on one handle
+share it, and freeing the handle frees it.  ``Dup, Idup, Dup_with_info, Idup_with_info, Clone,
+Split, Split_type, Create, Create_group, Create_from_group`` and ``Shrink`` return this class;
+``Create_cart, Create_graph, Create_dist_graph`` and ``Create_dist_graph_adjacent`` return it with
+mpi4py's topology methods.  Unpickled objects are made ready by their first collective call.
+``Create_intercomm`` returns :class:`mpicoll.comm.passed.Intercomm`.
 ``Ishrink`` and what else makes intercommunicators (``Spawn``, ...) stay mpi4py's.
 
 Every collective goes one way, see :mod:`mpicoll.comm.dispatch`.  A mistake that all ranks make
@@ -26,6 +26,7 @@ from mpi4py import MPI
 
 from mpicoll import algorithms, tuning
 from mpicoll.base import launcher
+from mpicoll.base.consensus import combined
 from mpicoll.base.wording import plural
 from mpicoll.comm.blocking import Blocking
 from mpicoll.comm.handle import Handle
@@ -35,11 +36,14 @@ from mpicoll.comm.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.comm.persistent import Persistent
 from mpicoll.engine import progress
 from mpicoll.runtime import schedules
-from mpicoll.runtime.state import State, Stats, attach, find
+from mpicoll.runtime.first_calls import FirstCalls
+from mpicoll.runtime.state import State, Stats, find, inherit
 from mpicoll.schedule import collectives
 from mpicoll.tuning import NATIVE, Table, hints
 
 _C = TypeVar("_C", bound="Intracomm")
+#: Of mpi4py's several constructors the one that all bases have.
+_NEW: Any = MPI.Intracomm.__new__
 
 
 class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
@@ -78,16 +82,16 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
     """
 
     def __new__(cls: type[_C], comm: MPI.Comm | None = None) -> _C:
+        if comm is None:  # mpi4py is going to fill it in
+            return _NEW(cls)
         if isinstance(comm, MPI.Intercomm):
             raise TypeError(
                 "mpicoll.Intracomm cannot be built on an intercommunicator; use its Merge(), or "
                 "mpicoll.Intercomm, which passes its collectives through"
             )
-        if comm is not None and not isinstance(comm, MPI.Comm):
+        if not isinstance(comm, MPI.Comm):
             raise TypeError(f"expected an mpi4py communicator, not {type(comm).__name__}")
-        # Of mpi4py's several constructors the one that all bases have.
-        made: Any = MPI.Intracomm.__new__(_with_topology(cls, comm), comm)
-        return made
+        return _NEW(_with_topology(cls, comm), comm)
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         if comm is None:  # the null communicator, whose handle may be filled in by its address
@@ -95,7 +99,8 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
         if not comm:
             raise ValueError("the communicator is MPI.COMM_NULL; pass one that has this rank in it")
         launcher.warn_if_alone(MPI.COMM_WORLD.Get_size())
-        self._state = attach(self)
+        self._first_calls = getattr(comm, "_first_calls", None)
+        self._ready()
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
@@ -131,6 +136,23 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
         with progress.meanwhile():
             return self._adopt(super().Clone(), self._hints())
 
+    def Idup(self: _C, info: MPI.Info | None = None) -> tuple[_C, MPI.Request]:
+        """Start to duplicate the communicator, without ``info`` with its hints.
+
+        It may be used once the request is complete.
+        """
+        if info is not None:
+            return self.Idup_with_info(info)
+        made, request = super().Idup()
+        made._first_calls = FirstCalls(self._ready().family, self._hints())
+        return made, request
+
+    def Idup_with_info(self: _C, info: MPI.Info) -> tuple[_C, MPI.Request]:
+        """The same with other hints, of which mpicoll's are not taken."""
+        made, request = super().Idup_with_info(info)
+        made._first_calls = FirstCalls(self._ready().family)
+        return made, request
+
     def Set_info(self, info: MPI.Info) -> None:
         """Set hints.  Collective.
 
@@ -144,7 +166,7 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
         """
         state = self._ready()
         with progress.meanwhile():
-            missing = state.private.allreduce(info == MPI.INFO_NULL, MPI.LOR)
+            missing = combined(state.comm, info == MPI.INFO_NULL, MPI.LOR)
         super().Set_info(MPI.INFO_NULL if missing else info)
         self._hinted(self, info)
 
@@ -240,8 +262,10 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
 
     def _let_go(self, method: str) -> None:
         """Raise if a collective is under way: its messages would have nowhere to go."""
+        if not progress.under_way:
+            return
         state = self._state or (find(self) if self else None)
-        if state is None or state.guard.closed or state.guard.failure is not None:
+        if state is None or state.closed or state.guard.failure is not None:
             return
         if state.under_way:
             progress.poll()
@@ -253,9 +277,11 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
                 )
 
     def _adopt(self, comm: _C, hinted: Table | None = None) -> _C:
-        """Set up an object of this class that mpi4py has made."""
-        settings = self._state.settings if self._state is not None else None
-        comm._state = attach(comm, settings, hinted)
+        """Set up an object of this class that mpi4py has made of this one."""
+        family = (self._state or self._first_calls or self._ready()).family
+        comm._first_calls = comm._fast_path = FirstCalls(family, hinted)
+        if hinted or not family.is_plain:
+            comm._state = inherit(comm, comm._first_calls)
         return comm
 
     def _hints(self) -> Table:
@@ -267,14 +293,14 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
         if comm:
             state = comm._ready()
             with progress.meanwhile():
-                asked = hints.agreed(state.private, info, state.hints)
-                schedules.share(state.private, asked)
+                asked = hints.agreed(state.comm, info, state.hints)
+                schedules.share(state.comm, asked)
                 state.hint(asked)
         return comm
 
     def _child(self, comm: MPI.Comm) -> Any:
         """An object of mpi4py's as one of this class, set up if this rank is in it."""
-        child = Intracomm.__new__(Intracomm, comm)
+        child: Any = comm if type(comm) is Intracomm else Intracomm.__new__(Intracomm, comm)
         return self._adopt(child) if child else child
 
     def load(self, path: str) -> None:
@@ -307,7 +333,8 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
         are read from the memory of their sender; ``windows``: bytes in arrays of
         :func:`mpicoll.empty`.
         """
-        device = self._local().plans.device
+        connection = self._local().connection
+        device = None if connection is None else connection.plans.device
         return None if device is None else device.memory_of_node()
 
     def gpu_transport(self) -> str | None:
@@ -359,6 +386,8 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
     def _local(self) -> State:
         """What belongs to the handle, without setting it up (which is collective)."""
         state = self._state or find(self)
+        if state is None and self._fast_path is self._first_calls:
+            state = self._begun()
         if state is None:
             raise ValueError("no collective has been called on this communicator yet")
         self._state = state

@@ -99,6 +99,7 @@ class Neighbourhood(Dispatch):
     ) -> PersistentFallback:
         """What stands for one."""
         start = getattr(MPI.Topocomm, _forms(prepared.definition.method)[1])
+        state.connect()
         pool = state.lanes.with_topology(self)
         return PersistentFallback(
             state, prepared, self, lambda own: start(own, sendbuf, recvbuf), pool

@@ -152,11 +152,11 @@ def _are_near(devices: Sequence[Device]) -> bool:
 
 def _own() -> Device:
     """The device of this rank."""
-    host, aware, cupy = MPI.Get_processor_name(), libraries.cuda_aware(), "cupy" in sys.modules
-    none, problem = Device(host, -1, "", "", aware, cupy, ""), driver.problem()
+    host, cupy, problem = MPI.Get_processor_name(), "cupy" in sys.modules, driver.problem()
+    none = Device(host, -1, "", "", None, cupy, "")
     if problem:
         return none._replace(problem=f"no CUDA driver ({problem})")
-    functions = driver.driver()
+    none, functions = none._replace(aware=libraries.cuda_aware()), driver.driver()
     try:
         if not functions.count():
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")

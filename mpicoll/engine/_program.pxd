@@ -63,6 +63,7 @@ cdef class Program(Receiver):
     cdef object _send, _recv, _temporary  # keep memory alive
     cdef list _late
     cdef int nbases, nchannels, nsegments, window
+    cdef int nphases, nunits, nfolds, noperands, nnumbers, widest
     cdef Channel *channels
     cdef Phase *phases
     cdef Copy *copies
@@ -93,7 +94,9 @@ cdef class Program(Receiver):
     cdef int code  # of MPI
     cdef int lane, high  # that the tags are made for
 
+    cdef _take(self, Py_ssize_t copies)
     cdef _fill(self, channels)
+    cdef _scale(self, Program like, int64_t old, int64_t new)
     cdef int bind(self, MPI.Comm comm, int high, int lane) except -1
 
 

@@ -1,6 +1,7 @@
 """A plan as arrays of C, with the buffers and the tags of a run: what `_execution` executes."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 from mpi4py cimport MPI
 from mpi4py cimport libmpi as mpi
 
@@ -20,13 +21,24 @@ cdef class Program:
     """A plan, made ready to run again and again; one run at a time.
 
     Args:
-        plan: what to do.
+        plan: what to do; None for what another program does, with parts of another length.
         device: what its messages go through.
+        like: that program.
+        old, new: bytes of its smallest part, and of this one's: all its lengths and offsets are
+            multiples of the first.
+
+    Raises:
+        ValueError: messages are too long for the device; or they are not such multiples.
     """
 
-    def __cinit__(self, plan, Device device not None):
-        cdef int i
+    def __cinit__(
+        self, plan, Device device not None, Program like=None, int64_t old=1, int64_t new=1
+    ):
         self.plan, self.device = plan, device
+        self.lane = self.high = -1
+        if like is not None:
+            self._scale(like, old, new)
+            return
         longest = max(
             [m.span.length for c in plan.channels for p in c.phases for m in p.sends], default=0
         )
@@ -55,36 +67,87 @@ cdef class Program:
         ncopies = len(plan.before) + len(plan.after) + sum(
             len(phase.moves) + len(phase.stores) for phase in phases
         )
+        self.nphases, self.nunits, self.nfolds = len(phases), len(units), len(folds)
+        self.noperands = sum(len(fold.operands) for fold in folds)
+        self.nnumbers = sum(len(unit.receives) for unit in units)
+        self.widest = max([len(fold.operands) for fold in folds], default=0)
+        self.nbases = 2 + len(plan.temporary)
+        self.itemsize = plan.shape.itemsize
+        self._take(ncopies)
+        self._hold(plan.temporary)
+        self._late = [fold for phase in phases for fold in phase.folds]
+        self._fill(channels)
+
+    cdef _take(self, Py_ssize_t copies):
+        """Take the memory of the arrays."""
         self.channels = <Channel *> self.space(self.nchannels, sizeof(Channel))
-        self.phases = <Phase *> self.space(len(phases), sizeof(Phase))
-        self.copies = <Copy *> self.space(ncopies, sizeof(Copy))
+        self.phases = <Phase *> self.space(self.nphases, sizeof(Phase))
+        self.copies = <Copy *> self.space(copies, sizeof(Copy))
         self.receives = <Receive *> self.space(self.nreceives, sizeof(Receive))
         self.sends = <Send *> self.space(self.nsends, sizeof(Send))
-        self.units = <Unit *> self.space(len(units), sizeof(Unit))
-        self.folds = <Fold *> self.space(len(folds), sizeof(Fold))
-        self.operands = <Operand *> self.space(
-            sum(len(fold.operands) for fold in folds), sizeof(Operand)
-        )
-        self.numbers = <int *> self.space(sum(len(unit.receives) for unit in units), sizeof(int))
-        widest = max([len(fold.operands) for fold in folds], default=0)
-        self.pointers = <char **> self.space(widest, sizeof(char *))
+        self.units = <Unit *> self.space(self.nunits, sizeof(Unit))
+        self.folds = <Fold *> self.space(self.nfolds, sizeof(Fold))
+        self.operands = <Operand *> self.space(self.noperands, sizeof(Operand))
+        self.numbers = <int *> self.space(self.nnumbers, sizeof(int))
+        self.pointers = <char **> self.space(self.widest, sizeof(char *))
         self.left = <int *> self.space(self.nsegments, sizeof(int))
         self.opening = <int *> self.space(self.nchannels, sizeof(int))
-        self.blocked = <int64_t *> self.space(device.shared.ranks, sizeof(int64_t))
+        self.blocked = <int64_t *> self.space(self.device.shared.ranks, sizeof(int64_t))
         self.requests = <mpi.MPI_Request *> self.space(
             self.nreceives + self.nsends, sizeof(mpi.MPI_Request)
         )
         self.owners = <int *> self.space(self.nreceives + self.nsends, sizeof(int))
         self.indices = <int *> self.space(self.nreceives + self.nsends, sizeof(int))
-        self.nbases = 2 + len(plan.temporary)
         self.bases = <char **> self.space(self.nbases, sizeof(char *))
-        self._temporary = [np.empty(length, np.uint8) for length in plan.temporary]
+
+    def _hold(self, lengths):
+        """Take the temporary space."""
+        cdef int i
+        self._temporary = [np.empty(length, np.uint8) for length in lengths]
         for i in range(2, self.nbases):
             self.bases[i] = _address(self._temporary[i - 2])
-        self.itemsize = plan.shape.itemsize
-        self.lane = self.high = -1
-        self._late = [fold for phase in phases for fold in phase.folds]
-        self._fill(channels)
+
+    @property
+    def held(self):
+        """Bytes of temporary space."""
+        return sum([len(array) for array in self._temporary])
+
+    cdef _scale(self, Program like, int64_t old, int64_t new):
+        """Do what another program does, with parts of another length."""
+        cdef int i
+        if like._late:
+            raise ValueError("what is partly reduced is not scaled")
+        self.remote, self.itemsize = like.remote, like.itemsize
+        self.nchannels, self.nphases, self.nsegments = like.nchannels, like.nphases, like.nsegments
+        self.nreceives, self.nsends, self.nunits = like.nreceives, like.nsends, like.nunits
+        self.nfolds, self.noperands, self.nnumbers = like.nfolds, like.noperands, like.nnumbers
+        self.widest, self.nbases, self.window = like.widest, like.nbases, like.window
+        self.before_end, self.after, self.after_end = like.before_end, like.after, like.after_end
+        self._take(self.after_end)
+        self._hold([len(array) // old * new for array in like._temporary])
+        self._late = []
+        memcpy(self.channels, like.channels, self.nchannels * sizeof(Channel))
+        memcpy(self.phases, like.phases, self.nphases * sizeof(Phase))
+        memcpy(self.copies, like.copies, self.after_end * sizeof(Copy))
+        memcpy(self.receives, like.receives, self.nreceives * sizeof(Receive))
+        memcpy(self.sends, like.sends, self.nsends * sizeof(Send))
+        memcpy(self.units, like.units, self.nunits * sizeof(Unit))
+        memcpy(self.folds, like.folds, self.nfolds * sizeof(Fold))
+        memcpy(self.operands, like.operands, self.noperands * sizeof(Operand))
+        memcpy(self.numbers, like.numbers, self.nnumbers * sizeof(int))
+        for i in range(self.after_end):
+            _resize(&self.copies[i].target, old, new)
+            _resize(&self.copies[i].source, old, new)
+        for i in range(self.nreceives):
+            _resize(&self.receives[i].landing, old, new)
+            self.receives[i].owner = <void *> self
+            self.receives[i].next = NULL
+        for i in range(self.nsends):
+            _resize(&self.sends[i].source, old, new)
+        for i in range(self.nfolds):
+            _resize(&self.folds[i].target, old, new)
+        for i in range(self.noperands):
+            _resize(&self.operands[i].place, old, new)
 
     cdef _fill(self, channels):
         """Write the plan down as arrays."""
@@ -213,6 +276,14 @@ cdef char *_address(array) except? NULL:
 
 cdef int _place(Place *place, span) except -1:
     place.buffer, place.offset, place.length = span
+    return 0
+
+
+cdef int _resize(Place *place, int64_t old, int64_t new) except -1:
+    if place.offset % old or place.length % old:
+        raise ValueError(f"{place.length} bytes at {place.offset} are not parts of {old} bytes")
+    place.offset = place.offset // old * new
+    place.length = place.length // old * new
     return 0
 
 

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -104,20 +105,25 @@ class Lanes:
 
     Attributes:
         comms: that, and more like it.
-        persistent: the lanes of persistent requests.
-        whole: the numbers of those communicators that persistent requests have for themselves.
     """
 
     def __init__(self, private: MPI.Intracomm) -> None:
         self.comms = [private]
-        self.persistent = Pool(
-            private, (Lane(0, number) for number in PERSISTENT), self._more_lanes
-        )
-        self.whole: Pool[int] = Pool(private, (), lambda pause: [self._another(pause)])
         self._with_topology: Pool[int] | None = None
         self._calls = 0
         self._queues: dict[int, deque[Hashable]] = {}
         self._lock = threading.Lock()  # calls begin and end in different threads
+
+    @cached_property
+    def persistent(self) -> Pool[Lane]:
+        """The lanes of persistent requests."""
+        lanes = (Lane(0, number) for number in PERSISTENT)
+        return Pool(self.comms[0], lanes, self._more_lanes)
+
+    @cached_property
+    def whole(self) -> Pool[int]:
+        """The numbers of the communicators that persistent requests have for themselves."""
+        return Pool(self.comms[0], (), lambda pause: [self._another(pause)])
 
     def join(self, call: Hashable) -> Lane:
         """The lane of a non-blocking call, the next one in sequence; see :meth:`is_first`."""

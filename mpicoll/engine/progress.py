@@ -156,12 +156,18 @@ def is_running() -> bool:
     return _thread is not None
 
 
-@contextlib.contextmanager
-def meanwhile() -> Iterator[None]:
+def meanwhile() -> contextlib.AbstractContextManager[None]:
     """Keep everything under way moving while the MPI library blocks in the ``with`` block."""
     if not under_way or is_running() or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        yield
-        return
+        return _NOTHING
+    return _polling()
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _polling() -> Iterator[None]:
     poller = _Poller()
     try:
         yield

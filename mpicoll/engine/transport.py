@@ -6,10 +6,11 @@ The memory has no name in any file system: its first rank makes it, the others o
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-import secrets
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.base import caller, processors
-from mpicoll.base.consensus import agreed
+from mpicoll.base.consensus import agreed, combined
 from mpicoll.errors import TransportWarning
 
 _PROBLEM = ""
@@ -125,10 +126,15 @@ def _warn(message: str) -> None:
     caller.warn_once(message, TransportWarning, MPI.COMM_WORLD.Get_rank())
 
 
+def may_share(nodes: Sequence[int], transport: str) -> bool:
+    """Whether ranks on these nodes share memory, if nothing is against it."""
+    return transport != "mpi" and 1 < len(nodes) <= _RANKS and max(nodes) == 0
+
+
 def connect(private: MPI.Intracomm, transport: str) -> Transport:
     """Set up what messages go through.  Collective over ``private``."""
     problem = engine_problem()
-    everywhere = private.allreduce(not problem, MPI.LAND)
+    everywhere = combined(private, not problem, MPI.LAND)
     if problem:
         _warn(f"the compiled engine does not serve: {problem}; Python runs the algorithms instead")
     if not everywhere:
@@ -156,9 +162,9 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Tra
     shared = memory is not None
     reads = shared and transport == "auto" and _engine_reads(node, [pid for _, pid, _ in ranks])
     # Cutting messages is for all ranks alike.
-    slots = private.allreduce(shape.slot if shared else 1 << 62, MPI.MIN)
+    slots = combined(private, shape.slot if shared else 1 << 62, MPI.MIN)
     slots = 0 if slots == 1 << 62 else slots
-    all_read = bool(private.allreduce(reads or not shared, MPI.LAND)) and slots > 0
+    all_read = bool(combined(private, reads or not shared, MPI.LAND)) and slots > 0
     if problem and node.Get_rank() == 0:
         _warn(f"shared memory does not serve: {problem}; MPI's messages are used instead")
     locals = [-1] * private.Get_size()
@@ -184,7 +190,7 @@ def _connect(private: MPI.Intracomm, node: MPI.Intracomm, transport: str) -> Tra
 
 def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]:
     """Zeros that all ranks of the node map, None on all of them if one cannot; and why."""
-    proof = secrets.token_bytes(_PROOF)
+    proof = os.urandom(_PROOF)
     descriptor, problem, place = -1, "", None
     if node.Get_rank() == 0:
         try:
@@ -219,15 +225,36 @@ def memory_of(node: MPI.Intracomm, length: int) -> tuple[np.ndarray | None, str]
 
 
 def _mapped(descriptor: int, length: int) -> np.ndarray:
-    return np.frombuffer(mmap.mmap(descriptor, length), np.uint8)
+    """A file's memory, until the array and its views are gone.
+
+    Python's own mmap would keep a descriptor open for each of them.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, _MMAP
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    address = libc.mmap(None, length, access, mmap.MAP_SHARED, descriptor, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    mapped = ctypes.c_void_p(address), ctypes.c_size_t(length)
+    weakref.finalize(memory, libc.munmap, *mapped).atexit = False
+    return np.frombuffer(memoryview(memory), np.uint8)
+
+
+#: Arguments of the system's mmap.
+_MMAP = (
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
+)
 
 
 def _engine_reads(node: MPI.Intracomm, processes: list[int]) -> bool:
     """Whether every rank of the node can read the memory of its neighbours."""
-    token = np.frombuffer(secrets.token_bytes(_PROOF), np.uint8)
+    token = np.frombuffer(os.urandom(_PROOF), np.uint8)
     every = node.allgather((token.ctypes.data, token.tobytes()))
     peer = (node.Get_rank() + 1) % node.Get_size()
     found = np.zeros(_PROOF, np.uint8)
     address, content = every[peer]
     read = read_memory(processes[peer], address, found) and found.tobytes() == content
-    return bool(node.allreduce(read, MPI.LAND))  # tokens live until all have read
+    return bool(combined(node, read, MPI.LAND))  # tokens live until all have read

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base import caller
+from mpicoll.base.consensus import combined
 from mpicoll.engine import transport
 from mpicoll.errors import TransportWarning
 
@@ -24,12 +25,16 @@ class Windows:
     Args:
         private: the communicator that carries its messages.
         device: what these go through, or None.
+
+    Attributes:
+        used: whether there has been one.
     """
 
     def __init__(self, private: MPI.Intracomm, device: Any) -> None:
         self._private, self._device = private, device
         self._open: set[int] = set()  # equal on all ranks of the node
         self._dropped: set[int] = set()  # by this rank
+        self.used = False
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Bytes in a new window, or in memory of this rank alone where none can be had.
@@ -38,7 +43,7 @@ class Windows:
         """
         here = self._device is not None and self._device.memory_of_node() is not None
         with transport.node_of(self._private) as node:
-            shared = node.allreduce(here, MPI.LAND)
+            shared = combined(node, here, MPI.LAND)
             memory = self._window(node, nbytes) if shared else None
         return np.empty(nbytes, np.uint8) if memory is None else memory
 
@@ -69,6 +74,7 @@ class Windows:
         if free is None or memory is None:
             return None
         start = sum(pages[: node.Get_rank()]) * page
+        self.used = True
         self._device.open_window(free, memory, start, nbytes)
         self._open.add(free)
         # An array of its own: views of it keep it alive, and nothing else does.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -79,6 +78,8 @@ def _nearest(column: Iterable[Any], kind: str) -> float:
         with np.errstate(invalid="ignore"):
             special = [number for number in numbers if not np.isfinite(number)]
             return float(np.sum(special))
+    from fractions import Fraction  # seldom needed
+
     total = sum(map(Fraction, numbers))
     if not total:
         return -0.0 if all(np.signbit(numbers)) else 0.0

@@ -47,10 +47,10 @@ class Request(Limited, Standalone):
         report: told of a failure before it is raised.
 
     Attributes:
-        plan: what it does; of those that :meth:`begin` makes.
+        plan: what it does; of those that :meth:`begin` makes, unless it is scaled from another one.
     """
 
-    plan: Plan
+    plan: Plan | None
 
     def __init__(
         self, state: State, prepared: Prepared, report: Callable[[BaseException], None]

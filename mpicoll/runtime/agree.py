@@ -12,7 +12,6 @@ then the communicator cannot be used any more, because what was started later ma
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -149,4 +148,11 @@ def schedule_hash(
         [channel._replace(rounds=[*channel.rounds]) for channel in channels]
         for channels in (entry.channels(rank, size, root, dict(parameters)) for rank in sample)
     ]
-    return hashlib.sha256(repr(program).encode()).hexdigest()[:16]
+    return short_hash(program)
+
+
+def short_hash(value: object) -> str:
+    """A number in place of what is too long to be sent."""
+    import hashlib  # seldom needed
+
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -121,7 +120,7 @@ class Call:
         if self.buffer is None or self._method.blocks is OWN:
             return {}
         if self.layouts is not None:
-            counts = hashlib.sha256(repr(self.layouts[1].counts).encode()).hexdigest()[:16]
+            counts = agree.short_hash(self.layouts[1].counts)
             common: dict[str, Any] = {"hash of the counts": counts}
         else:
             common = {}

@@ -99,14 +99,15 @@ class FastCalls:
         call: Call,
         arguments: tuple[Any, ...],
         choice: tuning.Choice,
-        plan: Plan,
+        plan: Plan | None,
         flights: type[Any],
     ) -> None:
         """The same for a call that is not blocking.
 
         Args:
             call, arguments, choice: as for :meth:`learn`.
-            plan: of the call.
+            plan: of the call; None where another one's was scaled, from which the engine cannot
+                make more.
             flights: the class of requests on the fast path.
         """
         method = METHODS[call.definition.method]
@@ -121,6 +122,7 @@ class FastCalls:
             path.serve_flights(transport.Airspace(private, pause, *around), flights)
             self._flies = True
         name = method.collective, choice.algorithm
+        plan = plan or self._plans.plan(call.shape(choice))
         execution = transport.Execution(plan, self._plans.device)
         number = method.number + STARTED
         path.learn(
@@ -141,39 +143,9 @@ class FastCalls:
 
         ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
         """
-        _meet_tensors(arguments)
         path = self._path_for(method, arguments, choice, any_operator=kind > 0)
-        if path is None or not _understood(call):
-            return
-        buffers = [
-            buffer if side == number and buffer is not None and goes_to_all(buffer) else None
-            for number, (side, buffer) in enumerate(
-                zip(call.sides(), (call.send, call.recv), strict=True)
-            )
-        ]
-        packed = _packed(call, (buffers[0], buffers[1]))
-        if packed is None or (kind and packed[0] is not None):
-            return
-        messages: tuple[Any, ...] | None = None
-        if call.definition.name == "exscan" and call.recv is None:
-            if packed[0] is not None:
-                return
-            messages = None, call.messages()[1]  # memory that nothing is received in
-        if packed[0] is not None:
-            pairs = zip(call.messages(), buffers, strict=True)
-            messages = tuple(None if buffer is None else message for message, buffer in pairs)
-        path.pass_on(
-            method.number + kind,
-            arguments,
-            tuning.named(choice),
-            (method.collective, choice.algorithm),
-            call,
-            function,
-            method.arguments,
-            *packed,
-            messages,
-            _given(call) if kind == STARTED and not method.varies else None,
-        )
+        if path is not None:
+            pass_on(path, method, arguments, choice, call, function, kind)
 
     def _path_for(
         self,
@@ -193,7 +165,7 @@ class FastCalls:
         if self.path is None or not call.is_direct:
             return None
         execution = self._plans.bind(runnable, lane, call)
-        name = runnable.plan.shape.collective, runnable.plan.shape.algorithm
+        name = runnable.shape.collective, runnable.shape.algorithm
         return transport.Starter(self.path, execution, name, progress.pollers, progress.lock)
 
     def calls(self) -> dict[tuple[str, str], int]:
@@ -209,6 +181,54 @@ class FastCalls:
         """Let every call go the slow path from now on."""
         if self.path is not None:
             self.path.open = False
+
+
+def pass_on(
+    path: transport.FastPath,
+    method: Method,
+    arguments: tuple[Any, ...],
+    choice: tuning.Choice,
+    call: Call,
+    function: Callable[..., Any],
+    kind: int,
+) -> None:
+    """Let a fast path make calls of the same arguments, buffers apart, by a function of the MPI
+    library.
+
+    ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
+    """
+    _meet_tensors(arguments)
+    if not _understood(call):
+        return
+    buffers = [
+        buffer if side == number and buffer is not None and goes_to_all(buffer) else None
+        for number, (side, buffer) in enumerate(
+            zip(call.sides(), (call.send, call.recv), strict=True)
+        )
+    ]
+    packed = _packed(call, (buffers[0], buffers[1]))
+    if packed is None or (kind and packed[0] is not None):
+        return
+    messages: tuple[Any, ...] | None = None
+    if call.definition.name == "exscan" and call.recv is None:
+        if packed[0] is not None:
+            return
+        messages = None, call.messages()[1]  # memory that nothing is received in
+    if packed[0] is not None:
+        pairs = zip(call.messages(), buffers, strict=True)
+        messages = tuple(None if buffer is None else message for message, buffer in pairs)
+    path.pass_on(
+        method.number + kind,
+        arguments,
+        tuning.named(choice),
+        (method.collective, choice.algorithm),
+        call,
+        function,
+        method.arguments,
+        *packed,
+        messages,
+        _given(call) if kind == STARTED and not method.varies else None,
+    )
 
 
 def _meet_tensors(arguments: tuple[Any, ...]) -> None:

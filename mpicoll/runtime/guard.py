@@ -17,6 +17,8 @@ from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.watch import Ticket, Watch
 from mpicoll.schedule.collectives import Collective
 
+#: What is said of a communicator whose handle is gone.
+FREED = "this communicator has been freed; build Intracomm on another one"
 #: A wait looks this often whether another rank has revoked the communicator: every so many turns.
 LOOK = 256
 
@@ -40,9 +42,8 @@ class Guard:
     """The checks before, the waits within and the failures of the calls on one communicator.
 
     Args:
-        private: carries the collectives' messages.
+        comm: carries the collectives' messages, until it is connected.
         compares: whether the ranks compare their calls; the same on all of them.
-        watch: the time limit of the calls, if there is one.
         on_fail: called at each failure.
 
     Attributes:
@@ -51,27 +52,32 @@ class Guard:
         pause: called while a call waits: offers the processor to others, and keeps the time limit.
     """
 
-    def __init__(
-        self,
-        private: MPI.Intracomm,
-        compares: bool,
-        watch: Watch | None,
-        on_fail: Callable[[], object],
-    ) -> None:
-        self._private, self._compares, self._watch = private, compares, watch
-        self._on_fail = on_fail
+    def __init__(self, comm: MPI.Intracomm, compares: bool, on_fail: Callable[[], object]) -> None:
+        self._private, self._compares, self._on_fail = comm, compares, on_fail
+        self._watch: Watch | None = None
         self.failure: BaseException | None = None
         self.closed = False
-        self.pause: Callable[[], object] = watch.pause if watch else os.sched_yield
+        self.pause: Callable[[], object] = os.sched_yield
         self._abandoned: list[object] = []
         self._idle = 0
         self._comparisons: list[agree.Comparison] = []
+
+    def connect(self, private: MPI.Intracomm, watch: Watch | None) -> None:
+        """The communicator is connected.
+
+        Args:
+            private: carries the collectives' messages.
+            watch: the time limit of the calls, if there is one.
+        """
+        self._private, self._watch = private, watch
+        if watch is not None:
+            self.pause = watch.pause
 
     def check(self) -> None:
         """Raise if the communicator cannot be used, any more or by this thread or process."""
         caller.check()
         if self.closed:
-            raise ValueError("this communicator has been freed; build Intracomm on another one")
+            raise ValueError(FREED)
         if is_revoked(self.failure):
             raise MPI.Exception(MPI.ERR_REVOKED)
         if self.failure is not None:

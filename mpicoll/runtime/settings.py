@@ -6,20 +6,20 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi4py import MPI
 
 from mpicoll import tuning
 from mpicoll.base.consensus import from_rank_0
 from mpicoll.base.wording import ranges
-from mpicoll.cuda import group
+from mpicoll.cuda import driver, group
 from mpicoll.engine.transport import TRANSPORTS
 from mpicoll.runtime import schedules
 from mpicoll.schedule.collectives import COLLECTIVES
-from mpicoll.simulate.costs import CostModel
-from mpicoll.tuning import cost_files, rule_files
+
+if TYPE_CHECKING:
+    from mpicoll.simulate.costs import CostModel
 
 #: The variables of mpicoll's, those that other places read among them.
 VARIABLES = frozenset(
@@ -35,7 +35,8 @@ POLICIES = ("error", "warn", "silent")
 class Settings(NamedTuple):
     """What rank 0 read from its environment; the same on all ranks."""
 
-    table: tuning.Table
+    #: Rules that come before those of :data:`mpicoll.tuning.BUILTIN`.
+    rules: tuning.Table
     policy: str
     #: Seconds that a call may wait; 0: for ever.
     timeout: float = 0.0
@@ -51,14 +52,21 @@ class Settings(NamedTuple):
     model: CostModel | None = None
     #: One of :data:`mpicoll.cuda.group.TRANSPORTS`.
     gpu: str = "auto"
+    #: Whether its program may have arrays in device memory, and the driver for them.
+    devices: bool = False
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether something is to be known of every call from the first one on."""
+        return self.check or self.timeout > 0 or self.trace != "" or self.progress
 
 
-def read(private: MPI.Intracomm) -> Settings:
+def read(comm: MPI.Intracomm) -> Settings:
     """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
-    found = from_rank_0(private, lambda: _settings_from(os.environ))
-    schedules.share(private, found.table)
+    found = from_rank_0(comm, lambda: _settings_from(os.environ))
+    schedules.share(comm, found.rules)
     if found.progress:
-        levels = private.allgather(MPI.Query_thread())
+        levels = comm.allgather(MPI.Query_thread())
         below = [rank for rank, level in enumerate(levels) if level < MPI.THREAD_MULTIPLE]
         if below:
             raise RuntimeError(
@@ -71,8 +79,13 @@ def read(private: MPI.Intracomm) -> Settings:
 
 def _warn_of_misspelt(environment: Mapping[str, str]) -> None:
     """Tell of variables whose names are nearly those of mpicoll's."""
-    for name in sorted(environment.keys() - VARIABLES):
-        if name.startswith("MPICOLL_") and (near := get_close_matches(name, VARIABLES, 1, 0.9)):
+    strange = {name for name in environment if name.startswith("MPICOLL_")} - VARIABLES
+    if not strange:
+        return
+    from difflib import get_close_matches  # seldom needed
+
+    for name in sorted(strange):
+        if near := get_close_matches(name, VARIABLES, 1, 0.9):
             warnings.warn(f"{name} is no variable of mpicoll's; is {near[0]} meant?", stacklevel=2)
 
 
@@ -86,7 +99,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
     model = _model_from(environment)
     return Settings(
-        _table_from(environment, model),
+        _rules_from(environment, model),
         _one_of(POLICIES, "MPICOLL_FALLBACK", environment.get("MPICOLL_FALLBACK", "warn")),
         timeout=_timeout_from(environment),
         check=check == "1",
@@ -97,25 +110,37 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         progress=thread == "thread",
         model=model,
         gpu=_one_of(group.TRANSPORTS, "MPICOLL_GPU", environment.get("MPICOLL_GPU") or "auto"),
+        devices=driver.is_wanted() and not driver.problem(),
     )
 
 
 def _model_from(environment: Mapping[str, str]) -> CostModel | None:
     path = environment.get("MPICOLL_MODEL", "")
+    if not path:
+        return None
+    from mpicoll.tuning import cost_files  # with all that a simulation needs
+
     try:
-        return cost_files.read(path) if path else None
+        return cost_files.read(path)
     except (ValueError, ModuleNotFoundError) as error:
         raise ValueError(f"MPICOLL_MODEL: {error}") from None
 
 
-def _table_from(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:
+def _rules_from(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:
+    asked = tuning.from_environment(environment)
+    return tuning.combined(_predicted(environment, model), _file_from(environment), asked)
+
+
+def _file_from(environment: Mapping[str, str]) -> tuning.Table:
     path = environment.get("MPICOLL_TUNING", "")
+    if not path:
+        return {}
+    from mpicoll.tuning import rule_files
+
     try:
-        file = rule_files.load(path) if path else {}
+        return rule_files.load(path)
     except (ValueError, ModuleNotFoundError) as error:
         raise ValueError(f"MPICOLL_TUNING: {error}") from None
-    asked = tuning.from_environment(environment)
-    return tuning.combined(tuning.BUILTIN, _predicted(environment, model), file, asked)
 
 
 def _predicted(environment: Mapping[str, str], model: CostModel | None) -> tuning.Table:

@@ -2,6 +2,12 @@
 
 It is an MPI attribute of the handle: all objects on one handle find the same, and freeing the
 handle, by whichever object, frees it.
+
+Until a call needs more, it says no more than what the communicator has from the one it comes from.
+The ranks meet (:meth:`State.connect`) where they may wait for each other: where a communicator of
+processes that have not met is wrapped; else in the first blocking or persistent call that names an
+algorithm, or the third blocking one.  A non-blocking call must not wait: before, it is the MPI
+library's.
 """
 
 from __future__ import annotations
@@ -11,25 +17,32 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeVar
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpi4py import MPI
 
 from mpicoll import tuning
 from mpicoll.base import caller
 from mpicoll.base.consensus import Problem, attempt
-from mpicoll.cuda import driver, group
+from mpicoll.cuda import group
 from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lanes
 from mpicoll.engine.windows import Windows
-from mpicoll.runtime import schedules, trace
+from mpicoll.runtime import connections, handles, places
+from mpicoll.runtime.connections import Connection
+from mpicoll.runtime.family import Family
 from mpicoll.runtime.fast_path import FastCalls
+from mpicoll.runtime.first_calls import FirstCalls
 from mpicoll.runtime.guard import Guard
 from mpicoll.runtime.plans import Plans
+from mpicoll.runtime.schedules import Loaded, placed
 from mpicoll.runtime.settings import Settings, read
 from mpicoll.runtime.unavailable import Unavailable
 from mpicoll.runtime.watch import Watch
+
+if TYPE_CHECKING:
+    from mpicoll.runtime import trace
 
 _T = TypeVar("_T")
 
@@ -51,61 +64,170 @@ class Stats:
 class State:
     """What mpicoll keeps for one communicator handle.
 
+    It costs next to nothing until :meth:`connect`.
+
+    Args:
+        comm: the communicator.
+        first_calls: its calls before its ranks meet, and whose it is.
+
     Attributes:
-        private: carries the collectives' messages.
-        settings: equal on all ranks.
-        nodes: a number for each rank that is the same for the ranks of one node; equal on all.
-        calls, fallbacks: see :class:`Stats`; without the calls that went the fast path.
+        comm: its handle.
+        connection: what its messages go through, once a call has needed that.
+        connected: whether there is one.
+        first_calls: its calls before.
+        family, hints: what it has in common with those that it comes from; what it prefers.  Equal
+            on all ranks.
         watch: the time limit of its calls, if there is one.
         tracer: writes down what its calls do, if that is wanted.
-        lanes: keep collectives under way together apart.
-        fast_path: the calls that go the engine's fast path.
-        guard: lets calls begin, waits for them, and is told of failures.
-        plans: run the schedules.
-        gpus: how arrays in device memory travel; None where that is not agreed.
-        windows: arrays of its ranks that others read where they lie.
-        schedules: the schedule files that it has loaded.
-        made: what the first call that needs it has made, see :meth:`once`.
-        hints, table: what the communicator prefers; what chooses where the caller names no
-            algorithm.  Equal on all ranks.
-        restarted: the MPI library's collectives that run on communicators of their own, until
-            complete.
+        closed: the handle has been freed.
     """
 
-    def __init__(
-        self, private: MPI.Intracomm, settings: Settings, hints: tuning.Table | None = None
-    ) -> None:
-        self.private, self.settings = private, settings
-        self.size, self.rank = private.Get_size(), private.Get_rank()
-        self.nodes = _nodes(private)
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.fallbacks: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()  # all threads that make progress count
-        self.lanes = Lanes(private)
-        self.watch = Watch(private, settings.timeout) if settings.timeout else None
-        self.tracer = _tracer(private, settings.trace) if settings.trace else None
-        connected = transport.connect(private, settings.transport)
-        near = connected.device is not None and connected.device.is_near()
-        # What all ranks say: no other node; that there may be arrays in device memory.
-        flags = private.allreduce(near | driver.is_wanted() << 1, MPI.BAND)
-        self._near = bool(flags & 1)
-        self.gpus = group.connect(private, settings.gpu, settings.timeout) if flags & 2 else None
-        if self.tracer is not None:  # what Python runs can be traced; all else is as without
-            connected = connected._replace(device=None)
-        self.windows = Windows(private, connected.device)
-        self.made: dict[type, Any] = {}
-        self.schedules = schedules.Loaded(private, self.nodes)
-        self.fast_path = FastCalls(self.nodes)
-        self.guard = Guard(private, settings.check, self.watch, self.fast_path.close)
-        self.plans = Plans(self.lanes, connected, self.guard, self.fast_path.forget)
-        if connected.device is not None and not (settings.check or self.watch):
+    connection: Connection | None = None
+    connected = False
+    watch: Watch | None = None
+    tracer: trace.Tracer | None = None
+    closed = False
+    _fast: FastCalls | None = None
+    _guard: Guard | None = None
+    _table: tuning.Table | None = None
+    _nodes: tuple[int, ...] | None = None
+
+    def __init__(self, comm: MPI.Intracomm, first_calls: FirstCalls) -> None:
+        self.comm, self.first_calls = MPI.Intracomm(comm), first_calls
+        self.family, self.hints = first_calls.family, first_calls.hints or {}
+        self.size, self.rank = comm.Get_size(), comm.Get_rank()
+
+    @property
+    def settings(self) -> Settings:
+        """Equal on all ranks."""
+        return self.family.settings
+
+    @cached_property
+    def calls(self) -> Counter[tuple[str, str]]:
+        """See :class:`Stats`; without those of the fast paths."""
+        return Counter()
+
+    @cached_property
+    def fallbacks(self) -> Counter[tuple[str, str]]:
+        """See :class:`Stats`."""
+        return Counter()
+
+    @cached_property
+    def made(self) -> dict[type, Any]:
+        """What the first call that needs it has made, see :meth:`once`."""
+        return {}
+
+    @cached_property
+    def schedules(self) -> Loaded:
+        """The schedule files that it has loaded."""
+        return Loaded(self.comm, self.nodes)
+
+    @cached_property
+    def restarted(self) -> set[object]:
+        """The MPI library's collectives that run on communicators of their own, until complete."""
+        return set()
+
+    @property
+    def guard(self) -> Guard:
+        """Lets calls begin, waits for them, and is told of failures."""
+        if self._guard is None:
+            self._guard = Guard(self.comm, self.settings.check, lambda: self.fast_path.close())
+            self._guard.closed = self.closed
+        return self._guard
+
+    @property
+    def fast_path(self) -> Any:
+        """The calls that go a fast path: FastCalls once it is connected, FirstCalls before."""
+        return self._fast or self.first_calls
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """A number for each rank that is the same for the ranks of one node; equal on all."""
+        if self._nodes is None:
+            assert self.family.places is not None
+            self._nodes = places.numbers(self.comm, self.family.places)
+        return self._nodes
+
+    @property
+    def table(self) -> tuning.Table:
+        """What chooses where the caller names no algorithm.  Equal on all ranks once connected."""
+        if self._table is None:
+            if self.connection is None:
+                near = transport.may_share(self.nodes, self.settings.transport)
+            else:
+                near = self.connection.near
+            rules = self.family.table(self.hints, near, tuning.is_grouped(self.nodes))
+            self._table = placed(rules, self.nodes, self.rank)
+        return self._table
+
+    # --- what messages go through ---
+
+    @property
+    def _there(self) -> Connection:
+        assert self.connection is not None, "a call has not connected its communicator"
+        return self.connection
+
+    @property
+    def private(self) -> MPI.Intracomm:
+        """Carries the collectives' messages."""
+        return self._there.private
+
+    @property
+    def lanes(self) -> Lanes:
+        """Keep collectives under way together apart."""
+        return self._there.lanes
+
+    @property
+    def plans(self) -> Plans:
+        """Run the schedules."""
+        return self._there.plans
+
+    @property
+    def windows(self) -> Windows:
+        """Arrays of its ranks that others read where they lie."""
+        assert self._there.windows is not None
+        return self._there.windows
+
+    @property
+    def gpus(self) -> group.Group | None:
+        """How arrays in device memory travel; None where that is not agreed."""
+        return None if self.connection is None else self.connection.gpus
+
+    def connect(self) -> None:
+        """Let its ranks meet, if they have not.  Collective; waits for all of them."""
+        if self.connected:
+            return
+        with progress.meanwhile():
+            self.connection = connections.take(self.comm, self.settings)
+            self._look_after(self.connection)
+        connection, checked = self.connection, self.settings.check or self.watch
+        fast = self._fast = FastCalls(self.nodes)
+        self.guard.connect(connection.private, self.watch)
+        connection.plans.serve(self.guard, fast.forget)
+        if connection.plans.device is not None and not checked:
             peers = None if self.gpus is None else self.gpus.peers
-            self.fast_path.open(private, self.plans, self.lanes, self.guard, peers)
-        self.hint(hints or {})
-        if settings.progress:
+            private, plans, lanes = connection.private, connection.plans, connection.lanes
+            fast.open(private, plans, lanes, self.guard, peers)
+        self.connected, self._table = True, None
+        if self.settings.progress:
             progress.start()
-        self.restarted: set[object] = set()
         _OPEN[self] = None
+        _is_told_of_the_end()
+
+    def _look_after(self, connection: Connection) -> None:
+        """Make what is told of every call.  Collective.
+
+        Raises:
+            ValueError: on all ranks, if one cannot write its trace.
+        """
+        private, settings = connection.private, self.settings
+        try:
+            self.watch = Watch(private, settings.timeout) if settings.timeout else None
+            self.tracer = _tracer(private, settings.trace) if settings.trace else None
+        except BaseException:
+            self.connection = None
+            connections.give_back(connection)
+            raise
 
     @property
     def under_way(self) -> list[progress.Operation]:
@@ -114,15 +236,15 @@ class State:
 
     def hint(self, hints: tuning.Table) -> None:
         """Prefer what the communicator's hints ask for; the same on all ranks."""
-        self.hints = hints
-        rules = tuning.for_layout(
-            tuning.combined(self.settings.table, hints), self._near, tuning.is_grouped(self.nodes)
-        )
-        self.table = schedules.placed(rules, self.nodes, self.rank)
+        self.hints = self.first_calls.hints = hints
+        self._table = None
+        if hints:
+            self.first_calls.left = 0
         self.fast_path.forget()
 
     def load(self, path: str) -> str:
-        """Load a schedule file; the algorithm's name.  Collective."""
+        """Load a schedule file; the algorithm's name.  Collective; connects for what runs it."""
+        self.connect()
         with progress.meanwhile():
             name = self.schedules.load(path)
         self.fast_path.forget()
@@ -137,42 +259,48 @@ class State:
 
     def count(self, collective: str, algorithm: str) -> None:
         """A call has run."""
-        with self._lock:
+        with _COUNTING:
             self.calls[collective, algorithm] += 1
 
     def stats(self) -> Stats:
         """What has run so far."""
-        calls = self.calls + Counter(self.fast_path.calls())
+        calls = self.calls + Counter(self.first_calls.calls())
+        if self._fast is not None:
+            calls += Counter(self._fast.calls())
         return Stats(dict(calls), dict(self.fallbacks))
 
     def revoke(self) -> None:
         """The handle has been revoked by this rank: what its collectives go by is, too."""
-        for comm in self.lanes.comms:
+        for comm in () if self.connection is None else self.lanes.comms:
             comm.Revoke()
         self.guard.fail(MPI.Exception(MPI.ERR_REVOKED))
 
     def close(self) -> None:
         """Free everything, unless messages may still be under way."""
-        if self.guard.closed:
+        if self.closed:
+            return
+        self.closed = True
+        self.first_calls.close()
+        connection = self.connection
+        if connection is None:
+            if self._guard is not None:
+                self._guard.closed = True
             return
         self.guard.closed = True
         self.fast_path.close()
         _OPEN.pop(self, None)
-        self.plans.clear()
         if self.guard.failure is None and not (self.under_way or self.restarted):
-            self.plans.device = None
             self.made.clear()
-            self.windows.close()
-            if self.gpus is not None:
-                self.gpus.close()
             self.fast_path.forget()
-            for comm in reversed(self.lanes.comms):
-                comm.Free()
+            self.connection = self._fast = None
+            connections.give_back(connection)
         else:
             _LOST.append(self)  # MPI may still use the memory of what was under way
 
 
-#: All that is not closed, oldest first.
+#: All threads that make progress count.
+_COUNTING = threading.Lock()
+#: All that is connected and not closed, oldest first.
 _OPEN: dict[State, None] = {}
 #: Numbers of the communicators whose rank 0 is this process.
 _NAMES = itertools.count()
@@ -180,42 +308,31 @@ _NAMES = itertools.count()
 _LOST: list[State] = []
 
 
-def _freed(comm: MPI.Comm, keyval: int, state: State) -> None:
-    state.close()
-
-
-def _finalizing(comm: MPI.Comm, keyval: int, value: object) -> None:
+def _finalizing() -> None:
     progress.stop()
     for state in reversed([*_OPEN]):
         state.close()
+    connections.drain()
 
 
 @cache
-def _keyval() -> int:
-    """The attribute that carries :class:`State`.
-
-    MPI_Finalize deletes the attributes of COMM_SELF first, while everything can still be freed.
-    """
-    MPI.COMM_SELF.Set_attr(MPI.Intracomm.Create_keyval(delete_fn=_finalizing), _OPEN)
-    return MPI.Intracomm.Create_keyval(delete_fn=_freed)
+def _is_told_of_the_end() -> bool:
+    handles.before_the_end(_finalizing)
+    return True
 
 
 def find(comm: MPI.Intracomm) -> State | None:
     """What belongs to the communicator's handle, if it is there.  Local."""
-    found: Any = comm.Get_attr(_keyval())
+    found: State | None = handles.find(comm)
     return found
 
 
-def attach(
-    comm: MPI.Intracomm, settings: Settings | None = None, hints: tuning.Table | None = None
-) -> State:
+def attach(comm: MPI.Intracomm, settings: Settings | None = None) -> State:
     """What belongs to the communicator's handle, made now if it is not there yet.  Collective.
 
     Args:
         comm: any intracommunicator.
-        settings: those of the communicator that this one comes from; else rank 0 reads its
-            environment.
-        hints: those that it is made with.
+        settings: equal on all ranks; None: rank 0 reads its environment.
 
     Raises:
         ValueError: on all ranks, if rank 0's environment has a setting that is not understood.
@@ -223,31 +340,35 @@ def attach(
     """
     caller.check()
     state = find(comm)
-    if state is None:
-        with progress.meanwhile():
-            state = _made(comm, settings, hints)
+    if state is not None:
+        return state
+    with progress.meanwhile():
+        plain = MPI.Intracomm(comm)
+        family = Family(settings or read(plain), places.places(plain))
+        state = _attached(plain, FirstCalls(family, left=0))
+        if family.settings.devices or not connections.have_met(plain, family.settings):
+            state.connect()
     return state
 
 
-def _made(comm: MPI.Intracomm, settings: Settings | None, hints: tuning.Table | None) -> State:
-    # Unlike MPI_Comm_dup this copies no attributes, hints or topology of the user's.
-    private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
-    private.Set_errhandler(MPI.ERRORS_RETURN)
-    try:
-        state = State(private, settings or read(private), hints)
-    except BaseException:
-        private.Free()
-        raise
-    comm.Set_attr(_keyval(), state)
+def inherit(comm: MPI.Intracomm, first_calls: FirstCalls) -> State:
+    """The same for a communicator that comes from another one.
+
+    Local, unless a process is not in MPI.COMM_WORLD, or something is to be known of every call.
+    """
+    if not first_calls.family.is_plain or first_calls.hints:
+        first_calls.left = 0
+    return _attached(comm, first_calls)
+
+
+def _attached(comm: MPI.Intracomm, first_calls: FirstCalls) -> State:
+    state = State(comm, first_calls)
+    if state.family.places is None:
+        state._nodes = places.ask(comm)
+    if state.settings.is_watched:
+        state.connect()
+    handles.attach(comm, state)
     return state
-
-
-def _nodes(private: MPI.Intracomm) -> tuple[int, ...]:
-    """The number of each rank's node, in the order of their first ranks.  Collective."""
-    with transport.node_of(private) as node:
-        first = private.allgather(node.bcast(private.Get_rank()))
-    numbers = {rank: number for number, rank in enumerate(dict.fromkeys(first))}
-    return tuple(numbers[rank] for rank in first)
 
 
 def _tracer(private: MPI.Intracomm, path: str) -> trace.Tracer:
@@ -256,6 +377,8 @@ def _tracer(private: MPI.Intracomm, path: str) -> trace.Tracer:
     Raises:
         ValueError: on all ranks, if one cannot write its file.
     """
+    from mpicoll.runtime import trace  # seldom needed
+
     world = MPI.COMM_WORLD
     place = world.Get_rank(), world.Get_size()
     name = private.bcast(f"{place[0]}.{next(_NAMES)}")

@@ -51,6 +51,7 @@ class Group(Reducing, Moving, Messages):
         self._timeout = timeout.total_seconds()
         self._limit = Limit(f"group {name!r}")
         self.state = attach(comm, _limited(comm, settings, self._timeout))
+        self.state.connect()  # before calls have a limit, which the library's own would not keep
         if self.state.watch is None:
             # Blocking calls then keep the limit of the group, and their fast path.
             self.state.guard.pause = self._limit.pause

@@ -10,9 +10,9 @@ before the one named before it.
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from mpicoll import algorithms
@@ -168,11 +168,7 @@ def _rule(name: str, number: int, rule: Mapping[str, Any], source: str, rank: in
 
 
 def _built_in() -> Table:
-    text = (
-        importlib.resources.files("mpicoll.tuning")
-        .joinpath("built_in.json")
-        .read_text(encoding="utf-8")
-    )
+    text = Path(__file__).with_name("built_in.json").read_text(encoding="utf-8")
     return table_from(json.loads(text)["rules"], BUILTIN_SOURCE, BUILT_IN)
 
 

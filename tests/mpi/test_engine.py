@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from connected import connected
 from mpi4py import MPI
 
-from mpicoll import Intracomm, algorithms, hooks, ops
+from mpicoll import algorithms, hooks, ops
 from mpicoll.base import caller
 from mpicoll.engine import planning, progress, transport
 from mpicoll.errors import TransportWarning
@@ -31,7 +32,7 @@ def ours(request):
     before = os.environ.get("MPICOLL_TRANSPORT")
     os.environ["MPICOLL_TRANSPORT"] = request.param
     try:
-        comm = Intracomm(WORLD.Dup())
+        comm = connected(WORLD.Dup())
     finally:
         if before is None:
             del os.environ["MPICOLL_TRANSPORT"]
@@ -44,7 +45,7 @@ def ours(request):
 @pytest.fixture(scope="module")
 def python():
     """A communicator whose plans run in Python."""
-    comm = Intracomm(WORLD.Dup())
+    comm = connected(WORLD.Dup())
     comm._state.plans.device = comm._state.fast_path.path = None
     yield comm
     comm.Free()
@@ -121,7 +122,7 @@ def test_operators_in_python(ours):
 
 
 def test_narrow_sums_in_parts():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     data = np.full(3000, 0.1 * (RANK + 1), np.float16)
     result = np.empty_like(data)
     shape_of = ours._state.plans.build
@@ -140,7 +141,7 @@ def test_narrow_sums_in_parts():
 
 def runner_plan(shape):
 
-    return Runnable(planning.build(shape, piece=512, space=1024))
+    return Runnable(planning.build(shape, piece=512, space=1024), shape)
 
 
 def test_python_keeps_the_temporary_space_of_a_plan_for_the_next_call(python):
@@ -155,7 +156,7 @@ def test_python_keeps_the_temporary_space_of_a_plan_for_the_next_call(python):
 
 
 def test_an_error_in_an_operator_ends_the_call_and_the_communicator():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     calls = []
 
     class Broken(ops.Reduction):
@@ -207,7 +208,7 @@ def test_a_repeated_call_goes_the_fast_path(ours):
 
 
 def test_the_fast_path_is_for_the_same_call_alone():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     total, least = P * (P + 1) // 2, 1
     data = np.full(4, RANK + 1)
     for _ in range(3):
@@ -235,7 +236,7 @@ def test_the_fast_path_is_for_the_same_call_alone():
 
 
 def test_an_algorithm_that_is_named_goes_the_fast_path_too():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     data = np.full(5, RANK)
     want = [P * (P - 1) // 2] * 5
     for _ in range(3):
@@ -260,7 +261,7 @@ def test_an_algorithm_that_is_named_goes_the_fast_path_too():
 
 
 def test_what_is_forgotten_while_it_runs_is_counted_all_the_same():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     data = np.zeros(3)
     for _ in range(2):
         ours.Allreduce(MPI.IN_PLACE, data)
@@ -285,7 +286,7 @@ def test_what_is_forgotten_while_it_runs_is_counted_all_the_same():
 
 @pytest.mark.parametrize("algorithm", [None, "linear"])
 def test_strings_do_not_go_the_fast_path(algorithm):
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     for _ in range(3):
         letters = np.full(4, b"x" if RANK == 0 else b"-", "S1")
         ours.Bcast(letters, algorithm=algorithm)
@@ -296,7 +297,7 @@ def test_strings_do_not_go_the_fast_path(algorithm):
 
 
 def test_calls_of_unequal_blocks_go_the_fast_path():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     counts, places = [rank + 1 for rank in range(P)], [2 * rank for rank in range(P)]
     total = sum(counts)
     want = [rank for rank in range(P) for _ in range(rank + 1)]
@@ -331,7 +332,7 @@ def test_calls_of_unequal_blocks_go_the_fast_path():
 
 
 def test_the_fast_path_of_unequal_blocks_is_for_the_same_call_alone():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     mine, all_of_them = np.full(1, RANK), np.zeros(2 * P, int)
     for _ in range(3):
         ours.Allgatherv(mine, [all_of_them, [1] * P, [2 * rank for rank in range(P)], MPI.INT64_T])
@@ -357,7 +358,7 @@ def test_the_fast_path_of_unequal_blocks_is_for_the_same_call_alone():
 
 
 def test_hooks_hear_of_what_went_the_fast_path_before():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     data, heard = np.zeros(2), []
     for _ in range(3):
         ours.Allreduce(MPI.IN_PLACE, data)
@@ -373,7 +374,7 @@ def test_hooks_hear_of_what_went_the_fast_path_before():
 @pytest.fixture
 def plans(monkeypatch):
     """Two persistent calls on one communicator that cannot go the slow path; and their results."""
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     results = [np.zeros(3), np.zeros(40_000)]
     made = [
         ours.Allreduce_init(np.full(out.size, RANK + 1.0), out, algorithm="ring") for out in results
@@ -423,7 +424,7 @@ def test_persistent_calls_on_the_fast_path_in_any_order(plans):
 
 
 def test_hooks_hear_of_persistent_calls_that_went_the_fast_path_before(events):
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     plan = ours.Allreduce_init(MPI.IN_PLACE, np.zeros(2), algorithm="ring")
     del events[:]
     for _ in range(2):
@@ -437,7 +438,7 @@ def test_hooks_hear_of_persistent_calls_that_went_the_fast_path_before(events):
 def test_a_persistent_call_that_fails_on_the_fast_path(plans):
     if P == 1:
         pytest.skip("nothing is folded")
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
 
     def broken(a, b, datatype):
         raise ArithmeticError("no sum today")
@@ -476,7 +477,7 @@ def test_messages_of_several_calls_do_not_wait_for_each_other(ours):
 
 
 def test_plans_that_are_under_way_are_not_run_by_others():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     choice = ours.explain("allreduce", 24).split(": ")[1].split(" ")[0]
     if choice == "native":
         pytest.skip("the library's own")
@@ -493,7 +494,7 @@ def test_plans_that_are_under_way_are_not_run_by_others():
 
 @pytest.mark.skipif(P == 1, reason="nobody waits")
 def test_who_waits_for_long_leaves_the_processor_to_others():
-    ours, data = Intracomm(WORLD.Dup()), np.zeros(3)
+    ours, data = connected(WORLD.Dup()), np.zeros(3)
     ours.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
     before = time.process_time()
     if RANK == 0:
@@ -507,7 +508,7 @@ def test_who_waits_for_long_leaves_the_processor_to_others():
 
 
 def test_memory_is_shared_where_ranks_are_near():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     everywhere = WORLD.allreduce(ours._state.plans.device.is_near(), MPI.LAND)
     assert everywhere == (P > 1)  # all ranks of the tests run on one node
     assert not any("mpicoll" in name for name in os.listdir("/dev/shm"))
@@ -523,7 +524,7 @@ def test_where_memory_cannot_be_shared_messages_serve(monkeypatch):
     monkeypatch.setattr(transport.os, "memfd_create", refused)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ours = Intracomm(WORLD.Dup())
+        ours = connected(WORLD.Dup())
     texts = [str(w.message) for w in caught if w.category is TransportWarning]
     assert len(texts) == (RANK == 0)
     assert all("No space left on device" in text for text in texts)
@@ -541,7 +542,7 @@ def test_one_rank_without_engine_is_enough_for_python(monkeypatch):
         monkeypatch.setattr(transport, "engine_problem", lambda: "of a test")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ours = Intracomm(WORLD.Dup())
+        ours = connected(WORLD.Dup())
     assert ours._state.plans.device is None
     data = np.full(3, RANK)
     ours.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
@@ -553,7 +554,7 @@ def test_one_rank_without_engine_is_enough_for_python(monkeypatch):
 def together(monkeypatch):
     """A communicator whose ranks copy even short messages together."""
     monkeypatch.setattr(transport, "TOGETHER", 1)
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     if not (ours.shared_memory() or {"reads": False})["reads"]:
         ours.Free()
         pytest.skip("other processes' memory cannot be read")
@@ -605,7 +606,7 @@ def test_a_sender_that_may_not_write_leaves_all_to_the_reader(monkeypatch):
 
     monkeypatch.setattr(transport, "Device", without_writing)
     monkeypatch.setattr(transport, "TOGETHER", 1)
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     if not (ours.shared_memory() or {"reads": False})["reads"]:
         pytest.skip("other processes' memory cannot be read")
     data, mine = np.full(P * (8 << 20), 1, np.uint8), np.zeros(8 << 20, np.uint8)
@@ -645,7 +646,7 @@ def test_what_is_to_be_folded_and_cannot_be_read(monkeypatch):
         return device(locals, me, memory, geometry, [1 << 30] * len(processes), *others)
 
     monkeypatch.setattr(transport, "Device", of_nobody)
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     if not (ours.shared_memory() or {"reads": False})["reads"]:
         pytest.skip("other processes' memory cannot be read")
     data = np.ones(1 << 20, "f4")
@@ -683,12 +684,12 @@ def test_a_transport_that_is_not_known(monkeypatch):
     with pytest.raises(
         ValueError, match="MPICOLL_TRANSPORT='pigeon' must be one of auto, shm, mpi"
     ):
-        Intracomm(WORLD.Dup())
+        connected(WORLD.Dup())
 
 
 @pytest.mark.skipif(P != 2, reason="two ranks that disagree")
 def test_counts_that_differ_are_an_error():
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     if not WORLD.allreduce(ours._state.plans.device.is_near(), MPI.LAND):
         pytest.skip("no shared memory")
     if RANK < 2:

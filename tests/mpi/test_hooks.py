@@ -78,6 +78,7 @@ def test_a_trace_changes_no_choice(monkeypatch):
     folder = WORLD.bcast(tempfile.mkdtemp() if RANK == 0 else None)
     monkeypatch.setenv("MPICOLL_TRACE", f"{folder}/trace")
     traced = Intracomm(WORLD.Dup())
+    plain.Barrier()
     assert traced._state.table == plain._state.table
     assert traced._state.plans.piece == plain._state.plans.piece
     for comm in (plain, traced):

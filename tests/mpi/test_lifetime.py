@@ -5,6 +5,7 @@ import copy
 
 import numpy as np
 import pytest
+from connected import connected
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
@@ -41,6 +42,7 @@ def _nothing_stays_open():
 
 
 def test_two_objects_on_one_handle_share_everything(ours):
+    works(ours)
     open_before = len(module._OPEN)
     again = Intracomm(WORLD)
     assert len(module._OPEN) == open_before
@@ -185,12 +187,14 @@ def test_copies_share_the_handle(ours):
 
 
 def test_freeing_frees_the_private_communicator(ours):
-    made = ours.Dup()
+    made = connected(ours.Dup())
     shared = made._state
+    private = shared.private
     works(made)
     made.Free()
+    assert private == MPI.COMM_NULL
     assert shared.guard.closed
-    assert shared.private == MPI.COMM_NULL
+    assert shared.connection is None
     with pytest.raises(MPI.Exception) as caught:
         made.Free()
     assert caught.value.Get_error_class() == MPI.ERR_COMM
@@ -202,7 +206,7 @@ def test_safe_free_and_disconnect(ours):
     made = ours.Dup()
     made.free()
     made.free()
-    made = ours.Dup()
+    made = connected(ours.Dup())
     shared = made._state
     made.Disconnect()
     assert shared.guard.closed
@@ -262,7 +266,7 @@ def test_plans_are_kept_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(
         planning, "build", lambda shape, piece: built.append(shape) or build(shape, piece)
     )
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
 
     def call(count):
         # With parameters that are not the defaults no call goes the fast path.
@@ -286,7 +290,7 @@ def test_plans_are_kept_up_to_a_limit(monkeypatch):
 
 
 def test_plans_are_kept_up_to_a_limit_of_space(monkeypatch):
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     state = ours._state
     state.fast_path.path = None  # the slow path, every time
 
@@ -295,7 +299,7 @@ def test_plans_are_kept_up_to_a_limit_of_space(monkeypatch):
 
     for count in (1, 1000, 2000):
         call(count)
-    space = [sum(kept.plan.temporary) for kept in state.plans._kept.values()]
+    space = [kept.space for kept in state.plans._kept.values()]
     assert state.plans._space == sum(space)
     monkeypatch.setattr(plans, "SPACE", space[-1])
     call(1000)
@@ -306,7 +310,7 @@ def test_plans_are_kept_up_to_a_limit_of_space(monkeypatch):
 
 
 def test_a_plan_that_runs_is_not_started_again(monkeypatch):
-    ours = Intracomm(WORLD.Dup())
+    ours = connected(WORLD.Dup())
     shared = ours._state
     shared.fast_path.path = None  # the slow path, every time
     seen = []
@@ -340,7 +344,7 @@ def failing(error):
 
 def test_a_failure_poisons_the_communicator(monkeypatch):
     base = WORLD.Dup()
-    ours = Intracomm(base)
+    ours = connected(base)
     shared = ours._state
     with monkeypatch.context() as patch:
         patch.setattr(plans.Plans, "execute", failing(Broken("first")))
@@ -368,7 +372,7 @@ def test_mpi_errors_go_through_the_users_error_handler(monkeypatch):
     base = WORLD.Dup()
     handler = MPI.Comm.Create_errhandler(lambda comm, code: heard.append(code))
     base.Set_errhandler(handler)
-    ours = Intracomm(base)
+    ours = connected(base)
     # What goes wrong on the private communicator comes back as an error code ...
     assert ours._state.private.Get_errhandler() == MPI.ERRORS_RETURN
     with monkeypatch.context() as patch:

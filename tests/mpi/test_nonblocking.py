@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from arguments import call, made
+from connected import connected
 from mpi4py import MPI
 
 from mpicoll import algorithms
@@ -33,7 +34,7 @@ def ours():
 @pytest.fixture
 def alone():
     """A communicator for one test, which must not leave anything under way."""
-    comm = Intracomm(WORLD.Dup())
+    comm = connected(WORLD.Dup())
     yield comm
     assert not comm._state.under_way
     comm.Free()
@@ -148,7 +149,7 @@ def test_without_an_algorithm_the_library_serves_and_is_counted(request, alone, 
 def test_what_the_environment_names_does_not_run_without_progress(monkeypatch):
     if RANK == 0:
         monkeypatch.setenv("MPICOLL_ALLREDUCE", "ring")
-    comm = Intracomm(WORLD.Dup())
+    comm = connected(WORLD.Dup())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         comm.Iallreduce(np.ones(1), np.zeros(1)).Wait()
@@ -250,7 +251,7 @@ def test_waited_in_any_order(alone):
 
 
 def test_communicators_waited_in_opposite_orders(alone):
-    comms = [alone, *(alone.Dup() for _ in range(3))]
+    comms = [alone, *(connected(alone.Dup()) for _ in range(3))]
     mine = [started(comm, RANK + k) for k, comm in enumerate(comms)]
     for k in range(4) if RANK % 2 else reversed(range(4)):
         request, recv = mine[k]
@@ -446,7 +447,7 @@ def test_plans_of_vectors(alone):
 @pytest.mark.skipif(P == 1, reason="nothing can be under way")
 @pytest.mark.parametrize("method", ["Free", "free", "Disconnect"])
 def test_a_communicator_in_use_is_not_freed(ours, method):
-    made = ours.Dup()
+    made = connected(ours.Dup())
     if RANK:
         WORLD.Barrier()
     request, _ = started(made, 1, algorithm="linear")
@@ -494,7 +495,7 @@ class Broken(Exception):
 
 def test_a_failure_is_raised_by_wait_and_poisons(monkeypatch):
     base = WORLD.Dup()
-    comm = Intracomm(base)
+    comm = connected(base)
     shared = comm._state
 
     class Failing:

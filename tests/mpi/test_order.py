@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from arguments import P, call, fill, made
+from connected import connected
 from mpi4py import MPI
 
 from mpicoll import algorithms, local
@@ -30,7 +31,7 @@ def orders():
 
 @pytest.fixture
 def ours():
-    comm = Intracomm(WORLD.Dup())
+    comm = connected(WORLD.Dup())
     yield comm
     comm.Free()
 

@@ -7,10 +7,10 @@ import weakref
 
 import numpy as np
 import pytest
+from connected import connected
 from mpi4py import MPI
 
-from mpicoll import hooks
-from mpicoll.comm import Intracomm
+from mpicoll import Intracomm, hooks
 from mpicoll.engine import progress
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.library import LibraryPrequest, LibraryRequest, PersistentFallback
@@ -25,7 +25,7 @@ RIGHT, LEFT = (RANK + 1) % P, (RANK - 1) % P
 
 @pytest.fixture
 def alone():
-    comm = Intracomm(WORLD.Dup())
+    comm = connected(WORLD.Dup())
     yield comm
     assert not comm._state.under_way
     assert not progress.under_way
@@ -37,7 +37,7 @@ def with_settings(monkeypatch, **variables):
     for name, value in variables.items():
         if RANK == 0:
             monkeypatch.setenv(name, value)
-    return Intracomm(WORLD.Dup())
+    return connected(WORLD.Dup())
 
 
 @pytest.fixture(params=["plain", "limited", "checked"])
@@ -231,7 +231,7 @@ def test_a_library_without_persistent_collectives(old, comm):
 
 def test_their_communicators_serve_again_and_go_with_the_callers(old):
     """Whenever each rank frees or drops the plan."""
-    comm, total = Intracomm(WORLD.Dup()), np.zeros(1)
+    comm, total = connected(WORLD.Dup()), np.zeros(1)
     lanes = comm._state.lanes
     for number in range(1, 7):
         plan = comm.Allreduce_init(np.full(1, float(number)), total)
@@ -488,7 +488,7 @@ def test_a_hook_hears_of_a_failure(monkeypatch, events):
             raise ZeroDivisionError("first")
 
     base = WORLD.Dup()
-    comm = Intracomm(base)
+    comm = connected(base)
     monkeypatch.setattr(plans.Plans, "execute", lambda *arguments: Failing())
     request = comm.Iallreduce(np.ones(1), np.zeros(1), algorithm="ring")
     with pytest.raises(ZeroDivisionError, match="first"):

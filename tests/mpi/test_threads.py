@@ -4,9 +4,8 @@ import threading
 
 import numpy as np
 import pytest
+from connected import connected
 from mpi4py import MPI
-
-from mpicoll.comm import Intracomm
 
 pytestmark = [
     pytest.mark.mpi,
@@ -17,7 +16,7 @@ WORLD = MPI.COMM_WORLD
 
 
 def test_each_thread_gets_its_own_sums():
-    comms = [Intracomm(WORLD.Dup()) for _ in range(3)]
+    comms = [connected(WORLD.Dup()) for _ in range(3)]
     wrong, failures = [], []
 
     def work(number, comm):

@@ -1,0 +1,158 @@
+"""The calls of a communicator before its messages have a way of their own.
+
+They are the MPI library's, of which it takes two: a communicator that is made for a call or two is
+not worth more.  What one communicator has learned of such calls serves all others of as many ranks
+in this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll import hooks, tuning
+from mpicoll.base import caller
+from mpicoll.engine import progress, transport
+from mpicoll.runtime import handles
+from mpicoll.runtime.calls import Call
+from mpicoll.runtime.family import Family
+from mpicoll.runtime.fast_path import pass_on
+from mpicoll.schedule.methods import METHODS, STARTED, Method
+from mpicoll.tuning import NATIVE
+
+#: Calls that name no algorithm and go to the MPI library, where a communicator comes from another.
+FEW = 2
+#: Classes of errors that a rank finds before it takes part in a call.
+_IN_ARGUMENTS = frozenset(
+    {MPI.ERR_BUFFER, MPI.ERR_COUNT, MPI.ERR_TYPE, MPI.ERR_OP, MPI.ERR_ROOT, MPI.ERR_ARG}
+)
+_NUMBERED = {method.number: method for method in METHODS.values()}
+
+
+class FirstCalls:
+    """The first calls of a communicator: all that is kept of one that has made no others.
+
+    Args:
+        family: what it has in common with those that it comes from.
+        hints: what it prefers; equal on all ranks.
+        left: calls that name no algorithm and may go to the MPI library.
+
+    Attributes:
+        family, hints: the same.
+        left: the same, now.  Equal on all ranks: only calls count that all of them make.
+    """
+
+    __slots__ = ("_closed", "_known", "_served", "family", "hints", "left")
+
+    def __init__(self, family: Family, hints: tuning.Table | None = None, left: int = FEW) -> None:
+        self.family, self.hints, self.left = family, hints, left
+        self._closed, self._known = False, None
+        self._served: dict[int, int] | None = None
+
+    # --- in place of a FastPath of the engine's; the last argument is the algorithm ---
+
+    def serve(self, comm: MPI.Intracomm, method: int, *arguments: Any) -> bool:
+        """Make a blocking call that is known; False if it has to go the slow path."""
+        if self.left <= 0 and arguments[-1] is None:
+            return False
+        known = self._path(comm)
+        if known is None:
+            return False
+        try:
+            served: bool = known.serve(comm, method, *arguments)
+        except MPI.Exception as error:
+            self.count(error)
+            raise
+        if served:
+            self.left -= 1
+            self._has_served(method)
+        return served
+
+    def start(self, comm: MPI.Intracomm, method: int, *arguments: Any) -> Any:
+        """Start a call that is known; None if it has to go the slow path."""
+        if arguments[-1] is None and not (self.family.is_plain and not self.hints):
+            return None  # what is asked for and cannot serve is counted there
+        known = self._path(comm)
+        request = None if known is None else known.start(comm, method, *arguments)
+        if request is not None:
+            self._has_served(method)
+        return request
+
+    def _path(self, comm: MPI.Intracomm) -> Any:
+        """What knows calls; None if they may not go here."""
+        if self._closed or not comm:
+            return None
+        # Another object on the same handle may have made more of it.
+        found = handles.find(comm)
+        if found is not None and found.fast_path is not self:
+            return None
+        if self._known is None:
+            self._known = _known(comm.Get_rank(), comm.Get_size())
+        return self._known
+
+    def _has_served(self, method: int) -> None:
+        if self._served is None:
+            self._served = {}
+        self._served[method] = self._served.get(method, 0) + 1
+
+    # --- in place of FastCalls ---
+
+    @property
+    def path(self) -> FirstCalls:
+        """What makes known calls again."""
+        return self
+
+    def count(self, error: MPI.Exception | None = None) -> None:
+        """The MPI library has served a blocking call, or has failed in it."""
+        if error is None or error.Get_error_class() not in _IN_ARGUMENTS:
+            self.left -= 1
+
+    def pass_on(
+        self,
+        method: Method,
+        arguments: tuple[Any, ...],
+        choice: tuning.Choice,
+        call: Call,
+        function: Callable[..., Any],
+        kind: int = 0,
+    ) -> None:
+        """Let calls of the same arguments, buffers apart, be made by a function of the library."""
+        op = arguments[2]
+        same = kind > 0 or op is None or op.is_predefined
+        if self._known is not None and same and tuning.is_default(method.collective, choice):
+            pass_on(self._known, method, arguments, choice, call, function, kind)
+
+    def calls(self) -> dict[tuple[str, str], int]:
+        """Number of calls that were known, by (collective, algorithm)."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for method, count in (self._served or {}).items():
+            counts[_NUMBERED[method % STARTED].collective, NATIVE] += count
+        return counts
+
+    def forget(self) -> None:
+        """Nothing: what a call needs to be known is the same on all communicators."""
+
+    def close(self) -> None:
+        """Let every call go the slow path from now on."""
+        self._closed = True
+
+
+@cache
+def _known(rank: int, size: int) -> Any:
+    """What knows the calls of all communicators in which this process has a rank."""
+    if transport.engine_problem() or MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        return None
+    return transport.FastPath(
+        MPI.COMM_SELF,
+        os.sched_yield,
+        progress.poll,
+        progress.under_way,
+        hooks.installed,
+        caller.parent,
+        lambda *failure: None,
+    )
