@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from mpicoll import algorithms, local
 from mpicoll.comm import Intracomm
-from mpicoll.runtime import state
+from mpicoll.runtime import places
 from mpicoll.schedule.parameters import LABELS
 
 pytestmark = pytest.mark.mpi
@@ -28,7 +28,7 @@ def ours():
 @pytest.fixture
 def in_turn(monkeypatch):
     """A communicator that takes its ranks for those of two nodes, in turn."""
-    monkeypatch.setattr(state, "_nodes", lambda private: tuple(r % 2 for r in range(private.size)))
+    monkeypatch.setattr(places, "_world", {rank: rank % 2 for rank in range(P)})
     comm = Intracomm(WORLD.Dup())
     yield comm
     comm.Free()
