@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from arguments import P, call, fill, made
+from connected import connected
 from mpi4py import MPI
 
 from mpicoll import algorithms, local
 from mpicoll.comm import Intracomm
-from mpicoll.runtime import state
+from mpicoll.runtime import places
 from mpicoll.schedule.parameters import LABELS
 
 pytestmark = pytest.mark.mpi
@@ -20,7 +21,7 @@ COLLECTIVES = [a.collective for a in algorithms.catalogue() if LABELS in a.kinds
 
 @pytest.fixture
 def ours():
-    comm = Intracomm(WORLD.Dup())
+    comm = connected(WORLD.Dup())
     yield comm
     comm.Free()
 
@@ -28,8 +29,8 @@ def ours():
 @pytest.fixture
 def in_turn(monkeypatch):
     """A communicator that takes its ranks for those of two nodes, in turn."""
-    monkeypatch.setattr(state, "_nodes", lambda private: tuple(r % 2 for r in range(private.size)))
-    comm = Intracomm(WORLD.Dup())
+    monkeypatch.setattr(places, "_world", {rank: rank % 2 for rank in range(P)})
+    comm = connected(WORLD.Dup())
     yield comm
     comm.Free()
 
@@ -109,7 +110,7 @@ def test_calls_that_follow_take_the_fast_path(in_turn, collective):
 
 def test_a_part_of_the_ranks_has_nodes_of_its_own(ours):
     part = ours.Split(RANK % 2, -RANK)
-    nodes = part._state.nodes
+    nodes = part._ready().nodes
     assert len(nodes) == part.size and set(part.allgather(nodes)) == {nodes}
     recv = np.zeros(5)
     part.Allreduce(np.ones(5), recv, algorithm="hierarchical")

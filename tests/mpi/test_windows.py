@@ -13,6 +13,7 @@ import mpicoll
 from mpicoll import Intracomm, algorithms
 from mpicoll.base import caller
 from mpicoll.engine import windows
+from mpicoll.runtime import connections
 from mpicoll.schedule.collectives import COLLECTIVES
 
 WORLD = MPI.COMM_WORLD
@@ -199,6 +200,7 @@ def test_a_freed_communicator_gives_its_memory_back():
         with open("/proc/self/maps") as maps:
             return sum("memfd:mpicoll" in line for line in maps)
 
+    connections.drain()
     gc.collect()
     before, kept = mappings(), []
     for _ in range(3):
