@@ -100,7 +100,7 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
             raise ValueError("the communicator is MPI.COMM_NULL; pass one that has this rank in it")
         launcher.warn_if_alone(MPI.COMM_WORLD.Get_size())
         self._first_calls = getattr(comm, "_first_calls", None)
-        self._ready()
+        self._state = self._begun()
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:

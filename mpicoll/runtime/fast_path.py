@@ -84,7 +84,7 @@ class FastCalls:
         method = METHODS[call.definition.method]
         _meet_tensors(arguments)
         path = self._path_for(method, arguments, choice)
-        if path is None:
+        if path is None or call.beyond:  # of which each call is counted
             return
         packed = _packed(call, (call.send, call.recv))
         if packed is None:
@@ -113,7 +113,7 @@ class FastCalls:
         method = METHODS[call.definition.method]
         _meet_tensors(arguments)
         path = self._path_for(method, arguments, choice)
-        if path is None or not call.is_direct:
+        if path is None or call.beyond or not call.is_direct:
             return
         if not self._flies:
             private, pause, lanes = self._around
@@ -198,7 +198,7 @@ def pass_on(
     ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
     """
     _meet_tensors(arguments)
-    if not _understood(call):
+    if call.beyond or not _understood(call):
         return
     buffers = [
         buffer if side == number and buffer is not None and goes_to_all(buffer) else None
