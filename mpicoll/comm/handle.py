@@ -36,6 +36,6 @@ class Handle(Dispatch):
     def Revoke(self) -> None:
         """Revoke the communicator: calls on it fail, on all ranks, with ``MPI.ERR_REVOKED``."""
         super().Revoke()
-        state: Any = self._state or find(self)
-        if state is not None:
-            state.revoke()
+        if self._state is None and find(self) is None and self._first_calls is None:
+            return  # it has made no collective call
+        self._begun().revoke()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from mpi4py import MPI
 
 from mpicoll.base.consensus import combined
 from mpicoll.cuda import driver, group
-from mpicoll.engine import progress, transport
+from mpicoll.engine import transport
 from mpicoll.engine.lanes import Lanes
 from mpicoll.engine.windows import Windows
 from mpicoll.runtime.places import world_ranks
@@ -122,8 +123,11 @@ def have_met(comm: MPI.Intracomm, settings: Settings) -> bool:
     return processes is not None and Key(processes, settings.transport) in _pool
 
 
-def take(comm: MPI.Intracomm, settings: Settings) -> Connection:
+def take(comm: MPI.Intracomm, settings: Settings, wait: Callable[..., object]) -> Connection:
     """A connection for a communicator.  Collective over it.
+
+    ``wait``: for a request; it gets its buffers, too, and moves on what is under way: the other
+    ranks may have to complete something before they come here.
 
     Raises:
         MPI.Exception: what MPI reports.
@@ -141,8 +145,7 @@ def take(comm: MPI.Intracomm, settings: Settings) -> Connection:
         idle = sum(1 << number for number in [*alike.idle]) if here else 0
         spare = ~sum(1 << number for number in alike.numbers) & ((1 << _NUMBERS) - 1) if here else 0
         own, common = np.array([idle, spare], np.int64), np.zeros(2, np.int64)
-        # The other ranks may have to complete something under way before they come here.
-        progress.until(MPI.Intracomm.Iallreduce(comm, own, common, MPI.BAND).Test)
+        wait(MPI.Intracomm.Iallreduce(comm, own, common, MPI.BAND), own, common)
         idle, spare = map(int, common)
         if idle:
             return alike.idle.pop(_lowest(idle))

@@ -198,7 +198,7 @@ class State:
         if self.connected:
             return
         with progress.meanwhile():
-            self.connection = connections.take(self.comm, self.settings)
+            self.connection = connections.take(self.comm, self.settings, self.guard.wait)
             self._look_after(self.connection)
         connection, checked = self.connection, self.settings.check or self.watch
         fast = self._fast = FastCalls(self.nodes)

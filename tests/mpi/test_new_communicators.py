@@ -101,6 +101,66 @@ def test_known_first_calls_build_nothing(ours, made):
     assert known or MPI.Query_thread() < MPI.THREAD_MULTIPLE
 
 
+@pytest.mark.skipif(MPI.Query_thread() < MPI.THREAD_MULTIPLE, reason="without a fast path")
+def test_known_calls_that_are_not_blocking_build_nothing(ours, made):
+    """Any number of them: no rank waits for another one."""
+    given, blocks = np.full(2, 1.0 + RANK), np.zeros((P, 2))
+    for turn in range(2):
+        comm = ours.Dup()
+        for _ in range(3):
+            comm.Iallgather(given, blocks).Wait()
+            comm.Iallgatherv(given, [blocks, [2] * P]).Wait()
+            assert (blocks == np.arange(1.0, P + 1)[:, None]).all()
+            blocks[:] = 0
+        assert turn == 0 or comm._state is None
+        assert comm.stats().calls == {("allgather", "native"): 6}
+        comm.Free()
+    assert made == []
+
+
+def test_what_is_not_blocking_and_asked_for_is_counted_where_others_know_the_call(ours):
+    out = np.zeros(1)
+    plain = ours.Dup()
+    for _ in range(2):
+        plain.Iallreduce(np.ones(1), out).Wait()
+    plain.Free()
+    info = MPI.Info.Create()
+    info["mpicoll_allreduce"] = "ring"
+    asked = ours.Dup()
+    asked.Set_info(info)
+    info.Free()
+    mpicoll.base.caller._WARNED.clear()
+    with pytest.warns(FallbackWarning, match="MPICOLL_PROGRESS") if RANK == 0 else nothing():
+        for _ in range(2):
+            asked.Iallreduce(np.ones(1), out).Wait()
+    assert sum(asked.stats().fallbacks.values()) == 2
+    asked.Free()
+
+
+def test_a_file_that_is_named_where_nobody_may_wait_has_to_be_loaded(ours):
+    comm = ours.Dup()
+    with pytest.raises(ValueError, match="has not been loaded"):
+        comm.Iallreduce(np.ones(1), np.zeros(1), algorithm="file:a.json")
+    comm.Free()
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_revoked_before_its_ranks_have_met(ours, calls):
+    comm = ours.Dup()
+    for _ in range(calls):
+        comm.Barrier()
+    try:
+        comm.Revoke()
+    except NotImplementedError:
+        pytest.skip("this MPI library cannot revoke communicators")
+    for call in (comm.Allreduce, comm.Iallreduce, comm.Allreduce_init):
+        for named in ({}, {"algorithm": "ring"}):
+            with pytest.raises(MPI.Exception) as caught:
+                call(np.ones(1), np.zeros(1), **named)
+            assert caught.value.Get_error_class() == MPI.ERR_REVOKED
+    comm.Free()
+
+
 def test_an_algorithm_that_is_named_is_taken_from_the_first_call_on(ours):
     comm = ours.Dup()
     summed(comm, algorithm="native")

@@ -100,3 +100,18 @@ def test_requests_of_scaled_plans(comm, built):
             plan.Wait()
             assert (recv == P).all()
         plan.Free()
+
+
+def test_calls_that_are_not_blocking_by_a_scaled_plan_go_the_fast_path(comm):
+    path = comm._state.fast_path.path
+    for count in (FIRST, *OTHERS):
+        send = np.arange(count * P, dtype="i8") + RANK
+        comm.Allreduce(send, np.zeros_like(send), algorithm="ring")
+        for turn in range(4):
+            before = 0 if path is None else sum(path.calls().values())
+            pairs = [(send + i, np.zeros_like(send)) for i in range(3)]
+            requests = [comm.Iallreduce(*pair, algorithm="ring") for pair in pairs]
+            for (sent, found), request in zip(pairs, requests, strict=True):
+                request.Wait()
+                assert (found == P * (sent - RANK) + P * (P - 1) // 2).all()
+            assert path is None or turn == 0 or sum(path.calls().values()) - before == 3
