@@ -6,8 +6,6 @@ that changes the state of a handle either reaches that one too, or need not.
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpicoll.comm.dispatch import Dispatch
 from mpicoll.runtime.state import find
 
