@@ -83,7 +83,7 @@ class FastCalls:
         """
         method = METHODS[call.definition.method]
         _meet_tensors(arguments)
-        path = self._path_for(method, arguments, choice)
+        path = self._path_for(call, arguments, choice)
         if path is None:
             return
         packed = _packed(call, (call.send, call.recv))
@@ -111,7 +111,7 @@ class FastCalls:
         """
         method = METHODS[call.definition.method]
         _meet_tensors(arguments)
-        path = self._path_for(method, arguments, choice)
+        path = self._path_for(call, arguments, choice)
         if path is None or not call.is_direct:
             return
         if not self._flies:
@@ -142,7 +142,7 @@ class FastCalls:
         ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
         """
         _meet_tensors(arguments)
-        path = self._path_for(method, arguments, choice, any_operator=kind > 0)
+        path = self._path_for(call, arguments, choice, any_operator=kind > 0)
         if path is None or not _understood(call):
             return
         buffers = [
@@ -177,7 +177,7 @@ class FastCalls:
 
     def _path_for(
         self,
-        method: Method,
+        call: Call,
         arguments: tuple[Any, ...],
         choice: tuning.Choice,
         any_operator: bool = False,
@@ -186,7 +186,10 @@ class FastCalls:
         op = arguments[2]
         if self.path is None or not (any_operator or op is None or op.is_predefined):
             return None
-        return self.path if tuning.is_default(method.collective, choice, self._nodes) else None
+        if call.beyond:  # which is reported each time
+            return None
+        collective = call.definition.name
+        return self.path if tuning.is_default(collective, choice, self._nodes) else None
 
     def starter(self, runnable: Runnable, lane: Lane, call: Call) -> transport.Starter | None:
         """The fast path of a persistent call, None if it has none."""
