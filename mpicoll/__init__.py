@@ -19,6 +19,7 @@ from mpicoll.schedule import (
     given,
     pipelined,
     scratch,
+    strands,
     then,
     within,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "given",
     "pipelined",
     "scratch",
+    "strands",
     "then",
     "within",
 ]

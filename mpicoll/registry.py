@@ -29,6 +29,7 @@ __all__ = [
     "COMMUTATIVE",
     "EQUAL_BLOCKS",
     "EVEN_SIZE",
+    "FILE_PREFIX",
     "LABELS",
     "NUMBER",
     "PERMUTATION",
@@ -38,6 +39,7 @@ __all__ = [
     "ParameterKind",
     "catalogue",
     "find",
+    "keep",
     "names",
     "of_a_user",
     "per_rank",
@@ -100,6 +102,10 @@ class Algorithm:
         symmetric: every rank does the same, turned by its rank.
         parts: schedules that it consists of, one after the other in one channel; none, if it is
             one by itself.
+        only: the one number of ranks that it serves, if it was made for one.
+        root: the one root that it serves, if it was made for one.
+        hosts: the host of each rank that it was made for; none, if it was made for no machine.
+        content: the schedule file that it was read from.
         depth_bound: with one channel, too, ``depth`` is an upper bound.
         reference: where it comes from.
     """
@@ -125,6 +131,10 @@ class Algorithm:
     depth_bound: bool
     reference: str
     parts: tuple[Callable[..., Schedule], ...]
+    only: int | None = None
+    root: int | None = None
+    hosts: tuple[int, ...] = ()
+    content: bytes = b""
 
     @property
     def definition(self) -> Collective:
@@ -143,10 +153,19 @@ class Algorithm:
 
     def runs_on(self, size: int) -> bool:
         """Whether it serves this number of ranks."""
+        if self.only is not None:
+            return size == self.only
         return EVEN_SIZE not in self.needs or size == 1 or size % 2 == 0
 
-    def misfit(self, size: int, parameters: Mapping[str, Value]) -> str:
-        """Why it does not serve this number of ranks with these parameters; "" if it does."""
+    def misfit(self, size: int, parameters: Mapping[str, Value], root: int | None = None) -> str:
+        """Why it does not serve this number of ranks with these parameters; "" if it does.
+
+        ``root``: that of the call, where it is known.
+        """
+        if self.only not in (None, size):
+            return f"it was made for {plural(self.only or 0, 'rank')}, not for {size}"
+        if root is not None and self.root not in (None, root):
+            return f"it was made for root {self.root}, not for {root}"
         if not self.runs_on(size):
             return (
                 f"it needs an even number of ranks, not {size}: take {size + 1} ranks, or another "
@@ -212,15 +231,19 @@ class Algorithm:
         return {**self.parameters, **checked}
 
     def fitting(
-        self, size: int, parameters: Mapping[str, Parameter] | None = None
+        self,
+        size: int,
+        parameters: Mapping[str, Parameter] | None = None,
+        root: int | None = None,
     ) -> dict[str, Value]:
-        """All parameters, for a number of ranks.
+        """All parameters, for a number of ranks, and a root where that is known.
 
         Raises:
-            ValueError: see :meth:`complete`; or it does not serve this number of ranks with them.
+            ValueError: see :meth:`complete`; or it does not serve this number of ranks, or this
+                root, with them.
         """
         complete = self.complete(parameters)
-        misfit = self.misfit(size, complete)
+        misfit = self.misfit(size, complete, root if self.definition.rooted else None)
         if misfit:
             raise ValueError(f"{self.collective} {self.name}: {misfit}")
         return complete
@@ -233,7 +256,7 @@ class Algorithm:
         Raises:
             ValueError: see :meth:`fitting`.
         """
-        complete = self.fitting(size, parameters)
+        complete = self.fitting(size, parameters, root)
         return self.program(self.schedule, size, root, complete)(rank)
 
     def program(
@@ -258,6 +281,11 @@ def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 _CATALOGUE: dict[tuple[str, str], Algorithm] = {}
+#: Algorithms from files: found by name, and never listed.
+_FILES: dict[tuple[str, str], Algorithm] = {}
+
+#: How the name of an algorithm from a file begins.
+FILE_PREFIX = "file:"
 
 
 def register(
@@ -330,6 +358,11 @@ def register(
     return entry
 
 
+def keep(algorithm: Algorithm) -> None:
+    """Let :func:`find` find an algorithm from a file, by a name that tells its content too."""
+    _FILES[algorithm.collective, algorithm.name] = algorithm
+
+
 def catalogue() -> tuple[Algorithm, ...]:
     """All algorithms: collectives in their own order, names in alphabetical order."""
     ranking = list(collectives.COLLECTIVES)
@@ -365,7 +398,11 @@ def find(collective: str, name: str) -> Algorithm:
     Raises:
         ValueError: unknown collective or algorithm; the message names the known ones.
     """
-    entry = _CATALOGUE.get((collective, name))
+    entry = _CATALOGUE.get((collective, name)) or _FILES.get((collective, name))
+    if entry is None and name.startswith(FILE_PREFIX):
+        loaded = " and ".join(of for of, other in _FILES if other == name)
+        reason = f"it is for {loaded}" if loaded else "it has not been loaded"
+        raise ValueError(f"{name} for {collective}: {reason}")
     if entry is None:
         known = ", ".join(names(collective)) or "none"
         raise ValueError(f"unknown algorithm {name!r} for {collective}: known are {known}")

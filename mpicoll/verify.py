@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
-from mpicoll.schedule import Channel, Copy, Location, RecvReduce, Round, Send, Step, blocks
+from mpicoll.schedule import Channel, Copy, Location, RecvReduce, Round, Send, Step, blocks, period
 from mpicoll.schedule.collectives import Place
 from mpicoll.schedule.matching import Matching, run
 from mpicoll.schedule.memory import Blank, Cell, Memory, ScheduleError
@@ -74,7 +74,7 @@ def verify(
             in ``problems``).
     """
     check_call(size, root)
-    complete = algorithm.fitting(size, parameters)
+    complete = algorithm.fitting(size, parameters, root)
     problems: list[str] = []
     counts, depth = Counts(0, 0, 0, 0, 0), 0
     try:
@@ -154,9 +154,14 @@ def _writes(step: Step, nblocks: int, nscratch: int) -> tuple[Location, ...]:
 def _check_structure(rank: int, program: Sequence[Channel], nblocks: int, nscratch: int) -> None:
     """Rounds write each block once, and channels keep to blocks of their own.
 
-    Segments repeat the same rounds on cells of their own, so the first one stands for all.
+    Segments have cells of their own, so those that repeat the same rounds need one look.
     """
-    channels = [channel for channel in program if not channel.segment]
+    for segment in range(period(program)):
+        channels = [channel for channel in program if channel.segment == segment]
+        _check_channels(rank, channels, nblocks, nscratch)
+
+
+def _check_channels(rank: int, channels: Sequence[Channel], nblocks: int, nscratch: int) -> None:
     for channel in channels:
         for steps in channel.rounds:
             _check_round(rank, steps, nblocks, nscratch)

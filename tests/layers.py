@@ -25,12 +25,14 @@ ORDER = {
         cli
         report
         model
+        torch
         train bench
         __init__
         comm
         requests
         runtime
-        tuning
+        synthesis tuning
+        files
         draw local verify
         engine simulate
         buffers algorithms
@@ -47,7 +49,7 @@ ORDER = {
     "mpicoll.requests": "__init__ device > library own > standalone > several > base",
     "mpicoll.runtime": (
         "__init__ > relay > staging observe > state arguments > fast_path > plans admission > "
-        "guard > calls > agree watch trace settings unavailable"
+        "guard > calls > agree watch trace settings > schedules unavailable"
     ),
     "mpicoll.engine": (
         "__init__ > windows > transport > _fast_path > _packing _library _flight > _signature > "
@@ -64,7 +66,11 @@ ORDER = {
     ),
     "mpicoll.simulate": (
         "__init__ > simulation > compiled rounds critical_path > clock > machine > "
-        "symmetry costs ports _clock"
+        "symmetry costs ports _clock > network"
+    ),
+    "mpicoll.torch": (
+        "__main__ > __init__ > registration > creation > rendezvous group > "
+        "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
         "__init__ > driver > pytorch distributed > strategies > config > servers > exchange > "

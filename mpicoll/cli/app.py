@@ -29,6 +29,17 @@ COMMANDS = {
         "command",
         "Simulate an algorithm under the alpha-beta-gamma model.",
     ),
+    "links": (
+        "links",
+        "command",
+        "Measure the links between all ranks, alone and together, and write a machine file.",
+    ),
+    "synthesize": (
+        "synthesize",
+        "command",
+        "Make schedules for a machine whose links are shared or uneven, and tell how good they can "
+        "be.",
+    ),
     "bench": (
         "bench",
         "command",

@@ -17,7 +17,7 @@ from mpicoll.cli import output, session
 from mpicoll.cli.errors import RankError, UsageError, describe
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
-COLLECTIVE_COMMANDS = ("bench", "train", "doctor")
+COLLECTIVE_COMMANDS = ("bench", "train", "doctor", "links")
 
 #: Options whose value may be left out; with one they are written with an equals sign.
 SHORT_FOR = {"--invariant": "--invariant=16"}
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = [SHORT_FOR.get(w, w) for w in (sys.argv[1:] if arguments is None else arguments)]
     together = bool(words) and words[0] in COLLECTIVE_COMMANDS
+    together |= words[:1] == ["synthesize"] and any(w.startswith("--measure") for w in words)
     rank = launch().rank
     if rank and not together:
         return 0

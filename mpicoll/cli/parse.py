@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
 
+from mpicoll.base import times
 from mpicoll.cli.errors import UsageError
 from mpicoll.schedule.parameters import Value, read_value
 
 _MOST_RANKS = 1 << 24
 _MOST_NUMBERS = 1 << 16
 _FEW_RANKS = 16  # up to here "auto" is more
-_TIME = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(s|ms|us|ns|ps|fs)?", re.IGNORECASE | re.ASCII)
 _VALUE = re.compile(r"\s*\d+(,\d+)*,?\s*", re.ASCII)
-_EXPONENTS = {"s": 0, "ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15}
-
-#: Attoseconds in a second: the unit in which times of the model are exact whole numbers.
-ATTOSECONDS = 10**18
 
 
 def ranks(text: str, option: str = "-P") -> tuple[int, ...]:
@@ -53,6 +48,15 @@ def segments(text: str) -> tuple[int, ...]:
     if text.strip() == "auto":
         return ()
     return _numbers("--segments", text, 1, _MOST_RANKS, "auto, 1,2,5 or 1-4")
+
+
+def strands(text: str) -> tuple[int, ...]:
+    """Numbers of strands, as ``8,16``.
+
+    Raises:
+        UsageError: if the text is no list of numbers.
+    """
+    return _numbers("--trees", text, 1, 256, "8,16")
 
 
 def segments_of(written: tuple[int, ...], blocks: int) -> tuple[int, ...]:
@@ -99,17 +103,10 @@ def attoseconds(option: str, text: str) -> int:
     Raises:
         UsageError: if the text is no time.
     """
-    match = _TIME.fullmatch(text.strip())
     try:
-        if match is None:
-            raise InvalidOperation
-        unit = (match[2] or "s").lower()
-        return int(Decimal(match[1]).scaleb(18 - _EXPONENTS[unit]).to_integral_value())
-    except (InvalidOperation, OverflowError):
-        raise UsageError(
-            f"{option} {text!r} is not a time; write seconds or a number with a unit, such as "
-            "1e-6, 1.5us or 80ps"
-        ) from None
+        return times.attoseconds(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {error}") from None
 
 
 def _numbers(option: str, text: str, least: int, most: int, example: str) -> tuple[int, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpicoll.cli.errors import UsageError, usage
+from mpicoll.cli.errors import UsageError, needing, usage
 
 if TYPE_CHECKING:
     from mpicoll.bench.options import Options
+    from mpicoll.registry import Algorithm
     from mpicoll.schedule.parameters import Value
 
 
@@ -15,13 +16,15 @@ def algorithms(
     collectives: list[str], written: str, numbers: tuple[int | None, ...], device: str = "cpu"
 ) -> dict[str, tuple[str, ...]]:
     """The algorithms to measure for each collective: of all, those that serve some of the numbers
-    of ranks; on GPUs, of all, the call that names none, by what the ranks agree on.
+    of ranks; on GPUs, of all, the call that names none, by what the ranks agree on.  Schedule files
+    are read by the ranks.
 
     Raises:
         UsageError: for an unknown collective or algorithm, naming the known ones.
     """
     from mpicoll import registry
     from mpicoll.bench.workload import AUTO, base, serving
+    from mpicoll.files import schedule_files
     from mpicoll.schedule.methods import VARIANTS
     from mpicoll.tuning import NATIVE
 
@@ -38,7 +41,7 @@ def algorithms(
             names = (*(name for name in known if name in served), NATIVE)
             names = (AUTO,) if device == "gpu" else names
         for name in names:
-            if name not in known:
+            if name not in known and not schedule_files.is_path(name):
                 raise UsageError(
                     f"unknown algorithm {name!r} for {collective}: known are {', '.join(known)}"
                 )
@@ -46,14 +49,27 @@ def algorithms(
     return chosen
 
 
+def algorithm(collective: str, name: str) -> Algorithm:
+    """An algorithm of the catalogue, or one from a file, ``file:PATH``.
+
+    Raises:
+        UsageError: there is none, or the file is refused.
+    """
+    from mpicoll.files import schedule_files
+
+    with needing("pydantic", name), usage():
+        return schedule_files.find(collective, name)
+
+
 def check_parameters(chosen: dict[str, tuple[str, ...]], parameters: dict[str, Value]) -> None:
     """Refuse parameters that an algorithm to be measured does not have."""
     from mpicoll.bench.workload import base
+    from mpicoll.files import schedule_files
     from mpicoll.tuning import check
 
     for collective, names in chosen.items():
         for name in names:
-            if name not in ("native", "auto"):
+            if name not in ("native", "auto") and not schedule_files.is_path(name):
                 with usage():
                     check(base(collective), name, parameters)
 

@@ -23,6 +23,7 @@ from mpicoll.cuda.arrays import is_device
 from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.engine import progress, runner
 from mpicoll.errors import FallbackWarning
+from mpicoll.files import schedule_files
 from mpicoll.ops.exact import EXACT
 from mpicoll.registry import of_a_user
 from mpicoll.requests import Prequest, Request
@@ -296,6 +297,8 @@ class Dispatch(MPI.Intracomm):
         definition = arguments.method.definition
         parameters = dict(parameters)
         stream: Any = parameters.pop("stream", None)
+        if isinstance(algorithm, str):
+            algorithm = self._loaded(state, definition, algorithm, blocking)
         named = asked_for(definition, algorithm, parameters)
         if reproducible:
             if named:
@@ -342,6 +345,18 @@ class Dispatch(MPI.Intracomm):
         if choice.algorithm == NATIVE and not blocking:
             call.check_lasting()
         return Prepared(definition, place, placed(definition.name, choice, state.nodes), call)
+
+    def _loaded(self, state: State, definition: Collective, algorithm: str, waits: bool) -> str:
+        """An algorithm's name; of a file, with what was in it.  Collective where it is loaded."""
+        name = state.schedules.name(algorithm)
+        if name is None and not waits:
+            path = schedule_files.path_of(algorithm)
+            raise ValueError(
+                f"{definition.method}: {algorithm} has not been loaded, and a call that is not "
+                "blocking may not wait for the other ranks to do so; call "
+                f"comm.load({path!r}) first"
+            )
+        return state.load(schedule_files.path_of(algorithm)) if name is None else name
 
     def _choose(self, state: State, call: Call, blocking: bool) -> tuple[Choice, str]:
         """The algorithm where the caller names none; why it is not the one of the environment."""

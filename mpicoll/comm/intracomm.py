@@ -34,6 +34,7 @@ from mpicoll.comm.nonblocking import Nonblocking
 from mpicoll.comm.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
 from mpicoll.comm.persistent import Persistent
 from mpicoll.engine import progress
+from mpicoll.runtime import schedules
 from mpicoll.runtime.state import State, Stats, attach, find
 from mpicoll.schedule import collectives
 from mpicoll.tuning import NATIVE, Table, hints
@@ -266,13 +267,31 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
         if comm:
             state = comm._ready()
             with progress.meanwhile():
-                state.hint(hints.agreed(state.private, info, state.hints))
+                asked = hints.agreed(state.private, info, state.hints)
+                schedules.share(state.private, asked)
+                state.hint(asked)
         return comm
 
     def _child(self, comm: MPI.Comm) -> Any:
         """An object of mpi4py's as one of this class, set up if this rank is in it."""
         child = Intracomm.__new__(Intracomm, comm)
         return self._adopt(child) if child else child
+
+    def load(self, path: str) -> None:
+        """Load a schedule file, again if it has been loaded before.  Collective.
+
+        Rank 0 reads and verifies it, and all ranks get what it has read.  From then on
+        ``algorithm="file:PATH"`` is what the file had; the first blocking call that names a file
+        loads it by itself.
+
+        Args:
+            path: as rank 0 finds it.
+
+        Raises:
+            ValueError: on all ranks, if the ranks name different files, the file cannot be read,
+                or its schedule is wrong.
+        """
+        self._ready().load(path)
 
     # --- what ran and would run ---
 

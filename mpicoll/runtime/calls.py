@@ -90,7 +90,8 @@ class Call:
                 f"{algorithm} passes on blocks of other ranks, whose lengths a rank does not know "
                 f"in {self.definition.method}"
             )
-        misfit = entry.misfit(self.place.size, dict(choice.parameters))
+        place, rooted = self.place, self.definition.rooted
+        misfit = entry.misfit(place.size, dict(choice.parameters), place.root if rooted else None)
         return ValueError(f"{algorithm}: {misfit}") if misfit else None
 
     def _has_datatype(self) -> bool:
@@ -314,7 +315,7 @@ def _place(buffer: Buffer | None) -> tuple[int, int, int]:
     if buffer.packed is None:
         address = buffer.memory.ctypes.data
         return address, address, address + buffer.memory.size
-    if not isinstance(buffer.array, np.ndarray):  # of a derived datatype
+    if not isinstance(buffer.array, np.ndarray):  # of a derived datatype, or on a GPU
         return 0, 0, 0
     address = first = end = buffer.array.ctypes.data
     for length, stride in zip(buffer.array.shape, buffer.array.strides, strict=True):

@@ -16,6 +16,7 @@ from mpicoll.base.consensus import from_rank_0
 from mpicoll.base.wording import ranges
 from mpicoll.cuda import group
 from mpicoll.engine.transport import TRANSPORTS
+from mpicoll.runtime import schedules
 from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.simulate.costs import CostModel
 from mpicoll.tuning import cost_files, rule_files
@@ -55,6 +56,7 @@ class Settings(NamedTuple):
 def read(private: MPI.Intracomm) -> Settings:
     """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
     found = from_rank_0(private, lambda: _settings_from(os.environ))
+    schedules.share(private, found.table)
     if found.progress:
         levels = private.allgather(MPI.Query_thread())
         below = [rank for rank, level in enumerate(levels) if level < MPI.THREAD_MULTIPLE]

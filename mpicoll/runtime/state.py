@@ -23,7 +23,7 @@ from mpicoll.cuda import driver, group
 from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lanes
 from mpicoll.engine.windows import Windows
-from mpicoll.runtime import trace
+from mpicoll.runtime import schedules, trace
 from mpicoll.runtime.fast_path import FastCalls
 from mpicoll.runtime.guard import Guard
 from mpicoll.runtime.plans import Plans
@@ -64,6 +64,7 @@ class State:
         plans: run the schedules.
         gpus: how arrays in device memory travel; None where that is not agreed.
         windows: arrays of its ranks that others read where they lie.
+        schedules: the schedule files that it has loaded.
         made: what the first call that needs it has made, see :meth:`once`.
         hints, table: what the communicator prefers; what chooses where the caller names no
             algorithm.  Equal on all ranks.
@@ -93,6 +94,7 @@ class State:
             connected = connected._replace(device=None)
         self.windows = Windows(private, connected.device)
         self.made: dict[type, Any] = {}
+        self.schedules = schedules.Loaded(private, self.nodes)
         self.fast_path = FastCalls(self.nodes)
         self.guard = Guard(private, settings.check, self.watch, self.fast_path.close)
         self.plans = Plans(self.lanes, connected, self.guard, self.fast_path.forget)
@@ -113,10 +115,18 @@ class State:
     def hint(self, hints: tuning.Table) -> None:
         """Prefer what the communicator's hints ask for; the same on all ranks."""
         self.hints = hints
-        self.table = tuning.for_layout(
+        rules = tuning.for_layout(
             tuning.combined(self.settings.table, hints), self._near, tuning.is_grouped(self.nodes)
         )
+        self.table = schedules.placed(rules, self.nodes, self.rank)
         self.fast_path.forget()
+
+    def load(self, path: str) -> str:
+        """Load a schedule file; the algorithm's name.  Collective."""
+        with progress.meanwhile():
+            name = self.schedules.load(path)
+        self.fast_path.forget()
+        return name
 
     def once(self, kind: type[_T], make: Callable[[], _T | Unavailable]) -> _T | Unavailable:
         """What the first call that needs something of a kind has made of it."""

@@ -50,6 +50,8 @@ channels, some perhaps empty.  A plain generator is a schedule of one channel.
 * ``pipelined(schedule, k, window=W)``   the same schedule on each of k segments of every block,
   each segment with channels of its own.  Segment s opens when segment s - W is complete on this
   rank.  It is the outermost combinator, and the only segmentation there is;
+* ``strands(a, b, ..., segments=k, window=W)``   the same for several schedules side by side, each
+  on a part of every block of its own;
 * ``within(schedule, ranks, blocks)``    the schedule of a group of ranks: group rank g is
   ``ranks[g]``, group block b is ``blocks[b]``.
 """
@@ -79,8 +81,10 @@ __all__ = [
     "channels",
     "given",
     "number_of_blocks",
+    "period",
     "pipelined",
     "scratch",
+    "strands",
     "then",
     "within",
 ]
@@ -241,19 +245,68 @@ def pipelined(schedule: Schedule, segments: int, window: int = 8) -> Channels:
         ValueError: fewer than one segment or window, more segments than :data:`MAX_SEGMENTS`, or
             more open channels than tags tell apart.
     """
+    return strands(schedule, segments=segments, window=window)
+
+
+def strands(*schedules: Schedule, segments: int = 1, window: int = 8) -> Channels:
+    """Schedules side by side, each on a part of its own of every block, in segments.
+
+    Of k schedules, schedule i has the segments i, k + i, 2 k + i, ... of k times ``segments``.  At
+    most ``window`` segments of each are under way on a rank at a time.
+
+    Raises:
+        ValueError: see :func:`pipelined`; or the schedules have different numbers of channels.
+    """
     if segments < 1 or window < 1:
         raise ValueError(f"segments={segments} and window={window} must both be at least 1")
-    if segments > MAX_SEGMENTS:
-        raise ValueError(f"segments={segments} must be at most {MAX_SEGMENTS}; choose fewer")
-    inner = [tuple(channel.rounds) for channel in _inner_channels(schedule, "pipelined")]
-    if min(window, segments) * len(inner) > MAX_OPEN_CHANNELS:
+    count = len(schedules)
+    if segments * count > MAX_SEGMENTS:
+        of_each = f" of each of {count} strands" if count > 1 else ""
         raise ValueError(
-            f"window={window} x {len(inner)} channels exceeds {MAX_OPEN_CHANNELS} open channels: "
-            f"choose window <= {MAX_OPEN_CHANNELS // len(inner)}"
+            f"segments={segments}{of_each} must be at most {MAX_SEGMENTS // count}; choose fewer"
+        )
+    inner = [
+        [tuple(channel.rounds) for channel in _inner_channels(schedule, "pipelined")]
+        for schedule in schedules
+    ]
+    if len(set(map(len, inner))) > 1:
+        raise ValueError(f"strands need equal numbers of channels, not {[*map(len, inner)]}")
+    together = sum(map(len, inner))
+    if min(window, segments) * together > MAX_OPEN_CHANNELS:
+        raise ValueError(
+            f"window={window} x {together} channels exceeds {MAX_OPEN_CHANNELS} open channels: "
+            f"choose window <= {MAX_OPEN_CHANNELS // together}"
         )
     return Channels(
-        [Channel(rounds, s, segments, window) for s in range(segments) for rounds in inner],
+        [
+            Channel(rounds, s * count + strand, segments * count, window * count)
+            for s in range(segments)
+            for strand, channels in enumerate(inner)
+            for rounds in channels
+        ],
         outermost=True,
+    )
+
+
+def period(*programs: Sequence[Channel]) -> int:
+    """After how many segments the rounds of some ranks repeat: 1 where all segments are alike.
+
+    Rounds are compared by identity, as :func:`strands` shares them, so what is alike by chance
+    counts as different, and nothing that is different as alike.
+    """
+    segments = programs[0][0].segments if programs and programs[0] else 1
+    return next(
+        length
+        for length in range(1, segments + 1)
+        if segments % length == 0
+        and all(_repeats(program, segments, length) for program in programs)
+    )
+
+
+def _repeats(program: Sequence[Channel], segments: int, length: int) -> bool:
+    apart = len(program) // segments * length
+    return all(
+        one.rounds is other.rounds for one, other in zip(program, program[apart:], strict=False)
     )
 
 

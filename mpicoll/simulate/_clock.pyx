@@ -9,7 +9,7 @@ cdef extern from "_clock.h" nogil:
     ctypedef struct ticks:  # 128 bits
         pass
     ctypedef struct clock_program:
-        int32_t ranks, channels, segments, window, ports, pairs
+        int32_t ranks, channels, segments, window, ports, pairs, strands, links
         const int64_t *first_round
         const int64_t *first_side
         const int64_t *reduced
@@ -33,7 +33,16 @@ cdef extern from "_clock.h" nogil:
         const int64_t *alpha
         const int64_t *beta
         const int64_t *rank_slowdown
-        int64_t unit_slowdown, step, gamma, messages
+        int64_t unit_slowdown, step, gamma, messages, overhead
+        const int64_t *latency
+        const int64_t *out_beta
+        const int64_t *into_beta
+        const int64_t *beta_of_pair
+        const int64_t *link_beta
+        const int32_t *first_link
+        const int32_t *link_of_pair
+        const int32_t *first_user
+        const int32_t *user
     ctypedef struct clock_state:
         int64_t delivered, through
     int clock_open(clock_state *state, const clock_program *program, ticks *finish, int64_t *sent)
@@ -80,6 +89,19 @@ def run(dict numbers not None, dict arrays not None):
     program.ports, program.pairs = numbers["ports"], numbers["pairs"]
     program.unit_slowdown, program.messages = numbers["unit_slowdown"], numbers["messages"]
     program.step, program.gamma = numbers["step"], numbers["gamma"]
+    program.strands, program.links = numbers["strands"], numbers["links"]
+    program.overhead = numbers["overhead"]
+    program.latency = NULL
+    if "latency" in arrays:  # on a network
+        program.latency = longs(arrays, "latency", kept)
+        program.out_beta = longs(arrays, "out_beta", kept)
+        program.into_beta = longs(arrays, "into_beta", kept)
+        program.beta_of_pair = longs(arrays, "beta_of_pair", kept)
+        program.link_beta = longs(arrays, "link_beta", kept)
+        program.first_link = ints(arrays, "first_link", kept)
+        program.link_of_pair = ints(arrays, "link_of_pair", kept)
+        program.first_user = ints(arrays, "first_user", kept)
+        program.user = ints(arrays, "user", kept)
     program.receives = &receives[0]
     program.first_round = longs(arrays, "first_round", kept)
     program.first_side = longs(arrays, "first_side", kept)

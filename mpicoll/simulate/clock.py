@@ -3,7 +3,8 @@
 A message of m bytes occupies the sender's output port and the receiver's input port for
 ``alpha + beta m``; a rank that has received something in a round needs ``step``, and ``gamma`` for
 each byte it reduces, before the next round begins.  Which messages go first where ports are few:
-see :mod:`mpicoll.simulate.ports`.  Times are integers, so results are exact and repeatable.
+see :mod:`mpicoll.simulate.ports`; what they occupy on a network: :mod:`mpicoll.simulate.network`.
+Times are integers, so results are exact and repeatable.
 """
 
 from __future__ import annotations
@@ -90,14 +91,15 @@ def clock(
     Raises:
         ScheduleError: something is left over (deadlock, unmatched messages).
     """
-    ports = Ports(matching.size, machine.ports)
+    network = machine.network
+    ports = Ports(matching.size, machine.ports, network)
     works = bool(
         machine.step or (sizes and machine.gamma)
     )  # ranks have something to do between rounds
     finish = [0] * matching.size
     sent = [0] * matching.size
     messages = now = number = 0
-    events: list[tuple[int, int, Pair | Open]] = []
+    events: list[tuple[int, int, Pair | Open | tuple[int, int]]] = []
     while True:
         while matching.complete:
             current = matching.complete.popleft()
@@ -124,6 +126,9 @@ def clock(
             messages += 1
             number += 1
             heapq.heappush(events, (end, number, message))
+            for time, kind, of in network.held(source, receiver, length) if network else ():
+                number += 1
+                heapq.heappush(events, (now + time, number, (kind, of)))
             if transfers is not None:
                 cells = matching.cells(message.sent, matching.channels[channel].segment)
                 reduces = isinstance(message.step, RecvReduce)
@@ -139,9 +144,13 @@ def clock(
             if isinstance(event, Open):
                 matching.close(event)
                 continue
+            if isinstance(event, tuple):
+                ports.free(*event)
+                continue
             assert event.sender is not None and event.receiver is not None
             ends = event.sender.rank, event.receiver.rank
-            ports.release(*ends)
+            if network is None:
+                ports.release(*ends)
             for rank in ends:
                 finish[rank] = max(finish[rank], now)
             matching.deliver(event)

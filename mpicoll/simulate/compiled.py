@@ -2,7 +2,8 @@
 
 Which send meets which receive does not depend on time: between two ranks, messages of a channel go
 in the order posted.  So they are paired here, all at once, and what is left to the clock is when.
-Segments are alike but for the lengths of their blocks, so one is held for all.
+Segments that repeat the same rounds are alike but for the lengths of their blocks, so one is held
+for all: one segment of a pipelined schedule, one of each of several strands.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from mpicoll.base.wording import plural
-from mpicoll.schedule import Channel, Copy, RecvReduce, Round, Send
+from mpicoll.schedule import Channel, Copy, RecvReduce, Round, Send, period
 from mpicoll.schedule.memory import ScheduleError
 from mpicoll.simulate.clock import Result
 from mpicoll.simulate.costs import INTER, INTRA
 from mpicoll.simulate.machine import Machine, Sizes
+from mpicoll.simulate.network import Network
 
 try:
     from mpicoll.simulate import _clock
@@ -39,6 +42,9 @@ def available(machine: Machine) -> bool:
         return False
     pieces = [piece for kind in (INTRA, INTER) for piece in machine.pieces(kind)]
     costs = [machine.gamma, machine.step, *(int(max(p.alpha, p.beta)) for p in pieces)]
+    if machine.network:
+        routes = filter(None, chain.from_iterable(machine.network.routes))
+        costs += [machine.network.overhead, *(max(r.latency, r.beta) for r in routes)]
     slowdown = machine.unit * max(machine.slow.values(), default=Fraction(1))
     return max(costs) < _LARGEST_COST and slowdown < _LARGEST_SLOWDOWN
 
@@ -58,16 +64,16 @@ def run(
         ScheduleError: something is left over (deadlock, unmatched messages).
     """
     first = programs[0][0] if programs[0] else Channel(())
+    strands, channels = period(*programs), len(programs[0]) // first.segments
     sides = _Sides(sizes)
     for rank, program in enumerate(programs):
-        channels = len(program) // first.segments
-        for number, channel in enumerate(program[:channels]):
+        for number, channel in enumerate(program[: channels * strands]):
             sides.add(rank, number, channel.rounds, ranks)
     if not sides.rounds:
         return Result((0,) * len(programs), (0,) * len(programs), 0)
-    channels = len(programs[0]) // first.segments
-    arrays = {**sides.arrays(len(programs), channels, ranks), **_costs(machine)}
+    arrays = {**sides.arrays(len(programs), channels * strands, ranks), **_costs(machine)}
     arrays |= {"shorter": sizes.lengths[0], "more": sizes.lengths[1]}
+    arrays["channel"] = arrays["channel"] % channels
     senders, receivers = arrays["sender"], (arrays["sender"] + arrays["distance"]) % ranks
     slowdown = np.array(machine.slowdowns(ranks), "i8")
     arrays |= {
@@ -76,8 +82,12 @@ def run(
     }
     nodes = np.asarray(machine.nodes) if machine.nodes else np.zeros(ranks, "i8")
     arrays["link"] = nodes[senders] != nodes[receivers]
+    if machine.network:
+        arrays |= _routes(machine.network, senders, receivers, arrays["pair"])
     numbers = {
         **{"ranks": len(programs), "channels": channels, "ports": machine.ports},
+        **{"strands": strands, "links": len(machine.network.links) if machine.network else 0},
+        **{"overhead": machine.network.overhead if machine.network else 0},
         **{"segments": first.segments, "window": first.window, "unit_slowdown": machine.unit},
         **{"step": machine.step, "gamma": machine.gamma, "messages": len(senders)},
         "pairs": int(arrays["pair"].max()) + 1,
@@ -97,6 +107,8 @@ _TYPES = {
     **dict.fromkeys(("first_piece", "upto", "alpha", "beta"), "i8"),
     **dict.fromkeys(("sides", "sender", "receiver", "position", "distance"), "i4"),
     **dict.fromkeys(("channel", "pair", "link"), "i4"),
+    **dict.fromkeys(("latency", "out_beta", "into_beta", "beta_of_pair", "link_beta"), "i8"),
+    **dict.fromkeys(("first_link", "link_of_pair", "first_user", "user"), "i4"),
     "receives": "u1",
 }
 
@@ -109,6 +121,26 @@ def _costs(machine: Machine) -> dict[str, Array]:
         "upto": [_NO_END if piece.upto is None else piece.upto for piece in pieces],
         "alpha": [int(piece.alpha) for piece in pieces],
         "beta": [int(piece.beta) for piece in pieces],
+    }
+
+
+def _routes(network: Network, senders: Array, receivers: Array, pairs: Array) -> dict[str, Array]:
+    """The route between each pair of ranks that has messages; who uses each link."""
+    first = np.unique(pairs, return_index=True)[1]
+    routes = [network.route(int(senders[i]), int(receivers[i])) for i in first]
+    links = [link for route in routes for link in route.links]
+    users = network.senders
+    return {
+        "latency": [route.latency for route in routes],
+        "out_beta": [route.out for route in routes],
+        "into_beta": [route.into for route in routes],
+        "beta_of_pair": [route.beta for route in routes],
+        "first_link": np.cumsum([0, *(len(route.links) for route in routes)]),
+        # One more, as an array without an entry has no address.
+        "link_of_pair": [*(number for number, _ in links), 0],
+        "link_beta": [*(beta for _, beta in links), 0],
+        "first_user": np.cumsum([0, *map(len, users)]),
+        "user": [*chain.from_iterable(users), 0],
     }
 
 

@@ -11,6 +11,7 @@ from mpicoll.schedule import Block, number_of_blocks
 from mpicoll.schedule.layout import part
 from mpicoll.schedule.steps import Elsewhere
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
+from mpicoll.simulate.network import Network
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,11 @@ class Machine:
             those within a node.
         slow: for each rank that is a straggler, how many times as long everything takes it.  A
             message takes as long as the slower end.
+        network: in place of alpha, beta and links, what messages occupy on their way.
 
     Raises:
-        ValueError: a negative cost, fewer than one port, or a factor below 1.
+        ValueError: a negative cost, fewer than one port, a factor below 1, or a network and links
+            or stragglers.
     """
 
     alpha: int = 1_000_000
@@ -47,6 +50,7 @@ class Machine:
     links: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
     nodes: tuple[int, ...] = ()
     slow: Mapping[int, Fraction] = field(default_factory=dict)
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "gamma", "step", "call"):
@@ -57,6 +61,10 @@ class Machine:
         for rank, factor in self.slow.items():
             if factor < 1:
                 raise ValueError(f"rank {rank} is slowed by {float(factor):g}: give at least 1")
+        if self.network and (self.links or self.slow):
+            raise ValueError(
+                "a network has links of its own and no stragglers: give one or the other"
+            )
 
     @classmethod
     def of(cls, costs: Costs, unit: int = 10**12, ports: int = 1) -> Machine:
@@ -84,6 +92,8 @@ class Machine:
 
     def message(self, sender: int, receiver: int, nbytes: int) -> int:
         """How long a message takes."""
+        if self.network:
+            return self.network.message(sender, receiver, nbytes)
         if self.links:
             pieces = self.pieces(self.link(sender, receiver))
             piece = next(p for p in pieces if p.upto is None or nbytes <= p.upto)
@@ -118,6 +128,8 @@ class Machine:
     @property
     def per_node(self) -> int | None:
         """Ranks of each node, if all have as many, one after the other; else None."""
+        if self.network:
+            return None
         if not self.nodes:
             return 1  # all links are alike
         length, count = self.nodes.count(self.nodes[0]), len(self.nodes)

@@ -3,7 +3,8 @@
 A rank has so many ports for output and as many for input.  A message needs one at either end; of
 those that could go, the one that waits longest goes, then by position in its round, then by how far
 it goes round the ring of ranks, then by channel.  No two messages of the same distance and channel
-want the same port, so the ranks are treated alike wherever they stand.
+want the same port, so the ranks are treated alike wherever they stand.  On a network a message
+needs the links of its route too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import heapq
 from collections.abc import Iterator
 
 from mpicoll.schedule.matching import Pair
+from mpicoll.simulate.network import LINK, OUT, Network
 
 #: Posted, position in its round, distance, channel, sender: in the order to go.
 Key = tuple[int, int, int, int, int]
@@ -23,9 +25,12 @@ class Ports:
     Args:
         size: number of ranks.
         ports: ports of a rank, for output and for input each.
+        network: whose links messages go over, if they share any.
     """
 
-    def __init__(self, size: int, ports: int) -> None:
+    def __init__(self, size: int, ports: int, network: Network | None = None) -> None:
+        self._network = network
+        self._busy = [False] * (len(network.links) if network else 0)
         # By side: 0 of senders, 1 of receivers.
         self._free = ([ports] * size, [ports] * size)
         # What waits between two ranks; for each rank of a side, first of those queues, by peer.
@@ -52,6 +57,24 @@ class Ports:
             self._free[side][rank] += 1
             self._changed[side].add(rank)
 
+    def free(self, kind: int, number: int) -> None:
+        """What a message on a network has occupied is free again."""
+        if kind == LINK:
+            assert self._network is not None
+            self._busy[number] = False
+            self._changed[0].update(self._network.senders[number])
+        else:
+            side = 0 if kind == OUT else 1
+            self._free[side][number] += 1
+            self._changed[side].add(number)
+
+    def _is_free(self, sender: int, receiver: int) -> bool:
+        """Whether the links between two ranks are free."""
+        network = self._network
+        if network is None:
+            return True
+        return not any(self._busy[link] for link, _ in network.route(sender, receiver).links)
+
     def begin(self) -> Iterator[tuple[int, int, Pair]]:
         """Begin all that can go now: sender, receiver and message, in the order to go."""
         # Each rank that has a free port proposes its first message that could go.
@@ -70,7 +93,8 @@ class Ports:
         while proposed:
             key, sender, receiver, side = heapq.heappop(proposed)
             ends = sender, receiver
-            if self._is_first(key, *ends) and self._free[0][sender] and self._free[1][receiver]:
+            ports = self._free[0][sender] and self._free[1][receiver]
+            if ports and self._is_first(key, *ends) and self._is_free(*ends):
                 yield sender, receiver, self._take(sender, receiver)
                 propose(0, sender)
                 propose(1, receiver)
@@ -82,6 +106,9 @@ class Ports:
         message = heapq.heappop(queue)[1]
         self._free[0][sender] -= 1
         self._free[1][receiver] -= 1
+        if self._network is not None:
+            for link, _ in self._network.route(sender, receiver).links:
+                self._busy[link] = True
         if queue:
             self._announce(sender, receiver)
         else:
@@ -98,7 +125,7 @@ class Ports:
         return queue is not None and queue[0][0] == key
 
     def _first(self, side: int, rank: int) -> tuple[Key, int, int] | None:
-        """The first message of a rank whose other end has a free port."""
+        """The first message of a rank whose other end has a free port, and whose way is free."""
         heads, others = self._heads[side][rank], self._free[1 - side]
         busy, found = [], None
         while heads:
@@ -106,7 +133,7 @@ class Ports:
             sender, receiver = (rank, peer) if side == 0 else (peer, rank)
             if not self._is_first(key, sender, receiver):
                 heapq.heappop(heads)  # it has gone
-            elif others[peer]:
+            elif others[peer] and self._is_free(sender, receiver):
                 found = key, sender, receiver
                 break
             else:

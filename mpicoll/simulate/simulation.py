@@ -144,15 +144,29 @@ def simulate(
     outside = [rank for rank in machine.slow if not 0 <= rank < size]
     if outside:
         raise ValueError(f"rank {outside[0]} is slow, but is not among the ranks 0 .. {size - 1}")
-    task = _Task(algorithm, size, nbytes, machine, root, algorithm.fitting(size, parameters))
+    if machine.network:
+        if machine.network.ranks != size:
+            raise ValueError(
+                f"the network has {plural(machine.network.ranks, 'rank')}, not {size}: give as many"
+            )
+        if method in ("representative", "sweep"):
+            raise ValueError(
+                f"method={method!r} does not know links that messages share: give events, "
+                "compiled or auto"
+            )
+    complete = algorithm.fitting(size, parameters, root)
+    task = _Task(algorithm, size, nbytes, machine, root, complete)
     whole = task.programs(algorithm.schedule)
     messages = algorithm.count("messages", size, root, parameters)
     with _without_collector():
         if method == "events":
             every = [whole(rank) for rank in range(size)]
             found = follow(algorithm, every, size, nbytes, machine)
-        elif method == "compiled" or (method == "auto" and messages <= _FEW):
-            found = task.events([whole(rank) for rank in range(size)])
+        elif method == "compiled" or (method == "auto" and (messages <= _FEW or machine.network)):
+            programs = [whole(rank) for rank in range(size)]
+            if machine.network and task.beyond(2 * messages, programs[0]):
+                raise _too_large(task)
+            found = task.events(programs)
         else:
             found = _in_parts(task, method)
     if machine.call:

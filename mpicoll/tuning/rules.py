@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from mpicoll import algorithms
+from mpicoll.files import schedule_files
+from mpicoll.registry import FILE_PREFIX
 from mpicoll.schedule import collectives
 from mpicoll.schedule.parameters import LABELS, Parameter, Value, in_words, read_value
 
@@ -107,7 +109,7 @@ def check(collective: str, algorithm: str, parameters: Mapping[str, Parameter]) 
             )
         return ()
     known = (*algorithms.names(collective), NATIVE)
-    if algorithm not in known:
+    if algorithm not in known and not algorithm.startswith(FILE_PREFIX):
         raise ValueError(
             f"unknown algorithm {algorithm!r} for {collective}: known are {', '.join(known)}"
         )
@@ -118,10 +120,17 @@ def check(collective: str, algorithm: str, parameters: Mapping[str, Parameter]) 
 def parse(collective: str, words: str, source: str, asked: bool = False) -> Choice:
     """A choice as it is written: an algorithm's name, followed by name=value for each parameter.
 
+    A schedule file, ``file:PATH``, is loaded.
+
     Raises:
-        ValueError: see :func:`check`.
+        ValueError: see :func:`check` and :func:`mpicoll.files.schedule_files.load`.
     """
     name, *rest = words.split() or [""]
+    if schedule_files.is_path(name):
+        try:
+            name = schedule_files.find(collective, name).name
+        except ModuleNotFoundError as error:
+            raise ValueError(str(error)) from None
     if not all("=" in word for word in rest):
         raise ValueError(f"{words!r} must be a name, and name=value for each parameter")
     parameters = {key: read_value(value) for key, value in (word.split("=", 1) for word in rest)}
@@ -173,7 +182,11 @@ BUILTIN: Table = _built_in()
 
 def named(choice: Choice) -> str | None:
     """The algorithm if the caller has named it, the caller's own string."""
-    return choice.algorithm if choice.source == ARGUMENT else None
+    if choice.source != ARGUMENT:
+        return None
+    if choice.algorithm.startswith(FILE_PREFIX):
+        return FILE_PREFIX + schedule_files.path_of(choice.algorithm)
+    return choice.algorithm
 
 
 def placed(collective: str, choice: Choice, nodes: tuple[int, ...]) -> Choice:

@@ -53,7 +53,7 @@ class Cluster:
     Args:
         hosts: how many.
         delay: seconds that a frame takes from host to host.
-        rate: bit/s of each link, each way.
+        rate: bit/s of each link, each way; a list where the hosts differ.
         per_host: ranks that mpirun starts on each host, one host after the other; a list where the
             hosts differ.
         apart: whether each host has a /tmp and a /dev/shm of its own. ``shared`` is what all see.
@@ -66,7 +66,7 @@ class Cluster:
         self,
         hosts: int,
         delay: float,
-        rate: float,
+        rate: float | Sequence[float],
         per_host: int | Sequence[int] = 1,
         apart: bool = False,
     ) -> None:
@@ -79,7 +79,7 @@ class Cluster:
                 *("setpriv", "--pdeathsig", "KILL"),
                 *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
                 *(sys.executable, str(HERE / "switch.py")),
-                *(str(hosts), repr(delay), repr(rate), *self.kept),
+                *(str(hosts), repr(delay), _written(rate), *self.kept),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -192,6 +192,11 @@ class Cluster:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _written(rate: object) -> str:
+    """A rate, or those of all hosts, as the switch takes it."""
+    return ",".join(map(repr, rate)) if isinstance(rate, Sequence) else repr(rate)
 
 
 def main() -> int:

@@ -5,7 +5,8 @@
 ``/mnt/hk.net`` and ``/mnt/hk.uts``, with the address 10.77.0.k on ``eth0``, and the mounts of the
 process whose number is in ``/mnt/hk.pid``.  All hosts share ``/mnt``; where folders are named, each
 has a ``/tmp`` and a ``/dev/shm`` of its own, with those of the machine's ``/tmp`` to read.
-All of it, files and processes too, ends with this process, however that ends.
+All of it, files and processes too, ends with this process, however that ends.  RATE is that of
+every host, or of each, separated by commas.
 
 A frame of n bytes occupies the port that it leaves by and the port that it comes in by for n / RATE
 seconds, both ways at the same time, and arrives DELAY seconds later; frames wait for busy ports in
@@ -143,22 +144,22 @@ class Switch:
     Args:
         cables: file descriptors.
         delay: seconds.
-        rate: bit/s of every port, each way.
+        rates: bit/s of the port of each, each way.
     """
 
-    def __init__(self, cables: list[int], delay: float, rate: float) -> None:
+    def __init__(self, cables: list[int], delay: float, rates: list[float]) -> None:
         self.cables = cables
         self.delay = delay
-        self.per_byte = 8 / rate
+        self.per_byte = {cable: 8 / rate for cable, rate in zip(cables, rates, strict=True)}
         self.sends = dict.fromkeys(cables, 0.0)  # until when a host's port is busy
         self.receives = dict.fromkeys(cables, 0.0)
         self.known: dict[bytes, int] = {}  # cable by hardware address
         self.events: list[Event] = []
         self.order = count()
 
-    def lasts(self, frame: bytes) -> float:
+    def lasts(self, frame: bytes, cable: int) -> float:
         """Seconds that a frame occupies a port."""
-        return (len(frame) + _PREAMBLE) * self.per_byte
+        return (len(frame) + _PREAMBLE) * self.per_byte[cable]
 
     def put(self, moment: float, leaves: bool, target: int, frame: bytes) -> None:
         heapq.heappush(self.events, Event(moment, next(self.order), leaves, target, frame))
@@ -174,7 +175,7 @@ class Switch:
             target = self.known.get(frame[:6])
             targets = [c for c in self.cables if c != source] if target is None else [target]
             start = max(self.sends[source], now)
-            self.sends[source] = start + self.lasts(frame)
+            self.sends[source] = start + self.lasts(frame, source)
             for cable in targets:
                 self.put(start, True, cable, frame)
 
@@ -190,7 +191,8 @@ class Switch:
                 return left
             moment, _, leaves, target, frame = heapq.heappop(self.events)
             if leaves:
-                self.receives[target] = max(self.receives[target], moment) + self.lasts(frame)
+                begun = max(self.receives[target], moment)
+                self.receives[target] = begun + self.lasts(frame, target)
                 self.put(self.receives[target] + self.delay, False, target, frame)
                 continue
             try:
@@ -209,7 +211,7 @@ class Switch:
 
 
 def main() -> None:
-    number, delay, rate = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+    number, delay, rates = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3].split(",")
     hosts = [f"h{k + 1}" for k in range(number)]
     mounts(hosts)
     cables = [make(host, index) for index, host in enumerate(hosts)]
@@ -219,7 +221,8 @@ def main() -> None:
     # A switch is never busy with something else.
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
     print("ready", flush=True)
-    Switch(cables, delay, rate).forever()
+    every = [float(rate) for rate in rates * (number if len(rates) == 1 else 1)]
+    Switch(cables, delay, every).forever()
 
 
 if __name__ == "__main__":

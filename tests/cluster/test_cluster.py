@@ -86,6 +86,28 @@ def test_a_fit_finds_what_a_link_costs(cluster, tmp_path, command):
     assert 0.8 < fitted / (DELAY + SIZES[1] * 8 / RATE) < 5
 
 
+def test_links_finds_the_rate_of_each_host():
+    """The least of several times: a busy machine makes them longer, and never shorter."""
+    pytest.importorskip("pydantic")
+    from mpicoll.files import machine_files
+
+    rates = [100e6, 25e6]
+    with hosts.Cluster(2, DELAY, rates, [2, 1]) as made:
+        words = ["-m", "mpicoll", "links", "-o", "/mnt/shared/m.toml"]
+        job = [*launch.mpirun(), "-n", "3", sys.executable, *words]
+        done = made.run(job, capture_output=True, timeout=LIMIT)
+        assert done.returncode == 0, done.stderr
+        network = machine_files.read(made.shared / "m.toml").network
+    assert network.hosts == (0, 0, 1)
+    for sender, receiver in ((0, 2), (2, 1)):
+        route = network.route(sender, receiver)
+        assert route.beta / 1e18 > 0.95 * 8 / rates[1]
+        assert route.latency / 1e18 > 0.95 * DELAY
+    inside = network.route(0, 1)
+    assert not inside.links
+    assert inside.beta < route.beta
+
+
 def test_nothing_stays_of_a_cluster_whose_maker_is_killed():
     """Not even where it is killed in the middle of a job: the kernel ends it all."""
     job = ["--hosts", "2", "--", "sh", "-c", "echo; sleep 99"]

@@ -48,6 +48,21 @@ def comm():
     return mpicoll.Intracomm(MPI.COMM_WORLD)
 
 
+@pytest.fixture(scope="session")
+def world():
+    """PyTorch's group of all ranks, on the backend "mpicoll"."""
+    from datetime import timedelta
+
+    from torch import distributed
+
+    import mpicoll.torch  # noqa: F401 - makes it known
+
+    limit = timedelta(seconds=50)
+    distributed.init_process_group("mpicoll", init_method="mpi://", timeout=limit)
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
 @pytest.fixture
 def folder(comm, tmp_path):
     """One folder for all ranks."""

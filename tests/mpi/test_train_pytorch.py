@@ -11,13 +11,12 @@ from mpi4py import MPI
 from mpicoll.train import Config, DistributedSampler, TrainingError, run
 from mpicoll.train.data.sampler import Sampler
 
+if MPI.COMM_WORLD.size > 3:
+    pytest.skip("3 ranks and fewer show it", allow_module_level=True)
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from mpicoll.train.pytorch import DistributedOptimizer, TorchModel, arrays  # noqa: E402
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(MPI.COMM_WORLD.size > 3, reason="3 ranks and fewer show it"),
-]
+pytestmark = pytest.mark.mpi
 
 
 def module(seed=0):

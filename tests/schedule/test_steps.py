@@ -22,6 +22,7 @@ from mpicoll.schedule import (
     given,
     pipelined,
     scratch,
+    strands,
     then,
     within,
 )
@@ -277,6 +278,41 @@ def test_writing_the_input():
         yield Send(1 - rank, 0), Recv(1 - rank, given(0))
 
     assert "writes input block 0" in broken(schedule)[0]
+
+
+def test_a_fault_of_one_strand_alone_is_seen():
+    """Strands are unlike, so that a look at the first segment says nothing of the others."""
+
+    def schedule(rank, size):
+        wrong = channels(exchange(rank, size), [Copy(given(0), 0)])
+        return strands(channels(exchange(rank, size), ()), wrong, segments=2)
+
+    assert "written by one channel and touched by another" in broken(schedule)[0]
+
+
+@pytest.mark.parametrize(
+    ("count", "segments", "window", "words"),
+    [
+        (2, 0, 1, "segments=0 and window=1 must both be at least 1"),
+        (3, 65536, 1, "segments=65536 of each of 3 strands must be at most 21845"),
+        (300, 1, 1, "window=1 x 300 channels exceeds 256"),
+    ],
+)
+def test_strands_out_of_range(count, segments, window, words):
+    with pytest.raises(ValueError, match=words):
+        strands(*[()] * count, segments=segments, window=window)
+
+
+def test_strands_have_equal_numbers_of_channels():
+    with pytest.raises(ValueError, match=r"equal numbers of channels, not \[1, 2\]"):
+        strands((), channels((), ()))
+
+
+def test_strands_take_turns_at_the_segments():
+    one, two = [Send(1, 0)], [Send(2, 0)]
+    found = as_channels(strands(one, two, segments=2, window=3))
+    assert [c[1:] for c in found] == [(s, 4, 6) for s in range(4)]
+    assert [c.rounds[0][0].peer for c in found] == [1, 2, 1, 2]
 
 
 def test_channels_that_share_a_written_block():

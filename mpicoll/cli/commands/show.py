@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpicoll.cli import output, parse
+from mpicoll.cli import output, parse, wanted
 from mpicoll.cli.errors import UsageError, needing, reading, usage
 from mpicoll.cli.options import Json, Root, Set
 
@@ -27,7 +27,10 @@ def command(
     algorithm: Annotated[
         str, typer.Argument(metavar="[ALGORITHM]", help="Such as ring; see `mpicoll list`.")
     ] = "",
-    ranks: Annotated[str, typer.Option("-P", metavar="N", help="Number of ranks.")] = "4",
+    ranks: Annotated[
+        str | None,
+        typer.Option("-P", metavar="N", help="Number of ranks: 4, or that of a schedule file."),
+    ] = None,
     root: Root = 0,
     set_: Set = None,
     svg: Annotated[
@@ -42,15 +45,15 @@ def command(
     """
     if not algorithm:
         return _show_trace(collective, json)
-    from mpicoll import algorithms, draw
+    from mpicoll import draw
     from mpicoll.simulate.clock import check_call
 
-    sizes = parse.ranks(ranks)
+    entry = wanted.algorithm(collective, algorithm)
+    sizes = parse.ranks(ranks or str(entry.only or 4))
     if len(sizes) != 1:
         raise UsageError(f"-P {ranks!r}: a drawing has one number of ranks; give one, such as 4")
     parameters = parse.parameters(set_ or [])
     with usage():
-        entry = algorithms.find(collective, algorithm)
         check_call(sizes[0], root)
         entry.fitting(sizes[0], parameters)
         drawing = None if json else draw.text(entry, sizes[0], root, parameters)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpicoll.cli import output, parse
+from mpicoll.base.times import ATTOSECONDS
+from mpicoll.cli import output, parse, wanted
 from mpicoll.cli.errors import UsageError, needing, usage
-from mpicoll.cli.options import Collective, Json, Ranks, Root, Set, Sizes
+from mpicoll.cli.options import Collective, Json, Root, Set, Sizes
 
 if TYPE_CHECKING:
     from mpicoll.registry import Algorithm
@@ -34,7 +35,14 @@ def command(
     algorithm: Annotated[
         str, typer.Argument(metavar="ALGORITHM", help="Such as ring, or all of them: all.")
     ],
-    ranks: Ranks = "4",
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            "-P",
+            metavar="LIST",
+            help="Numbers of ranks: 4, or those of a machine or schedule file.",
+        ),
+    ] = None,
     size: Sizes = "1M",
     alpha: Annotated[str | None, _time("Time per message; 1us if not given.")] = None,
     beta: Annotated[str | None, _time("Time per byte sent; 100ps if not given.")] = None,
@@ -46,6 +54,12 @@ def command(
     model: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit`, in place of these."),
+    ] = None,
+    machine: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Hosts and links from a machine file, in place of costs."
+        ),
     ] = None,
     per_node: Annotated[
         int, typer.Option(min=0, metavar="L", help="Ranks of a node, one after the other; 0: all.")
@@ -91,9 +105,14 @@ def command(
     from mpicoll.base.sizes import parse_sizes
     from mpicoll.simulate.clock import check_call
 
-    counts, parameters = parse.ranks(ranks), parse.parameters(set_ or [])
+    parameters = parse.parameters(set_ or [])
     times = {"alpha": alpha, "beta": beta, "gamma": gamma, "step": step, "call": call}
+    alone: dict[str, Any] = {**times, "model": model}
+    alone |= {"inter-alpha": inter_alpha, "inter-beta": inter_beta}
+    alone |= {"per-node": per_node or None, "ports": ports if ports > 1 else None}
+    alone |= {"straggler": straggler, "stragglers": stragglers or None}
     options = _Options(
+        machine=_network(machine, alone) if machine else None,
         source=_read(model, {**times, "inter-alpha": inter_alpha, "inter-beta": inter_beta})
         if model
         else _given(times, inter_alpha, inter_beta, per_node),
@@ -109,7 +128,12 @@ def command(
         raise UsageError("--set needs one algorithm; name it instead of all")
     with usage():
         names = algorithms.names(collective) if algorithm == "all" else (algorithm,)
-        chosen = [algorithms.find(collective, name) for name in names]
+    chosen = [wanted.algorithm(collective, name) for name in names]
+    own = options.ranks or chosen[0].only or 4
+    counts = parse.ranks(ranks or str(own))
+    if options.ranks and counts != (options.ranks,):
+        raise UsageError(f"-P {ranks!r}: the machine has {options.ranks} ranks; leave -P out")
+    with usage():
         sizes = parse_sizes(size)
         for count in counts:
             check_call(count, root)
@@ -141,6 +165,7 @@ def command(
 class _Options:
     """What the options say of the machine."""
 
+    machine: Machine | None
     source: CostModel
     per_node: int
     ports: int
@@ -150,8 +175,16 @@ class _Options:
     draws: int
     seed: int
 
+    @property
+    def ranks(self) -> int | None:
+        """Ranks of a machine file."""
+        return self.machine.network.ranks if self.machine and self.machine.network else None
+
     def facts(self) -> dict[str, Any]:
         """For the reader of JSON: seconds."""
+        if self.machine:
+            seconds = {n: getattr(self.machine, n) / ATTOSECONDS for n in ("gamma", "step")}
+            return {**seconds, "ports": self.machine.ports, "hosts": self.machine.nodes}
         general = self.source.general
         pieces = {kind: pieces[-1] for kind, pieces in general.links.items()}
         first = next(iter(pieces.values()))
@@ -176,13 +209,17 @@ class _Options:
 
     def nodes(self, size: int) -> tuple[int, ...]:
         """The node of each rank."""
+        if self.machine:
+            return self.machine.nodes
         return tuple(rank // self.per_node for rank in range(size)) if self.per_node else ()
 
     def machines(self, costs: Costs, size: int, nodes: tuple[int, ...]) -> list[Machine]:
         """The machine of each draw of stragglers; without any, one."""
+        if self.machine:
+            return [self.machine]
         from mpicoll.simulate.machine import Machine
 
-        machine = Machine.of(costs, parse.ATTOSECONDS, self.ports)
+        machine = Machine.of(costs, ATTOSECONDS, self.ports)
         machine = replace(machine, nodes=nodes, slow=self.slow)
         if not self.chance:
             return [machine]
@@ -205,7 +242,7 @@ def _given(
 
     def seconds(name: str, text: str | None) -> float:
         written = _DEFAULTS[name.removeprefix("inter-")] if text is None else text
-        return parse.attoseconds(f"--{name}", written) / parse.ATTOSECONDS
+        return parse.attoseconds(f"--{name}", written) / ATTOSECONDS
 
     values = {name: seconds(name, text) for name, text in times.items()}
     links = {INTRA: (Piece(None, values.pop("alpha"), values.pop("beta")),)}
@@ -227,6 +264,17 @@ def _read(path: Path, times: Mapping[str, str | None]) -> CostModel:
         raise UsageError(f"--model and --{both[0]} exclude each other; drop one of them")
     with needing("pydantic", "--model"), usage():
         return cost_files.read(path)
+
+
+def _network(path: Path, alone: Mapping[str, Any]) -> Machine:
+    """The machine of a file, which says all that the other options would say."""
+    from mpicoll.files import machine_files
+
+    both = [name for name, value in alone.items() if value is not None]
+    if both:
+        raise UsageError(f"--machine and --{both[0]} exclude each other; drop one of them")
+    with needing("pydantic", "--machine"), usage():
+        return machine_files.read(path)
 
 
 def _slow(texts: list[str]) -> dict[int, Fraction]:
@@ -277,11 +325,12 @@ def _case(
             raise
         output.remark(f"mpicoll: left out: {error}")
         return None
-    drawn = sorted(result.makespan / parse.ATTOSECONDS for result in results)
+    drawn = sorted(result.makespan / ATTOSECONDS for result in results)
     complete, result = entry.complete(parameters), results[0]
     piece = next(iter(costs.links.values()))[0]
     numbers = (piece.alpha, piece.beta, costs.gamma)
     textbook = options.ports == 1 and not (costs.step or costs.call or options.slow)
+    textbook &= options.machine is None
     textbook &= not options.chance and [len(p) for p in costs.links.values()] == [1]
     return {
         "collective": entry.collective,

@@ -9,7 +9,7 @@ import typer
 
 from mpicoll.base.wording import intervals, plural
 from mpicoll.cli import output, parse
-from mpicoll.cli.errors import UsageError, usage
+from mpicoll.cli.errors import UsageError, needing, usage
 from mpicoll.cli.options import Json, Ranks, Set
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def command(
         str | None, typer.Argument(metavar="COLLECTIVE", help="All of them, if none is named.")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Argument(metavar="ALGORITHM", help="All of them, if none is named.")
+        str | None,
+        typer.Argument(metavar="ALGORITHM", help="All, if none is named; or file:NAME.json."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Every algorithm of every collective.")
@@ -87,12 +88,19 @@ def command(
 
 def _chosen(collective: str | None, algorithm: str | None) -> tuple[Algorithm, ...]:
     from mpicoll import algorithms
+    from mpicoll.files import schedule_files
 
     if collective is None:
         return algorithms.catalogue()
     if algorithm is None:
         return tuple(algorithms.find(collective, name) for name in algorithms.names(collective))
-    return (algorithms.find(collective, algorithm),)
+    if not schedule_files.is_path(algorithm):
+        return (algorithms.find(collective, algorithm),)
+    with needing("pydantic", algorithm):
+        found = schedule_files.read(schedule_files.path_of(algorithm))
+    if found.collective != collective:
+        raise ValueError(f"{algorithm} is of {found.collective}, not of {collective}")
+    return (found,)
 
 
 def _calls(
@@ -109,6 +117,7 @@ def _calls(
             pieces = parse.segments_of(segments, algorithm.blocks(size))
             settings = [parameters] if parameters else algorithm.tried(size, pieces)
             roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
+            roots = roots if algorithm.root is None else (algorithm.root,)
             for root in roots:
                 yield from (_Arguments(algorithm, size, root, setting) for setting in settings)
 

@@ -1,0 +1,1 @@
+"""Files that describe machines, and schedules as data."""

@@ -1,0 +1,44 @@
+"""How ``init_process_group("mpicoll")`` and ``new_group`` make a process group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed
+from mpi4py import MPI
+
+from mpicoll.base.consensus import agreed
+from mpicoll.runtime import settings
+from mpicoll.torch import rendezvous
+from mpicoll.torch.group import Group, members
+
+
+def create(options: Any) -> Group:
+    """The group of PyTorch's options, which say nothing of ranks for that of all.
+
+    Raises:
+        ValueError, RuntimeError: see :func:`mpicoll.torch.rendezvous.check`.
+    """
+    world, ranks = MPI.COMM_WORLD, [*options.global_ranks_in_group]
+    if ranks:
+        rendezvous.check(ranks[options.group_rank], torch.distributed.get_world_size())
+        comm = members(world, ranks, options.group_id)
+    else:
+        comm = _whole(options.group_rank, options.group_size)
+    return Group(comm, settings.read(comm), options.store, options.timeout, options.group_id)
+
+
+def _whole(rank: int, size: int) -> MPI.Intracomm:
+    """A communicator of all ranks.  Collective."""
+    try:
+        rendezvous.check(rank, size)
+    except ValueError as error:
+        if size != MPI.COMM_WORLD.Get_size():
+            raise
+        problem = str(error)
+    else:
+        problem = ""
+    found = agreed(MPI.COMM_WORLD, problem)  # where the order differs, it may be right on some
+    if found is not None:
+        raise ValueError(found.text)
+    return MPI.COMM_WORLD.Dup()

@@ -1,0 +1,162 @@
+"""What PyTorch waits for: operations, and the futures of them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch.distributed import DistBackendError, Work
+
+NO_LIMIT = timedelta(0)
+#: Held by who makes or completes the future of an operation.
+_FUTURES = threading.Lock()
+
+
+class Operation(Work):
+    """An operation of a group.
+
+    Args:
+        tensors: what it gives, which it keeps alive.
+    """
+
+    def __init__(self, tensors: Any) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self._over = False
+        self._error: BaseException | None = None
+        self._end: torch.futures.Future[None] | None = None
+        self._future: torch.futures.Future[Any] | None = None
+
+    def _complete(self, seconds: float) -> None:
+        """Return once it is over; raise if that takes longer (0: as long as its group allows)."""
+
+    def _finish(self, error: BaseException | None) -> None:
+        """It is over.  Not to be called twice."""
+        if isinstance(error, TimeoutError):  # PyTorch's callers catch this class
+            cause, error = error, DistBackendError(str(error))
+            error.__cause__ = cause
+        self._error = error
+        self._over = True
+        with _FUTURES:
+            awaited = self._end is not None
+        if awaited:  # its callbacks may wait for other operations
+            _publishers().submit(self._publish)
+
+    def _publish(self) -> None:
+        """Complete the future, if there is one that is not."""
+        with _FUTURES:
+            end, self._end = self._end, None
+        if end is not None:
+            end.set_result(None)
+
+    def _outcome(self, end: object) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._tensors
+
+    def wait(self, timeout: timedelta = NO_LIMIT) -> Literal[True]:
+        """Wait until it is complete on this rank.
+
+        Raises:
+            DistBackendError: it has taken longer than its limit, or than ``timeout``.
+        """
+        if not self._over:
+            self._complete(timeout.total_seconds())
+        if self._end is not None:
+            self._publish()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over, or has failed."""
+        return self._over
+
+    def is_success(self) -> bool:
+        """Whether it is over, and has not failed."""
+        return self._over and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """What it has failed by."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """The same as ``wait``."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that it has written."""
+        self.wait()
+        found: list[torch.Tensor] = self._tensors
+        return found
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the tensors."""
+        with _FUTURES:
+            if self._future is None:
+                self._end = torch.futures.Future(devices=_devices(self._tensors))
+                # An exception of the first would reach C++ callers as a value.
+                self._future = self._end.then(self._outcome)
+        if self._over:
+            self._publish()
+        return self._future
+
+
+class Done(Operation):
+    """An operation that is over."""
+
+    def __init__(self, tensors: Any) -> None:
+        super().__init__(tensors)
+        self._over = True
+
+
+class Several(Operation):
+    """Operations that were started together."""
+
+    def __init__(self, parts: list[Operation]) -> None:
+        super().__init__([tensor for part in parts for tensor in part._tensors])
+        self._parts = parts
+
+    def _complete(self, seconds: float) -> None:
+        limit = timedelta(seconds=seconds)
+        try:
+            for part in self._parts:
+                part.wait(limit)
+        except BaseException as error:
+            self._finish(error)
+        else:
+            self._finish(None)
+
+    def is_completed(self) -> bool:
+        return all(part.is_completed() for part in self._parts)
+
+    def is_success(self) -> bool:
+        return all(part.is_success() for part in self._parts)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        futures = [part.get_future() for part in self._parts]
+        return torch.futures.collect_all(futures).then(self._gathered)
+
+    def _gathered(self, futures: torch.futures.Future[Any]) -> Any:
+        for future in futures.value():
+            future.value()  # raises what it has failed by
+        return self._tensors
+
+
+def _devices(tensors: list[torch.Tensor]) -> list[torch.device]:
+    """The devices that a future has to know: those with streams."""
+    flat = (t for each in tensors for t in (each if isinstance(each, list) else [each]))
+    return list({tensor.device for tensor in flat if tensor.is_cuda})
+
+
+@cache
+def _publishers() -> ThreadPoolExecutor:
+    """Threads that complete futures.
+
+    A callback may wait for another operation whose future has to be completed meanwhile.
+    """
+    return ThreadPoolExecutor(64, "mpicoll futures")
