@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import cupy
 from mpi4py import MPI
 
+from mpicoll.base.json_lines import Appender, Attempt, new_run
 from mpicoll.bench import environment
 
 WORLD = MPI.COMM_WORLD
@@ -43,6 +43,7 @@ class Records:
         self, given: argparse.Namespace, shown: Callable[[dict[str, Any]], str] = json.dumps
     ) -> None:
         self._path, self._commit, self._shown = given.json, given.commit, shown
+        self._run = Attempt(new_run())
 
     def describe(self, **more: object) -> None:
         """Write down machine, versions and source.  Collective."""
@@ -69,15 +70,13 @@ class Records:
         print(words, flush=True)
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            with Appender(self._path, durable=True) as file:
+                file.append(self._run, record)
 
 
 def driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """The line that names the driver's version, None where the system does not tell."""
     try:
-        return " ".join(path.read_text().splitlines()[0].split())
+        return " ".join(path.read_text(encoding="utf-8").splitlines()[0].split())
     except (OSError, IndexError):
         return None

@@ -13,7 +13,6 @@ The documentation shows the runs that benchmarks/results/kernels.jsonl holds.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ import numpy as np
 import mpicoll
 from mpicoll import ops
 from mpicoll.base import processors
+from mpicoll.base.json_lines import Appender, Attempt
 
 UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -155,7 +155,7 @@ def main() -> None:
     for op, dtype in cases(options.ops, options.types):
         for nbytes in options.bytes:
             line = measure(op, dtype, nbytes, options.samples, options.target)
-            lines.append({"run": run["started"], **line})
+            lines.append(line)
             print(
                 f"{op:5} {line['dtype']:11} {nbytes:>8} B {line['gbps']:7.1f} GB/s, NumPy "
                 f"{line['numpy_gbps']:7.1f}, ratio {line['ratio']:6.2f} "
@@ -163,8 +163,9 @@ def main() -> None:
                 flush=True,
             )
     if options.json:
-        with open(options.json, "a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+        with Appender(options.json) as file:
+            for line in lines:
+                file.append(Attempt(run["started"]), line)
 
 
 if __name__ == "__main__":

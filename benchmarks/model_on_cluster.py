@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace) -> None:
                 words = [*python, *map(str, (hosts.HERE / "pingpong.py", turns, *messages))]
                 done = run(words, stdout=subprocess.PIPE, timeout=LIMIT)
                 done.check_returncode()
-                pingpong.write_text(done.stdout)
+                pingpong.write_text(done.stdout, encoding="utf-8")
             words = [*python, "-m", "mpicoll", "bench", *sweep, *kept]
             run(words, stdout=subprocess.DEVNULL, timeout=LIMIT).check_returncode()
 
@@ -90,7 +90,7 @@ def ranks_of(options: argparse.Namespace) -> int:
 def place(options: argparse.Namespace) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Runs commands where it is measured."""
     if options.here:
-        yield partial(subprocess.run, stdin=subprocess.DEVNULL, text=True, check=False)
+        yield partial(subprocess.run, stdin=subprocess.DEVNULL, encoding="utf-8", check=False)
         return
     with hosts.Cluster(options.hosts, options.delay, options.rate, options.per_host) as cluster:
         yield cluster.run
@@ -100,7 +100,7 @@ def one_way(directory: Path, other: int) -> dict[int, float]:
     """Seconds of a message to a rank, by size: the median over the launches' medians."""
     medians: dict[int, list[float]] = {}
     for file in sorted(directory.glob("pingpong-*.json")):
-        for size, times in json.loads(file.read_text())[str(other)].items():
+        for size, times in json.loads(file.read_text(encoding="utf-8"))[str(other)].items():
             medians.setdefault(int(size), []).append(float(np.median(times)))
     return {size: float(np.median(values)) for size, values in medians.items()}
 

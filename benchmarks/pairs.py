@@ -17,7 +17,6 @@ the processors' time is recorded that went to others, other programs and other v
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
@@ -28,6 +27,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.base.json_lines import Appender, Attempt
 from mpicoll.base.sizes import parse_size
 from mpicoll.bench import environment, stats
 from mpicoll.bench.pattern import element_type
@@ -118,7 +118,7 @@ class Others:
 
         Linux counts them in the first line of /proc/stat, of which the fourth and fifth are idle.
         """
-        with open("/proc/stat") as file:
+        with open("/proc/stat", encoding="utf-8") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
         used = sum(ticks) - ticks[3] - ticks[4]
         tick = os.sysconf("SC_CLK_TCK")
@@ -245,5 +245,5 @@ def report(point: dict[str, Any]) -> None:
 def keep(line: dict[str, Any], path: str | None) -> None:
     """Append a line to a file, if there is one."""
     if path:
-        with open(path, "a") as file:
-            file.write(json.dumps(line) + "\n")
+        with Appender(path) as file:
+            file.append(Attempt(line.get("launch", line.get("started", ""))), line)

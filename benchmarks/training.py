@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mpicoll.base.json_lines import Appender, Attempt, new_run
+
+_RUN = Attempt(new_run())
 RESULTS = Path(__file__).resolve().parent / "results" / "training"
 
 
@@ -20,6 +23,6 @@ def write(name: str, facts: dict[str, Any]) -> None:
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
     }
-    with open(RESULTS / f"{name}.jsonl", "a") as file:
-        file.write(json.dumps({**facts, **beside}) + "\n")
+    with Appender(RESULTS / f"{name}.jsonl") as file:
+        file.append(_RUN, {**facts, **beside})
     print(json.dumps(facts), flush=True)

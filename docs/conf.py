@@ -22,6 +22,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 
+import call_costs  # noqa: E402
 import catalogue  # noqa: E402
 import command  # noqa: E402
 import kernel_speeds  # noqa: E402
@@ -65,7 +66,8 @@ GENERATED = HERE / "generated"
 def generate(app: Any) -> None:
     """Write the pages that are not kept, and remove those of entries that are gone."""
     GENERATED.mkdir(exist_ok=True)
-    tables = {**catalogue.pages(), **measured.pages(), **kernel_speeds.pages()}
+    measurements = {**measured.pages(), **kernel_speeds.pages(), **call_costs.pages()}
+    tables = {**catalogue.pages(), **measurements}
     drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
@@ -76,8 +78,8 @@ def generate(app: Any) -> None:
     for name, text in texts.items():
         path = GENERATED / name
         # Sphinx builds again what has changed.
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
     for name, entry in drawn.items():
         draw.svg(GENERATED / name, entry, catalogue.DRAWN, 0, catalogue.shown(entry))
 

@@ -5,12 +5,13 @@ For each run a line that says when and where it was, then a line for each operat
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tables import list_table
+
+from mpicoll.base import json_lines
 
 RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "kernels.jsonl"
 
@@ -21,10 +22,11 @@ Ratios = dict[tuple[str, str, int], list[float]]
 
 def load() -> tuple[Lines, Ratios]:
     """The runs, and what they found."""
-    lines = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    lines: Lines = []
+    json_lines.read(RECORDS, lines.append)
     found: Ratios = {}
     for line in lines:
-        if "run" in line:
+        if "op" in line:
             found.setdefault((line["op"], line["dtype"], line["bytes"]), []).append(line["ratio"])
     return [line for line in lines if "started" in line], found
 

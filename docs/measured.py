@@ -6,7 +6,6 @@ collective and size.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tables import list_table
+
+from mpicoll.base import json_lines
 
 RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 
@@ -35,7 +36,8 @@ def records() -> list[Path]:
 
 def load(path: Path) -> tuple[list[dict[str, Any]], Points]:
     """The launches and the points of a file."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines: list[dict[str, Any]] = []
+    json_lines.read(path, lines.append)
     return [x for x in lines if "started" in x], [x for x in lines if "launch" in x]
 
 

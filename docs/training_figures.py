@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from mpicoll.base import json_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,7 +16,9 @@ RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "t
 
 def lines(name: str) -> list[dict[str, Any]]:
     """The lines of a file of results."""
-    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+    found: list[dict[str, Any]] = []
+    json_lines.read(RESULTS / f"{name}.jsonl", found.append)
+    return found
 
 
 def draw(folder: Path) -> list[str]:

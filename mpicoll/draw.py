@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from mpicoll.base.files import replacing
 from mpicoll.base.wording import intervals, plural
 from mpicoll.registry import Algorithm
 from mpicoll.schedule.memory import Cell
@@ -86,7 +87,7 @@ def svg(
 ) -> None:
     """Write a space-time diagram: time to the right, a line a rank, an arrow a message.
 
-    The ending of ``path`` chooses the format (svg, pdf, png).  Needs matplotlib.
+    The ending of ``path`` chooses the format (svg, pdf; png without one).  Needs matplotlib.
 
     Raises:
         ValueError: a size, root or parameter out of range.
@@ -110,7 +111,8 @@ def svg(
     axes.set_xlabel("step")
     axes.set_title(f"{algorithm.collective} {algorithm.name}, P = {size}")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.savefig(path)
+    with replacing(path) as draft:
+        figure.savefig(draft, format=draft.suffix[1:] or "png")
 
 
 def _arrow(axes: object, transfer: Transfer, name: str) -> None:

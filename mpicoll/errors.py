@@ -8,6 +8,7 @@ __all__ = [
     "FallbackWarning",
     "LaunchWarning",
     "TransportWarning",
+    "UnknownDatatype",
     "Unordered",
     "Unsupported",
 ]
@@ -27,6 +28,12 @@ class TransportWarning(RuntimeWarning):
 
 class Unsupported(TypeError):
     """A legal argument that only the MPI library's own collective can serve; says why."""
+
+
+class UnknownDatatype(KeyError, TypeError):
+    """A datatype that MPI does not have: KeyError as in mpi4py, and a TypeError."""
+
+    __str__ = Exception.__str__
 
 
 class Disagreement(RuntimeError):

@@ -39,6 +39,7 @@ __all__ = [
     "catalogue",
     "find",
     "names",
+    "of_a_user",
     "per_rank",
     "register",
 ]
@@ -335,6 +336,13 @@ def catalogue() -> tuple[Algorithm, ...]:
     return tuple(
         sorted(_CATALOGUE.values(), key=lambda entry: (ranking.index(entry.collective), entry.name))
     )
+
+
+def of_a_user(collective: str, name: str) -> Algorithm | None:
+    """An algorithm that somebody else has registered; None for mpicoll's own, and for no name."""
+    entry = _CATALOGUE.get((collective, name))
+    ours = entry is None or entry.schedule.__module__.startswith("mpicoll.")
+    return None if ours else entry
 
 
 def names(collective: str, size: int | None = None) -> tuple[str, ...]:

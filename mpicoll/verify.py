@@ -25,7 +25,7 @@ from mpicoll.simulate.clock import check_call, clock
 from mpicoll.simulate.machine import STEPS
 from mpicoll.simulate.symmetry import repeats_every
 
-__all__ = ["Case", "Counts", "count", "verify"]
+__all__ = ["Case", "Counts", "checked", "count", "programs_of", "verify"]
 
 
 class Counts(NamedTuple):
@@ -78,24 +78,8 @@ def verify(
     problems: list[str] = []
     counts, depth = Counts(0, 0, 0, 0, 0), 0
     try:
-        programs = [
-            tuple(
-                channel._replace(rounds=tuple(channel.rounds))
-                for channel in algorithm.channels(rank, size, root, complete)
-            )
-            for rank in range(size)
-        ]
-        nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
-        for rank, program in enumerate(programs):
-            _check_structure(rank, program, nblocks, nscratch)
-        if algorithm.definition.one_buffer:
-            _check_read_only(programs[root], nblocks, nscratch)
-        counts = count(programs, nblocks, nscratch)
-        # Where all ranks do the same, what one does without values stands for all.
-        alike = repeats_every(1, size, lambda rank: programs[rank], range(size))
-        few = programs[:1] if alike else programs
-        depth = _run(algorithm, programs, few, root)
-        _run_otherwise(few, size, nblocks, nscratch, counts.fan_in)
+        programs = programs_of(algorithm, size, root, complete)
+        counts, depth = checked(algorithm, programs, root)
         problems += _compare(algorithm, size, root, complete, counts, depth)
     except (ScheduleError, TypeError, ValueError) as error:
         problems.append(str(error))
@@ -109,6 +93,43 @@ def verify(
         depth,
         tuple(problems),
     )
+
+
+Program = tuple[Channel, ...]
+
+
+def programs_of(
+    algorithm: Algorithm, size: int, root: int, complete: Mapping[str, Parameter]
+) -> list[Program]:
+    """The schedules of all ranks, with their rounds at hand."""
+    return [
+        tuple(
+            channel._replace(rounds=tuple(channel.rounds))
+            for channel in algorithm.channels(rank, size, root, complete)
+        )
+        for rank in range(size)
+    ]
+
+
+def checked(algorithm: Algorithm, programs: Sequence[Program], root: int) -> tuple[Counts, int]:
+    """Run the schedules of all ranks on symbols; returns what they do, and their depth.
+
+    Raises:
+        ScheduleError, TypeError, ValueError: they do not do what the collective means.
+    """
+    size = len(programs)
+    nblocks, nscratch = algorithm.blocks(size), algorithm.scratch(size)
+    for rank, program in enumerate(programs):
+        _check_structure(rank, program, nblocks, nscratch)
+    if algorithm.definition.one_buffer:
+        _check_read_only(programs[root], nblocks, nscratch)
+    counts = count(programs, nblocks, nscratch)
+    # Where all ranks do the same, what one does without values stands for all.
+    alike = repeats_every(1, size, lambda rank: programs[rank], range(size))
+    few = programs[:1] if alike else programs
+    depth = _run(algorithm, programs, few, root)
+    _run_otherwise(few, size, nblocks, nscratch, counts.fan_in)
+    return counts, depth
 
 
 # --- structure -------------------------------------------------------------------------------

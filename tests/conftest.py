@@ -170,3 +170,18 @@ def command(capsys):
         return SimpleNamespace(status=status, out=captured.out, err=captured.err)
 
     return run
+
+
+@pytest.fixture
+def old(monkeypatch):
+    """The MPI library has no persistent collectives; Open MPI 4 is such a library."""
+    from mpicoll.comm import Intracomm
+
+    native = Intracomm._native
+
+    def lacks(self, asked, method, *more):
+        if method.endswith("_init"):
+            raise NotImplementedError  # as mpi4py does
+        return native(self, asked, method, *more)
+
+    monkeypatch.setattr(Intracomm, "_native", lacks)

@@ -12,6 +12,8 @@ import ctypes
 import gc
 import random
 import threading
+import types
+import weakref
 
 import numpy as np
 
@@ -277,3 +279,108 @@ class FakeArray:
 
     def __del__(self):
         self.functions.memory.pop(self.ptr, None)
+
+
+class FakeCupy:
+    """What packs on a device, as CuPy does: to be imported as that.
+
+    Memory that is given back is used by nobody but in the order of the stream that it was taken on.
+
+    Args:
+        functions: the driver whose memory and streams it uses.
+    """
+
+    def __init__(self, functions):
+        self.functions, self.current = functions, [0]
+        self.ndarray = type("ndarray", (_View,), {"cupy": self})
+        self.cuda = types.SimpleNamespace(
+            Device=functions.on,
+            ExternalStream=self._on,
+            Stream=types.SimpleNamespace(null=_Null(self)),
+            UnownedMemory=lambda address, nbytes, owner, device: (address, owner),
+            MemoryPointer=lambda memory, offset: types.SimpleNamespace(
+                ptr=memory[0] + offset, memory=memory
+            ),
+            get_current_stream=lambda device: types.SimpleNamespace(ptr=self.current[-1]),
+        )
+
+    @contextlib.contextmanager
+    def _on(self, stream):
+        self.current.append(stream)
+        try:
+            yield
+        finally:
+            self.current.pop()
+
+    def empty(self, count, dtype):
+        """New memory."""
+        nbytes, stream = count * np.dtype(dtype).itemsize, self.current[-1]
+        address = self.functions.empty(nbytes, self.functions.current())
+        made = self.ndarray((count,), dtype, types.SimpleNamespace(ptr=address), None)
+        weakref.finalize(made, self.functions.free, address, stream).atexit = False
+        return made
+
+    def asarray(self, values):
+        """An index, which is where it is used."""
+        return np.array(values)
+
+    def view(self, array, index):
+        """A part of a `FakeArray`, which is kept by it."""
+        part = np.empty(array.shape, array.dtype, order=array._order)
+        offset = part[index].ctypes.data - part.ctypes.data
+        memory = types.SimpleNamespace(ptr=array.ptr + offset, memory=array)
+        return self.ndarray(part[index].shape, array.dtype, memory, part[index].strides)
+
+
+class _Null(contextlib.AbstractContextManager):
+    def __init__(self, cupy):
+        self.cupy = cupy
+
+    def __enter__(self):
+        self.cupy.current.append(0)
+
+    def __exit__(self, *error):
+        self.cupy.current.pop()
+
+
+class _View:
+    """An array of CuPy's: what is done to it is done in the order of the current stream."""
+
+    def __init__(self, shape, dtype, pointer, strides):
+        self.shape, self.dtype, self.data = shape, np.dtype(dtype), pointer
+        plain = np.empty(shape, dtype)
+        self.strides = plain.strides if strides is None else strides
+        self.ndim, self.nbytes, self._c_contiguous = plain.ndim, plain.nbytes, strides is None
+        self.stream = 0
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "strides": self.strides,
+            "data": (self.data.ptr, False),
+            "stream": self.stream or 1,
+        }
+
+    def _on_host(self):
+        memory = self.cupy.functions.memory
+        base = max(base for base in memory if base <= self.data.ptr)
+        offset = self.data.ptr - base
+        return np.ndarray(self.shape, self.dtype, memory[base][0].data, offset, self.strides)
+
+    def __getitem__(self, index):
+        return lambda: self._on_host()[index]
+
+    def __setitem__(self, index, value):
+        def happen():
+            self._on_host()[index] = value() if callable(value) else value._on_host()
+
+        functions = self.cupy.functions
+        functions._put(self.cupy.current[-1], happen)
+
+    def get(self):
+        """The values, once what is on the stream is done."""
+        self.cupy.functions.synchronize(self.stream)
+        return self._on_host().copy()

@@ -42,23 +42,25 @@ ORDER = {
         errors hooks
     """,
     "mpicoll.comm": (
-        "arrays > __init__ > intracomm > nonblocking persistent passed blocking > "
+        "arrays > __init__ > intracomm > nonblocking persistent passed blocking handle > "
         "dispatch messages > device refusing job"
     ),
     "mpicoll.requests": "__init__ device > library own > standalone > several > base",
     "mpicoll.runtime": (
-        "__init__ > relay > staging observe > state arguments > fast_path > plans > guard > "
-        "calls > agree watch trace settings unavailable"
+        "__init__ > relay > staging observe > state arguments > fast_path > plans admission > "
+        "guard > calls > agree watch trace settings unavailable"
     ),
     "mpicoll.engine": (
-        "__init__ > windows > transport > _fast_path > _execution > _folding > "
+        "__init__ > windows > transport > _fast_path > _packing _library _flight > _signature > "
+        "_execution > _folding > "
         "_program > _transport > runner lowering planning > plan lanes > spans progress"
     ),
     "mpicoll.buffers": (
-        "__init__ > buckets vectors > pair > parsing > datatypes > buffer > staged > packing"
+        "__init__ > buckets vectors > pair > parsing > datatypes > buffer > "
+        "staged device_packing > packing typemaps integers"
     ),
     "mpicoll.cuda": (
-        "__init__ > streams group > folds arrays pinned ipc > "
+        "__init__ > streams group > folds arrays pinned pieces ipc > "
         "kernels driver links registered _launch > launches > keys liveness _driver"
     ),
     "mpicoll.simulate": (
@@ -74,7 +76,7 @@ ORDER = {
         "ranks > models > data > optimizers schedules > records threads history options registry"
     ),
     "mpicoll.train.data": (
-        "__init__ feeds > datasets > augment numpy_files > draws batch rows sampler"
+        "__init__ feeds > datasets > augment numpy_files labels > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire",
     "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",

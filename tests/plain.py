@@ -50,7 +50,7 @@ class PlainTraining(Training):
                 self.position + 1,
                 self.number + 1,
             )
-            lr = self._rate(self.number)
+            lr = self.rate(self.number)
             self._optimizer.update(self.weights.vector, gradients, self._state, lr, self.updates)
             self.stop = bool(totals[1])
             yield Step(

@@ -52,6 +52,12 @@ def catalogue():
     return module("catalogue")
 
 
+def test_every_page_has_a_title():
+    for path in DOCS.glob("*.rst"):
+        title, line, *_ = path.read_text(encoding="utf-8").splitlines()
+        assert title and line == "=" * len(title), path.name
+
+
 # --- environment ----------------------------------------------------------------------------------
 
 
@@ -230,7 +236,7 @@ def test_the_program_of_the_guide(mpirun, tmp_path):
     assert done.status == 0, done.err
 
 
-@pytest.mark.parametrize("name", ["lines.py", "own.py", "update.py"])
+@pytest.mark.parametrize("name", ["lines.py", "own.py", "decoder.py", "update.py"])
 def test_the_programs_of_training(name, mpirun, tmp_path):
     path = tmp_path / name
     path.write_text(dict(blocks(page("training"), "python"))[name])

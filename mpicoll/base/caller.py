@@ -46,21 +46,26 @@ def check() -> None:
 
 
 def stack_level() -> int:
-    """The ``stacklevel`` of a warning that is given here, of the code that has called mpicoll.
+    """The ``stacklevel`` of a warning that is given here: of the line that is the user's.
 
-    It is looked for, since what is compiled has no frames.
+    That is the one that has called mpicoll, itself or by mpi4py's ``futures`` and ``util``.  It is
+    looked for, since what is compiled has no frames.
     """
     found, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == "mpicoll":
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
         found, frame = found + 1, frame.f_back
     return found
 
 
 def warn_once(message: str, category: type[Warning], rank: int) -> None:
-    """Warn the code that has called mpicoll, on rank 0 alone and once in this process."""
+    """Warn the user's code, on rank 0 alone and once in this process."""
     if rank == 0 and message not in _WARNED:
         _WARNED.add(message)
         warnings.warn(message, category, stacklevel=stack_level())
+
+
+#: Packages whose lines are not the user's.
+_OURS = ("mpicoll", "mpi4py")
 
 
 #: What this process has been warned of.

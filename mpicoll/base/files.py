@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +14,45 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file; whoever reads at the same time finds the old file or the new one.
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Write a file anew; whoever reads at the same time finds the old file or the new one.
+
+    Yields:
+        Where to write: a file of the same kind, made with the user's umask. At the end it takes the
+        place of the old one, unless there was an exception. A device or a pipe is written itself.
 
     Raises:
         OSError: It cannot be written; the old file is still there.
     """
-    path = Path(path)
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    path = Path(os.path.realpath(path))  # a link stays one
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    draft = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        yield draft
+        synchronise(draft)
+        os.replace(draft, path)
     except BaseException:
-        os.unlink(partial)
+        draft.unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write a text file in UTF-8, as `replacing` does."""
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def synchronise(path: Path) -> None:
+    """Wait until a file is on the disk; of a folder, its list of names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -45,6 +68,38 @@ def parse_toml(text: str) -> dict[str, Any]:
         import tomli as tomllib
 
     return tomllib.loads(text)
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text in YAML says.
+
+    Raises:
+        ValueError: It is no YAML, or a mapping has a key twice.
+        ModuleNotFoundError: The package PyYAML is missing.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML forbids equal keys, and PyYAML takes the last."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: dict[Any, int] = {}
+            for key, _ in node.value:
+                name, line = key.value, key.start_mark.line + 1
+                if not isinstance(name, str):  # a key that is no scalar; SafeLoader knows
+                    continue
+                if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                    raise ValueError(
+                        f"key {name} is in line {seen[name]} and again in line {line}: leave one "
+                        "out"
+                    )
+                seen[name] = line
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def checked_json(content: bytes, form: type[BaseModel]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def loaded(pattern: str) -> list[Path]:
     Empty where the system does not tell.
     """
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     paths = dict.fromkeys(Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line)

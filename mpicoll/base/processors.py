@@ -18,7 +18,9 @@ def cores() -> tuple[int, ...]:
 def model_name() -> str:
     """Model name of the processor, or its architecture where the system does not tell."""
     try:
-        found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
+        found = re.search(
+            r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M
+        )
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()

@@ -12,6 +12,8 @@ from itertools import count, takewhile
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _LARGEST = 1 << 50
+#: Most sizes of a sweep.
+_MOST = 1 << 16
 
 
 def parse_size(text: str) -> int:
@@ -63,7 +65,7 @@ def sweep(begin: int, end: int, factor: int | None = 2, step: int | None = None)
         step: Bytes added to a size to give the next one.
 
     Raises:
-        ValueError: if the range is empty or does not grow.
+        ValueError: if the range is empty, does not grow, or has more than 65,536 sizes.
     """
     if begin > end:
         raise ValueError(
@@ -73,7 +75,13 @@ def sweep(begin: int, end: int, factor: int | None = 2, step: int | None = None)
     if step is not None:
         if step < 1:
             raise ValueError(f"a step of {step} bytes does not grow; give at least 1")
-        return tuple(range(begin, end + 1, step))
+        sizes = range(begin, end + 1, step)
+        if len(sizes) > _MOST:
+            raise ValueError(
+                f"a step of {format_size(step)} from {format_size(begin)} to {format_size(end)} "
+                f"makes {len(sizes):,} sizes, and the limit is {_MOST:,}; take a longer step"
+            )
+        return tuple(sizes)
     if factor is None or factor < 2:
         raise ValueError(f"a factor of {factor} does not grow; give at least 2")
     if begin < 1:

@@ -119,7 +119,8 @@ def commit() -> str | None:
         described = subprocess.run(
             ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=10,
             check=True,
         )
@@ -133,9 +134,9 @@ def last_level_cache(cpus: Path = Path("/sys/devices/system/cpu")) -> int | None
     caches: dict[tuple[int, str], int] = {}
     for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
         try:
-            level = int((index / "level").read_text())
-            shared = (index / "shared_cpu_list").read_text().strip()
-            size = (index / "size").read_text().strip()
+            level = int((index / "level").read_text(encoding="utf-8"))
+            shared = (index / "shared_cpu_list").read_text(encoding="utf-8").strip()
+            size = (index / "size").read_text(encoding="utf-8").strip()
             caches[level, shared] = parse_size(size)
         except (OSError, ValueError):
             continue

@@ -57,7 +57,9 @@ class Options:
     iterations: int | None = option(
         None, "Exactly so many repetitions.", "-n --iters --iterations", min=1
     )
-    warmup: int = option(5, "Calls before the first one.", "-w --warmup_iters --warmup", min=0)
+    warmup: int = option(
+        5, "Calls before the first one.", "-w --warmup_iters --warmup", min=0, max=100_000
+    )
     check: int = option(
         1, "0: do not check.", "-c --check --validation", min=0, max=1, in_file=bool
     )

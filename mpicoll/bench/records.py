@@ -2,24 +2,19 @@
 
 A file holds any number of runs. Each run begins with a line ``{"record": "run", ...}`` that says
 where and how it was made; each point is a line ``{"record": "point", "run": ..., ...}``. A line is
-flushed and synchronised before the next point starts, so that a run that is killed leaves every
-finished point behind and at most one torn line, which the reader drops with a warning.
+on the disk before the next point starts. A sweep that goes on with another one is a run of its own,
+which names that one. :mod:`mpicoll.base.json_lines` has what else holds for such files.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import json
-import os
-import time
-import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mpicoll.base.wording import plural
+from mpicoll.base import json_lines
+from mpicoll.base.json_lines import Appender, Attempt, Record, stamp
+from mpicoll.base.locks import Lock
 from mpicoll.bench.stats import Summary, summarise
 from mpicoll.schedule.methods import VARIANTS
 from mpicoll.schedule.parameters import Value, in_words
@@ -99,6 +94,15 @@ class Point:
         return f"{self.algorithm} {in_words(self.parameters)}".rstrip()
 
     @property
+    def measured(self) -> tuple[Any, ...]:
+        """What was measured, and how: all but what came of it. A run has one point of each."""
+        return tuple(
+            tuple(sorted(value.items())) if isinstance(value, dict) else value
+            for name, value in vars(self).items()
+            if name not in _OUTCOMES
+        )
+
+    @property
     def summary(self) -> Summary:
         """Median, interval and tail of the times, in seconds."""
         return summarise(self.times)
@@ -138,6 +142,10 @@ class Point:
         return cls(**known)
 
 
+# What a point says of the result.
+_OUTCOMES = frozenset(
+    ("batch", "times", "slowest", "first", "wrong", "problem", "stop", "late", "oversubscribed")
+)
 # Fields that files of earlier versions lack.
 _ADDED = ("launch", "start", "late", "in_place", "skew", "device")
 
@@ -164,56 +172,25 @@ class Writer:
     """
 
     def __init__(self, path: Path | str, patience: float = 10.0) -> None:
-        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by close()
+        self._lock = Lock(path, patience)
         try:
-            self._lock(path, patience)
-            self._end_torn_line()
+            self._file = Appender(path, durable=True)
         except OSError:
-            self._file.close()
+            self._lock.release()
             raise
-
-    def _lock(self, path: Path | str, patience: float) -> None:
-        """Keep the file from two sweeps at a time, where it can be locked at all."""
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OSError(
-                        errno.EBUSY,
-                        "another sweep writes to it; wait for that one, or write to another file",
-                        str(path),
-                    ) from None
-                time.sleep(0.05)
-            except OSError:  # some file systems have no locks, and some files (/dev/full)
-                return
-
-    def _end_torn_line(self) -> None:
-        """Keep what a killed run left of a line from swallowing the first line of this one."""
-        end = self._file.seek(0, os.SEEK_END)
-        if end:
-            self._file.seek(end - 1)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
 
     def run(self, name: str, facts: dict[str, Any]) -> None:
         """Append the line that opens a run."""
-        self._append({"record": "run", "format": FORMAT, "run": name, **facts})
+        self._file.append(Attempt(name), {"record": "run", "format": FORMAT, **facts})
 
     def point(self, point: Point) -> None:
         """Append a finished point."""
-        self._append(point.as_dict())
-
-    def _append(self, line: dict[str, Any]) -> None:
-        left = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        while left:
-            left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
+        self._file.append(Attempt(point.run), point.as_dict())
 
     def close(self) -> None:
         """Close the file; closing twice does nothing."""
         self._file.close()
+        self._lock.release()
 
     def __enter__(self) -> Writer:
         return self
@@ -239,41 +216,34 @@ def read(path: Path | str) -> list[Run]:
 
 
 def scan(path: Path | str) -> list[Run]:
-    """Read all runs of a file as `read` does, perhaps none."""
+    """Read all runs of a file as `read` does, perhaps none.
+
+    A point that a run has twice, as where files with the same run were joined, counts once: the
+    last one.
+    """
     runs: dict[str, Run] = {}
-    dropped: dict[str, list[int]] = {}
-    for number, line in _lines(path, dropped):
-        newer = False
-        try:
-            name = line["run"]
-            if line["record"] == "run":
-                facts = {k: v for k, v in line.items() if k not in ("record", "run")}
-                newer = int(facts.get("format", FORMAT)) > FORMAT
-                runs.setdefault(name, Run(name, facts)).facts = facts
-            elif line["record"] == "point":
-                runs.setdefault(name, Run(name, {})).points.append(Point.from_dict(line))
-            else:
-                raise ValueError(f"unknown record {line['record']!r}")
-        except (KeyError, TypeError, ValueError) as error:
-            dropped.setdefault(repr(error), []).append(number)
-            continue
-        if newer:
-            raise ValueError(
-                f"{path}, line {number} is of format {facts['format']}, and this version reads up "
-                f"to {FORMAT}; read it with the version of mpicoll that wrote it"
-            )
-    for reason, (first, *others) in dropped.items():
-        more = f" and {plural(len(others), 'line')} after it" if others else ""
-        warnings.warn(f"{path}, line {first}{more} dropped: {reason}", stacklevel=3)
+    points: dict[str, dict[tuple[Any, ...], Point]] = {}
+    formats: list[int] = []
+
+    def take(line: Record) -> None:
+        name, _ = stamp(line)
+        if line["record"] == "run":
+            formats.append(int(line.get("format", FORMAT)))
+            facts = {k: v for k, v in line.items() if k not in ("record", "run", "attempt")}
+            runs.setdefault(name, Run(name, facts)).facts = facts
+        elif line["record"] == "point":
+            point = Point.from_dict(line)
+            runs.setdefault(name, Run(name, {}))
+            points.setdefault(name, {})[point.measured] = point
+        else:
+            raise ValueError(f"unknown record {line['record']!r}")
+
+    json_lines.read(path, take)
+    if max(formats, default=FORMAT) > FORMAT:
+        raise ValueError(
+            f"{path} has a run of format {max(formats)}, and this version reads up to {FORMAT}; "
+            "read it with the version of mpicoll that wrote it"
+        )
+    for name, measured in points.items():
+        runs[name].points = list(measured.values())
     return list(runs.values())
-
-
-def _lines(path: Path | str, dropped: dict[str, list[int]]) -> Iterator[tuple[int, Any]]:
-    """The lines that are JSON, numbered; the numbers of others go to ``dropped``."""
-    for number, text in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            yield number, json.loads(text)
-        except ValueError:
-            dropped.setdefault("not complete JSON", []).append(number)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -139,12 +139,13 @@ class Workload:
         if self.outputs is None or self.expected is None:
             return 0, None
         output = arrays.host(self.outputs[place][: len(self.expected)])
-        (wrong,) = np.nonzero(output != self.expected)
-        if not len(wrong):
+        unequal = output != self.expected
+        wrong = int(np.count_nonzero(unequal))
+        if not wrong:
             return 0, None
-        index = int(wrong[0])
+        index = int(unequal.argmax())
         want, got = self.expected[index].item(), output[index].item()
-        return len(wrong), Wrong(rank, index, want, got)
+        return wrong, Wrong(rank, index, want, got)
 
 
 def _spoil(output: Array, expected: Array) -> None:
@@ -166,6 +167,8 @@ class _Blocks:
         self.lengths = self.lengths_at(place.rank)
         self.own = self._span(self.definition.held(place))
         self._wanted = list(self.definition.wanted(place))
+        self.sent = self.own.stop - self.own.start
+        self.received = sum(self.lengths[block] for block in self._wanted)
 
     def lengths_at(self, rank: int) -> tuple[int, ...]:
         """Lengths of the blocks that a rank gives, or gets, as far as it does.
@@ -205,6 +208,51 @@ class _Blocks:
         # The sender of an all-to-all has it where it keeps what is for this rank.
         at = self._place.rank if self.definition.name == "alltoall" else block
         return self._pattern.given(source, length, sum(self.lengths_at(source)[:at]))
+
+
+class Footprint(NamedTuple):
+    """Bytes that a workload takes.
+
+    Attributes:
+        buffers: what calls send and receive, wherever that is.
+        beside: in memory, while they are filled and checked: the values and the right answer.
+    """
+
+    buffers: int
+    beside: int
+
+
+def footprint(
+    rank: int,
+    ranks: int,
+    collective: str,
+    count: int,
+    dtype: np.dtype[Any],
+    root: int = 0,
+    *,
+    in_place: bool = False,
+    skew: float = 0.0,
+    pool: int = 0,
+) -> Footprint:
+    """What `prepare` and the checks take on a rank, before anything is taken; rounded up.
+
+    The arguments are those of `prepare`.
+    """
+    definition = COLLECTIVES[base(collective)]
+    if collective == "barrier":
+        return Footprint(0, 0)
+    place = Place(rank, ranks, root, ranks if definition.block_per_rank else 1)
+    blocks = _Blocks(collective, count, place, skew, Pattern(dtype, "max", ranks))
+    sent, received = (n * dtype.itemsize for n in (blocks.sent, blocks.received))
+    if definition.name == "exscan":
+        received = sent  # rank 0 has a buffer too
+    # What is sent is cut out of the whole vector.
+    vector = count * dtype.itemsize if sent else 0
+    one_buffer = in_place or definition.one_buffer
+    row = max(sent, received) if one_buffer else sent + received
+    places = _places(pool, row)
+    again = row if in_place else 0  # the input, for when it has been overwritten
+    return Footprint(places * row + places * 2 * _LINE, max(vector, received) + received + again)
 
 
 def prepare(

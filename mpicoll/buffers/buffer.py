@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from mpicoll.buffers.device_packing import PackedOnDevice
 from mpicoll.buffers.packing import Packed
 from mpicoll.buffers.staged import OnDevice
 from mpicoll.cuda.arrays import DeviceArray
@@ -32,11 +33,13 @@ class Buffer:
         packed: what goes by value in ``memory``; of derived datatypes, as bytes.
         given: the argument as mpi4py takes it, where that is not this memory.
         array: the caller's array, if there is one.
-        device: the caller's array in device memory; then ``memory`` has its addresses, at which the
-            host must not look.
+        device: where ``memory`` is in device memory, that as an array; it has the addresses, at
+            which the host must not look.
+        beyond: that the caller's counts reach beyond the memory that is known to be there, in
+            words; else "".
     """
 
-    memory: Bytes
+    memory: Bytes = field(repr=False)  # which nobody may look at where it is a device's
     count: int
     blocks: int
     dtype: np.dtype[Any] | None
@@ -46,8 +49,9 @@ class Buffer:
     order: str = ""
     packed: Packed | None = None
     given: Any = None
-    array: npt.NDArray[Any] | None = None
+    array: npt.NDArray[Any] | DeviceArray | None = None
     device: DeviceArray | None = None
+    beyond: str = ""
 
     @property
     def name(self) -> str:
@@ -78,15 +82,25 @@ class Buffer:
         """
         if self.device is None:
             return self
-        offset = self.memory.ctypes.data - self.device.ptr if self.memory.size else 0
-        packed = OnDevice(self.device, offset, self.memory.size, loads)
+        packed = OnDevice(self.device, self._offset, self.memory.size, loads, self.packed)
         return replace(self, memory=packed.memory, packed=packed, device=None)
+
+    @property
+    def _offset(self) -> int:
+        """Bytes of the array in device memory before those used."""
+        if self.device is None or not self.memory.size:
+            return 0
+        return int(self.memory.ctypes.data) - self.device.ptr
 
     def on_stream(self, stream: int) -> Buffer:
         """The same buffer, in device memory, ordered on a stream."""
         if self.device is None:
             raise TypeError("stream= is for arrays in device memory; leave it out")
-        return replace(self, device=replace(self.device, stream=stream))
+        if not isinstance(self.packed, PackedOnDevice):
+            return replace(self, device=replace(self.device, stream=stream))
+        packed = self.packed.on_stream(stream)
+        memory = packed.memory[self._offset :][: self.memory.size]
+        return replace(self, memory=memory, packed=packed, device=packed.target)
 
 
 class Kind(NamedTuple):
@@ -106,15 +120,17 @@ class View(NamedTuple):
         order: of the axes: "C" or "F", "" where both are the same.
         array: the owner as an array, if it is one.
         packed: what goes by value in ``memory``, if anything.
-        device: the owner as an array in device memory, if it is one.
+        device: where ``memory`` is in device memory, that as an array.
+        beyond: see :class:`Buffer`.
     """
 
     memory: Bytes
     kind: Kind
     order: str = ""
-    array: npt.NDArray[Any] | None = None
+    array: npt.NDArray[Any] | DeviceArray | None = None
     packed: Packed | None = None
     device: DeviceArray | None = None
+    beyond: str = ""
 
     def buffer(self, memory: Bytes, count: int, blocks: int, writable: bool) -> Buffer:
         """A buffer of a part of the memory: blocks of ``count`` elements."""
@@ -131,4 +147,5 @@ class View(NamedTuple):
             self.packed,
             array=self.array,
             device=self.device,
+            beyond=self.beyond,
         )

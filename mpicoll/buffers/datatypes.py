@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpi4py.util.dtlib import to_numpy_dtype
 
 from mpicoll.buffers.buffer import Kind
-from mpicoll.errors import Unsupported
+from mpicoll.errors import UnknownDatatype, Unsupported
 
 #: Type codes of NumPy that name the same type in MPI ("E" does not: bfloat16 there, complex here).
 _CODES = frozenset("?bhilqBHILQefdgFDGcS")
@@ -23,7 +23,7 @@ def kind_of(datatype: Any, what: str) -> Kind:
         try:
             datatype = MPI.Datatype.fromcode(datatype)
         except ValueError:
-            raise TypeError(f"{what}: no MPI datatype has the code {datatype!r}") from None
+            raise UnknownDatatype(f"{what}: no MPI datatype has the code {datatype!r}") from None
     if not isinstance(datatype, MPI.Datatype):
         raise TypeError(
             f"{what}: {datatype!r} in the place of an MPI datatype such as MPI.DOUBLE (pass "
@@ -54,7 +54,7 @@ def kind_of_dtype(dtype: np.dtype[Any], what: str) -> Kind:
         raise byte_order_error(dtype, what)
     kind = _native(dtype)
     if kind is None:
-        raise TypeError(
+        raise UnknownDatatype(
             f"{what}: no MPI datatype for elements of dtype {dtype}; to move its bytes pass "
             "[array, MPI.BYTE]"
         )

@@ -37,7 +37,12 @@ class Packed:
 
     Attributes:
         memory: the bytes that the collective sees; undefined before :meth:`load`.
+        arrays: of an array the elements, and an array of that shape over ``memory``.
+        parts: of elements of one datatype the parts that they lie in; None where there are several.
     """
+
+    arrays: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None
+    parts: Sequence[Part] | None = None
 
     def __init__(
         self,
@@ -85,10 +90,7 @@ def strided(array: npt.NDArray[Any], order: str, blocks: int = 1) -> Packed:
         blocks: the array is cut along its first axis into this many blocks, which lie one behind
             the other and have their axes in that order.
     """
-    cut = array
-    if array.shape[0] != blocks:
-        # Parting an axis never copies.
-        cut = array.reshape(blocks, array.shape[0] // blocks, *array.shape[1:])
+    cut = in_blocks(array, blocks)
 
     def shaped(memory: Bytes) -> npt.NDArray[Any]:
         elements = memory.view(array.dtype)
@@ -97,12 +99,21 @@ def strided(array: npt.NDArray[Any], order: str, blocks: int = 1) -> Packed:
             return elements.reshape(blocks, *cut.shape[:0:-1]).transpose(0, *backwards)
         return elements.reshape(cut.shape)
 
-    return Packed(
+    packed = Packed(
         array.nbytes,
         lambda memory: np.copyto(shaped(memory), cut),
         lambda memory: np.copyto(cut, shaped(memory)),
         for_all=True,
     )
+    packed.arrays = cut, shaped(packed.memory)
+    return packed
+
+
+def in_blocks(array: npt.NDArray[Any], blocks: int) -> npt.NDArray[Any]:
+    """An array whose first axis has this many blocks; parting an axis never copies."""
+    if array.shape[0] == blocks:
+        return array
+    return array.reshape(blocks, array.shape[0] // blocks, *array.shape[1:])
 
 
 #: Handles of predefined datatypes without holes.
@@ -122,27 +133,29 @@ def is_flat(datatype: MPI.Datatype) -> bool:
     return False
 
 
-def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
+def beyond(parts: Iterable[Part], nbytes: int) -> str:
+    """The first of some parts that does not lie within so many bytes, in words; "" if all do."""
+    for part in parts:
+        if not part.nbytes:
+            continue
+        first, end = _bounds(part)
+        if first < 0 or end > nbytes:
+            return (
+                f"{plural(part.count, 'element')} of {part.datatype.Get_name() or 'a datatype'} at "
+                f"byte {part.offset} would reach from byte {first} to {end} of a buffer of "
+                f"{plural(nbytes, 'byte')}"
+            )
+    return ""
+
+
+def typed(memory: Bytes, parts: Iterable[Part]) -> Packed:
     """The elements of ``parts``, one behind the other, without holes.
 
     Args:
         memory: where the parts lie.
         parts: of any datatypes; a datatype may be freed afterwards.
-        what: how to call it in an error.
-
-    Raises:
-        ValueError: they do not lie within the memory.
     """
     used = [part for part in parts if part.nbytes]
-    for part in used:
-        first, end = _bounds(part)
-        if first < 0 or end > memory.size:
-            raise ValueError(
-                f"{what}: {plural(part.count, 'element')} of "
-                f"{part.datatype.Get_name() or 'a datatype'} at byte {part.offset} would reach "
-                f"from byte {first} to {end} of a buffer of {plural(memory.size, 'byte')}; pass a "
-                "larger buffer or a smaller count"
-            )
     pieces: list[tuple[MPI.Datatype, slice]] = []
     offset = 0
     for group in _groups(used):
@@ -159,6 +172,7 @@ def typed(memory: Bytes, parts: Iterable[Part], what: str) -> Packed:
             whole.Unpack(packed[where], 0, memory, MPI.COMM_SELF)
 
     packed = Packed(offset, gather, scatter)
+    packed.parts = used if len({part.datatype.handle for part in used}) == 1 else None
     weakref.finalize(packed, _free, [whole for whole, _ in pieces]).atexit = False
     return packed
 
@@ -195,16 +209,24 @@ def _whole(parts: Sequence[Part], nbytes: int) -> MPI.Datatype:
 
 
 def absolute(parts: Iterable[Part], what: str) -> Packed:
-    """The same for parts whose places are addresses (``MPI.BOTTOM``)."""
+    """The same for parts whose places are addresses (``MPI.BOTTOM``).
+
+    Raises:
+        ValueError: an address that is none.
+    """
     used = [part for part in parts if part.nbytes]
     bounds = [_bounds(part) for part in used]
     first = min((first for first, _ in bounds), default=0)
     end = max((end for _, end in bounds), default=0)
     if used and first <= 0:
         raise ValueError(f"{what}: MPI.BOTTOM with a datatype that names address {first}")
-    held = MPI.buffer.fromaddress(first, end - first).cast("B")
-    memory = np.frombuffer(held, np.uint8)
-    return typed(memory, [replace(part, offset=part.offset - first) for part in used], what)
+    memory = at(first, end - first)
+    return typed(memory, [replace(part, offset=part.offset - first) for part in used])
+
+
+def at(address: int, nbytes: int) -> Bytes:
+    """The memory at an address."""
+    return np.frombuffer(MPI.buffer.fromaddress(address, nbytes).cast("B"), np.uint8)
 
 
 def _bounds(part: Part) -> tuple[int, int]:

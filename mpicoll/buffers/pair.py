@@ -17,9 +17,10 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base.wording import plural
-from mpicoll.buffers import packing
+from mpicoll.buffers import device_packing, packing
 from mpicoll.buffers.buffer import Buffer
 from mpicoll.buffers.parsing import parse
+from mpicoll.cuda.arrays import DeviceArray
 from mpicoll.schedule.collectives import Collective, Place
 from mpicoll.schedule.layout import Layout
 
@@ -147,7 +148,7 @@ def _held(buffer: Buffer) -> Array:
     """The caller's memory, all of it where it is strided."""
     if buffer.packed is None or buffer.array is None:
         return buffer.memory
-    return buffer.array
+    return buffer.array.elements if isinstance(buffer.array, DeviceArray) else buffer.array
 
 
 def _in_one_order(
@@ -190,8 +191,13 @@ def _of_blocks(block: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
 
 def _ordered(buffer: Buffer, order: str, blocks: int) -> Buffer:
     """The same elements by value, each of some blocks along the first axis in an order."""
-    assert buffer.array is not None
-    packed = packing.strided(buffer.array, order, blocks)
+    array = buffer.array
+    assert array is not None
+    if isinstance(array, DeviceArray):
+        there = device_packing.strided(array, order, "buffer", blocks)
+        buffer = replace(buffer, device=there.target)
+        return replace(buffer, memory=there.memory, packed=there, order=order)
+    packed = packing.strided(array, order, blocks)
     return replace(buffer, memory=packed.memory, packed=packed, order=order)
 
 

@@ -10,8 +10,12 @@ An array that is contiguous, in C or in Fortran order, is its memory, as in mpi4
 goes by value, in the order of its axes in memory: Fortran's if the first axis has the smallest
 strides, else C's; counts and displacements are in its elements, in that order.
 
+A count that the message gives together with a datatype is the caller's word: it may reach beyond
+the memory that the owner tells of, as in mpi4py.  :attr:`Buffer.beyond` says so.
+
 Errors are of the classes that mpi4py raises: TypeError for what is no buffer or has no datatype,
-ValueError for counts, BufferError for memory that is not writable.  What a program may legally pass
+KeyError for the code of no datatype, ValueError for counts, BufferError for memory that is not
+writable.  What a program may legally pass
 but mpicoll cannot serve raises :class:`Unsupported` instead, so that the caller can hand it to the
 MPI library.  That must be the same on all ranks: to collectives that only move data, of which MPI
 wants equal type signatures alone, derived datatypes go by value (see
@@ -21,27 +25,32 @@ unsupported.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from mpicoll.base import dlpack
 from mpicoll.base.wording import plural
-from mpicoll.buffers import packing
+from mpicoll.buffers import device_packing, packing
 from mpicoll.buffers.buffer import Buffer, Bytes, Kind, View
 from mpicoll.buffers.datatypes import byte_order_error, kind_of, kind_of_dtype
-from mpicoll.buffers.packing import Part
-from mpicoll.cuda.arrays import DeviceArray, recognise
+from mpicoll.buffers.integers import natural
+from mpicoll.buffers.packing import Packed, Part
+from mpicoll.cuda.arrays import DeviceArray, is_immutable, recognise
 from mpicoll.errors import Unsupported
 
-__all__ = ["by_value", "goes_by_value", "items", "natural", "parse", "view"]
-
-
-#: DLPack device types whose memory the CPU reaches: CPU, CUDA and ROCm pinned, CUDA managed.
-_HOST = (1, 3, 11, 13)
+__all__ = [
+    "by_value",
+    "goes_by_value",
+    "items",
+    "parse",
+    "reaching",
+    "view",
+]
 
 
 def parse(
@@ -62,7 +71,7 @@ def parse(
         moved: whether it is only moved, not reduced, so that any datatype will do.
 
     Raises:
-        TypeError: no buffer, or no MPI datatype.
+        TypeError: no buffer, or no MPI datatype; a KeyError too, for the code of none.
         ValueError: a count that does not fit the buffer.
         BufferError: not writable, not in this machine's byte order, not in memory that the CPU
             reaches; not contiguous, where it is no array or has a derived datatype.
@@ -77,10 +86,10 @@ def parse(
             number = blocks * (_share(entries, extent, blocks, what) if count is None else count)
             return [Part(displacement * extent, number, datatype)]
 
-        return by_value(message, count or 0, parts, what, writable, blocks)
+        trusted = count is not None
+        return by_value(message, count or 0, parts, what, writable, blocks, trusted=trusted)
     seen = view(owner, datatype, count or 0, what, writable)
-    memory, count = _range(seen.memory, count, displacement, seen.kind, blocks, what)
-    return seen.buffer(memory, count, blocks, writable)
+    return _range(seen, count, displacement, blocks, what, writable, datatype is not None)
 
 
 def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> View:
@@ -92,7 +101,7 @@ def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> 
     kind = None if datatype is None else kind_of(datatype, what)
     if owner is None or owner is MPI.BOTTOM:
         return View(*_bottom(owner, counted, kind, what))
-    array, memory = _array(owner, writable, what)
+    array = _array(owner, what)
     if isinstance(array, DeviceArray):
         return _device_view(array, kind, writable, what)
     dtype = array.dtype
@@ -106,21 +115,24 @@ def view(owner: Any, datatype: Any, counted: int, what: str, writable: bool) -> 
     elif not dtype.isnative and kind.datatype != MPI.BYTE:
         raise byte_order_error(dtype, what)
     order = _order(array)
-    if memory is not None:
-        return View(memory, kind, order)
     if writable and not array.flags.writeable:
         raise BufferError(
             f"{what}: read-only; pass a writable array (array.copy(), or bytearray for bytes)"
         )
-    if array.flags.c_contiguous or array.flags.f_contiguous:
+    if array.flags.forc:
         return View(array.ravel(order="K").view(np.uint8), kind, order, array)
+    _check_distinct(array, writable, what)
+    packed = packing.strided(array, order)
+    return View(packed.memory, kind, order, array, packed)
+
+
+def _check_distinct(array: npt.NDArray[Any] | DeviceArray, writable: bool, what: str) -> None:
+    """Raise if elements that are written have one address."""
     if writable and any(n > 1 and not s for n, s in zip(array.shape, array.strides, strict=True)):
         raise BufferError(
             f"{what}: several elements at one address (shape {array.shape}, strides "
             f"{array.strides}); pass array.copy()"
         )
-    packed = packing.strided(array, order)
-    return View(packed.memory, kind, order, array, packed)
 
 
 def _device_view(array: DeviceArray, kind: Kind | None, writable: bool, what: str) -> View:
@@ -131,8 +143,17 @@ def _device_view(array: DeviceArray, kind: Kind | None, writable: bool, what: st
     elif dtype is not None and not dtype.isnative and kind.datatype != MPI.BYTE:
         raise byte_order_error(dtype, what)
     if writable and not array.writable:
-        raise BufferError(f"{what}: read-only in device memory; pass a writable array, or a copy")
-    return View(array.addresses, kind, array.order, device=array)
+        name = type(array.owner).__name__
+        raise BufferError(
+            f"{what}: a {name} that is read-only in device memory; pass a writable "
+            "array, cupy.array(array) for example"
+        )
+    order = _order(array.elements)
+    if array.is_contiguous:
+        return View(array.addresses, kind, order, array, device=array)
+    _check_distinct(array, writable, what)
+    packed = device_packing.strided(array, order, what)
+    return View(packed.memory, kind, order, array, packed, packed.target)
 
 
 def goes_by_value(owner: Any, datatype: Any) -> bool:
@@ -148,6 +169,8 @@ def by_value(
     what: str,
     writable: bool,
     blocks: int = 1,
+    *,
+    trusted: bool,
 ) -> Buffer:
     """A buffer of bytes that are a copy of elements of any datatypes.
 
@@ -156,26 +179,38 @@ def by_value(
         counted: elements that it asks for, as far as it says.
         parts: the elements, given the bytes of memory that there are.
         what, writable, blocks: see :func:`parse`.
+        trusted: whether they may reach beyond that memory.
 
     Raises:
         TypeError, ValueError, BufferError: see :func:`parse`.
     """
-    owner = message[0]
+    owner, beyond = message[0], ""
     if owner is MPI.BOTTOM:
         packed = packing.absolute(parts(0), what)
     else:
         seen = view(owner, MPI.BYTE, counted, what, writable)
-        if seen.device is not None:
-            raise BufferError(
-                f"{what}: a derived datatype of elements in device memory; pass a contiguous array "
-                "of them, cupy.ascontiguousarray(view) for example"
-            )
         if seen.packed is not None:
             raise BufferError(
                 f"{what}: not contiguous, but a derived datatype says where elements are in "
-                "memory; pass the array that this one is a view of, or numpy.ascontiguousarray"
+                "memory; pass the array that this one is a view of, or a contiguous copy"
             )
-        packed = packing.typed(seen.memory, parts(seen.memory.size), what)
+        elements = parts(seen.memory.size)
+        beyond = packing.beyond(elements, seen.memory.size)
+        if beyond and not (trusted and seen.device is None):
+            raise ValueError(f"{what}: {beyond}; pass a larger buffer or a smaller count")
+        if seen.device is not None:
+            there = device_packing.typed(seen.device, elements, what)
+            return _of_bytes(there, writable, blocks, device=there.target)
+        if beyond:
+            base = seen.memory.ctypes.data
+            moved = [replace(part, offset=base + part.offset) for part in elements]
+            packed = packing.absolute(moved, what)
+        else:
+            packed = packing.typed(seen.memory, elements)
+    return _of_bytes(packed, writable, blocks, given=message, beyond=_warned(what, beyond))
+
+
+def _of_bytes(packed: Packed, writable: bool, blocks: int, **more: Any) -> Buffer:
     return Buffer(
         packed.memory,
         packed.memory.size // blocks,
@@ -185,7 +220,7 @@ def by_value(
         MPI.BYTE,
         writable,
         packed=packed,
-        given=message,
+        **more,
     )
 
 
@@ -234,25 +269,6 @@ def _unpack(message: Any, what: str) -> tuple[Any, int | None, int, Any]:
     )
 
 
-def natural(value: Any, name: str, what: str) -> int:
-    """A count or displacement as an int.
-
-    Raises:
-        TypeError: no integer.
-        ValueError: negative.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        hint = "; lists of arrays are for the blocking Allreduce alone" if np.ndim(value) else ""
-        if isinstance(value, (float, complex)):
-            hint = "; pass numbers as an array, by numpy.array"
-        raise TypeError(f"{what}: {name} {value!r} must be an integer{hint}") from None
-    if number < 0:
-        raise ValueError(f"{what}: {name} {number} must not be negative")
-    return number
-
-
 def _bottom(owner: Any, counted: int, kind: Kind | None, what: str) -> tuple[Bytes, Kind]:
     if owner is MPI.BOTTOM:
         raise Unsupported(f"{what} is MPI.BOTTOM (absolute addresses)")
@@ -263,40 +279,40 @@ def _bottom(owner: Any, counted: int, kind: Kind | None, what: str) -> tuple[Byt
     return np.empty(0, np.uint8), kind
 
 
-def _array(
-    owner: Any, writable: bool, what: str
-) -> tuple[npt.NDArray[Any] | DeviceArray, Bytes | None]:
-    """The owner as an array; and its memory, if that cannot be had through the array."""
+def _array(owner: Any, what: str) -> npt.NDArray[Any] | DeviceArray:
+    """The owner as an array."""
     if isinstance(owner, np.ndarray):
-        return owner.view(np.ndarray), None
+        return owner.view(np.ndarray)
+    refusal: Exception | None = None
     try:
-        return np.asarray(memoryview(owner)), None
+        return np.asarray(memoryview(owner))
     except TypeError:
         pass  # has no buffer
-    except (ValueError, RuntimeError) as error:
-        raise TypeError(f"{what}: {error}; pass [buffer, count, datatype]") from None
+    except Exception as error:  # of any class: JAX's, of what is on a GPU, is its own
+        refusal = error
     on_device = recognise(owner, what)
     if on_device is not None:
-        return on_device, None
+        return on_device
     device = getattr(owner, "__dlpack_device__", None)
-    if device is None:
-        raise TypeError(
-            f"{what}: expected an array, bytes or another buffer, or [buffer, count, datatype], "
-            f"not {type(owner).__name__}"
-        )
-    if device()[0] not in _HOST:
+    if device is not None:
+        return _exported(owner, int(device()[0]), what)
+    if refusal is not None:
+        raise TypeError(f"{what}: {refusal}; pass [buffer, count, datatype]")
+    raise TypeError(
+        f"{what}: expected an array, bytes or another buffer, or [buffer, count, datatype], not "
+        f"{type(owner).__name__}"
+    )
+
+
+def _exported(owner: Any, device: int, what: str) -> npt.NDArray[Any]:
+    """An array that is exported by DLPack from memory of the host."""
+    if device not in dlpack.HOST:
         raise BufferError(
             f"{what}: a {type(owner).__name__} in the memory of a device that is no CUDA one "
-            f"(DLPack's type {int(device()[0])}); copy it to the host"
+            f"(DLPack's type {device}); copy it to the host"
         )
-    try:
-        array = np.from_dlpack(owner)
-        # NumPy takes what comes without a read-only flag for read-only, mpi4py for writable.
-        held = MPI.buffer.frombuffer(owner, readonly=not writable).cast("B")
-        memory = np.frombuffer(held, np.uint8)
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise BufferError(f"{what}: {error}; pass a contiguous array in host memory") from None
-    return array, memory
+    found = dlpack.look(owner, what)
+    return found._replace(writable=found.writable and not is_immutable(owner)).array()
 
 
 def _order(array: npt.NDArray[Any]) -> str:
@@ -311,10 +327,17 @@ def _order(array: npt.NDArray[Any]) -> str:
 
 
 def _range(
-    memory: Bytes, count: int | None, displacement: int, kind: Kind, blocks: int, what: str
-) -> tuple[Bytes, int]:
-    """The bytes used, and the elements of one block."""
-    held, offset = memory.size, displacement * kind.itemsize
+    seen: View,
+    count: int | None,
+    displacement: int,
+    blocks: int,
+    what: str,
+    writable: bool,
+    typed: bool,
+) -> Buffer:
+    """The bytes used, as blocks; ``typed``: whether the message names the datatype."""
+    kind, held = seen.kind, seen.memory.size
+    offset = displacement * kind.itemsize
     if offset > held:
         raise ValueError(
             f"{what}: displacement {displacement} is beyond the end of a buffer of "
@@ -322,15 +345,35 @@ def _range(
         )
     if count is None:
         count = _share(held - offset, kind.itemsize, blocks, what)
+    elif typed:
+        seen = reaching(seen, offset + count * blocks * kind.itemsize, what)
     used = count * blocks * kind.itemsize
-    if used > held - offset:
+    if used > seen.memory.size - offset:
         times = f"{blocks} blocks of " if blocks > 1 else ""
         raise ValueError(
             f"{what}: too small: {times}{plural(count, 'element')} of "
             f"{plural(kind.itemsize, 'byte')} would need {plural(used, 'byte')}, there are "
             f"{held - offset}; pass a larger buffer or a smaller count"
         )
-    return memory[offset : offset + used], count
+    return seen.buffer(seen.memory[offset : offset + used], count, blocks, writable)
+
+
+def reaching(seen: View, end: int, what: str) -> View:
+    """The same memory up to a byte that the caller names, behind what the owner tells of.
+
+    What goes by value, or lies in the memory of a device, stays as it is.
+    """
+    held = seen.memory.size
+    if end <= held or seen.packed is not None or seen.device is not None:
+        return seen
+    memory = packing.at(seen.memory.ctypes.data, end)
+    beyond = f"counts reach to byte {end} of a buffer of {plural(held, 'byte')}"
+    return seen._replace(memory=memory, beyond=_warned(what, beyond))
+
+
+def _warned(what: str, beyond: str) -> str:
+    """What to say of a buffer that is used beyond its end."""
+    return beyond and f"{what}: {beyond}, which is used as the message says, unchecked"
 
 
 def _share(held: int, extent: int, blocks: int, what: str) -> int:

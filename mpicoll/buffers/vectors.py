@@ -15,17 +15,25 @@ buffer, and for receive blocks that overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from mpicoll.base.wording import plural
 from mpicoll.buffers.buffer import Buffer
 from mpicoll.buffers.datatypes import kind_of
+from mpicoll.buffers.integers import is_integer, natural, naturals
 from mpicoll.buffers.packing import Part
 from mpicoll.buffers.pair import Operands, check_apart, check_types, no_place, order_error
-from mpicoll.buffers.parsing import by_value, goes_by_value, items, natural, parse, view
+from mpicoll.buffers.parsing import (
+    by_value,
+    goes_by_value,
+    items,
+    parse,
+    reaching,
+    view,
+)
 from mpicoll.errors import Unsupported
 from mpicoll.schedule import layout
 from mpicoll.schedule.collectives import Collective, Place
@@ -35,13 +43,13 @@ from mpicoll.schedule.layout import Layout
 def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tuple[Buffer, Layout]:
     """The memory of a vector, up to the end of its last block, and its blocks in elements."""
     owner, counts, displacements, datatype = _unpack(message, what)
-    cut = None if counts is None else _numbers(counts, blocks, "counts", what)
+    cut = None if counts is None else naturals(counts, blocks, "counts", what)
     places = None
-    if isinstance(displacements, (int, np.integer)):
+    if is_integer(displacements):
         distance = natural(displacements, "displacement", what)
         places = [distance * index for index in range(blocks)]
     elif displacements is not None:
-        places = _numbers(displacements, blocks, "displacements", what)
+        places = naturals(displacements, blocks, "displacements", what)
     if goes_by_value(owner, datatype):
         _, extent = datatype.Get_extent()
 
@@ -52,12 +60,15 @@ def parse_vector(message: Any, *, what: str, writable: bool, blocks: int) -> tup
             pairs = zip(vector.offsets, vector.counts, strict=True)
             return [Part(offset * extent, count, datatype) for offset, count in pairs]
 
-        return _by_value(message, sum(cut or ()), parts, what, writable)
+        trusted = cut is not None
+        return _by_value(message, sum(cut or ()), parts, what, writable, trusted)
     seen = view(owner, datatype, sum(cut or ()), what, writable)
-    itemsize = seen.kind.itemsize
+    itemsize, trusted = seen.kind.itemsize, cut is not None and datatype is not None
     if cut is None:
         cut = _even(seen.memory.size, itemsize, blocks, what)
     vector = layout.displaced(cut, places)
+    if trusted:
+        seen = reaching(seen, vector.extent * itemsize, what)
     _check_blocks(layout.scaled(vector, itemsize), seen.memory.size, what, writable)
     used = seen.memory[: vector.extent * itemsize]
     return seen.buffer(used, sum(cut), 1, writable), vector
@@ -78,6 +89,7 @@ def _by_value(
     parts: Callable[[int], list[Part]],
     what: str,
     writable: bool,
+    trusted: bool,
 ) -> tuple[Buffer, Layout]:
     """A copy of elements of any datatypes, one part a block, and the blocks in bytes."""
     lengths: list[int] = []
@@ -87,42 +99,35 @@ def _by_value(
         lengths[:] = [part.nbytes for part in found]
         return found
 
-    return by_value(message, counted, noted, what, writable), layout.displaced(lengths)
+    buffer = by_value(message, counted, noted, what, writable, trusted=trusted)
+    return buffer, layout.displaced(lengths)
 
 
 def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tuple[Buffer, Layout]:
     """The memory of a vector with a datatype a block, and its blocks in bytes."""
-    if not isinstance(message, (list, tuple)) or not 2 <= len(message) <= 4:
-        raise TypeError(
-            f"{what}: pass [buffer, (counts, displacements in bytes), datatypes], not "
-            f"{type(message).__name__}"
-        )
-    owner, datatypes = message[0], list(message[-1])
-    counts: Any = [1] * blocks
-    displacements: Any = [0] * blocks
-    if len(message) == 3:
-        counts, displacements = message[1]
-    elif len(message) == 4:
-        counts, displacements = message[1:3]
+    owner, counts, displacements, datatypes = _unpack_typed(message, what)
+    if counts is None and displacements is None:
+        counts, displacements = 1, 0
     if len(datatypes) != blocks:
         raise ValueError(
             f"{what}: {plural(len(datatypes), 'datatype')} for {plural(blocks, 'rank')}; "
             "pass one a rank"
         )
-    numbers = _numbers(counts, blocks, "counts", what)
-    places = _numbers(displacements, blocks, "displacements", what)
+    numbers = naturals(counts, blocks, "counts", what)
+    places = naturals(displacements, blocks, "displacements", what)
     if any(goes_by_value(owner, datatype) for datatype in datatypes):
         kinds = [
             d if goes_by_value(owner, d) else MPI.Datatype(kind_of(d, what).datatype)
             for d in datatypes
         ]
         parts = [*map(Part, places, numbers, kinds)]
-        return _by_value(message, sum(numbers), lambda held: parts, what, writable)
+        return _by_value(message, sum(numbers), lambda held: parts, what, writable, True)
     sizes = [kind_of(datatype, what).itemsize for datatype in datatypes]
     seen = view(owner, MPI.BYTE, sum(numbers), what, writable)
     vector = layout.displaced(
         [count * size for count, size in zip(numbers, sizes, strict=True)], places
     )
+    seen = reaching(seen, vector.extent, what)
     _check_blocks(vector, seen.memory.size, what, writable)
     used = seen.memory[: vector.extent]
     return seen.buffer(used, sum(vector.counts), 1, writable), vector
@@ -153,19 +158,37 @@ def _unpack(message: Any, what: str) -> tuple[Any, Any, Any, Any]:
     return owner, counts, displacements, datatype
 
 
-def _numbers(values: Any, blocks: int, name: str, what: str) -> list[int]:
-    """One natural number a block."""
-    if isinstance(values, (int, np.integer)):
-        return [natural(values, name, what)] * blocks
+def _unpack_typed(message: Any, what: str) -> tuple[Any, Any, Any, list[Any]]:
+    """Buffer, counts, displacements and datatypes; None for what is not there."""
+    if isinstance(message, (list, tuple)) and 2 <= len(message) <= 4:
+        owner, *given, datatypes = message
+        with suppress(TypeError, ValueError):
+            counts, displacements = (
+                given if len(given) == 2 else given[0] if given else (None, None)
+            )
+            return owner, counts, displacements, [*datatypes]
+    raise TypeError(
+        f"{what}: {message!r} in the place of [buffer, (counts, displacements in bytes), datatypes]"
+    )
+
+
+def without_null(message: Any) -> Any:
+    """A message of Alltoallw with ``MPI.BYTE`` for ``MPI.DATATYPE_NULL`` where the count is 0.
+
+    Not all MPI libraries take that one.  What is wrong with a message is for others to say.
+    """
     try:
-        numbers = [natural(value, name, what) for value in values]
-    except TypeError:
-        raise TypeError(f"{what}: {name} {values!r} must be integers, one a rank") from None
-    if len(numbers) != blocks:
-        raise ValueError(
-            f"{what}: {len(numbers)} {name} for {plural(blocks, 'rank')}; pass one a rank"
-        )
-    return numbers
+        owner, counts, displacements, datatypes = _unpack_typed(message, "buffer")
+        null = [
+            not count and datatype == MPI.DATATYPE_NULL
+            for count, datatype in zip(counts, datatypes, strict=True)
+        ]
+    except (TypeError, ValueError):
+        return message
+    if not any(null):
+        return message
+    kinds = [MPI.BYTE if unused else kind for unused, kind in zip(null, datatypes, strict=True)]
+    return [owner, counts, displacements, kinds]
 
 
 def _check_blocks(vector: Layout, held: int, what: str, apart: bool) -> None:
@@ -251,7 +274,7 @@ def _reduce_scatter(
     in_place = sendbuf is MPI.IN_PLACE
     recv = parse(recvbuf, what="receive buffer", writable=True)
     send = recv if in_place else parse(sendbuf, what="send buffer")
-    cut = layout.displaced(_numbers(counts, place.size, "recvcounts", "receive buffer"))
+    cut = layout.displaced(naturals(counts, place.size, "recvcounts", "receive buffer"))
     total, own = sum(cut.counts), cut.counts[place.rank]
     needed = [("send", send, total)]
     if not in_place:

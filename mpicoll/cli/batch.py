@@ -5,6 +5,7 @@ The batch scripts themselves are in ``slurm/`` of the source.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -56,14 +57,14 @@ def site(file: Path) -> Site:
     file = file.absolute()
     try:
         read = subprocess.run(
-            ["bash", "-c", _READ, "bash", str(file)], capture_output=True, text=True, check=False
+            ["bash", "-c", _READ, "bash", str(file)], capture_output=True, check=False
         )
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}: bash") from None
     if read.returncode:
-        reason = " ".join(read.stderr.split()) or f"exit status {read.returncode}"
+        reason = " ".join(os.fsdecode(read.stderr).split()) or f"exit status {read.returncode}"
         raise UsageError(f"{file} cannot be read: {reason}; compare it with site.env.example")
-    scripts, shared, count, *words = read.stdout.split("\0")[:-1]
+    scripts, shared, count, *words = os.fsdecode(read.stdout).split("\0")[:-1]
     number = int(count)
     return Site(file, Path(scripts), Path(shared), tuple(words[:number]), tuple(words[number:]))
 
@@ -160,12 +161,12 @@ def submit(command: list[str]) -> str:
         RankError: if SLURM refuses it.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:
         raise UsageError(
             "there is no sbatch here; submit where SLURM is, or see what would be by --dry-run"
         ) from None
     if done.returncode:
-        reason = " ".join(done.stderr.split())
+        reason = " ".join(os.fsdecode(done.stderr).split())
         raise RankError(f"SLURM refuses the job: {reason}")
-    return done.stdout.strip().partition(";")[0]
+    return os.fsdecode(done.stdout).strip().partition(";")[0]

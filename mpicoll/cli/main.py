@@ -6,12 +6,14 @@ import _thread
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from mpicoll.base.launcher import launch
-from mpicoll.cli import output
+from mpicoll.base.sleeping import meet
+from mpicoll.cli import output, session
 from mpicoll.cli.errors import RankError, UsageError, describe
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
@@ -21,6 +23,9 @@ COLLECTIVE_COMMANDS = ("bench", "train", "doctor")
 SHORT_FOR = {"--invariant": "--invariant=16"}
 
 FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+
+#: Seconds that a rank without MPI waits for rank 0 to say why.
+_PATIENCE = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,17 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rank and not together:
         return 0
     if rank:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
+    output.spare_signs()
     try:
         # Without a subcommand there is nothing to do but to say what there is.
         with _interrupts_heard():
             status = _run(words) if words else max(MISUSED, _run(["--help"]))
             sys.stdout.flush()
-        return status
+        # The first of ranks that are alone has said why, or is about to: see `_say_misuse`.
+        return 0 if rank and session.alone() else status
     except UsageError as error:
-        if rank == 0:
-            output.remark(f"mpicoll: error: {error}")
-        return MISUSED
+        several = together and launch().size != 1
+        return _say_misuse(str(error), rank, several)
     except BrokenPipeError:
         # Nobody reads any more. Python would complain about what is still buffered at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -62,10 +68,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.remark(f"mpicoll: error: {_with_rank(describe(error))}")
         _end_job(FAILED)
         return FAILED
+    except MemoryError as error:
+        reason = f"out of memory: {error}".removesuffix(": ")
+        remedy = "take smaller sizes, fewer ranks of a node, or a machine with more memory"
+        output.remark(f"mpicoll: error: {_with_rank(f'{reason}; {remedy}')}")
+        _end_job(FAILED)
+        return FAILED
     except Exception:
         sys.stderr.write(_with_rank(traceback.format_exc()))
         _end_job(FAILED)
         return FAILED
+
+
+def _say_misuse(words: str, rank: int, several: bool) -> int:
+    """Say a usage error once, by rank 0; the exit status.
+
+    A launcher ends all ranks when one leaves with an error, perhaps before rank 0 has come to this.
+    So all meet first.  Where MPI does not join them, the others leave without an error.
+    """
+    if not several:
+        output.remark(f"mpicoll: error: {words}")
+        return MISUSED
+    try:
+        comm = session.load()
+    except UsageError:
+        if rank:
+            time.sleep(
+                _PATIENCE
+            )  # rank 0 has no MPI either, says so, and the launcher ends this one
+        output.remark(f"mpicoll: error: {words}")
+        return MISUSED
+    words = session.common(comm, words)
+    if rank == 0:
+        output.remark(f"mpicoll: error: {words}")
+    if session.alone():
+        return 0 if rank else MISUSED
+    meet(comm)
+    return MISUSED
 
 
 @contextmanager

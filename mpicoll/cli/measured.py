@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpicoll.base.wording import plural
 from mpicoll.cli import output
 from mpicoll.cli.errors import UsageError, reading, usage
 
 if TYPE_CHECKING:
-    from mpicoll.bench.records import Run
+    from mpicoll.bench.records import Point, Run
     from mpicoll.model.build import Found
     from mpicoll.model.cells import Cell, Left
     from mpicoll.simulate.costs import CostModel
@@ -80,6 +81,25 @@ def cells(found: Sequence[Run], oversubscribed: bool) -> tuple[list[Cell], Left]
 
     with usage():
         return gather(found, oversubscribed=oversubscribed)
+
+
+def wrong(points: Iterable[Point]) -> int:
+    """Name the points whose results are wrong; the exit status: 1 where there are any, else 0."""
+    status = 0
+    for point in points:
+        if point.wrong:
+            status = 1
+            output.remark(
+                f"mpicoll: error: {point.collective} {point.algorithm}, "
+                f"{plural(point.size, 'byte')}: {plural(point.wrong, 'wrong element')}, "
+                f"the first at {point.problem}"
+            )
+    return status
+
+
+def wrong_runs(runs: Sequence[Run]) -> int:
+    """The same of all points of some runs."""
+    return wrong(point for run in runs for point in run.points)
 
 
 def fitted(runs: Sequence[Run], cells: Sequence[Cell], left: Left) -> Found:

@@ -7,8 +7,11 @@ of its own, between the ranks and the user.
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,37 @@ from mpicoll.base.launcher import launch
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+
+#: Signs in ASCII, where a terminal lacks them; letters lose their accents.
+_SIGNS = {
+    **dict.fromkeys("–—−─━", "-"),
+    **dict.fromkeys("│┃", "|"),
+    **dict.fromkeys("•·●", "*"),
+    **dict.fromkeys("“”", '"'),
+    **dict.fromkeys("‘’", "'"),
+    **{"×": "x", "∓": "-+", "…": "...", "µ": "u", "μ": "u", "°": " deg"},
+}
+
+
+def in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What is printed for the first sign that an encoding lacks, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    sign = error.object[error.start]
+    after = error.start + 1
+    if "\udc80" <= sign <= "\udcff":  # a byte of a file's name that is no text
+        return bytes([ord(sign) - 0xDC00]), after
+    letters = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode()
+    return _SIGNS.get(sign) or letters or "?", after
+
+
+def spare_signs() -> None:
+    """Let standard output and standard error print all texts, whatever their encoding."""
+    codecs.register_error("mpicoll", in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="mpicoll")
 
 
 def facts(value: Any) -> None:

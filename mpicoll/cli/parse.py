@@ -9,6 +9,7 @@ from mpicoll.cli.errors import UsageError
 from mpicoll.schedule.parameters import Value, read_value
 
 _MOST_RANKS = 1 << 24
+_MOST_NUMBERS = 1 << 16
 _FEW_RANKS = 16  # up to here "auto" is more
 _TIME = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(s|ms|us|ns|ps|fs)?", re.IGNORECASE | re.ASCII)
 _VALUE = re.compile(r"\s*\d+(,\d+)*,?\s*", re.ASCII)
@@ -130,5 +131,9 @@ def _numbers(option: str, text: str, least: int, most: int, example: str) -> tup
                 raise UsageError(
                     f"{option} {text!r}: {number} is out of range; give {least} to {most}"
                 )
+        if len(found) + last - first >= _MOST_NUMBERS:
+            raise UsageError(
+                f"{option} {text!r} has more than {_MOST_NUMBERS:,} numbers; give fewer"
+            )
         found.update(range(first, last + 1))
     return tuple(sorted(found))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpicoll.base.wording import plural
 from mpicoll.cli import output
 from mpicoll.cli.errors import RankError, usage
-from mpicoll.cli.measured import need
+from mpicoll.cli.measured import need, wrong
 
 if TYPE_CHECKING:
     from mpicoll.bench.measurement import Skipped
@@ -112,16 +112,10 @@ class Recorder:
             from mpicoll.report import collect, page
 
             page.write(html, collect.collect([Run(self.run.name, self.run.facts, points)]))
-        wrong = [p for p in points if p.wrong]
-        for point in wrong:
-            output.remark(
-                f"mpicoll: error: {point.collective} {point.algorithm}, "
-                f"{plural(point.size, 'byte')}: {plural(point.wrong or 0, 'wrong element')}, "
-                f"the first at {point.problem}"
-            )
         if not points:
             output.remark("mpicoll: error: no point could be measured; see the reasons above")
-        return 1 if wrong or not points else 0
+            return 1
+        return wrong(points)
 
     def close(self) -> None:
         """Leave the terminal and the file in order, whatever happened."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from mpicoll.base.consensus import Problem, attempt
+from mpicoll.base.consensus import Problem, agreed, attempt
 from mpicoll.base.launcher import launch, mismatch
 from mpicoll.cli.errors import UsageError, describe
 
@@ -15,7 +16,50 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+#: Whether ranks have told each other what was wrong before MPI was there.
+_told = False
+
+
 def world() -> MPI.Intracomm:
+    """All ranks as plain mpi4py sees them; initialises MPI.  Collective.
+
+    Raises:
+        UsageError: where mpi4py or the MPI library cannot be loaded; on all ranks, where some have
+            ended with one before.
+    """
+    comm = load()
+    problem = common(comm)
+    if problem:
+        raise UsageError(problem)
+    return comm
+
+
+def common(comm: MPI.Intracomm, problem: str = "") -> str:
+    """What keeps any rank from going on, "" if nothing.  Collective when it is called first.
+
+    A usage error of after that is the same on all ranks already.
+
+    Args:
+        comm: all ranks.
+        problem: what keeps this rank.
+    """
+    global _told
+    if _told:
+        return problem
+    _told = True
+    found = agreed(comm, problem)
+    if found is None:
+        return ""
+    return found.text if len(found.ranks) == comm.Get_size() else str(found)
+
+
+def alone() -> bool:
+    """Whether MPI does not join this process with others, as far as it has been initialised."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is None or mpi.COMM_WORLD.Get_size() == 1
+
+
+def load() -> MPI.Intracomm:
     """All ranks as plain mpi4py sees them; initialises MPI.
 
     Raises:

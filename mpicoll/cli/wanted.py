@@ -77,12 +77,12 @@ def sizes(options: Options) -> tuple[int, ...]:
     with usage():
         listed = parse_sizes(first)
         if len(listed) > 1:
-            if last or factor or step:
+            if (last, factor, step) != (None, None, None):
                 raise UsageError(f"-b {first!r} lists all sizes; drop -e, -f and -i")
             return listed
         return sweep(
             listed[0],
-            parse_size(last or "4M"),
-            factor or 2,
+            parse_size("4M" if last is None else last),
+            2 if factor is None else factor,
             None if step is None else parse_size(step),
         )

@@ -72,6 +72,11 @@ def register(array: Any, comm: Intracomm) -> Registered:
     found = recognise(array)
     if found is None:
         raise TypeError(f"expected an array in device memory, not {type(array).__name__}")
+    if not found.is_contiguous:
+        raise BufferError(
+            f"not contiguous in device memory (shape {found.shape}, strides {found.strides}), so "
+            "it cannot be registered; register cupy.ascontiguousarray(array), or a copy"
+        )
     if peers is None:
         return Registered(None, ())
     with progress.meanwhile():

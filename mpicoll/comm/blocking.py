@@ -14,17 +14,23 @@ from mpicoll.schedule.methods import METHODS
 from mpicoll.schedule.parameters import Parameter
 
 # The numbers of methods on the fast path.
-ALLREDUCE = METHODS["Allreduce"].fast
-REDUCE = METHODS["Reduce"].fast
-BCAST = METHODS["Bcast"].fast
-BARRIER = METHODS["Barrier"].fast
-ALLGATHER = METHODS["Allgather"].fast
-REDUCE_SCATTER_BLOCK = METHODS["Reduce_scatter_block"].fast
-ALLTOALL = METHODS["Alltoall"].fast
-GATHER = METHODS["Gather"].fast
-SCATTER = METHODS["Scatter"].fast
-SCAN = METHODS["Scan"].fast
-EXSCAN = METHODS["Exscan"].fast
+ALLREDUCE = METHODS["Allreduce"].number
+REDUCE = METHODS["Reduce"].number
+BCAST = METHODS["Bcast"].number
+BARRIER = METHODS["Barrier"].number
+ALLGATHER = METHODS["Allgather"].number
+ALLGATHERV = METHODS["Allgatherv"].number
+REDUCE_SCATTER_BLOCK = METHODS["Reduce_scatter_block"].number
+REDUCE_SCATTER = METHODS["Reduce_scatter"].number
+ALLTOALL = METHODS["Alltoall"].number
+ALLTOALLV = METHODS["Alltoallv"].number
+ALLTOALLW = METHODS["Alltoallw"].number
+GATHER = METHODS["Gather"].number
+GATHERV = METHODS["Gatherv"].number
+SCATTER = METHODS["Scatter"].number
+SCATTERV = METHODS["Scatterv"].number
+SCAN = METHODS["Scan"].number
+EXSCAN = METHODS["Exscan"].number
 
 
 class Blocking(Dispatch):
@@ -32,14 +38,18 @@ class Blocking(Dispatch):
 
     def Barrier(self, *, algorithm: str | None = None, **parameters: Parameter) -> None:
         """Wait until all ranks have entered."""
-        if parameters or not self._fast_path.serve(self, BARRIER, None, None, None, 0, algorithm):
+        if parameters or not self._fast_path.serve(
+            self, BARRIER, None, None, None, 0, None, algorithm
+        ):
             self._blocking("Barrier", algorithm, parameters)
 
     def Bcast(
         self, buf: Any, root: int = 0, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Copy the root's buffer to all ranks."""
-        if parameters or not self._fast_path.serve(self, BCAST, None, buf, None, root, algorithm):
+        if parameters or not self._fast_path.serve(
+            self, BCAST, None, buf, None, root, None, algorithm
+        ):
             self._blocking("Bcast", algorithm, parameters, None, buf, None, root)
 
     def Reduce(
@@ -55,7 +65,7 @@ class Blocking(Dispatch):
     ) -> None:
         """Reduce over all ranks, to the root."""
         if not (reproducible or parameters) and self._fast_path.serve(
-            self, REDUCE, sendbuf, recvbuf, op, root, algorithm
+            self, REDUCE, sendbuf, recvbuf, op, root, None, algorithm
         ):
             return
         self._blocking(
@@ -82,7 +92,7 @@ class Blocking(Dispatch):
         integers.
         """
         if not (reproducible or parameters) and self._fast_path.serve(
-            self, ALLREDUCE, sendbuf, recvbuf, op, 0, algorithm
+            self, ALLREDUCE, sendbuf, recvbuf, op, 0, None, algorithm
         ):
             return
         if buckets.is_list(recvbuf):
@@ -124,7 +134,7 @@ class Blocking(Dispatch):
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, all blocks equally long."""
         if not (reproducible or parameters) and self._fast_path.serve(
-            self, REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0, algorithm
+            self, REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, 0, None, algorithm
         ):
             return
         self._blocking(
@@ -150,8 +160,8 @@ class Blocking(Dispatch):
     ) -> None:
         """Reduce over all ranks; rank i gets block i of the result, ``recvcounts[i]`` elements."""
         # Without counts the ranks tell one another first.
-        if not (reproducible or parameters or recvcounts is None) and self._fast_path.serve_vectors(
-            self, "Reduce_scatter", sendbuf, recvbuf, recvcounts, op, 0, algorithm
+        if not (reproducible or parameters or recvcounts is None) and self._fast_path.serve(
+            self, REDUCE_SCATTER, sendbuf, recvbuf, op, 0, recvcounts, algorithm
         ):
             return
         self._blocking(
@@ -171,7 +181,7 @@ class Blocking(Dispatch):
     ) -> None:
         """Collect a block of every rank, on all of them."""
         if parameters or not self._fast_path.serve(
-            self, ALLGATHER, sendbuf, recvbuf, None, 0, algorithm
+            self, ALLGATHER, sendbuf, recvbuf, None, 0, None, algorithm
         ):
             self._blocking("Allgather", algorithm, parameters, sendbuf, recvbuf)
 
@@ -179,8 +189,8 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Collect a block of every rank, on all of them; lengths may differ."""
-        if parameters or not self._fast_path.serve_vectors(
-            self, "Allgatherv", sendbuf, recvbuf, None, None, 0, algorithm
+        if parameters or not self._fast_path.serve(
+            self, ALLGATHERV, sendbuf, recvbuf, None, 0, None, algorithm
         ):
             self._blocking("Allgatherv", algorithm, parameters, sendbuf, recvbuf)
 
@@ -195,7 +205,7 @@ class Blocking(Dispatch):
     ) -> None:
         """Collect a block of every rank, at the root."""
         if parameters or not self._fast_path.serve(
-            self, GATHER, sendbuf, recvbuf, None, root, algorithm
+            self, GATHER, sendbuf, recvbuf, None, root, None, algorithm
         ):
             self._blocking("Gather", algorithm, parameters, sendbuf, recvbuf, None, root)
 
@@ -209,8 +219,8 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Collect a block of every rank, at the root; lengths may differ."""
-        if parameters or not self._fast_path.serve_vectors(
-            self, "Gatherv", sendbuf, recvbuf, None, None, root, algorithm
+        if parameters or not self._fast_path.serve(
+            self, GATHERV, sendbuf, recvbuf, None, root, None, algorithm
         ):
             self._blocking("Gatherv", algorithm, parameters, sendbuf, recvbuf, None, root)
 
@@ -225,7 +235,7 @@ class Blocking(Dispatch):
     ) -> None:
         """Give every rank its block of the root's buffer."""
         if parameters or not self._fast_path.serve(
-            self, SCATTER, sendbuf, recvbuf, None, root, algorithm
+            self, SCATTER, sendbuf, recvbuf, None, root, None, algorithm
         ):
             self._blocking("Scatter", algorithm, parameters, sendbuf, recvbuf, None, root)
 
@@ -239,8 +249,8 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Give every rank its block of the root's buffer; lengths may differ."""
-        if parameters or not self._fast_path.serve_vectors(
-            self, "Scatterv", sendbuf, recvbuf, None, None, root, algorithm
+        if parameters or not self._fast_path.serve(
+            self, SCATTERV, sendbuf, recvbuf, None, root, None, algorithm
         ):
             self._blocking("Scatterv", algorithm, parameters, sendbuf, recvbuf, None, root)
 
@@ -249,7 +259,7 @@ class Blocking(Dispatch):
     ) -> None:
         """Send block j to rank j, for every j, and receive block i from rank i."""
         if parameters or not self._fast_path.serve(
-            self, ALLTOALL, sendbuf, recvbuf, None, 0, algorithm
+            self, ALLTOALL, sendbuf, recvbuf, None, 0, None, algorithm
         ):
             self._blocking("Alltoall", algorithm, parameters, sendbuf, recvbuf)
 
@@ -257,8 +267,8 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; lengths may differ."""
-        if parameters or not self._fast_path.serve_vectors(
-            self, "Alltoallv", sendbuf, recvbuf, None, None, 0, algorithm
+        if parameters or not self._fast_path.serve(
+            self, ALLTOALLV, sendbuf, recvbuf, None, 0, None, algorithm
         ):
             self._blocking("Alltoallv", algorithm, parameters, sendbuf, recvbuf)
 
@@ -266,8 +276,8 @@ class Blocking(Dispatch):
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None, **parameters: Parameter
     ) -> None:
         """Send a block to every rank and receive one from each; datatypes may differ too."""
-        if parameters or not self._fast_path.serve_vectors(
-            self, "Alltoallw", sendbuf, recvbuf, None, None, 0, algorithm
+        if parameters or not self._fast_path.serve(
+            self, ALLTOALLW, sendbuf, recvbuf, None, 0, None, algorithm
         ):
             self._blocking("Alltoallw", algorithm, parameters, sendbuf, recvbuf)
 
@@ -281,7 +291,9 @@ class Blocking(Dispatch):
         **parameters: Parameter,
     ) -> None:
         """Reduce over the ranks up to this one."""
-        if parameters or not self._fast_path.serve(self, SCAN, sendbuf, recvbuf, op, 0, algorithm):
+        if parameters or not self._fast_path.serve(
+            self, SCAN, sendbuf, recvbuf, op, 0, None, algorithm
+        ):
             self._blocking("Scan", algorithm, parameters, sendbuf, recvbuf, op)
 
     def Exscan(
@@ -295,6 +307,6 @@ class Blocking(Dispatch):
     ) -> None:
         """Reduce over the ranks before this one; rank 0's receive buffer is left alone."""
         if parameters or not self._fast_path.serve(
-            self, EXSCAN, sendbuf, recvbuf, op, 0, algorithm
+            self, EXSCAN, sendbuf, recvbuf, op, 0, None, algorithm
         ):
             self._blocking("Exscan", algorithm, parameters, sendbuf, recvbuf, op)

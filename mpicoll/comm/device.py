@@ -19,7 +19,7 @@ from mpicoll.buffers import Buffer
 from mpicoll.cuda.arrays import DeviceArray, current_stream, one_handle
 from mpicoll.cuda.driver import driver
 from mpicoll.cuda.group import AWARE, CUDA_IPC, STAGED, Group
-from mpicoll.cuda.streams import PeerCopies, release_streams, stream_after
+from mpicoll.cuda.streams import PeerCopies, order, release_streams, stream_after
 from mpicoll.engine import runner
 from mpicoll.errors import TransportWarning, Unordered
 from mpicoll.requests.device import Enqueued, EnqueuedPrequest
@@ -89,6 +89,8 @@ def run(
     assert call is not None
     if prepared.choice.algorithm == CUDA_IPC:
         _enqueue(state, call)
+        if not all(array.ordered for array in _devices(call)):
+            wait_for_streams(call)
         state.count(prepared.definition.name, CUDA_IPC)
         _learn(state, call, given)
         return True
@@ -105,7 +107,9 @@ def _run_relay(state: State, call: Call) -> None:
     relay = _relay(state)
     assert relay is not None
     with state.guard.failing(call):
+        call.load()  # what is packed on its device
         relay.run(call)
+        call.write_back()
 
 
 def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
@@ -121,7 +125,8 @@ def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
         array.device == group.device and array.stream == current_stream(array.owner, array.device)
         for array in _devices(call)
     )
-    if state.fast_path.path is not None and plain and at_home and type(root) is int:
+    direct = call.is_direct and type(root) is int
+    if state.fast_path.path is not None and plain and at_home and direct:
         group.peers.learn(call.definition.name, sendbuf, recvbuf, op, root)
 
 
@@ -133,7 +138,7 @@ def on_host(group: Group | None, prepared: Prepared, blocking: bool) -> Prepared
     call = prepared.call
     if call is None or not call.on_device:
         return prepared
-    if group is not None and _takes(group, prepared, blocking):
+    if group is not None and call.is_direct and _takes(group, prepared, blocking):
         wait_for_streams(call)
         return prepared
     return prepared._replace(call=call.on_host())
@@ -162,8 +167,9 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPrequest:
     call, group = prepared.call, state.gpus
     assert call is not None and group is not None
     name, peers, arrays = prepared.definition.name, group.peers, _arrays(call)
-    at_home = _are_at_home(group, arrays)
-    # What is on another device is copied at each start; binding is collective all the same.
+    at_home = _are_at_home(group, arrays) and call.is_direct
+    # What is on another device, or packed, is copied at each start; binding is collective all the
+    # same.
     bound = peers.bind(
         name, *(arrays if at_home else (None, None)), _operator(call), call.place.root
     )
@@ -265,7 +271,18 @@ def _are_at_home(group: Group, arrays: Sequence[DeviceArray | None]) -> bool:
 
 
 def _enqueue(state: State, call: Call) -> int:
-    """Put a call on its stream; returns the handle."""
+    """Put a call on its stream, after and before what packs its buffers; returns the handle."""
+    call.load()
+    stream = _enqueue_peers(state, call)
+    call.write_back()
+    if call.recv is not None and not call.is_direct and state.gpus is not None:
+        array = call.recv.device
+        assert array is not None
+        order((array.device, array.stream), (state.gpus.device, stream))
+    return stream
+
+
+def _enqueue_peers(state: State, call: Call) -> int:
     group = state.gpus
     assert group is not None
     send, recv = _arrays(call)

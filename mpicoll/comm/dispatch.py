@@ -9,7 +9,6 @@ thread of :mod:`mpicoll.engine.progress`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,18 +24,21 @@ from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.engine import progress, runner
 from mpicoll.errors import FallbackWarning
 from mpicoll.ops.exact import EXACT
+from mpicoll.registry import of_a_user
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import OwnedPrequest, PersistentFallback, bound, started
+from mpicoll.requests.own import FastRequest
 from mpicoll.runtime import staging
+from mpicoll.runtime.admission import Admission
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import Call, Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.state import State, attach
 from mpicoll.schedule.collectives import Collective
-from mpicoll.schedule.methods import COUNTS, METHODS, Method
+from mpicoll.schedule.methods import COUNTS, METHODS, STARTED, Method
 from mpicoll.schedule.parameters import Parameter
-from mpicoll.tuning import NATIVE, Choice, placed
+from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, Choice, placed
 
 
 class Arguments(NamedTuple):
@@ -67,7 +69,8 @@ class NoFastPath:
     def serve(self, *arguments: Any) -> bool:
         return False
 
-    serve_vectors = serve
+    def start(self, *arguments: Any) -> None:
+        return None
 
 
 _NO_FAST_PATH = NoFastPath()
@@ -81,14 +84,18 @@ class Dispatch(MPI.Intracomm):
     """
 
     _state: State | None = None
-    #: The fast path of blocking calls, once one has been made.
+    #: The fast path of calls like earlier ones, once one has been made.
     _fast_path: Any = _NO_FAST_PATH
 
     def _ready(self) -> State:
         """What belongs to the handle; collective where the handle is used for the first time."""
         if self._state is None:
             self._state = attach(self)
-        self._state.guard.check()
+        try:
+            self._state.guard.check()
+        except MPI.Exception as error:
+            self._report(error)
+            raise
         self._fast_path = self._state.fast_path.path or _NO_FAST_PATH
         return self._state
 
@@ -124,14 +131,15 @@ class Dispatch(MPI.Intracomm):
             state.count(definition.name, NATIVE)
             if call is not None:
                 function = getattr(MPI.Intracomm, arguments.method.name)
-                state.fast_path.pass_on(arguments.method, arguments[1:], choice, function)
+                state.fast_path.pass_on(arguments.method, arguments[1:], choice, call, function)
             return
         call.load()
         try:
             ran = state.plans.run(call, choice, step)
         except MPI.Exception as error:
-            self._report(error)
-            raise
+            meant = state.guard.meant(error)
+            self._report(meant)
+            raise meant from None
         call.write_back()
         state.count(definition.name, choice.algorithm)
         state.fast_path.learn(call, arguments[1:], choice, ran)
@@ -170,16 +178,25 @@ class Dispatch(MPI.Intracomm):
         by_value &= not prepared.on_device
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
-            return Request.begin(state, prepared, self._report)
+            begun = Request.begin(state, prepared, self._report)
+            state.fast_path.learn_started(
+                call, arguments[1:], prepared.choice, begun.plan, FastRequest
+            )
+            return begun
         ticket, comparison = state.guard.start(prepared)
         with observing(state, prepared, complete=False):
             if call is not None:
                 call.load(native=True)
-            arguments = arguments.passed_on(call)
-            request = self._native(arguments, "I" + method.lower())
+            passed = arguments.passed_on(call)
+            request = self._native(passed, "I" + method.lower())
             state.count(arguments.method.definition.name, NATIVE)
         progress.poll()
-        made = started(request, state, ticket, comparison, arguments)
+        if call is not None and not prepared.on_device:
+            function, given = getattr(MPI.Intracomm, "I" + method.lower()), arguments[1:]
+            state.fast_path.pass_on(
+                arguments.method, given, prepared.choice, call, function, STARTED
+            )
+        made = started(request, state, ticket, comparison, passed)
         if by_value and call is not None:
             return Staged(made, call.arrive, call)
         return made
@@ -206,7 +223,6 @@ class Dispatch(MPI.Intracomm):
             return Prequest(state, prepared, self._report)
         arguments = arguments.passed_on(call)
         kept = self._bound(state, method, arguments, prepared, info)
-        state.count(arguments.method.definition.name, NATIVE)
         if by_value and call is not None:
             return StagedPrequest(kept, partial(call.load, native=True), call.arrive, call)
         if prepared.on_device and call is not None:
@@ -242,7 +258,11 @@ class Dispatch(MPI.Intracomm):
         """
         arguments = self._arguments(state, method, *given)
         try:
-            return arguments, self._decide(state, arguments, *asked)
+            prepared = self._decide(state, arguments, *asked)
+            if of_a_user(prepared.definition.name, prepared.choice.algorithm):
+                admission: Any = state.once(Admission, lambda: Admission(state.guard))
+                admission.check(prepared, waits)
+            return arguments, prepared
         except Exception as error:
             state.guard.refuse(arguments.method.definition, error, waits)
             raise
@@ -250,8 +270,12 @@ class Dispatch(MPI.Intracomm):
     def _arguments(self, state: State, method: str, *given: Any) -> Arguments:
         """The arguments of a call; collective where a Reduce_scatter does not give its counts."""
         arguments = Arguments(METHODS[method], *given)
+        if method == "Alltoallw":
+            sendbuf, recvbuf = map(vectors.without_null, arguments[1:3])
+            return arguments._replace(sendbuf=sendbuf, recvbuf=recvbuf)
         missing = arguments.counts is None and COUNTS in arguments.method.arguments
-        if missing and arguments.sendbuf is not MPI.IN_PLACE:
+        in_place = arguments.sendbuf is None or arguments.sendbuf is MPI.IN_PLACE
+        if missing and not in_place:
             count = vectors.count(arguments.recvbuf, what="receive buffer")
             with progress.meanwhile():
                 counts = state.private.allgather(count)
@@ -299,6 +323,8 @@ class Dispatch(MPI.Intracomm):
                     f"predefined datatype{remedy}"
                 ) from None
             return Prepared(definition, place, Choice(NATIVE), None)
+        for beyond in call.beyond:
+            self._fall_back(state, definition, beyond, alone=True)
         if stream is not None:
             call = call.on_stream(device.handle_of(stream))
         if reproducible:
@@ -325,13 +351,17 @@ class Dispatch(MPI.Intracomm):
         segmented = call.on_device and blocking and state.gpus is not None
         nbytes = staging.sized(call) if segmented else call.nbytes
         choice, refused = call.choose(state.table, nbytes)
+        if call.definition.method == "Alltoallw" and choice.source == BUILTIN_SOURCE:
+            # Other ranks may have datatypes with holes, which the library packs while it sends.
+            choice = Choice(NATIVE, (), BUILTIN_SOURCE)
         if not (blocking or state.settings.progress or choice.algorithm == NATIVE):
             if choice.asked:
                 refused = (
                     f"{choice.source}: what is not blocking must progress outside mpicoll's calls "
                     f"too unless algorithm= is given or MPICOLL_PROGRESS=thread, so {NATIVE} serves"
                 )
-            choice = Choice(NATIVE, (), choice.source)
+            # A choice without a source is made anew each time, and so is its report.
+            choice = Choice(NATIVE, (), "" if refused else choice.source)
         return choice, refused
 
     def _native(self, arguments: Arguments, method: str, *more: Any) -> Any:
@@ -343,30 +373,23 @@ class Dispatch(MPI.Intracomm):
         if isinstance(error, MPI.Exception) and self != MPI.COMM_NULL:
             self.Call_errhandler(error.Get_error_code())
 
-    def _fall_back(self, state: State, definition: Collective, reason: str) -> None:
-        """Count, and report as the policy says, that what was asked for cannot serve."""
-        fall_back(state.settings.policy, state.fallbacks, state.rank, definition, reason)
+    def _fall_back(
+        self, state: State, definition: Collective, reason: str, alone: bool = False
+    ) -> None:
+        """Count, and report as the policy says, that what was asked for cannot serve.
 
+        ``alone``: whether other ranks may not know of it.
 
-def fall_back(
-    policy: str,
-    fallbacks: Counter[tuple[str, str]],
-    rank: int,
-    definition: Collective,
-    reason: str,
-) -> None:
-    """Count, and report as the policy says, that what was asked for cannot serve.
-
-    Raises:
-        Unsupported: the policy is "error".
-    """
-    message = f"{definition.method}: {reason}"
-    if policy == "error":
-        raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
-    fallbacks[definition.name, reason] += 1
-    if policy == "warn":
-        caller.warn_once(
-            f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
-            FallbackWarning,
-            rank,
-        )
+        Raises:
+            Unsupported: the policy is "error".
+        """
+        message = f"{definition.method}: {reason}"
+        if state.settings.policy == "error":
+            raise Unsupported(f"{message}, which MPICOLL_FALLBACK=error forbids")
+        state.fallbacks[definition.name, reason] += 1
+        if state.settings.policy == "warn":
+            caller.warn_once(
+                f"{message} (said once; MPICOLL_FALLBACK=silent or error changes that)",
+                FallbackWarning,
+                0 if alone else state.rank,
+            )

@@ -28,6 +28,7 @@ from mpicoll import algorithms, tuning
 from mpicoll.base import launcher
 from mpicoll.base.wording import plural
 from mpicoll.comm.blocking import Blocking
+from mpicoll.comm.handle import Handle
 from mpicoll.comm.messages import Messages
 from mpicoll.comm.nonblocking import Nonblocking
 from mpicoll.comm.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
@@ -40,11 +41,12 @@ from mpicoll.tuning import NATIVE, Table, hints
 _C = TypeVar("_C", bound="Intracomm")
 
 
-class Intracomm(Messages, Blocking, Nonblocking, Persistent):
+class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
     """An intracommunicator whose collectives run by an algorithm of one's choice.
 
     Args:
-        comm: an intracommunicator.  Collective over it: all its ranks build theirs.
+        comm: an intracommunicator.  Collective over it: all its ranks build theirs.  None: the
+            null communicator.
 
     Raises:
         TypeError: not an intracommunicator.
@@ -61,7 +63,7 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
     (once, the default) or ``silent``; with ``algorithm`` given it is an error.  Neighbourhood
     collectives (``Neighbor_allgather``, ``Neighbor_alltoallw``, ...) are always passed through to
     the library, and so are all collectives of intercommunicators (:class:`Intercomm`): counted as
-    such by :meth:`stats`, under the same policy.
+    such by :meth:`stats`, whatever the policy.
 
     Buffers may be arrays in the memory of CUDA devices, of CuPy for example; then ``stream=`` names
     the stream that orders the call, if not the one that is current in their library.
@@ -86,13 +88,28 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
         made: Any = MPI.Intracomm.__new__(_with_topology(cls, comm), comm)
         return made
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        if comm is None:
-            raise TypeError("expected an mpi4py communicator, not None")
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        if comm is None:  # the null communicator, whose handle may be filled in by its address
+            return
         if not comm:
             raise ValueError("the communicator is MPI.COMM_NULL; pass one that has this rank in it")
         launcher.warn_if_alone(MPI.COMM_WORLD.Get_size())
         self._state = attach(self)
+
+    @classmethod
+    def fromhandle(cls, handle: int) -> Any:
+        """The communicator of a handle of the MPI library's."""
+        return _of_this_package(super().fromhandle(handle))
+
+    @classmethod
+    def fromint(cls, arg: int, /) -> Any:
+        """The communicator of an integer that stands for a handle."""
+        return _of_this_package(super().fromint(arg))
+
+    @classmethod
+    def f2py(cls, arg: int) -> Any:
+        """The communicator of a handle of Fortran's."""
+        return _of_this_package(super().f2py(arg))
 
     # --- communicators ---
 
@@ -198,9 +215,8 @@ class Intracomm(Messages, Blocking, Nonblocking, Persistent):
 
     def Create_intercomm(self, *arguments: Any, **more: Any) -> Intercomm:
         """Create an intercommunicator; see mpi4py's method."""
-        policy = self._state.settings.policy if self._state is not None else ""
         with progress.meanwhile():
-            return Intercomm(super().Create_intercomm(*arguments, **more), policy)
+            return Intercomm(super().Create_intercomm(*arguments, **more))
 
     def Free(self) -> None:
         """Free the communicator.
@@ -346,6 +362,13 @@ class Graphcomm(Neighbourhood, Intracomm, MPI.Graphcomm):
 
 class Distgraphcomm(Neighbourhood, Intracomm, MPI.Distgraphcomm):
     """An :class:`Intracomm` with a distributed graph topology."""
+
+
+def _of_this_package(comm: MPI.Comm) -> Any:
+    """A communicator of mpi4py's as one of mpicoll's; made ready by its first collective call."""
+    if isinstance(comm, MPI.Intercomm):
+        return Intercomm(comm)
+    return Intracomm.__new__(Intracomm, comm)
 
 
 def _with_topology(cls: type[Intracomm], comm: MPI.Comm | None) -> type[Intracomm]:

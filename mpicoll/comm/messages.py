@@ -11,6 +11,7 @@ those that look at it on the host (``recv``, ``irecv``, ``sendrecv``, ``Attach_b
 
 from __future__ import annotations
 
+from array import array
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from mpi4py import MPI
 from mpicoll.buffers import Buffer, parse
 from mpicoll.buffers.staged import OnDevice
 from mpicoll.comm.refusing import Message, library_takes, refuse, set_refusing, settle
-from mpicoll.cuda.arrays import is_device
+from mpicoll.cuda.arrays import is_device, recognise
 from mpicoll.cuda.group import STAGED
 from mpicoll.engine import progress
 from mpicoll.requests.device import Staged, StagedPrequest
@@ -35,6 +36,11 @@ REFUSING = (
 )
 #: What the host looks at, whatever the library can do.
 ON_HOST_ALONE = ("recv", "irecv", "Attach_buffer", "Iagree")
+
+#: What is not in device memory, and what may have something in front that is not.
+_ARRAY = np.ndarray
+_ON_HOST = frozenset((_ARRAY, memoryview, bytearray, bytes, array))
+_LISTS = frozenset((list, tuple))
 
 #: mpi4py's methods; a class that derived from it could not be combined with others of mpi4py's.
 _COMM: Any = MPI.Comm
@@ -52,6 +58,7 @@ def _arriving(buf: Any) -> tuple[Buffer, OnDevice]:
     """A receive buffer of memory of the host, and what brings it to the device."""
     staged = parse(buf, what="receive buffer", writable=True, moved=True).on_host(loads=False)
     assert isinstance(staged.packed, OnDevice)
+    staged.packed.load()  # of what is packed on the device, since the message may be shorter
     return staged, staged.packed
 
 
@@ -71,17 +78,21 @@ class Messages:
 
         Where the library takes it, what is on its stream is done when this returns.
         """
-        if not is_device(buf):
+        owner = buf[0] if type(buf) in _LISTS and buf else buf
+        if type(owner) in _ON_HOST or not is_device(buf):
             return False
         forced = self._state is not None and self._state.settings.gpu == STAGED
         if forced or not library_takes():
             return True
+        array = recognise(buf[0] if isinstance(buf, (list, tuple)) else buf)
+        if array is not None and not array.is_contiguous:
+            return True  # mpi4py refuses it
         settle(buf)
         return False
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a message; see mpi4py's method."""
-        if type(buf) is np.ndarray or not self._by_value(buf):
+        if type(buf) is _ARRAY or not self._by_value(buf):
             _COMM.Send(self, buf, dest, tag)
             return
         message = _leaving(buf).message(reduced=False)
@@ -96,7 +107,7 @@ class Messages:
         status: MPI.Status | None = None,
     ) -> None:
         """Receive a message; see mpi4py's method."""
-        if type(buf) is np.ndarray or not self._by_value(buf):
+        if type(buf) is _ARRAY or not self._by_value(buf):
             _COMM.Recv(self, buf, source, tag, status)
             return
         staged, packed = _arriving(buf)
@@ -117,9 +128,9 @@ class Messages:
     ) -> None:
         """Send and receive a message; see mpi4py's method."""
         packed = None
-        if type(sendbuf) is not np.ndarray and self._by_value(sendbuf):
+        if type(sendbuf) is not _ARRAY and self._by_value(sendbuf):
             sendbuf = _leaving(sendbuf).message(reduced=False)
-        if type(recvbuf) is not np.ndarray and self._by_value(recvbuf):
+        if type(recvbuf) is not _ARRAY and self._by_value(recvbuf):
             staged, packed = _arriving(recvbuf)
             recvbuf = staged.message(reduced=False)
             status = MPI.Status() if status is None else status
@@ -129,7 +140,7 @@ class Messages:
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
         """Start to send a message; see mpi4py's method."""
-        if type(buf) is np.ndarray or not self._by_value(buf):
+        if type(buf) is _ARRAY or not self._by_value(buf):
             return _COMM.Isend(self, buf, dest, tag)
         staged = _leaving(buf)
         request = OwnedRequest(_COMM.Isend(self, staged.message(reduced=False), dest, tag))
@@ -141,7 +152,7 @@ class Messages:
 
         Into device memory it is no request of the library's; see :mod:`mpicoll.requests.device`.
         """
-        if type(buf) is np.ndarray or not self._by_value(buf):
+        if type(buf) is _ARRAY or not self._by_value(buf):
             return _COMM.Irecv(self, buf, source, tag)
         staged, packed = _arriving(buf)
         request = _COMM.Irecv(self, staged.message(reduced=False), source, tag)
@@ -149,7 +160,7 @@ class Messages:
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Any:
         """Bind a message to be sent; see mpi4py's method.  For device memory see ``Irecv``."""
-        if type(buf) is np.ndarray or not self._by_value(buf):
+        if type(buf) is _ARRAY or not self._by_value(buf):
             return _COMM.Send_init(self, buf, dest, tag)
         staged = parse(buf, what="send buffer", moved=True).on_host()
         assert staged.packed is not None
@@ -158,11 +169,11 @@ class Messages:
 
     def Recv_init(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Bind a message to be received; see mpi4py's method.  For device memory see ``Irecv``."""
-        if type(buf) is np.ndarray or not self._by_value(buf):
+        if type(buf) is _ARRAY or not self._by_value(buf):
             return _COMM.Recv_init(self, buf, source, tag)
         staged, packed = _arriving(buf)
         plan = OwnedPrequest(_COMM.Recv_init(self, staged.message(reduced=False), source, tag))
-        return StagedPrequest(plan, lambda: None, partial(_arrived, packed), staged)
+        return StagedPrequest(plan, packed.load, partial(_arrived, packed), staged)
 
     def sendrecv(
         self,

@@ -1,13 +1,12 @@
 """Collectives that are passed through to the MPI library: there is no algorithm to choose.
 
 They are the neighbourhood collectives of topologies, and all collectives of intercommunicators.
-Each call is counted, as the library's own and as a fallback, and the policy ``MPICOLL_FALLBACK``
-holds: ``error``, ``warn`` (once, the default) or ``silent``.
+Each call is counted, as the library's own and as a fallback.  ``MPICOLL_FALLBACK`` does not hold
+for them: nobody has asked for an algorithm, and there is nothing to warn of.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from mpicoll.base.libraries import REDUCING_ON_DEVICE
-from mpicoll.comm.dispatch import Dispatch, fall_back
+from mpicoll.comm.dispatch import Dispatch
 from mpicoll.comm.messages import Messages
 from mpicoll.comm.refusing import refuse, refused
 from mpicoll.cuda.arrays import is_device
@@ -25,7 +24,6 @@ from mpicoll.engine import progress
 from mpicoll.requests.library import PersistentFallback, bound, started
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.observe import observing
-from mpicoll.runtime.settings import policy_from
 from mpicoll.runtime.state import State, Stats
 from mpicoll.schedule import methods
 from mpicoll.schedule.collectives import COLLECTIVES, Collective, Place
@@ -51,7 +49,7 @@ class Neighbourhood(Dispatch):
 
     def _prepared(self, definition: Collective) -> Prepared:
         state = self._ready()
-        self._fall_back(state, definition, _REASON % "neighbourhood")
+        state.fallbacks[definition.name, _REASON % "neighbourhood"] += 1
         place = Place(state.rank, state.size, 0, 1)
         return Prepared(definition, place, Choice(NATIVE), None)
 
@@ -129,24 +127,26 @@ class Intercomm(Messages, MPI.Intercomm):
 
     Args:
         comm: an intercommunicator.  Local: nothing is sent.
-        policy: of fallbacks; if not given, that of this process' environment.
 
     Raises:
         TypeError: not an intercommunicator.
-        ValueError: the environment has a policy that is not understood.
 
     ``Merge`` and what else makes communicators return mpi4py's.
     """
 
-    def __new__(cls: type[_C], comm: MPI.Intercomm | None = None, policy: str = "") -> _C:
+    def __new__(cls: type[_C], comm: MPI.Intercomm | None = None) -> _C:
         if comm is not None and not isinstance(comm, MPI.Intercomm):
             raise TypeError(f"expected an intercommunicator, not {type(comm).__name__}")
         made = super().__new__(cls, comm)
-        made._policy = policy or policy_from(os.environ)
         made._calls, made._fallbacks = Counter(), Counter()
         return made
 
-    _policy: str
+    @classmethod
+    def fromhandle(cls: type[_C], handle: int) -> _C:
+        """The intercommunicator of a handle of the MPI library's.  Raises as the class does."""
+        made: Any = super().fromhandle(handle)
+        return cls(made)
+
     _calls: Counter[tuple[str, str]]
     _fallbacks: Counter[tuple[str, str]]
 
@@ -165,8 +165,7 @@ def _between_groups(name: str, definition: Collective) -> Callable[..., Any]:
         refuse(words, *given)
         if definition.reduces and name not in REDUCING_ON_DEVICE and any(map(is_device, given)):
             refused(words)
-        rank, reason = self.Get_rank(), _REASON % "an intercommunicator's"
-        fall_back(self._policy, self._fallbacks, rank, definition, reason)
+        self._fallbacks[definition.name, _REASON % "an intercommunicator's"] += 1
         result = original(self, *arguments, **more)
         self._calls[definition.name, NATIVE] += 1
         return result

@@ -1,31 +1,23 @@
 """What is an array in the memory of a CUDA device, and where its elements are.
 
-Taken is what has ``__cuda_array_interface__`` (CuPy, PyTorch, Numba, ...), else what DLPack exports
-from a CUDA device.  The array must be contiguous, in C or in Fortran order.
+Taken is what has ``__cuda_array_interface__`` (CuPy, PyTorch, Numba, JAX, ...), else what DLPack
+exports from a CUDA device.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import operator
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mpicoll.base import dlpack
 from mpicoll.cuda.driver import driver, problem
 from mpicoll.errors import CudaError
 
-#: DLPack's numbers of the memory of CUDA devices, and of what they share with the host.
-_DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
-#: Its types of elements, in NumPy's letters.
-_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
-_DLPACK_BFLOAT = 4
 _LEGACY_STREAM = 1
 
 
@@ -39,12 +31,13 @@ class DeviceArray:
         dtype: of an element; None where NumPy has none for it, then it is only moved.
         itemsize: bytes of an element.
         shape: number of elements along each axis.
-        order: of the axes: "C" or "F", "" where both are the same.
+        strides: bytes from one element to the next along each axis.
         writable: whether it may be written.
         device: number of its device, as CUDA counts in this process.
         stream: handle of the stream that orders its use: the one that is current now.
         owner: the object that it is.
         export: what keeps the memory alive besides.
+        ordered: whether its library uses the memory again in the order of that stream alone.
     """
 
     ptr: int
@@ -52,32 +45,28 @@ class DeviceArray:
     dtype: np.dtype[Any] | None
     itemsize: int
     shape: tuple[int, ...]
-    order: str
+    strides: tuple[int, ...]
     writable: bool
     device: int
     stream: int
     owner: Any
     export: Any = None
+    ordered: bool = True
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie one behind the other, in C or in Fortran order."""
+        return bool(self.elements.flags.forc)
 
     @property
     def addresses(self) -> npt.NDArray[np.uint8]:
-        """An array of the bytes' addresses, to reckon with: the host must not look at them."""
-        if not self.nbytes:
-            return np.empty(0, np.uint8)
-        return np.asarray(_Addresses(self))
+        """The addresses of the bytes, where it is contiguous; see :attr:`elements`."""
+        return dlpack.array_at(self.ptr, 1, (self.nbytes,), (1,), self).view(np.uint8)
 
-
-class _Addresses:
-    """What NumPy takes for memory of the host."""
-
-    def __init__(self, array: DeviceArray) -> None:
-        self.array = array  # stays alive as long as what NumPy makes of this
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (array.nbytes,),
-            "typestr": "|u1",
-            "data": (array.ptr, False),
-        }
+    @property
+    def elements(self) -> npt.NDArray[np.void]:
+        """An array of the elements' addresses, to reckon with: the host must not look at them."""
+        return dlpack.array_at(self.ptr, self.itemsize, self.shape, self.strides, self)
 
 
 def is_device(message: Any) -> bool:
@@ -89,16 +78,24 @@ def is_device(message: Any) -> bool:
     device = getattr(message, "__dlpack_device__", None)
     if device is not None:
         kind = device()[0]
-        if kind != _DLPACK_MANAGED:
-            return bool(kind == _DLPACK_CUDA)
+        if kind != dlpack.CUDA_MANAGED:
+            return bool(kind == dlpack.CUDA)
     return hasattr(message, "__cuda_array_interface__")
+
+
+def is_immutable(owner: Any) -> bool:
+    """Whether an object is an array of JAX: nobody may write one, whatever it exports."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(owner, jax.Array)
 
 
 def recognise(owner: Any, what: str = "buffer") -> DeviceArray | None:
     """The array that an object is in device memory; None if it is none.
 
+    JAX's arrays are waited for: what JAX does is on streams of its own, which nobody else knows.
+
     Raises:
-        BufferError: it is one, but not contiguous, masked, or not to be had.
+        BufferError: it is one, but masked, or not to be had.
         TypeError: elements that have no bytes.
     """
     if not is_device(owner) or isinstance(owner, (list, tuple)):
@@ -108,19 +105,32 @@ def recognise(owner: Any, what: str = "buffer") -> DeviceArray | None:
             f"{what}: a {type(owner).__name__} in device memory, and there is no CUDA driver "
             f"({problem()}); copy it to the host"
         )
+    found = _found(owner, what)
+    if not is_immutable(owner):
+        return found
+    owner.block_until_ready()
+    return replace(found, writable=False, ordered=False)
+
+
+def _found(owner: Any, what: str) -> DeviceArray:
     try:
-        try:
-            interface = owner.__cuda_array_interface__
-        except (AttributeError, KeyError, TypeError):
-            # There is none, or, of PyTorch, no name there for the type.
+        interface = owner.__cuda_array_interface__
+    except Exception as error:
+        # There is none, or it has no name for the type (PyTorch, JAX), or none for a gradient.
+        if hasattr(owner, "__dlpack__"):
             return _from_dlpack(owner, what)
+        raise _untold(owner, error, what) from None
+    try:
         return _from_interface(owner, interface, what)
     except (RuntimeError, KeyError, AttributeError) as error:
-        kind = type(owner).__name__
-        raise BufferError(
-            f"{what}: a {kind} in device memory that does not tell where it is "
-            f"({type(error).__name__}: {error}); copy it to the host"
-        ) from None
+        raise _untold(owner, error, what) from None
+
+
+def _untold(owner: Any, error: Exception, what: str) -> BufferError:
+    return BufferError(
+        f"{what}: a {type(owner).__name__} in device memory that does not tell where it is "
+        f"({type(error).__name__}: {error}); copy it to the host"
+    )
 
 
 def _from_interface(owner: Any, interface: dict[str, Any], what: str) -> DeviceArray:
@@ -130,13 +140,23 @@ def _from_interface(owner: Any, interface: dict[str, Any], what: str) -> DeviceA
     dtype, itemsize = _dtype(owner, interface["typestr"], what)
     address, read_only = interface["data"]
     shape = tuple(interface["shape"])
-    order = _order(shape, interface.get("strides"), itemsize, what)
+    strides = interface.get("strides")
+    strides = dlpack.strides_of(shape, itemsize) if strides is None else tuple(strides)
     device = _device(address, what)
     stream = interface.get("stream")
     stream = current_stream(owner, device) if stream is None else one_handle(stream)
     nbytes, writable = itemsize * math.prod(shape), not read_only
     return DeviceArray(
-        address, nbytes, dtype, itemsize, shape, order, writable, device, stream, owner
+        address, nbytes, dtype, itemsize, shape, strides, writable, device, stream, owner
+    )
+
+
+def _from_dlpack(owner: Any, what: str) -> DeviceArray:
+    device = int(owner.__dlpack_device__()[1])
+    address, dtype, itemsize, shape, strides, writable, capsule = dlpack.look(owner, what)
+    nbytes, stream = itemsize * math.prod(shape), current_stream(owner, device)
+    return DeviceArray(
+        address, nbytes, dtype, itemsize, shape, strides, writable, device, stream, owner, capsule
     )
 
 
@@ -169,37 +189,10 @@ def _dtype(owner: Any, typestr: str, what: str) -> tuple[np.dtype[Any] | None, i
     if isinstance(own, np.dtype):
         dtype = own  # the interface has no name for bfloat16
     elif str(own) == "torch.bfloat16":
-        return _bfloat16(), 2
+        return dlpack.bfloat16(), 2
     if dtype.hasobject or not dtype.itemsize:
         raise TypeError(f"{what}: elements of dtype {dtype} have no bytes to send")
     return dtype, dtype.itemsize
-
-
-def _bfloat16() -> np.dtype[Any] | None:
-    """NumPy's bfloat16, None where what makes it is not installed: then it can be moved alone."""
-    try:
-        import ml_dtypes  # noqa: F401
-    except ModuleNotFoundError:
-        return None
-    return np.dtype("bfloat16")
-
-
-def _order(shape: Sequence[int], strides: Sequence[int] | None, itemsize: int, what: str) -> str:
-    """The order of the axes of a contiguous array, "" where both are the same."""
-    long = [axis for axis, length in enumerate(shape) if length != 1]
-    if strides is None or 0 in shape:
-        return "C" if len(long) > 1 and 0 not in shape else ""
-    orders = []
-    for name, axes in (("C", long[::-1]), ("F", long)):
-        *steps, _ = accumulate((shape[axis] for axis in axes), operator.mul, initial=itemsize)
-        if [strides[axis] for axis in axes] == steps:
-            orders.append(name)
-    if not orders:
-        raise BufferError(
-            f"{what}: not contiguous in device memory (shape {tuple(shape)}, strides "
-            f"{tuple(strides)}); pass cupy.ascontiguousarray(array), or a copy"
-        )
-    return "" if len(orders) == 2 else orders[0]
 
 
 def _device(address: int, what: str) -> int:
@@ -215,50 +208,3 @@ def _device(address: int, what: str) -> int:
             f"{what}: address {address:#x} is in the memory of no CUDA device; has it been freed?"
         )
     return device
-
-
-# ---- DLPack: https://dmlc.github.io/dlpack/latest/c_api.html ----
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-def _from_dlpack(owner: Any, what: str) -> DeviceArray:
-    device = int(owner.__dlpack_device__()[1])
-    stream = current_stream(owner, device)
-    # -1: the exporter shall not order anything, the caller's stream does.
-    capsule = owner.__dlpack__(stream=-1)
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
-    itemsize = tensor.bits // 8
-    if tensor.lanes != 1 or not itemsize or tensor.bits % 8:
-        raise TypeError(f"{what}: DLPack elements of {tensor.lanes} x {tensor.bits} bits")
-    dtype: np.dtype[Any] | None
-    if tensor.code == _DLPACK_BFLOAT:
-        dtype = _bfloat16()
-    elif tensor.code in _DLPACK_KINDS:
-        dtype = np.dtype(f"{_DLPACK_KINDS[tensor.code]}{itemsize}")
-    else:
-        dtype = None
-    shape = tuple(tensor.shape[: tensor.ndim])
-    strides = [n * itemsize for n in tensor.strides[: tensor.ndim]] if tensor.strides else None
-    order = _order(shape, strides, itemsize, what)
-    address = (tensor.data or 0) + tensor.byte_offset
-    nbytes = itemsize * math.prod(shape)
-    # The capsule, which nobody takes over, frees the export when it goes.
-    return DeviceArray(
-        address, nbytes, dtype, itemsize, shape, order, True, device, stream, owner, capsule
-    )

@@ -29,7 +29,12 @@ def source(names: tuple[str, ...] = FILES) -> str:
         f"enum {{ {', '.join(f'{prefix}_{name}' for name in table)} }};\n"
         for prefix, table in (("OP", OPS), ("TYPE", TYPES))
     ]
-    return "".join((*enums, *(f'#line 1 "{name}"\n{(here / name).read_text()}' for name in names)))
+    return "".join(
+        (
+            *enums,
+            *(f'#line 1 "{name}"\n{(here / name).read_text(encoding="utf-8")}' for name in names),
+        )
+    )
 
 
 def options(size: int, limits: Limits) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def facts_of(device: int) -> Facts:
 def _host() -> str:
     """A name of this operating system's run, and of the namespace of its processes."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return MPI.Get_processor_name()

@@ -38,7 +38,7 @@ from mpicoll.registry import Algorithm
 from mpicoll.schedule import Block, Copy, Recv, RecvReduce, Round, Send, blocks, layout
 from mpicoll.schedule.collectives import Place
 from mpicoll.schedule.layout import Layout
-from mpicoll.schedule.memory import Cell
+from mpicoll.schedule.memory import Cell, no_peer, unequal_copy
 from mpicoll.schedule.steps import GIVEN, WORK
 
 #: Most receive space of a plan, bytes.
@@ -56,6 +56,8 @@ def build(shape: Shape, piece: int = PIECE, space: int = SPACE) -> Plan:
     Raises:
         ValueError: the shape names no known algorithm or parameter, or its layouts have another
             number of blocks than the algorithm.
+        ScheduleError: the schedule has a step with an impossible peer, or a copy between blocks of
+            different lengths.
     """
     algorithm = algorithms.find(shape.collective, shape.algorithm)
     nblocks = algorithm.blocks(shape.size)
@@ -215,6 +217,8 @@ class _Builder:
                 moves += self._copied(step, segment, arena)
         sends: list[PlannedMessage] = []
         for step in steps:
+            if not isinstance(step, Copy):
+                self._check_peer(step)
             if isinstance(step, Send):
                 cells = self._cells(step.block, segment)
                 spans = joined(self._source(cell) for cell in cells)
@@ -246,12 +250,22 @@ class _Builder:
                 self.written.update(self._cells(step.block, segment))
         return [phase for phase in phases if any(phase[:5])]
 
+    def _check_peer(self, step: Send | Recv | RecvReduce) -> None:
+        """No message goes to the rank itself, nor to one that does not exist."""
+        rank, size = self.shape.rank, self.shape.size
+        if step.peer == rank or not 0 <= step.peer < size:
+            raise no_peer(step, rank, size)
+
     def _copied(self, step: Copy, segment: int, arena: _Arena) -> list[Move]:
         """The moves of a copy: all its blocks at once, so through other space if they overlap."""
         cells = self._cells(step.dst, segment)
         sources = [self._source(cell) for cell in self._cells(step.src, segment)]
         targets = [self._target(cell) for cell in cells]
         self.written.update(cells)
+        if len(sources) != len(targets):
+            raise unequal_copy(step, self.shape.rank, "another number of blocks")
+        if any(t.length != s.length for t, s in zip(targets, sources, strict=True)):
+            raise unequal_copy(step, self.shape.rank, "a block of another length")
         if not any(
             overlap(target, source)
             for number, target in enumerate(targets)

@@ -160,8 +160,7 @@ def _with_interval(
     if value is None:
         return None
     others = [_nearest(sizes, replicate, near) for replicate in replicates]
-    low, high = interval([other for other in others if other is not None] or [value])
-    return value, min(low, value), max(high, value)
+    return value, *interval(value, [other for other in others if other is not None])
 
 
 def _replicates(

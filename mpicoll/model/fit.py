@@ -282,13 +282,10 @@ def fit_curve(cells: Sequence[Cell], resampled: Resampled | None = None) -> Curv
     times: dict[int, list[tuple[int, float, float, float]]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.ranks, cell.nbytes)):
         seconds = cell.seconds
-        spread = (
-            (seconds, seconds) if resampled is None else interval(resampled.seconds(cell).tolist())
-        )
-        low, high = min(spread[0], seconds), max(spread[1], seconds)
+        again = [] if resampled is None else resampled.seconds(cell).tolist()
         rows = times.setdefault(cell.ranks, [])
         if not rows or rows[-1][0] != cell.nbytes:
-            rows.append((cell.nbytes, seconds, low, high))
+            rows.append((cell.nbytes, seconds, *interval(seconds, again)))
     return Curve({ranks: tuple(rows) for ranks, rows in times.items()})
 
 

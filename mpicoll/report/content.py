@@ -141,7 +141,7 @@ class Section:
         ranks: number of ranks; 0: a section over numbers of ranks.
         factor: bus bandwidth is so many times size over time; 0: there is none to tell.
         points: for the table of numbers, in its order, with the names of their launches.
-        series: the fastest one first, the library's own last.
+        series: the fastest one first, the library's own last; nothing of wrong results.
         shown: choices that are drawn at first.
         bound: (ranks or bytes, seconds) that no algorithm goes below by the model; may be empty.
         crossovers: where the fastest choice changes.
@@ -303,6 +303,7 @@ def _section(key: Key, points: Sequence[tuple[str, Point]]) -> Section:
     times = by_launch(
         ((short(point.base, point.choice), point.ranks, point.size), launch, point)
         for launch, point in points
+        if not point.wrong
     )
     marks: dict[str, list[Mark]] = {}
     for (choice, here, nbytes), launches in times.items():

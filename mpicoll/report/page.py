@@ -144,8 +144,8 @@ def _map(found: Map, lines: dict[str, Line]) -> str:
 def _section(section: Section, lines: dict[str, Line], noise: float | None) -> str:
     ranks = plural(section.ranks, "rank") if section.ranks else "by number of ranks"
     head = ", ".join(filter(None, (section.collective, ranks, section.kind.words)))
-    plots = [("time", figures.times(section, lines))]
-    if section.factor:
+    plots = [("time", figures.times(section, lines))] if section.series else []
+    if plots and section.factor:
         plots.append(("bandwidth", figures.bandwidths(section, lines)))
     if any(series.residuals for series in section.series):
         plots.append(("residuals", figures.residuals(section, lines, noise)))
@@ -190,6 +190,8 @@ def _key(section: Section, noise: float | None) -> str:
         said.append(
             "vertical lines are crossovers of the fastest, measured (solid) and predicted (broken)"
         )
+    if any(point.wrong for _, point in section.points):
+        said.append("points whose results were wrong are among the numbers alone")
     if section.factor:
         said.append(
             "bus bandwidth is size over time, corrected for the collective and the number of ranks"

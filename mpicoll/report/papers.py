@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpicoll.base.files import replacing
 from mpicoll.report import style, tables
 from mpicoll.report.content import Content, Map, Section, Value, curve, microseconds
-from mpicoll.report.figures import BOUND
+from mpicoll.report.figures import BOUND, decimal_ticks, positional
 from mpicoll.report.style import Line
 
 _COLUMN, _TWO_COLUMNS, _HEIGHT = 3.4, 7.0, 3.0  # inches
@@ -45,10 +46,13 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
         number = sum(path.stem.startswith(name) for path in files)
         files.append(folder / f"{name}{f'-{number + 1}' if number else ''}.{ending}")
         undated = {"metadata": {"Date": None}} if ending == "svg" else {}
-        figure.savefig(files[-1], dpi=300, **undated)
+        with replacing(files[-1]) as draft:
+            figure.savefig(draft, dpi=300, **undated)
 
     with matplotlib.rc_context(_STYLE):
         for section in content.sections:
+            if not section.series:
+                continue  # all results were wrong
             mine = lines[section.collective]
             save(_against(section, mine, "time [µs]", microseconds), f"{section.name}-time")
             if section.factor:
@@ -99,6 +103,13 @@ def _against(section: Section, lines: dict[str, Line], what: str, value: Value) 
         axes.errorbar(
             x, y, bars, marker=line.marker, elinewidth=0.6, label=series.choice, **drawn, **face
         )
+    low, high = axes.get_ylim()
+    ticks = decimal_ticks(low, high)
+    inside = [tick for tick in ticks if low <= tick <= high]
+    ticks = inside if len(inside) > 1 else ticks
+    # matplotlib's own labels of powers are formulas, which are not parsed here.
+    axes.set_yticks(ticks, [*map(positional, ticks)])
+    axes.minorticks_off()
     axes.set_ylim(*axes.get_ylim())  # the bound may lie far below
     if section.bound:
         axes.plot(*curve(section.bound, value), color="0.4", linestyle=":", label=BOUND)
@@ -181,4 +192,7 @@ def by_ranks(
     axes.set(xlabel="number of ranks", ylabel=what, title=title)
     axes.grid(color="0.9")
     axes.legend()
-    figure.savefig(path, metadata={"Date": None} if Path(path).suffix == ".svg" else None)
+    with replacing(path) as draft:
+        ending = draft.suffix[1:] or "png"
+        undated = {"Date": None} if ending == "svg" else None
+        figure.savefig(draft, format=ending, metadata=undated)

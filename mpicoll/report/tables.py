@@ -188,7 +188,7 @@ def _percents(errors: Errors | None) -> tuple[str, ...]:
 def parameters(found: Found) -> str:
     """The general parameters."""
     evidence = found.model.general_evidence
-    intervals = evidence.intervals() if evidence else {}
+    intervals = evidence.intervals(found.model.general) if evidence else {}
     refused = evidence.refused if evidence else {}
     rows = []
     for name, value in found.model.general.numbers().items():

@@ -23,6 +23,7 @@ from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.observe import observing
 from mpicoll.runtime.state import State
 from mpicoll.runtime.watch import Ticket
+from mpicoll.tuning import NATIVE
 
 
 class OwnedRequest(MPI.Request):
@@ -37,8 +38,20 @@ class OwnedPrequest(MPI.Prequest):
     kept: object = None
 
 
+class CountedPrequest(OwnedPrequest):
+    """A persistent collective, whose starts are counted."""
+
+    _state: State
+    _prepared: Prepared
+
+    def Start(self) -> None:
+        """Start the collective."""
+        MPI.Prequest.Start(self)
+        self._state.count(self._prepared.definition.name, NATIVE)
+
+
 class _LimitedPrequest(Limited):
-    """A persistent request with a time limit; a trace and hooks hear of its starts."""
+    """A persistent request with a time limit; a trace, hooks and counters hear of its starts."""
 
     _prepared: Prepared
     _number = 0
@@ -57,6 +70,7 @@ class _LimitedPrequest(Limited):
             yield
             if state.watch is not None:
                 self._ticket = state.watch.enter(prepared.described(), self._number)
+        state.count(prepared.definition.name, NATIVE)
 
 
 class LibraryRequest(Limited, OwnedRequest):
@@ -131,10 +145,13 @@ def bound(
 
     ``observed``: whether a trace or hooks hear of its starts.
     """
-    made: OwnedPrequest = OwnedPrequest(request)
+    made: CountedPrequest | LibraryPrequest
     if state.watch is not None or observed:
         made = LibraryPrequest(request)
         made._bind(state, prepared)
+    else:
+        made = CountedPrequest(request)
+        made._state, made._prepared = state, prepared
     made.kept = arguments
     return made
 

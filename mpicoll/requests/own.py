@@ -18,8 +18,9 @@ from typing import Literal, NoReturn
 from mpi4py import MPI
 
 from mpicoll.base import caller
-from mpicoll.engine import progress
+from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lane
+from mpicoll.engine.plan import Plan
 from mpicoll.engine.runner import Execution
 from mpicoll.requests.base import Limited, fill
 from mpicoll.requests.standalone import Standalone
@@ -44,7 +45,12 @@ class Request(Limited, Standalone):
         state: of the communicator.
         prepared: the call.
         report: told of a failure before it is raised.
+
+    Attributes:
+        plan: what it does; of those that :meth:`begin` makes.
     """
+
+    plan: Plan
 
     def __init__(
         self, state: State, prepared: Prepared, report: Callable[[BaseException], None]
@@ -70,7 +76,8 @@ class Request(Limited, Standalone):
         """Start a call."""
         request = cls(state, prepared, report)
         request._ticket, request._comparison = state.guard.start(prepared)
-        request._plan = state.plans.borrow(request._shape)
+        runnable = request._plan = state.plans.borrow(request._shape)
+        request.plan = runnable.plan
         request._lane = state.lanes.join(request)
         request._activate()
         return request
@@ -211,6 +218,34 @@ class Request(Limited, Standalone):
             RuntimeError: always.
         """
         raise RuntimeError(f"{self._name} cannot be cancelled, which MPI forbids; Wait for it")
+
+
+class FastRequest(transport.Flight or object, Request):  # type: ignore[misc]
+    """A call like an earlier one, which the engine starts: without hooks, a trace or a limit."""
+
+    _ticket = _comparison = _observation = _complaint = None
+
+    @property
+    def _state(self) -> State:  # type: ignore[override]
+        return self._comm._state
+
+    @property
+    def _report(self) -> Callable[[BaseException], None]:  # type: ignore[override]
+        return self._comm._report
+
+    def __repr__(self) -> str:
+        collective, algorithm = self.name
+        how = "active" if self._stage == ACTIVE else "inactive"
+        return f"<{Request.__name__} of {collective} by {algorithm}, {how}>"
+
+    @property
+    def _name(self) -> str:  # type: ignore[override]
+        return self.name[0]
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        if status is None and self.finish_alone():
+            return True
+        return Request.Wait(self, status)
 
 
 class Prequest(Request):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll.engine import progress
+from mpicoll.engine import progress, transport
 from mpicoll.requests.base import Watched
 
 Anyone: TypeAlias = Watched | MPI.Request
@@ -35,6 +35,9 @@ class Completion:
         requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
     ) -> Literal[True]:
         """Wait for all requests, in whatever order they complete."""
+        flight = transport.Flight
+        if requests and flight and all(isinstance(request, flight) for request in requests):
+            transport.finish_all([*requests])
         _until(lambda: _all_complete(requests), requests)
         for request, status in zip(requests, _extended(statuses, len(requests)), strict=True):
             request.Wait(status)

@@ -37,6 +37,7 @@ def parse(
         TypeError, ValueError, BufferError, Unsupported: see :func:`mpicoll.buffers.pair.operands`;
             and TypeError for an operator that has no meaning for the elements.
     """
+    sendbuf, recvbuf = _in_place(definition, place, sendbuf, recvbuf)
     if METHODS[definition.method].varies:
         found = vectors.operands(definition, place, sendbuf, recvbuf, counts)
     else:
@@ -55,6 +56,15 @@ def parse(
         found.layouts,
         (sendbuf, recvbuf),
     )
+
+
+def _in_place(definition: Collective, place: Place, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
+    """The two buffers; None is ``MPI.IN_PLACE`` where that may stand, as in mpi4py."""
+    if definition.one_buffer or (definition.rooted and not place.is_root):
+        return sendbuf, recvbuf
+    if definition.name == "scatter":
+        return sendbuf, MPI.IN_PLACE if recvbuf is None else recvbuf
+    return MPI.IN_PLACE if sendbuf is None else sendbuf, recvbuf
 
 
 def _check_memory(definition: Collective, send: Buffer | None, recv: Buffer | None) -> None:

@@ -61,6 +61,11 @@ class Call:
         return self.send if self.send is not None else self.recv
 
     @property
+    def beyond(self) -> set[str]:
+        """What the caller's counts reach beyond, in words."""
+        return {b.beyond for b in (self.send, self.recv) if b is not None and b.beyond}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole vector, equal on all ranks; 0 where no rank knows all of it."""
         if self.layouts is not None and self.buffer is not None:
@@ -187,6 +192,29 @@ class Call:
         send, recv = self.send, self.recv
         return None if send is None else send.memory, None if recv is None else recv.memory
 
+    def sides(self) -> tuple[int, int]:
+        """Which of the caller's two arguments send and receive buffer come from; -1: from none."""
+        if self.in_place:
+            both = 0 if self.definition.name == "scatter" else 1
+            sides = both, both
+        else:
+            sides = 0, 1
+        send, recv = self.send, self.recv
+        return (
+            -1 if send is None or not send.memory.size else sides[0],
+            -1 if recv is None or not recv.memory.size else sides[1],
+        )
+
+    def places(self) -> list[tuple[int, int, int, int]]:
+        """Where send and receive buffer lie.
+
+        For each, which argument it comes from, its address (0: where that argument's memory
+        begins), and the first byte used and the one behind the last, 0 where they need not be apart
+        from the other's.
+        """
+        pairs = zip(self.sides(), (self.send, self.recv), strict=True)
+        return [(side, *(_place(buffer) if side >= 0 else (0, 0, 0))) for side, buffer in pairs]
+
     @property
     def on_device(self) -> bool:
         """Whether a buffer is in device memory, at which the host must not look."""
@@ -237,11 +265,14 @@ class Call:
     def check_lasting(self) -> None:
         """Raise if something goes by value where nobody would bring it back.
 
+        What is in device memory has requests that do.
+
         Raises:
             BufferError: the requests of the MPI library's own collectives do not copy.
         """
         for side, buffer in (("send", self.send), ("receive", self.recv)):
-            if _by_value(buffer, native=True) is not None:
+            on_device = buffer is not None and buffer.device is not None
+            if not on_device and _by_value(buffer, native=True) is not None:
                 raise BufferError(
                     f"{side} buffer: goes by value, because it is not contiguous or not in the "
                     f"order of the other one, and a request of {NATIVE} does not copy it; pass "
@@ -275,6 +306,20 @@ class Call:
             output=output,
             whole=choice.algorithm == EXACT,
         )
+
+
+def _place(buffer: Buffer | None) -> tuple[int, int, int]:
+    """Address of a buffer's memory, and the bytes used, see :meth:`Call.places`."""
+    assert buffer is not None
+    if buffer.packed is None:
+        address = buffer.memory.ctypes.data
+        return address, address, address + buffer.memory.size
+    if buffer.array is None:  # of a derived datatype
+        return 0, 0, 0
+    address = first = end = buffer.array.ctypes.data
+    for length, stride in zip(buffer.array.shape, buffer.array.strides, strict=True):
+        first, end = first + min(0, (length - 1) * stride), end + max(0, (length - 1) * stride)
+    return address, first, end + buffer.array.itemsize
 
 
 def _by_value(buffer: Buffer | None, native: bool) -> Packed | None:

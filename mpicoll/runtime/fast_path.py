@@ -1,5 +1,5 @@
-"""What a communicator lets go the engine's fast path: blocking calls like earlier ones, of plain
-arrays, and the starts of persistent ones.
+"""What a communicator lets go the engine's fast path: calls like earlier ones, and the starts of
+persistent ones.
 
 The first call of its kind goes the slow path (:mod:`mpicoll.comm.dispatch`), which then tells here
 how it was run.
@@ -7,6 +7,7 @@ how it was run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +15,18 @@ from mpi4py import MPI
 
 from mpicoll import hooks, tuning
 from mpicoll.base import caller
+from mpicoll.buffers import Buffer
 from mpicoll.cuda.group import CUDA_IPC
 from mpicoll.engine import progress, transport
-from mpicoll.engine.lanes import Lane
+from mpicoll.engine.lanes import Lane, Lanes
+from mpicoll.engine.plan import Plan
 from mpicoll.runtime.calls import Call
 from mpicoll.runtime.guard import Guard
 from mpicoll.runtime.plans import Plans, Runnable
-from mpicoll.schedule.methods import METHODS, Method
+from mpicoll.schedule.methods import METHODS, STARTED, Method
 
-#: The methods whose calls it tells by a number, in the order of these numbers.
-_NUMBERED = sorted(
-    (method for method in METHODS.values() if method.fast is not None),
-    key=lambda method: method.fast or 0,
-)
+#: The collectives of the methods with blocks of one length, in the order of their numbers.
+_EVEN = [method.collective for method in METHODS.values() if not method.varies]
 
 
 class FastCalls:
@@ -42,19 +42,22 @@ class FastCalls:
     def __init__(self, nodes: tuple[int, ...]) -> None:
         self._nodes = nodes
         self.path: transport.FastPath | None = None
+        self._flies = False
 
-    def open(self, private: MPI.Intracomm, plans: Plans, guard: Guard, peers: Any) -> None:
+    def open(
+        self, private: MPI.Intracomm, plans: Plans, lanes: Lanes, guard: Guard, peers: Any
+    ) -> None:
         """Let calls go the fast path from now on, where MPI allows threads.
 
         Args:
             private: carries the messages that MPI carries.
-            plans: those of the communicator.
+            plans, lanes: those of the communicator.
             guard: waits for the calls, and is told of their failures.
             peers: serves arrays in device memory; None if nothing does.
         """
         if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             return
-        self._plans = plans
+        self._plans, self._around = plans, (private, guard.idle, lanes)
         self.path = transport.FastPath(
             private,
             guard.idle,
@@ -65,7 +68,7 @@ class FastCalls:
             guard.fail,
         )
         if peers is not None:
-            self.path.serve_devices(peers, [(each.collective, CUDA_IPC) for each in _NUMBERED])
+            self.path.serve_devices(peers, [(collective, CUDA_IPC) for collective in _EVEN])
 
     def learn(
         self, call: Call, arguments: tuple[Any, ...], choice: tuning.Choice, ran: Runnable
@@ -79,33 +82,109 @@ class FastCalls:
             ran: what ran it.
         """
         method = METHODS[call.definition.method]
+        _meet_tensors(arguments)
+        path = self._path_for(method, arguments, choice)
+        if path is None:
+            return
+        packed = _packed(call, (call.send, call.recv))
+        if packed is None:
+            return
+        name = method.collective, choice.algorithm
+        path.learn(
+            method.number, arguments, tuning.named(choice), name, call, ran.execution, *packed
+        )
+
+    def learn_started(
+        self,
+        call: Call,
+        arguments: tuple[Any, ...],
+        choice: tuning.Choice,
+        plan: Plan,
+        flights: type[Any],
+    ) -> None:
+        """The same for a call that is not blocking.
+
+        Args:
+            call, arguments, choice: as for :meth:`learn`.
+            plan: of the call.
+            flights: the class of requests on the fast path.
+        """
+        method = METHODS[call.definition.method]
+        _meet_tensors(arguments)
         path = self._path_for(method, arguments, choice)
         if path is None or not call.is_direct:
             return
-        known = tuning.named(choice), (method.collective, choice.algorithm), call, ran.execution
-        path.learn(_key(method), arguments, *known)
+        if not self._flies:
+            private, pause, lanes = self._around
+            lock, pollers = progress.lock, progress.pollers
+            around = progress.poll, progress.under_way, pollers, caller.parent, lock, lanes
+            path.serve_flights(transport.Airspace(private, pause, *around), flights)
+            self._flies = True
+        name = method.collective, choice.algorithm
+        execution = transport.Execution(plan, self._plans.device)
+        number = method.number + STARTED
+        path.learn(
+            *(number, arguments, tuning.named(choice), name, call, execution),
+            *(None, (False, False), False),
+        )
 
     def pass_on(
         self,
         method: Method,
         arguments: tuple[Any, ...],
         choice: tuning.Choice,
+        call: Call,
         function: Callable[..., Any],
+        kind: int = 0,
     ) -> None:
-        """The same for a call that a function of the MPI library serves."""
-        path = self._path_for(method, arguments, choice)
-        if path is None:
+        """The same for a call that a function of the MPI library serves.
+
+        ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
+        """
+        _meet_tensors(arguments)
+        path = self._path_for(method, arguments, choice, any_operator=kind > 0)
+        if path is None or not _understood(call):
             return
-        name = method.collective, choice.algorithm
-        known = tuning.named(choice), name, function, method.arguments
-        path.pass_on(_key(method), arguments, *known)
+        buffers = [
+            buffer if side == number and buffer is not None and goes_to_all(buffer) else None
+            for number, (side, buffer) in enumerate(
+                zip(call.sides(), (call.send, call.recv), strict=True)
+            )
+        ]
+        packed = _packed(call, (buffers[0], buffers[1]))
+        if packed is None or (kind and packed[0] is not None):
+            return
+        messages = None
+        if call.definition.name == "exscan" and call.recv is None:
+            if packed[0] is not None:
+                return
+            messages = None, call.messages()[1]  # memory that nothing is received in
+        if packed[0] is not None:
+            pairs = zip(call.messages(), buffers, strict=True)
+            messages = tuple(None if buffer is None else message for message, buffer in pairs)
+        path.pass_on(
+            method.number + kind,
+            arguments,
+            tuning.named(choice),
+            (method.collective, choice.algorithm),
+            call,
+            function,
+            method.arguments,
+            *packed,
+            messages,
+            _given(call) if kind == STARTED and not method.varies else None,
+        )
 
     def _path_for(
-        self, method: Method, arguments: tuple[Any, ...], choice: tuning.Choice
+        self,
+        method: Method,
+        arguments: tuple[Any, ...],
+        choice: tuning.Choice,
+        any_operator: bool = False,
     ) -> transport.FastPath | None:
         """The fast path of a call; a user's operator may be another one next time."""
         op = arguments[2]
-        if self.path is None or not (op is None or op.is_predefined):
+        if self.path is None or not (any_operator or op is None or op.is_predefined):
             return None
         return self.path if tuning.is_default(method.collective, choice, self._nodes) else None
 
@@ -132,6 +211,90 @@ class FastCalls:
             self.path.open = False
 
 
-def _key(method: Method) -> int | str:
-    """What the fast path tells a method by."""
-    return method.name if method.fast is None else method.fast
+def _meet_tensors(arguments: tuple[Any, ...]) -> None:
+    """Let PyTorch's tensors be told from one another, once the program has passed one."""
+    torch = sys.modules.get("torch")
+    if torch is None or transport.meet_tensor is None:
+        return
+    for message in arguments[:2]:
+        owner = message[0] if isinstance(message, (list, tuple)) and message else message
+        if isinstance(owner, torch.Tensor):
+            transport.meet_tensor(type(owner))
+
+
+def goes_to_all(buffer: Buffer) -> bool:
+    """Whether a buffer goes by value, to the MPI library's own collectives too."""
+    return buffer.packed is not None and buffer.packed.for_all
+
+
+def _understood(call: Call) -> bool:
+    """Whether mpi4py's method takes the caller's own arguments for what they are here."""
+    for buffer in (call.send, call.recv):
+        if buffer is None:
+            continue
+        if buffer.datatype is None or (buffer.dtype is not None and buffer.dtype.isbuiltin != 1):
+            return False
+        if call.definition.reduces and buffer.datatype == MPI.BYTE:
+            return False
+    return True
+
+
+_Given = tuple[int, MPI.Datatype] | None
+
+
+def _given(call: Call) -> tuple[_Given, _Given] | None:
+    """What a function of the MPI library gets of each buffer, None if in place.
+
+    None where mpi4py's method knows better: of derived datatypes, and of counts beyond an int.
+    """
+    found: list[_Given] = []
+    both = 0 if call.definition.name == "scatter" else 1
+    for number, buffer in enumerate((call.send, call.recv)):
+        if call.in_place and call.definition.name != "bcast" and number != both:
+            found.append(None)
+        elif buffer is None:
+            found.append((0, MPI.BYTE))
+        elif buffer.packed is not None or buffer.datatype is None or buffer.count >= 1 << 31:
+            return None
+        else:
+            found.append((buffer.count, buffer.datatype))
+    return found[0], found[1]
+
+
+_Packed = tuple[tuple[Any, Any] | None, tuple[bool, bool], bool]
+
+
+def _packed(call: Call, buffers: tuple[Buffer | None, Buffer | None]) -> _Packed | None:
+    """How two buffers of a call go by value: packings, what to load, whether to store.
+
+    None where the engine cannot pack one; no packings where none has to be packed.
+    """
+    if all(buffer is None or buffer.packed is None for buffer in buffers):
+        return None, (False, False), False
+    send, recv = buffers
+    try:
+        first = _packing(send)
+        packings = first, first if recv is send else _packing(recv)
+    except ValueError:
+        return None
+    # What a collective does not write is left as it was.
+    gaps = call.recv is call.send or call.layouts is not None or call.definition.name == "exscan"
+    stores = recv is not None and recv.packed is not None and recv.writable
+    return packings, (True, gaps), stores
+
+
+def _packing(buffer: Buffer | None) -> transport.Packing | None:
+    """How the engine packs a buffer, None if it need not.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if buffer is None or buffer.packed is None:
+        return None
+    packed = buffer.packed
+    if packed.arrays is not None and packed.memory.size == buffer.memory.size:
+        return transport.StridedPacking(*packed.arrays)
+    if packed.parts is not None and buffer.array is None:
+        parts = [(part.offset, part.count) for part in packed.parts]
+        return transport.TypedPacking(parts, packed.memory.size)
+    raise ValueError("several datatypes, or a part of an array")

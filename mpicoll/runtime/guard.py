@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from mpi4py import MPI
@@ -15,6 +16,24 @@ from mpicoll.runtime import agree
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.watch import Ticket, Watch
 from mpicoll.schedule.collectives import Collective
+
+#: A wait looks this often whether another rank has revoked the communicator: every so many turns.
+LOOK = 256
+
+
+@cache
+def _has_ulfm() -> bool:
+    """Whether communicators can be revoked in this MPI library."""
+    try:
+        MPI.COMM_SELF.Is_revoked()
+    except NotImplementedError:
+        return False
+    return True
+
+
+def is_revoked(error: BaseException | None) -> bool:
+    """Whether an error says that a communicator has been revoked."""
+    return isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_REVOKED
 
 
 class Guard:
@@ -45,6 +64,7 @@ class Guard:
         self.closed = False
         self.pause: Callable[[], object] = watch.pause if watch else os.sched_yield
         self._abandoned: list[object] = []
+        self._idle = 0
         self._comparisons: list[agree.Comparison] = []
 
     def check(self) -> None:
@@ -52,6 +72,8 @@ class Guard:
         caller.check()
         if self.closed:
             raise ValueError("this communicator has been freed; build Intracomm on another one")
+        if is_revoked(self.failure):
+            raise MPI.Exception(MPI.ERR_REVOKED)
         if self.failure is not None:
             raise RuntimeError(
                 f"this communicator cannot be used any more, because a collective on it failed: "
@@ -70,6 +92,12 @@ class Guard:
             self._watch.begin(prepared.described())
         if self._compares:
             agree.compare(self._share(prepared.facts()))
+
+    def exchange(self, what: str, facts: agree.CallSignature) -> list[dict[str, Any]]:
+        """The facts of all ranks about something that they are going to do.  Collective."""
+        if self._watch is not None:
+            self._watch.begin(what)
+        return self._share(facts)
 
     def refuse(self, definition: Collective, error: Exception, waits: bool = True) -> None:
         """This rank cannot make its next call; the others hear of it if they are to compare.
@@ -105,10 +133,18 @@ class Guard:
         self.check()
         return agree.share(self._private, facts, self.wait)
 
+    def meant(self, error: BaseException) -> BaseException:
+        """What an error means: of messages of a revoked communicator, that it has been revoked."""
+        ours = isinstance(error, MPI.Exception) and not is_revoked(error) and _has_ulfm()
+        return MPI.Exception(MPI.ERR_REVOKED) if ours and self._private.Is_revoked() else error
+
     def idle(self) -> None:
         """Move on what is under way besides, then :attr:`pause`."""
         progress.poll()
         self.pause()
+        self._idle += 1
+        if self._idle % LOOK == 0 and _has_ulfm():
+            self._private.Iprobe()  # raises where a rank has revoked the communicator
 
     def wait(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for a request within the time limit; its buffers are kept if it does not end."""
@@ -135,6 +171,7 @@ class Guard:
         ``kept``: what MPI, or another rank, may still use.
         """
         self.abandon(*kept)
+        error = self.meant(error)
         if self.failure is None and self._watch is not None:
             self._watch.fail()
         self.failure = self.failure or error

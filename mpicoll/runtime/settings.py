@@ -67,15 +67,6 @@ def read(private: MPI.Intracomm) -> Settings:
     return found
 
 
-def policy_from(environment: Mapping[str, str]) -> str:
-    """What to do with a call that mpicoll cannot serve.
-
-    Raises:
-        ValueError: the environment has something else.
-    """
-    return _one_of(POLICIES, "MPICOLL_FALLBACK", environment.get("MPICOLL_FALLBACK", "warn"))
-
-
 def _warn_of_misspelt(environment: Mapping[str, str]) -> None:
     """Tell of variables whose names are nearly those of mpicoll's."""
     for name in sorted(environment.keys() - VARIABLES):
@@ -94,7 +85,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
     model = _model_from(environment)
     return Settings(
         _table_from(environment, model),
-        policy_from(environment),
+        _one_of(POLICIES, "MPICOLL_FALLBACK", environment.get("MPICOLL_FALLBACK", "warn")),
         timeout=_timeout_from(environment),
         check=check == "1",
         trace=environment.get("MPICOLL_TRACE", ""),

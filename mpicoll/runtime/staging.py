@@ -101,6 +101,7 @@ def run(
     area = state.once(Area, lambda: Area.open(state, device))
     if isinstance(area, Unavailable):  # a second try would pin no more
         raise MemoryError(area.reason)
+    call.load()  # what is packed on its device
     pipeline = Pipeline(area, call)
     for number in range(1 - SLOTS, len(chunks)):
         if number + SLOTS - 1 < len(chunks):
@@ -113,6 +114,7 @@ def run(
                 state.plans.run(part, prepared.choice, step)
             pipeline.copy_to_device(number, chunks[number])
     pipeline.end(len(chunks) - 1)
+    call.write_back()
     state.count(prepared.definition.name, prepared.choice.algorithm)
     return True
 
@@ -302,7 +304,7 @@ class Pipeline:
         if buffer is None:
             return None
         memory = self._area.slot(number, received)[: buffer.blocks * chunk.nbytes]
-        found = replace(buffer, memory=memory, order="", device=None)
+        found = replace(buffer, memory=memory, order="", packed=None, device=None)
         if self._call.reduction is not None:
             return replace(found, count=chunk.nbytes // buffer.itemsize)
         byte = np.dtype(np.uint8)

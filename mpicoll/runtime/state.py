@@ -98,7 +98,7 @@ class State:
         self.plans = Plans(self.lanes, connected, self.guard, self.fast_path.forget)
         if connected.device is not None and not (settings.check or self.watch):
             peers = None if self.gpus is None else self.gpus.peers
-            self.fast_path.open(private, self.plans, self.guard, peers)
+            self.fast_path.open(private, self.plans, self.lanes, self.guard, peers)
         self.hint(hints or {})
         if settings.progress:
             progress.start()
@@ -134,6 +134,12 @@ class State:
         """What has run so far."""
         calls = self.calls + Counter(self.fast_path.calls())
         return Stats(dict(calls), dict(self.fallbacks))
+
+    def revoke(self) -> None:
+        """The handle has been revoked by this rank: what its collectives go by is, too."""
+        for comm in self.lanes.comms:
+            comm.Revoke()
+        self.guard.fail(MPI.Exception(MPI.ERR_REVOKED))
 
     def close(self) -> None:
         """Free everything, unless messages may still be under way."""

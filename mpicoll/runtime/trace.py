@@ -46,7 +46,8 @@ class Tracer:
 
     def __init__(self, path: str, place: tuple[int, int], comm: str, rank: int) -> None:
         if path not in _FILES:
-            _FILES[path] = open(f"{path}.{place[0]}", "w", buffering=1)  # noqa: SIM115
+            name = f"{path}.{place[0]}"
+            _FILES[path] = open(name, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
             _write(_FILES[path], {"ranks": place[1]})
         self._file = _FILES[path]
         self._comm, self._rank = comm, rank
@@ -116,7 +117,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
 
 def _records(path: Path) -> tuple[int, list[dict[str, Any]]]:
     """Number of ranks of the job, and one rank's steps."""
-    complete = path.read_text().rpartition("\n")[0]
+    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
     try:
         head, *steps = [json.loads(line) for line in complete.splitlines()]
         return int(head["ranks"]), [step for step in steps if step["start"] <= step["end"]]

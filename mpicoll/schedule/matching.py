@@ -24,7 +24,14 @@ from functools import lru_cache
 from typing import Generic
 
 from mpicoll.base.wording import plural
-from mpicoll.schedule.memory import Cell, Memory, ScheduleError, Value
+from mpicoll.schedule.memory import (
+    Cell,
+    Memory,
+    ScheduleError,
+    Value,
+    no_peer,
+    unequal_copy,
+)
 from mpicoll.schedule.steps import (
     Block,
     Channel,
@@ -235,7 +242,7 @@ class Matching(Generic[Value]):
                 continue
             peer, block = step
             if peer == rank or not 0 <= peer < self.ranks:
-                raise ScheduleError(f"{step} of rank {rank} has no such peer among {self.ranks}")
+                raise no_peer(step, rank, self.ranks)
             if isinstance(step, Send):
                 message = self._pair(rank, peer, number, current, None)
                 message.position, message.sent = position, block
@@ -258,7 +265,7 @@ class Matching(Generic[Value]):
 
     def _copy(self, rank: int, step: Copy, segment: int) -> None:
         if number_of_blocks(step.src) != number_of_blocks(step.dst):
-            raise ScheduleError(f"{step} of rank {rank} copies to another number of blocks")
+            raise unequal_copy(step, rank, "another number of blocks")
         memory = self.memories[rank]
         if memory.holds_values:
             source, target = self.cells(step.src, segment), self.cells(step.dst, segment)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
+from mpicoll.base.wording import plural
 from mpicoll.schedule.steps import GIVEN, WORK
 
 Value = TypeVar("Value")
@@ -13,6 +14,16 @@ Value = TypeVar("Value")
 
 class ScheduleError(ValueError):
     """A schedule that breaks the rules of :mod:`mpicoll.schedule`."""
+
+
+def no_peer(step: object, rank: int, size: int) -> ScheduleError:
+    """The error for a step whose peer is the rank itself, or no rank."""
+    return ScheduleError(f"{step} of rank {rank} has no such peer among {plural(size, 'rank')}")
+
+
+def unequal_copy(step: object, rank: int, how: str) -> ScheduleError:
+    """The error for a copy between blocks that do not correspond."""
+    return ScheduleError(f"{step} of rank {rank} copies to {how}")
 
 
 class Cell(NamedTuple):

@@ -36,14 +36,14 @@ class Method:
         blocks: how long its blocks are.
         arguments: which of send buffer, receive buffer, operator, root and counts (0 to 4) mpi4py's
             method takes, in its order.
-        fast: its number on the engine's fast path; None where that tells calls by the name.
+        number: what the engine's fast path tells it by; those with blocks of one length first.
     """
 
     name: str
     collective: str
     blocks: Blocks
     arguments: tuple[int, ...]
-    fast: int | None = None
+    number: int
 
     @cached_property
     def definition(self) -> Collective:
@@ -76,13 +76,16 @@ _METHODS = (
     Method("Scan", "scan", EVEN, (SEND, RECV, OP), 8),
     Method("Exscan", "exscan", EVEN, (SEND, RECV, OP), 9),
     Method("Barrier", "barrier", EVEN, (), 10),
-    Method("Allgatherv", "allgather", ALL, (SEND, RECV)),
-    Method("Alltoallv", "alltoall", OWN, (SEND, RECV)),
-    Method("Alltoallw", "alltoall", OWN, (SEND, RECV)),
-    Method("Gatherv", "gather", OWN, (SEND, RECV, ROOT)),
-    Method("Reduce_scatter", "reduce_scatter", ALL, (SEND, RECV, COUNTS, OP)),
-    Method("Scatterv", "scatter", OWN, (SEND, RECV, ROOT)),
+    Method("Allgatherv", "allgather", ALL, (SEND, RECV), 11),
+    Method("Alltoallv", "alltoall", OWN, (SEND, RECV), 12),
+    Method("Alltoallw", "alltoall", OWN, (SEND, RECV), 13),
+    Method("Gatherv", "gather", OWN, (SEND, RECV, ROOT), 14),
+    Method("Reduce_scatter", "reduce_scatter", ALL, (SEND, RECV, COUNTS, OP), 15),
+    Method("Scatterv", "scatter", OWN, (SEND, RECV, ROOT), 16),
 )
+
+#: What is added to the number of a blocking method for the one that starts it.
+STARTED = 32
 
 #: By their names.
 METHODS = {method.name: method for method in _METHODS}

@@ -144,20 +144,25 @@ class Evidence:
     refused: Mapping[str, str] = field(default_factory=dict)
     replicates: tuple[Costs, ...] = ()
 
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """The 95 % interval of each parameter; none without replicates."""
+    def intervals(self, costs: Costs) -> dict[str, tuple[float, float]]:
+        """The 95 % interval of each of these parameters; none without replicates."""
         columns: dict[str, list[float]] = {}
         for replicate in self.replicates:
             for name, value in replicate.numbers().items():
                 columns.setdefault(name, []).append(value)
-        return {name: interval(values) for name, values in columns.items()}
+        found = costs.numbers()
+        return {name: interval(found[name], values) for name, values in columns.items()}
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The values between which 95 % of some replicates lie."""
-    ordered = sorted(values)
+def interval(estimate: float, replicates: Sequence[float]) -> tuple[float, float]:
+    """The values between which 95 % of some replicates lie, and what they are replicates of.
+
+    An estimate can lie outside of what resampled measurements give; the interval then reaches to
+    it, for whoever uses the estimate must be told of it.
+    """
+    ordered = sorted(replicates) or [estimate]
     cut = math.floor(0.025 * len(ordered))
-    return ordered[cut], ordered[-1 - cut]
+    return min(ordered[cut], estimate), max(ordered[-1 - cut], estimate)
 
 
 #: Bytes, seconds, and the 95 % interval of the seconds.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mpicoll.train.ranks.health import RankLost as RankLost
     from mpicoll.train.ranks.health import leave as leave
     from mpicoll.train.ranks.workers import TrainingError as TrainingError
+    from mpicoll.train.records import Beginning as Beginning
     from mpicoll.train.records import Epoch as Epoch
     from mpicoll.train.records import Result as Result
     from mpicoll.train.records import Step as Step
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "MLP": "models",
     "Augmentation": "data.augment",
+    "Beginning": "records",
     "Batch": "data.batch",
     "Config": "config",
     "Consistency": "servers.consistency",

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import math
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mpicoll.base import json_lines
+from mpicoll.base.json_lines import Record
+
 
 @dataclass
 class History:
-    """What the files of a folder of metrics say.
+    """What the files of a folder of metrics say of the run that was begun last.
 
     Attributes:
-        config: The run's configuration.
-        ranks: Number of ranks.
+        run: Its name.
+        attempt: Number of its last attempt.
+        config: The run's configuration, as the last attempt has it.
+        ranks: Number of ranks, of that one too.
         predicted: Seconds of communication a step, by the fitted model, or None.
         epochs: Epochs, as `Epoch` has them, in order.
-        steps: For each rank its steps, as `Step` has them.
-        clocks: For each rank (local, ahead) of each comparison of clocks.
-        served: For each data server what it did in all: batches, samples, seconds, and seconds of
-            them in which it prepared.
+        steps: For each rank its steps, as `Step` has them, in order.
+        clocks: For each rank (local, ahead) of each comparison of clocks of the last attempt.
+        served: For each data server what it did in all attempts: batches, samples, seconds, and
+            seconds of them in which it prepared.
     """
 
+    run: str = ""
+    attempt: int = 1
     config: dict[str, Any] = field(default_factory=dict)
     ranks: int = 0
     predicted: float | None = None
@@ -35,46 +44,89 @@ class History:
     served: dict[int, Counter[str]] = field(default_factory=dict)
 
 
-def read(folder: Path) -> History:
-    """Read the metrics of a run; of one that went on, of its last launch what differs.
+#: For each event what tells its records from others of the run and rank.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "run": ("attempt",),
+    "step": ("number",),
+    "epoch": ("number",),
+    "clock": ("attempt", "local"),
+    "served": ("attempt",),
+}
 
-    A last line that is incomplete is left out.
+
+def read(folder: Path) -> History:
+    """Read the metrics of a run; where a folder has several, of the last, with a warning.
+
+    What an attempt repeats counts once.  A line that is torn, or no line of metrics, is left out
+    with a warning.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A line is no JSON object of the kind.
+        ValueError: There is no run.
     """
-    found = History()
+    records: list[Record] = []
     paths = [*folder.glob("rank-*.jsonl"), *folder.glob("data-*.jsonl")]
     for path in sorted(paths, key=lambda path: int(path.stem[5:])):
-        rank = int(path.stem[5:])
-        for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
-            if not line.endswith("\n"):
-                continue
-            try:
-                _add(found, rank, json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}, line {number} is no line of metrics: {error}") from None
-    if not found.ranks:
+        json_lines.read(path, partial(_take, records, int(path.stem[5:])))
+    runs = [record for record in records if record["event"] == "run"]
+    if not runs:
         raise ValueError(f"{folder} has no run: rank-0.jsonl has no line of the event run")
+    names = [*dict.fromkeys(record["run"] for record in runs)]
+    if len(names) > 1:
+        others = ", ".join(name or "one without a name" for name in names[:-1])
+        warnings.warn(
+            f"{folder} has metrics of {len(names)} runs: this is {names[-1]}, the last; before it "
+            f"there were {others}",
+            stacklevel=2,
+        )
+    return _history([record for record in records if record["run"] == names[-1]])
+
+
+def _take(records: list[Record], rank: int, line: Record) -> None:
+    """Keep a record, with the rank and with the run and the attempt that it is of."""
+    record = {**line, **json_lines.stamp(line)._asdict(), "rank": rank}
+    for name in _KEYS[record["event"]]:
+        record[name]
+    records.append(record)
+
+
+def _history(records: list[Record]) -> History:
+    """What the records of one run say."""
+
+    def key(record: Record) -> tuple[Any, ...]:
+        event = record["event"]
+        return (event, record["rank"], *(record[name] for name in _KEYS[event]))
+
+    records = json_lines.latest(records, key)
+    attempts = sorted((r for r in records if r["event"] == "run"), key=lambda r: int(r["attempt"]))
+    last = attempts[-1]
+    found = History(last["run"], last["attempt"], last["config"], int(last["ranks"]))
+    found.predicted = last.get("predicted")
+    for record in sorted(records, key=lambda r: r.get("number", 0)):
+        event, rank = record["event"], record["rank"]
+        if _is_repeated(record, attempts):
+            continue
+        if event == "epoch":
+            found.epochs.append(record)
+        elif event == "step":
+            found.steps.setdefault(rank, []).append(record)
+        elif event == "clock" and record["attempt"] == found.attempt:
+            found.clocks.setdefault(rank, []).append((record["local"], record["ahead"]))
+        elif event == "served":
+            did = {name: record[name] for name in ("batches", "samples", "preparing", "seconds")}
+            found.served.setdefault(rank, Counter()).update(did)
+    found.steps = dict(sorted(found.steps.items()))
     return found
 
 
-def _add(found: History, rank: int, line: dict[str, Any]) -> None:
-    event = line.pop("event")
-    if event == "run":
-        found.config, found.ranks = line["config"], int(line["ranks"])
-        found.predicted = line.get("predicted")
-        # A run that goes on has other clocks.
-        found.clocks.clear()
-    elif event == "epoch":
-        found.epochs.append(line)
-    elif event == "step":
-        found.steps.setdefault(rank, []).append(line)
-    elif event == "clock":
-        found.clocks.setdefault(rank, []).append((line["local"], line["ahead"]))
-    elif event == "served":
-        found.served.setdefault(rank, Counter()).update(line)
+def _is_repeated(record: Record, attempts: list[Record]) -> bool:
+    """Whether a later attempt begins before a step or an epoch, perhaps on other ranks."""
+    later = [begun for begun in attempts if begun["attempt"] > record["attempt"]]
+    if record["event"] == "step":
+        return any(record["number"] > begun.get("step", math.inf) for begun in later)
+    if record["event"] == "epoch":
+        return any(record["number"] >= begun.get("epoch", math.inf) for begun in later)
+    return False
 
 
 def phases(found: History) -> dict[int, dict[str, float]]:
@@ -91,7 +143,8 @@ def chrome(found: History) -> dict[str, Any]:
 
     A rank is a process; its steps are in one row, and each bucket under way in one of its own.
     Times are those of rank 0's clock: others are corrected by what the comparisons of clocks say,
-    and between two of them along a straight line. Microseconds after the first step began.
+    and between two of them along a straight line. Microseconds after the first step began. Steps
+    are those of the last attempt: clocks of others were other clocks.
     """
     events: list[dict[str, Any]] = []
     for rank, steps in found.steps.items():
@@ -99,6 +152,8 @@ def chrome(found: History) -> dict[str, Any]:
             {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         )
         for step in steps:
+            if step["attempt"] != found.attempt:
+                continue
             began = _on_first_clock(found, rank, step.get("began") or 0.0)
             if not began:
                 continue

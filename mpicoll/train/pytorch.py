@@ -92,6 +92,11 @@ class TorchModel(PushingModel):
         for name, parameter in self._parameters.items():
             parameter.register_post_accumulate_grad_hook(partial(self._found, name))
 
+    @property
+    def name(self) -> str:
+        """What a report calls the model: the module's class."""
+        return type(self._module).__name__
+
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         # Those that the module has.
         return {name: array.copy() for name, array in arrays(self._module).items()}

@@ -7,6 +7,34 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from mpicoll.base.json_lines import Attempt
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where a run begins, or goes on. Equal on all ranks.
+
+    Attributes:
+        run: Name of the run, which a checkpoint hands on.
+        attempt: 1 where it begins, and one more each time it goes on.
+        step: Steps made.
+        epoch: Epoch to make steps in, counted from 1.
+        position: Steps made in it.
+        checkpoint: What it goes on from, None where it begins.
+    """
+
+    run: str
+    attempt: int = 1
+    step: int = 0
+    epoch: int = 1
+    position: int = 0
+    checkpoint: str | None = None
+
+    @property
+    def stamp(self) -> Attempt:
+        """What files of JSON lines say of each record."""
+        return Attempt(self.run, self.attempt)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -89,6 +117,7 @@ class Result:
         parameters: Final parameters by name.
         history: One entry an epoch; the last may be of a part of one.
         steps: Steps made.
+        beginning: Where it began.
         stopped: Why it ended: `epochs`, `steps`, `target loss`, `target accuracy`, `asked` (by a
             callback) or `signal`.
         communicated: Mean seconds a step in which this rank communicated, exposed or hidden.
@@ -98,6 +127,7 @@ class Result:
     parameters: dict[str, NDArray[Any]]
     history: tuple[Epoch, ...]
     steps: int
+    beginning: Beginning
     stopped: str
     communicated: float = 0.0
     predicted: float | None = None

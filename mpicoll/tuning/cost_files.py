@@ -93,10 +93,10 @@ def _set(costs: Costs, evidence: Evidence | None) -> dict[str, Any]:
     numbers = {name: _short(getattr(costs, name)) for name in ("gamma", "call", "step")}
     factors = {str(ranks): _short(factor) for ranks, factor in costs.factors.items()}
     more = {"factors": factors, "plain": costs.plain}
-    return {"links": links, **numbers, **more, **_evidence(evidence)}
+    return {"links": links, **numbers, **more, **_evidence(evidence, costs)}
 
 
-def _evidence(evidence: Evidence | None) -> dict[str, Any]:
+def _evidence(evidence: Evidence | None, costs: Costs | None = None) -> dict[str, Any]:
     if evidence is None:
         return {}
     found: dict[str, Any] = {
@@ -108,8 +108,9 @@ def _evidence(evidence: Evidence | None) -> dict[str, Any]:
         errors: Errors | None = getattr(evidence, name)
         found[name] = errors and {key: _short(value) for key, value in vars(errors).items()}
     found["replicates"] = [[*map(_short, r.numbers().values())] for r in evidence.replicates]
-    intervals = {name: [*map(_short, ends)] for name, ends in evidence.intervals().items()}
-    return {"intervals": intervals, "evidence": found}
+    intervals = {} if costs is None else evidence.intervals(costs)
+    short = {name: [*map(_short, ends)] for name, ends in intervals.items()}
+    return {"intervals": short, "evidence": found}
 
 
 def _short(value: float) -> float:

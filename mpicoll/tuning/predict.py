@@ -130,8 +130,8 @@ def predict(
         return made(seconds, low, high, source, (), None, warnings)
     replicates = model.replicates(collective, choice.words, ranks)
     seconds = path.seconds(costs)
-    low, high = interval([path.seconds(r) for r in replicates] or [seconds])
-    low, high = min(low, seconds) * (1 - widen), max(high, seconds) * (1 + widen)
+    low, high = interval(seconds, [path.seconds(r) for r in replicates])
+    low, high = low * (1 - widen), high * (1 + widen)
     return made(seconds, low, high, source, _parts(path, costs), path, warnings)
 
 

@@ -159,7 +159,11 @@ def _rule(name: str, number: int, rule: Mapping[str, Any], source: str, rank: in
 
 
 def _built_in() -> Table:
-    text = importlib.resources.files("mpicoll.tuning").joinpath("built_in.json").read_text()
+    text = (
+        importlib.resources.files("mpicoll.tuning")
+        .joinpath("built_in.json")
+        .read_text(encoding="utf-8")
+    )
     return table_from(json.loads(text)["rules"], BUILTIN_SOURCE, BUILT_IN)
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from mpicoll.base import caller
+
 SCRIPT = """
 import threading
 
@@ -62,3 +64,12 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(job):
     works()
     """
     assert job(2, script) == (0, "", "")
+
+
+def test_a_warning_names_the_users_line():
+    """Not mpi4py's, which calls mpicoll on the user's behalf."""
+    scope = {"__name__": "mpi4py.futures._core", "warn_once": caller.warn_once}
+    exec("def submit():\n    warn_once('a text of this test', UserWarning, 0)", scope)
+    with pytest.warns(UserWarning, match="a text of this test") as caught:
+        scope["submit"]()
+    assert caught[0].filename == __file__

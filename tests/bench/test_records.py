@@ -30,6 +30,20 @@ def test_runs_are_appended(tmp_path):
     assert [(run.name, len(run.points)) for run in records.read(path)] == [("r", 1), ("s", 1)]
 
 
+def test_the_same_run_twice_in_one_file_is_counted_once(tmp_path):
+    """As by `cat a a`: twice as many times would make intervals narrower than they are."""
+    path = tmp_path / "a.jsonl"
+    points = [POINT, replace(POINT, algorithm="native"), replace(POINT, parameters={})]
+    write(path, points)
+    once = records.read(path)
+    path.write_bytes(2 * path.read_bytes())
+    assert records.read(path) == once
+    # What has been measured again takes the place of what was there.
+    write(path, [replace(POINT, times=(1e-6,), slowest=(0,))])
+    (run,) = records.read(path)
+    assert [len(point.times) for point in run.points] == [1, 3, 3]
+
+
 def test_lines_say_what_a_reader_in_a_hurry_wants(tmp_path):
     write(tmp_path / "a.jsonl", [POINT])
     line = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[1])
@@ -77,7 +91,7 @@ writer.point(POINT)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     (tmp_path / "tests_point.py").write_text(
-        f"from mpicoll.bench.records import Point\nPOINT = {POINT!r}\n"
+        f"from mpicoll.bench.records import Point\nPOINT = {replace(POINT, size=8)!r}\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=30)
@@ -135,12 +149,12 @@ def test_a_file_without_points(tmp_path, content):
 
 def test_a_file_of_a_later_version(tmp_path):
     (tmp_path / "a").write_text('{"record":"run","run":"r","format":2}\n')
-    with pytest.raises(ValueError, match="line 1 is of format 2, and this version reads up to 1"):
+    with pytest.raises(ValueError, match="has a run of format 2, and this version reads up to 1"):
         records.read(tmp_path / "a")
 
 
 def test_two_sweeps_do_not_write_to_one_file(tmp_path):
-    with Writer(tmp_path / "a"), pytest.raises(OSError, match="another sweep writes to it"):
+    with Writer(tmp_path / "a"), pytest.raises(OSError, match=r"process .* writes to it"):
         Writer(tmp_path / "a", patience=0.01)
     Writer(tmp_path / "a").close()
 

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from synthetic import launched
 
+from mpicoll.bench import records
 from mpicoll.bench.records import Writer
 from mpicoll.cli import main
 from mpicoll.simulate.costs import CostModel, Costs, Piece
@@ -98,6 +100,36 @@ def test_a_torn_last_line_is_dropped_with_a_warning(command, folder, tmp_path):
     done = command("fit", tmp_path / "torn.jsonl", "-o", tmp_path / "m.json")
     assert done.status == 0
     assert "mpicoll: warning: " in done.err and "dropped: not complete JSON" in done.err
+
+
+@pytest.fixture
+def spoiled(folder, tmp_path):
+    """Launches, of which one has a point with wrong results."""
+    runs = records.read(folder / "a.jsonl")
+    bad = runs[-1].points[0]
+    runs[-1].points[0] = replace(bad, wrong=3, problem="rank 1, index 0: want 1.0, got 2.0")
+    return write(tmp_path / "spoiled.jsonl", runs)
+
+
+@pytest.mark.parametrize("name", ["fit", "tune", "compare", "compared", "report", "no-model"])
+def test_wrong_results_are_never_green(command, folder, spoiled, tmp_path, name):
+    out = tmp_path / "out"
+    words = {
+        "fit": ("fit", spoiled, "-o", out),
+        "tune": ("tune", spoiled, "-o", out),
+        "compare": ("compare", folder / "b.jsonl", spoiled),
+        "compared": ("compare", spoiled, folder / "b.jsonl", "--json"),
+        "report": ("report", spoiled, "-o", out),
+        "no-model": ("report", spoiled, "-o", out, "--no-model"),
+    }[name]
+    done = command(*words)
+    assert done.status == 1
+    said = "error: allreduce ring, 8 bytes: 3 wrong elements, the first at rank 1, index 0: want"
+    assert done.err.count(said) == 1
+    if name.startswith("compare"):
+        assert "1 point left out: their results were wrong" in done.err
+    elif name == "no-model":
+        assert "the results have 3 wrong elements" in out.read_text(encoding="utf-8")
 
 
 def test_points_with_more_ranks_than_cores_are_not_performance(command, refused, tmp_path):

@@ -39,6 +39,56 @@ def test_usage_errors_are_said_once(mpirun):
     assert own(done.err) == ["mpicoll: error: --root 3 is no rank of 3; give 0 to 2"]
 
 
+#: A program that runs the command, on one rank later than on the others.
+LATE = """
+import os, sys, time
+from mpicoll.base.launcher import launch
+from mpicoll.cli import main
+
+if launch().rank == int(sys.argv[1]):
+    time.sleep(1.5)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("bench allreduce -f 2 -i 8", "--stepfactor and --stepbytes exclude each other; drop one"),
+        (
+            "bench allreduce --frobnicate",
+            "no such option: --frobnicate",
+        ),
+        ("bench allreduce --root 3", "--root 3 is no rank of 2; give 0 to 1"),
+        ("train cats", "unknown dataset 'cats'"),
+    ],
+)
+def test_usage_errors_are_said_once_whoever_is_late(mpirun, tmp_path, words, said, late):
+    """A launcher ends all ranks when the first leaves with an error."""
+    (tmp_path / "late.py").write_text(LATE)
+    done = mpirun(2, tmp_path / "late.py", late, *words.split())
+    assert done.status == 2
+    assert (done.out, done.err.count(said)) == ("", 1)
+    (line,) = own(done.err)
+    assert line.startswith(f"mpicoll: error: {said}")
+
+
+def test_a_usage_error_of_one_rank_ends_all(mpirun, tmp_path):
+    """As where a node has another file."""
+    (tmp_path / "a.toml").write_text('collectives = ["allreduce"]\n')
+    (tmp_path / "own.py").write_text(
+        "import sys\nfrom mpicoll.base.launcher import launch\nfrom mpicoll.cli import main\n"
+        f"name = 'none' if launch().rank == 1 else 'a'\n"
+        f"sys.exit(main(['bench', '--config', {str(tmp_path)!r} + f'/{{name}}.toml', '-n', '1']))\n"
+    )
+    done = mpirun(3, tmp_path / "own.py")
+    assert (done.status, done.out) == (2, "")
+    (line,) = own(done.err)
+    where = f"--config {tmp_path}/none.toml: No such file or directory"
+    assert line == f"mpicoll: error: rank 1: {where}"
+
+
 def test_bench_from_end_to_end(mpirun, tmp_path):
     files = ("-J", tmp_path / "a.jsonl", "--html", tmp_path / "a.html")
     done = mpirun(2, "-m", "mpicoll", *BRIEF, *files, "--seed", "7")
@@ -79,6 +129,51 @@ def test_bench_files_that_cannot_be_written_are_found_before_measuring(mpirun, t
     assert done.status == 2
     assert own(done.err) == [f"mpicoll: error: {tmp_path}/no/a.jsonl: No such file or directory"]
     assert done.out == ""
+
+
+def test_a_sweep_that_cannot_fit_is_refused_before_it_begins(mpirun, tmp_path):
+    words = ("bench", "allreduce", "-b", "8", "-e", "8T", "-n", "1", "-J", tmp_path / "a.jsonl")
+    done = mpirun(2, "-m", "mpicoll", *words)
+    assert done.status == 2
+    (line,) = own(done.err)
+    assert re.match(
+        r"mpicoll: error: the 2 rank\(s\) of this node need [\d,.]+ MB more \(allreduce of 8T "
+        r"[\d,.]+ MB\), [\d,.]+ MB are available: measure smaller sizes by -e",
+        line,
+    )
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+#: A program that runs the command with so many bytes more than MPI has taken.
+LIMITED = """
+import os, resource, sys
+from mpi4py import MPI
+from mpicoll.bench import room
+from mpicoll.cli import main
+
+if sys.argv[1] == "unseen":  # as where a rank takes more than its buffers
+    room.left = lambda: None
+used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+most = used + (200 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("limit", ["seen", "unseen"])
+def test_a_limit_of_memory_is_told_in_a_line(mpirun, tmp_path, limit):
+    (tmp_path / "limited.py").write_text(LIMITED)
+    words = ("bench", "allreduce", "-b", "1G", "-e", "1G", "-a", "native", "-n", "1")
+    done = mpirun(2, tmp_path / "limited.py", limit, *words)
+    assert done.status != 0
+    assert "Traceback" not in done.err
+    if limit == "seen":
+        assert done.status == 2
+        (line,) = own(done.err)
+        assert "this process (see ulimit -v, -d) need 4,295.0 MB more (allreduce of 1G" in line
+    else:
+        first, *_ = own(done.err)
+        assert re.match(r"mpicoll: error: \[rank \d\] out of memory: Unable to allocate", first)
 
 
 # A program that runs the command on a communicator with a fault.
@@ -300,7 +395,8 @@ def test_a_program_of_lone_ranks_is_warned_once():
 @pytest.mark.parametrize("words", [("doctor", "--json"), BRIEF])
 def test_lone_ranks_are_explained(words):
     done = alone("-m", "mpicoll", *words)
-    assert [d.returncode for d in done] == ([1, 1] if words[0] == "doctor" else [2, 2])
+    # A launcher that ends all when one fails must not end the first before it has said why.
+    assert [d.returncode for d in done] == ([1, 0] if words[0] == "doctor" else [2, 0])
     assert "srun started 4 processes, but each of them is rank 0 of 1" in (
         done[0].stdout + done[0].stderr
     )

@@ -1,12 +1,12 @@
 """What is an array in device memory, and how it gets to the host and back, without a GPU."""
 
 import contextlib
-import ctypes
 import sys
 import types
 
 import numpy as np
 import pytest
+from exporting import Producer
 from fake_cuda import FakeArray, FakeDriver, in_its_place
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +14,9 @@ from mpi4py import MPI
 
 from mpicoll import buffers, errors
 from mpicoll.base import caller
+from mpicoll.buffers import parsing
 from mpicoll.comm import messages
 from mpicoll.comm.device import handle_of
-from mpicoll.cuda import arrays as device_buffers
 from mpicoll.cuda import driver, group, ipc, pinned, streams
 from mpicoll.cuda.arrays import is_device, recognise
 from mpicoll.errors import TransportWarning
@@ -39,7 +39,8 @@ def test_an_array_tells_all_of_itself(fake):
     array = fake.array(np.arange(6, dtype="f4").reshape(2, 3), device=1, stream=7)
     found = recognise(array)
     assert (found.ptr, found.nbytes, found.dtype, found.itemsize) == (array.ptr, 24, "f4", 4)
-    assert (found.shape, found.order, found.writable) == ((2, 3), "C", True)
+    assert (found.shape, found.strides, found.writable) == ((2, 3), (12, 4), True)
+    assert buffers.parse(array).order == "C"
     assert (found.device, found.stream, found.owner) == (1, 7, array)
     assert found.addresses.ctypes.data == array.ptr
     assert found.addresses.size == 24
@@ -81,14 +82,29 @@ def test_a_message_is_on_the_device_if_its_owner_is(fake):
         ((), (), ""),
     ],
 )
-def test_orders(shape, strides, order):
-    assert device_buffers._order(shape, strides, 8, "buffer") == order
+def test_orders(fake, shape, strides, order):
+    array = fake.array(np.zeros(shape))
+    data = array.__cuda_array_interface__["data"]
+    found = buffers.parse(Interface(shape=shape, strides=strides, typestr="<f8", data=data))
+    assert (found.order, found.packed) == (order, None)
 
 
-@pytest.mark.parametrize(("shape", "strides"), [((4,), (16,)), ((2, 3), (48, 8)), ((3,), (-8,))])
-def test_what_is_not_contiguous_is_refused_with_the_remedy(shape, strides):
-    with pytest.raises(BufferError, match=r"send buffer: not contiguous.*cupy.ascontiguousarray"):
-        device_buffers._order(shape, strides, 8, "send buffer")
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((4,), (16,)), ((2, 3), (48, 8)), ((3,), (-8,)), ((2, 2), (0, 8))]
+)
+def test_without_cupy_what_is_not_contiguous_is_refused_with_the_remedy(
+    fake, monkeypatch, shape, strides
+):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    array = fake.array(np.zeros(99))
+    strided = Interface(shape=shape, strides=strides, typestr="<f8", data=(array.ptr + 160, False))
+    with pytest.raises(BufferError, match=r"send buffer: not contiguous.*CuPy.*install it"):
+        buffers.parse(strided, what="send buffer")
+    assert recognise(strided).strides == strides
+    column = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+    with pytest.raises(BufferError, match=r"of a derived datatype, and CuPy.* a contiguous copy"):
+        call("Bcast", None, [array, 1, column])
+    column.Free()
 
 
 class Interface:
@@ -112,7 +128,7 @@ def test_odd_interfaces(fake):
     assert recognise(Interface(data=(array.ptr, False))).stream == 0
     empty = recognise(Interface(shape=(0,)))
     assert empty.nbytes == 0 and empty.addresses.size == 0
-    with pytest.raises(BufferError, match="read-only in device memory"):
+    with pytest.raises(BufferError, match="a Interface that is read-only in device memory"):
         buffers.parse(Interface(data=(array.ptr, True)), writable=True)
 
 
@@ -142,59 +158,118 @@ def test_pytorch_says_its_stream(fake, monkeypatch):
     assert recognise(Tensor(data=(array.ptr, False))).stream == 101
 
 
-class Exporter:
-    """DLPack alone."""
+class Raising(Producer):
+    """Has an array interface that raises, and DLPack."""
 
-    def __init__(self, array, kind=2, code=2, strides=None, offset=0):
-        self.array, self.kind, self.freed = array, kind, []
-        count = len(array.shape)
-        self.shape = (ctypes.c_int64 * count)(*array.shape)
-        self.strides = None if strides is None else (ctypes.c_int64 * count)(*strides)
-        self.tensor = device_buffers._Tensor(
-            array.ptr, kind, 1, count, code, 8 * array.dtype.itemsize, 1, self.shape, self.strides,
-            offset,
-        )  # fmt: skip
+    error: Exception = KeyError("bfloat16")  # as PyTorch, which has no name for the type
 
-    def __dlpack_device__(self):
-        return self.kind, 1
-
-    def __dlpack__(self, stream):
-        assert stream == -1
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype = ctypes.py_object
-        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+    @property
+    def __cuda_array_interface__(self):
+        raise self.error
 
 
-def test_an_interface_that_has_no_name_for_the_type(fake):
-    """As PyTorch's, which raises."""
-
-    class Both(Exporter):
-        @property
-        def __cuda_array_interface__(self):
-            raise self.error
-
-    tensor = Both(fake.array(np.zeros((2, 3), "f4")))
-    tensor.error = KeyError("bfloat16")
-    assert recognise(tensor).shape == (2, 3)
-    tensor.error = RuntimeError("it requires grad")
-    with pytest.raises(BufferError, match=r"does not tell where it is \(RuntimeError: it requires"):
-        recognise(tensor)
+def exporter(array, kind=Producer, **more):
+    """A producer of DLPack of an array on device 1."""
+    return kind(array, array.ptr, (2, 1), **more)
 
 
-def test_dlpack(fake):
+def test_an_interface_that_raises_is_no_answer_where_there_is_dlpack(fake):
     array = fake.array(np.zeros((2, 3), "f4"), device=1)
-    found = recognise(Exporter(array))
+    tensor = exporter(array, Raising)
+    for error in (KeyError("bfloat16"), RuntimeError("it has no name here")):
+        tensor.error = error
+        assert recognise(tensor).shape == (2, 3)
+    tensor.requires_grad = True
+    with pytest.raises(BufferError, match=r"send buffer: a tensor .* gradient; .*detach\(\)"):
+        buffers.parse(tensor, what="send buffer")
+
+    class Alone:
+        __cuda_array_interface__ = property(Raising.__cuda_array_interface__.fget)
+        error = RuntimeError("it is lost")
+
+        def __dlpack_device__(self):
+            return 2, 0
+
+    with pytest.raises(BufferError, match=r"does not tell where it is \(RuntimeError: it is lost"):
+        recognise(Alone())
+
+
+@pytest.mark.parametrize("version", [(0, 8), (1, 0)])
+def test_dlpack(fake, version):
+    array = fake.array(np.zeros((2, 3), "f4"), device=1)
+    producer = exporter(array, version=version)
+    found = recognise(producer)
     assert (found.ptr, found.nbytes, found.dtype, found.device) == (array.ptr, 24, "f4", 1)
-    assert (found.shape, found.order) == ((2, 3), "C")
-    assert recognise(Exporter(array, strides=(1, 2))).order == "F"
-    assert recognise(Exporter(array, offset=8)).ptr == array.ptr + 8
-    assert recognise(Exporter(array, code=1)).dtype == np.uint32
-    unknown = buffers.parse(Exporter(array, code=17))
+    assert (found.shape, found.strides, producer.freed) == ((2, 3), (12, 4), 0)
+    assert producer.asked[0]["stream"] == -1  # nothing is to be ordered
+    addresses = found.addresses
+    del found
+    assert producer.freed == 0
+    del addresses
+    assert (producer.freed, producer.deleted) == (1, 0)
+    assert recognise(exporter(array, byte_offset=8)).ptr == array.ptr + 8
+    assert recognise(exporter(array, code=1)).dtype == np.uint32
+    unknown = buffers.parse(exporter(array, code=17))
     assert (unknown.datatype, unknown.dtype, unknown.count) == (None, None, 6)
-    with pytest.raises(BufferError, match="not contiguous"):
-        recognise(Exporter(array, strides=(6, 2)))
-    assert not is_device(Exporter(array, kind=1))
+    assert not is_device(Producer(np.zeros(1)))
+
+
+# --- arrays that nobody may write -----------------------------------------------------------------
+
+
+@pytest.fixture
+def jax(monkeypatch):
+    """JAX, of whose arrays on a GPU the buffer protocol raises an error of JAX's own."""
+
+    class JaxRuntimeError(RuntimeError):
+        pass
+
+    class Array(Interface):
+        waited = 0
+
+        def block_until_ready(self):
+            self.waited += 1
+
+    def view(owner):
+        if isinstance(owner, Array):
+            raise JaxRuntimeError("Python buffer protocol is only defined for CPU buffers.")
+        return memoryview(owner)
+
+    made = types.SimpleNamespace(Array=Array)
+    monkeypatch.setitem(sys.modules, "jax", made)
+    monkeypatch.setattr(parsing, "memoryview", view, raising=False)
+    return made
+
+
+def test_arrays_of_jax_are_sent_once_they_are_there(fake, jax):
+    array = fake.array(np.arange(4, dtype="f4"))
+    owner = jax.Array(data=(array.ptr, False))
+    found = buffers.parse(owner, what="send buffer")
+    assert (found.device.ptr, found.count, found.dtype) == (array.ptr, 4, "f4")
+    assert owner.waited == 1
+    assert not found.device.ordered
+    assert recognise(array).ordered
+    with pytest.raises(BufferError, match="receive buffer: a Array that is read-only in device"):
+        buffers.parse(owner, what="receive buffer", writable=True)
+
+
+def test_an_error_of_the_buffer_protocol_is_said_where_nothing_else_answers(jax):
+    class Lost(jax.Array):
+        def __init__(self):
+            pass
+
+    with pytest.raises(TypeError, match="only defined for CPU buffers"):
+        buffers.parse(Lost())
+
+
+def test_what_jax_exports_from_the_host_is_not_written(jax):
+    class OnHost(Producer, jax.Array):
+        pass
+
+    held = OnHost(np.zeros(3))
+    assert buffers.parse(held).count == 3
+    with pytest.raises(BufferError, match="read-only"):
+        buffers.parse(held, writable=True)
 
 
 # --- parsing --------------------------------------------------------------------------------------
@@ -244,13 +319,6 @@ def test_what_is_only_overwritten_does_not_leave_the_device(fake):
     assert in_place.send is in_place.recv
     in_place.load()
     assert fake.copied == 32
-
-
-def test_derived_datatypes_are_refused(fake):
-    column = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
-    with pytest.raises(BufferError, match="derived datatype of elements in device memory"):
-        call("Bcast", None, [fake.array(np.zeros(4)), 1, column])
-    column.Free()
 
 
 def test_streams(fake):

@@ -223,8 +223,6 @@ def test_an_array_of_another_device(ours, cupy):
 
 def test_what_is_refused(ours, cupy):
     array = cupy.zeros((4, 4), "f4")
-    with pytest.raises(BufferError, match="not contiguous"):
-        ours.Allreduce(MPI.IN_PLACE, array[:, :2])
     with pytest.raises(TypeError, match="send buffer in device memory but receive buffer in host"):
         ours.Allreduce(array, np.zeros((4, 4), "f4"))
     if not ours._state.gpus.devices[RANK].aware:

@@ -1,5 +1,8 @@
 """Fits: known parameters come back, those that are not told are refused, errors are honest."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from synthetic import launched, point
 from mpicoll import tuning
 from mpicoll.bench.records import Run
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
+from mpicoll.tuning import cost_files
 
 pytest.importorskip("scipy")
 
@@ -65,13 +69,24 @@ def test_known_parameters_come_back(model):
 
 
 def test_intervals_hold_what_they_are_for(model):
-    intervals = model.general_evidence.intervals()
+    intervals = model.general_evidence.intervals(model.general)
     true = {**COSTS.numbers()}
     for name in ("call", "step", "gamma", "alpha intra", "beta intra"):
         low, high = intervals[name]
         slack = 0.02 * true[name]
         assert low - slack <= true[name] <= high + slack, name
         assert high / low < 1.3
+
+
+def test_an_estimate_is_within_its_own_interval(model, tmp_path):
+    """Resampled measurements can all lie to one side of what was fitted to the measurements."""
+    general, evidence = model.general, model.general_evidence
+    replicates = tuple(replace(each, gamma=general.gamma / 2) for each in evidence.replicates)
+    skewed = replace(evidence, replicates=replicates)
+    assert skewed.intervals(general)["gamma"] == (general.gamma / 2, general.gamma)
+    cost_files.write(tmp_path / "m.json", replace(model, general_evidence=skewed))
+    low, high = json.loads((tmp_path / "m.json").read_text())["general"]["intervals"]["gamma"]
+    assert low < high == pytest.approx(general.gamma, rel=1e-5)
 
 
 def test_what_one_algorithm_does_not_tell_is_as_all_together_tell_it(model):

@@ -2,6 +2,7 @@
 
 import random
 import time
+import tracemalloc
 from itertools import repeat
 
 import numpy as np
@@ -84,6 +85,27 @@ def test_every_collective_and_algorithm_is_right(comm, collective, manner):
             work.poison(place)
             call()
             assert work.check(RANK, place) == (0, None), (name, size)
+
+
+@pytest.mark.parametrize("pool", [0, 1 << 22])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("collective", VARIANTS)
+def test_memory_is_known_before_it_is_taken(comm, collective, in_place, pool):
+    dtype, root = np.dtype("f4"), SIZE - 1
+    count = workload.elements(collective, 1 << 20, dtype.itemsize, SIZE)
+    manner = {"in_place": in_place, "skew": 0.5, "pool": pool}
+    said = sum(workload.footprint(RANK, SIZE, collective, count, dtype, root, **manner))
+    tracemalloc.start()
+    try:
+        work = workload.prepare(comm, collective, count, dtype, root=root, **manner)
+        work.poison()
+        work.check(RANK)
+        _, taken = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    slack = 1 << 17
+    assert taken <= said + slack
+    assert said <= 2 * taken + slack
 
 
 @pytest.mark.mpi(min_size=2)

@@ -422,7 +422,7 @@ def test_between_groups_a_cuda_aware_library_reduces_on_the_device_only_where_it
         pytest.skip("one group")
     monkeypatch.setattr(refusing, "library_takes", lambda: True)
     half = WORLD.Split(RANK % 2)
-    between = mpicoll.Intercomm(half.Create_intercomm(0, WORLD, 1 - RANK % 2), "silent")
+    between = mpicoll.Intercomm(half.Create_intercomm(0, WORLD, 1 - RANK % 2))
     array = fake.array(np.zeros(2))
     for name in ("Iallreduce", "Ireduce_scatter_block"):
         with pytest.raises(BufferError, match=f"{name} of an intercommunicator: a buffer in dev"):

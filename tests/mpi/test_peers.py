@@ -8,7 +8,7 @@ import types
 
 import numpy as np
 import pytest
-from fake_cuda import FakeArray, in_its_place
+from fake_cuda import FakeArray, FakeCupy, in_its_place
 from mpi4py import MPI
 
 import mpicoll
@@ -307,6 +307,107 @@ def test_arrays_on_two_streams(fake, ours):
         send.set(np.full(3, 100))
         assert {*recv.get()} == {P * (P - 1) // 2}
         assert {*send.get()} == {100}
+
+
+# --- what is packed -------------------------------------------------------------------------------
+
+EVEN = np.s_[::2]
+
+
+@pytest.fixture
+def cupy(fake, ours, monkeypatch):
+    """What packs, once the communicator is built."""
+    made = FakeCupy(fake)
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    return made
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_strided_arrays(fake, ours, cupy, device):
+    peers = ours._state.gpus.peers
+    array = fake.array(np.zeros(10, "i4"), device, stream=7)
+    view = cupy.view(array, EVEN)
+    view.stream = 7
+    held = len(fake.memory)
+    plan = ours.Allreduce_init(MPI.IN_PLACE, view)
+    for step, more in enumerate([{}, {"stream": 9}, {}, {}]):
+        array.set(np.arange(10) + RANK)
+        fake.synchronize(7)
+        ran = len(peers.ran)
+        if step < 2:
+            ours.Allreduce(MPI.IN_PLACE, view, **more)
+        elif step == 2:
+            ours.Iallreduce(MPI.IN_PLACE, view).Wait()
+        else:
+            plan.Start()
+            plan.Wait()
+        assert len(peers.ran) == ran + 1 and not peers.learned
+        assert device or peers.ran[-1][3] == more.get("stream", 7 if step < 3 else 0)
+        fake.synchronize(more.get("stream", 7))
+        found = array.get()
+        np.testing.assert_array_equal(found[::2], P * np.arange(0, 10, 2) + P * (P - 1) // 2)
+        np.testing.assert_array_equal(found[1::2], np.arange(1, 10, 2) + RANK)
+    plan.Free()
+    del plan
+    for stream in [*fake.streams]:
+        fake.synchronize(stream)
+    assert len(fake.memory) == held  # what was packed is given back
+    assert ours.stats().calls == {("allreduce", "cuda_ipc"): 4}
+
+
+def test_what_is_packed_is_complete_when_its_request_is(fake, ours, cupy):
+    """Also where it is not on the group's device."""
+    for device in (0, 1):
+        array = fake.array(np.full(10, RANK, "i4"), device, stream=7)
+        view = cupy.view(array, EVEN)
+        view.stream = 7
+        request = ours.Iallreduce(MPI.IN_PLACE, view)
+        request.Wait()
+        ((memory, _),) = [found for base, found in fake.memory.items() if base == array.ptr]
+        assert {*memory.view("i4")[::2]} == {P * (P - 1) // 2}
+
+
+def test_a_vector_is_packed(fake, ours, cupy):
+    values = np.arange(12, dtype="f4").reshape(4, 3)
+    column = MPI.FLOAT.Create_vector(4, 1, 3).Commit()
+    array = fake.array(values if RANK == ROOT else np.zeros_like(values))
+    ours.Bcast([array, 1, column], ROOT)
+    np.testing.assert_array_equal(array.get()[:, 0], values[:, 0])
+    assert ours.stats().calls == {("bcast", "cuda_ipc"): 1}
+    column.Free()
+
+
+def test_a_graph_does_not_hold_what_is_packed(fake, ours, cupy):
+    view = cupy.view(fake.array(np.zeros(10)), EVEN)
+    plan = ours.Allreduce_init(MPI.IN_PLACE, view)
+    fake.captured.add(7)
+    for call in (ours.Allreduce, ours.Iallreduce, ours.Allreduce_init):
+        with pytest.raises(BufferError, match=r"captured for a graph.*contiguous copy"):
+            call(MPI.IN_PLACE, view, stream=7)
+    plan.Free()
+
+
+def test_arrays_whose_library_knows_no_stream_have_been_read(fake, ours, monkeypatch):
+    """JAX uses the memory again when the array is gone, in an order of its own."""
+
+    class Array:
+        def __init__(self, held):
+            self.__cuda_array_interface__ = {
+                **held.__cuda_array_interface__, "stream": None, "data": (held.ptr, True),
+            }  # fmt: skip
+
+        def block_until_ready(self):
+            pass
+
+    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(Array=Array))
+    held, recv = fake.array(np.full(3, RANK, "i4")), fake.array(np.zeros(3, "i4"), stream=5)
+    ours.Allreduce(Array(held), recv)
+    assert not fake.streams[0]
+    assert {*recv.get()} == {P * (P - 1) // 2}
+    with pytest.raises(BufferError, match="receive buffer: a Array that is read-only in device"):
+        ours.Allreduce(recv, Array(held))
+    ours.Bcast(Array(held) if RANK == 0 else recv)
+    assert {*recv.get()} == {0 if RANK else P * (P - 1) // 2}
 
 
 @pytest.mark.parametrize("where", ["long", "short", "request"])

@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 import pytest
-from fake_cuda import FakeArray, in_its_place
+from fake_cuda import FakeArray, FakeCupy, in_its_place
 from mpi4py import MPI
 
 import mpicoll
@@ -78,6 +78,22 @@ def test_bits(fake, ours, dtype):
         assert given.get().tobytes() == host.tobytes()
     assert ours.stats().calls.get(("allreduce", "staged"), 0) == 6 * (P > 1)
     assert (staging.Area not in ours._state.made) == (P > 1)  # what only the host reduces by
+
+
+def test_strided_arrays(fake, ours, monkeypatch):
+    cupy = FakeCupy(fake)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    values = np.random.default_rng(RANK).standard_normal(5000).astype("f4")
+    host = values.copy()
+    ours.Allreduce(MPI.IN_PLACE, host, algorithm="parameter_server")
+    array = fake.array(np.zeros(10000, "f4"), stream=5)
+    array.set(values.repeat(2))
+    view = cupy.view(array, np.s_[::2])
+    view.stream = 5
+    ours.Allreduce(MPI.IN_PLACE, view)
+    assert array.get()[::2].tobytes() == host.tobytes()
+    assert array.get()[1::2].tobytes() == values.tobytes()
+    assert ours.stats().calls.get(("allreduce", "staged"), 0) == (P > 1)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "c16"])

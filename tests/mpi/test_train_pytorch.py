@@ -91,6 +91,25 @@ def test_a_loop_of_ones_own(comm, options):
     optimizer.free()
 
 
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+def test_every_sum_of_gradients_is_counted(comm, algorithm):
+    ours = comm.Dup()
+    net = module()
+    optimizer = DistributedOptimizer(adam(net.parameters()), net, ours, algorithm=algorithm)
+    before = sums(ours)
+    for _ in range(20):
+        net(tensors()[0]).sum().backward()
+        optimizer.step()
+    # Each step sums its buckets, here one, and a header.
+    assert sums(ours) - before == 20 * 2
+    optimizer.free()
+    ours.Free()
+
+
+def sums(ours):
+    return sum(n for (name, _), n in ours.stats().calls.items() if name == "allreduce")
+
+
 def test_accumulated_passes_are_one_batch(comm):
     nets = module(), module()
     inputs, labels = tensors()

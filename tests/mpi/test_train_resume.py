@@ -60,13 +60,13 @@ def test_what_narrow_gradients_have_lost_is_kept_for_another_number_of_ranks(com
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_on_all_ranks(comm, folder):
+def test_a_folder_that_cannot_be_made_ends_the_run_on_all_ranks(comm, folder):
     blocked = folder / "file"
     if comm.rank == 0:
         blocked.write_text("no folder")
     comm.Barrier()
     config = Config(batch=32, epochs=1, checkpoint=str(blocked))
-    with pytest.raises(TrainingError, match="saving a checkpoint failed on rank 0: FileExists"):
+    with pytest.raises(TrainingError, match="looking for a checkpoint failed on rank 0: FileEx"):
         run(config, comm, dataset=clouds())
 
 

@@ -296,7 +296,9 @@ def test_figures_for_papers(content, tmp_path):
     assert len({*files}) == len(files) == 3 + 2 + 1
     for path in files:
         assert ET.parse(path).getroot().tag.endswith("svg")
-    assert "recursive_doubling" in (tmp_path / "allreduce-4-float32-time.svg").read_text()
+    drawn = (tmp_path / "allreduce-4-float32-time.svg").read_text()
+    assert "recursive_doubling" in drawn
+    assert ">100<" in drawn and not any("mathdefault" in path.read_text() for path in files)
 
 
 @pytest.fixture
@@ -328,6 +330,24 @@ def test_a_model_of_a_file(file, tmp_path, capsys):
     assert cli.main([*words, "--no-model"]) == 2
     assert cli.main([*words, "--format", "gif"]) == 2
     assert "unknown --format 'gif'" in capsys.readouterr().err
+
+
+def test_wrong_results_are_not_drawn(tmp_path, capsys):
+    """An algorithm that is fast since it is wrong would win."""
+    path, out = tmp_path / "runs.jsonl", tmp_path / "out.html"
+    (run,) = sweep(ranks=(2,), sizes=SIZES[:2], launches=1)
+    with Writer(path) as writer:
+        writer.run(run.name, run.facts)
+        for point in run.points:
+            bad = point.collective == "allreduce" or point.algorithm == "native"
+            writer.point(replace(point, wrong=int(bad), problem="rank 0" if bad else None))
+    words = ["report", str(path), "-o", str(out), "--no-model"]
+    assert cli.main([*words, "--figures", str(tmp_path / "figures")]) == 1
+    names = [path.name for path in (tmp_path / "figures").iterdir()]
+    assert names and not any("allreduce" in name for name in names)
+    reader = Reader(out.read_text(encoding="utf-8"))
+    assert "wrong elements; see the column #wrong" in reader.said
+    assert "points whose results were wrong are among the numbers alone" in reader.said
 
 
 def test_only_oversubscribed_points_have_no_model(tmp_path, capsys):

@@ -172,8 +172,7 @@ class Slurm(hosts.Cluster):
 
     def said(self, name: str) -> str:
         """What all jobs of a run have written."""
-        files = sorted((self.shared / name).glob("*.out"))
-        return "".join(path.read_text(errors="replace") for path in files)
+        return said([self.shared / name])
 
     def tidy(self) -> None:
         """Cancel all jobs and wait until no process of any is left.
@@ -210,6 +209,13 @@ class Slurm(hosts.Cluster):
             ]
             for host, names in found.items()
         }
+
+
+def said(paths: Sequence[Path]) -> str:
+    """What jobs have written: logs, and those of the runs in folders."""
+    files = [file for path in paths for file in (path, *sorted(path.glob("*.out")))]
+    logs = (file for file in files if file.suffix in (".log", ".out"))
+    return "".join(file.read_text(encoding="utf-8", errors="replace") for file in logs)
 
 
 def _node(host: str) -> str:

@@ -6,13 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mpicoll.base.locks import Lock
+from mpicoll.cli import main
 from mpicoll.train import Config, Dataset, TrainingError, run
-from mpicoll.train.driver import checkpoints
+from mpicoll.train.driver import checkpointing, checkpoints
 
 ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(2, np.float32)}
 
@@ -95,18 +100,27 @@ import numpy as np
 from pathlib import Path
 from mpicoll.train.driver import checkpoints
 
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
+owner, name = (np, "savez") if sys.argv[2] == "savez" else (checkpoints, sys.argv[2])
+real, left = getattr(owner, name), int(sys.argv[3])
 
-setattr(checkpoints, sys.argv[2], die) if sys.argv[2] != "savez" else setattr(np, "savez", die)
+def dies(*arguments, **more):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **more)
+
+setattr(owner, name, dies)
 checkpoints.save(Path(sys.argv[1]), 2, {"a": np.ones(3)}, {}, best=False)
 """
 
 
-@pytest.mark.parametrize("moment", ["savez", "_sync", "_digest", "_sync_folder"])
-def test_a_kill_while_saving_leaves_the_checkpoint_before(tmp_path, moment):
+@pytest.mark.parametrize(
+    ("moment", "call"), [("savez", 1), ("_digest", 1), *(("synchronise", k) for k in (1, 2, 3))]
+)
+def test_a_kill_while_saving_leaves_the_checkpoint_before(tmp_path, moment, call):
     checkpoints.save(tmp_path, 1, ARRAYS, {}, best=False)
-    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path, moment], check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path, moment, str(call)], check=False)
     assert done.returncode == -signal.SIGKILL
     found = checkpoints.find(tmp_path)
     assert found.name == "step-00000001"
@@ -157,6 +171,66 @@ def test_a_used_folder_is_warned_of(tmp_path):
     run(config, dataset=blobs())
     with pytest.warns(UserWarning, match="step-00000005 is of a later step than 0"):
         run(config, dataset=blobs())
+
+
+def test_another_job_with_the_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpointing, "Lock", partial(Lock, patience=0))
+    config = Config(batch=10, epochs=1, checkpoint=str(tmp_path))
+    held = Lock(tmp_path)
+    said = rf"looking for a checkpoint failed on rank 0: .*process {os.getpid()} on .* writes to it"
+    with pytest.raises(TrainingError, match=said):
+        run(config, dataset=blobs())
+    held.release()
+    run(config, dataset=blobs())
+    assert sorted(os.listdir(tmp_path)) == ["best", "step-00000005"]
+
+
+def test_a_jump_of_the_learning_rate_is_said(tmp_path):
+    config = {"batch": 10, "schedule": "cosine", "lr": 0.1, "checkpoint": str(tmp_path)}
+    run(Config(epochs=2, **config), dataset=blobs())
+    with pytest.warns(UserWarning, match="later step than 0"):
+        halted = run(Config(epochs=2, **config), dataset=blobs(), on_step=lambda s: s.number == 5)
+    assert halted.steps < 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the end, and the rates follow each other
+        run(Config(epochs=2, resume="auto", **config), dataset=blobs())
+    said = "learning rate goes from 0.00244717 in step 10 to 0.05 in step 11, because this run has"
+    rates = []
+    with pytest.warns(UserWarning, match=said):
+        run(
+            Config(epochs=4, resume="auto", **config),
+            dataset=blobs(),
+            on_step=lambda step: rates.append(step.lr),
+        )
+    assert rates[0] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("fact", ["epoch", "number", "scale", "history", "sha256"])
+def test_a_manifest_that_lacks_something_is_refused(tmp_path, fact):
+    config = Config(batch=16, epochs=1, checkpoint=str(tmp_path))
+    run(config, dataset=blobs())
+    path = tmp_path / "step-00000004" / "manifest.json"
+    facts = json.loads(path.read_text())
+    del facts[fact]
+    path.write_text(json.dumps(facts))
+    with pytest.raises(TrainingError, match=rf"on rank 0: ValueError: .*{fact} is|is damaged"):
+        run(replace(config, resume="auto", epochs=2), dataset=blobs())
+
+
+def test_where_a_run_goes_on_is_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("own.npz", inputs=np.eye(30, 8), labels=np.arange(30) % 3)
+    command = ["train", "./own.npz", "--batch", "6", "--checkpoint", "kept", "--resume", "auto"]
+    assert main([*command, "--epochs", "1"]) == 0
+    assert "no checkpoint in kept: begins with step 1\nepoch " in capsys.readouterr().out
+    assert main([*command, "--epochs", "2"]) == 0
+    assert (
+        "goes on from kept/step-00000004: step 4 is made, attempt 2 begins in epoch 2\nepoch "
+        in capsys.readouterr().out
+    )
+    assert main([*command, "--epochs", "3", "--json"]) == 0
+    beginning = json.loads(capsys.readouterr().out)["beginning"]
+    assert (beginning["step"], beginning["epoch"], beginning["attempt"]) == (8, 3, 3)
 
 
 def test_no_checkpoint_is_named(tmp_path):

@@ -84,7 +84,7 @@ def make(**changes):
         "test_inputs": np.zeros((1, 2)),
         "test_labels": np.array([0]),
     }
-    return Dataset("tiny", 2, **(arrays | changes))
+    return Dataset("tiny", **({"classes": 2} | arrays | changes))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,17 @@ def make(**changes):
     [
         ({"train_labels": np.array([0, 2, 1])}, r"training set: label 2 is not in 0 \.\. 1"),
         ({"test_labels": np.array([-1])}, r"test set: label -1 is not in"),
-        ({"train_labels": np.array([0, 1])}, r"shape \(2,\).*give 3 integers"),
+        ({"train_labels": np.array([0, 1])}, "3 inputs and 2 labels: give one for"),
+        (
+            {"train_labels": np.eye(3, 2, dtype=int)},
+            r"shape \(3, 2\), as one-hot vectors have: give",
+        ),
+        ({"train_labels": np.array(["a", "b", "a"])}, "dtype <U1: give one whole number for each"),
+        (
+            {"train_labels": np.array([0, 10**12, 1])},
+            "label 1000000000000 is larger than the limit",
+        ),
+        ({"classes": 10**12}, "1000000000000 classes are more than the limit of 1048576"),
         ({"train_labels": np.array([0.0, 1.0, 1.0])}, "dtype float64"),
         ({"train_inputs": np.zeros((0, 2)), "train_labels": np.array([], int)}, "at least one"),
         ({"train_inputs": np.zeros((3, 2, 2))}, r"\(3, 2, 2\): give \(samples, features\)"),

@@ -183,6 +183,75 @@ def test_shards_are_mapped_and_train_as_arrays_do(tmp_path):
     assert ours.history[-1].test_accuracy == reference.history[-1].test_accuracy
 
 
+def test_many_parts_are_in_the_order_of_their_numbers(tmp_path):
+    labels = np.arange(60) % 3
+    inputs = np.eye(3, 4)[labels] * 5 + np.random.default_rng(1).random((60, 4))
+    for number in range(12):
+        np.save(tmp_path / f"inputs-{number}.npy", inputs[5 * number : 5 * number + 5])
+    np.save(tmp_path / "labels.npy", labels)
+    found = data.load(str(tmp_path))
+    np.savez(tmp_path / "one.npz", inputs=inputs, labels=labels)
+    whole = data.load(str(tmp_path / "one.npz"))
+    assert np.array_equal(found.train_inputs[:], whole.train_inputs)
+    assert np.array_equal(found.test_labels, whole.test_labels)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            ["-1", "-01"],
+            r"inputs-01\.npy and inputs-1\.npy, which are the same part of inputs",
+        ),
+        (["", "-0"], r"holds inputs\.npy and inputs-0\.npy: give the array as one file, or as"),
+        (["-a", "-b"], r"inputs-a\.npy: 'a' is no number, so it is not clear which part"),
+        (["-1", "-1b"], r"inputs-1b\.npy: '1b' is no number"),
+        (["-0", "-1", "-3"], "holds parts 1 and 3 of inputs, and nothing between them: number"),
+    ],
+)
+def test_parts_without_a_clear_order_are_refused(tmp_path, parts, message):
+    for part in parts:
+        np.save(tmp_path / f"inputs{part}.npy", np.ones((5, 2)))
+    np.save(tmp_path / "labels.npy", np.zeros(5 * len(parts), int))
+    with pytest.raises(ValueError, match=message):
+        data.load(str(tmp_path))
+
+
+def test_lengths_of_parts_are_compared(tmp_path):
+    for number, (rows, labels) in enumerate([(5, 4), (5, 6)]):  # as many in all
+        np.save(tmp_path / f"inputs-{number}.npy", np.ones((rows, 2)))
+        np.save(tmp_path / f"labels-{number}.npy", np.zeros(labels, int))
+    with pytest.raises(ValueError, match=r"part 0 of inputs has shape \(5, 2\) and that of labels"):
+        data.load(str(tmp_path))
+    np.save(tmp_path / "labels-0.npy", np.zeros(5, int))
+    np.save(tmp_path / "labels-1.npy", np.zeros((5, 2)))
+    with pytest.raises(ValueError, match=r"parts of labels are of int64 and of float64, with rows"):
+        data.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.eye(3, dtype=int)[np.arange(30) % 3], r"own: labels have shape \(30, 3\), as one-hot"),
+        (np.array(["cat", "dog", "eel"] * 10), "own: labels .* dtype <U3: give one whole number"),
+        (
+            np.arange(30) % 3 + 10**12,
+            "own: label 1000000000002 is larger than the limit of 1",
+        ),
+    ],
+    ids=["one-hot", "text", "large"],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_labels_that_are_no_classes_are_refused(tmp_path, labels, message, split):
+    arrays = {"inputs": np.ones((30, 4)), "labels": labels}
+    if split:
+        arrays = {f"{part}_{n}": array for part in ("train", "test") for n, array in arrays.items()}
+        message = message.replace("own:", "own, train_labels:")
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        data.load(str(tmp_path / "own.npz"))
+
+
 def test_rows_are_converted_as_they_are_read():
     rows = Rows([np.full((2, 2, 2), 51, np.uint8)]).flattened().astype("float32")
     assert rows[:].dtype == np.float32 and rows.shape == (2, 4)
@@ -227,6 +296,8 @@ def test_a_file_says_what_arguments_would(tmp_path, name, text):
         ("run.yaml", "hidden: [a]", r"hidden\.0 is 'a'"),
         ("run.toml", "epochs =", "is no TOML"),
         ("run.yaml", "a: [", "is no YAML"),
+        ("run.yaml", "lr: 1\nseed: 2\nlr: 3", "key lr is in line 1 and again in line 3: leave"),
+        ("run.toml", "lr = 1\nlr = 3", "is no TOML"),
         ("run.yaml", "just words", "holds no keys"),
         ("run.json", "{}", "ends with .toml"),
     ],
@@ -257,17 +328,19 @@ def test_every_field_is_an_option():
     ("words", "message"),
     [
         (["none.npz"], "reading none.npz failed on rank 0: FileNotFoundError: none.npz does not"),
+        (["hot.npz"], "labels have shape .30, 3., as one-hot vectors have"),
         (["good.npz", "--model", "conv"], "samples are 4 values and no images: give a model other"),
         (
             ["good.npz", "--config", "run.toml"],
             "unknown key 'epoch'; the nearest known key is epochs",
         ),
     ],
-    ids=["missing", "no images", "unknown key"],
+    ids=["missing", "one-hot", "no images", "unknown key"],
 )
 def test_three_ranks_say_once_what_is_wrong(mpirun, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     np.savez("good.npz", inputs=np.eye(30, 4), labels=np.arange(30) % 3)
+    np.savez("hot.npz", inputs=np.eye(30, 4), labels=np.eye(3, dtype=int)[np.arange(30) % 3])
     (tmp_path / "run.toml").write_text("epoch = 3")
     done = mpirun(3, "-m", "mpicoll", "train", *words)
     assert done.status != 0
@@ -315,15 +388,16 @@ def test_an_estimate_counts_what_replicas_hold():
 
 
 def test_what_cannot_fit_is_refused_with_the_numbers():
-    memory.require([{"gradients": 3_000_000}] * 3, 9_000_000)
-    memory.require([{"gradients": 3_000_000}] * 4, None)
+    said = {"where": "this node", "remedy": "give less"}
+    memory.require([{"gradients": 3_000_000}] * 3, 9_000_000, **said)
+    memory.require([{"gradients": 3_000_000}] * 4, None, **said)
     needed = [*([{"gradients": 3_000_000}] * 4), {"gradients": 3_000_000, "messages": 500_000}]
     message = (
         r"the 5 rank\(s\) of this node need 15\.5 MB more \(gradients 15\.0 MB, messages 0\.5 MB, "
-        r"beside data 20\.0 MB\), 9\.0 MB are available: give"
+        r"beside data 20\.0 MB\), 9\.0 MB are available: give less"
     )
     with pytest.raises(MemoryError, match=message):
-        memory.require(needed, 9_000_000, [{"data": 4_000_000}] * 5)
+        memory.require(needed, 9_000_000, [{"data": 4_000_000}] * 5, **said)
 
 
 def test_what_cannot_fit_on_a_gpu_is_refused(monkeypatch):
@@ -355,14 +429,3 @@ def test_what_reading_takes_is_known_from_the_heads_of_files(tmp_path):
     (tmp_path / "damaged.npz").write_bytes(b"PK")
     assert datasets.read_inputs(str(tmp_path / "damaged.npz")) == []
     assert datasets.read_inputs(str(tmp_path / "none.npz")) == []
-
-
-def test_the_limit_of_a_control_group_counts(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.available() is None
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:       5 kB\n")
-    assert memory.available() == 5120
-    (tmp_path / "memory.max").write_text("4000\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert memory.available() == 3000

@@ -1,15 +1,21 @@
 """Metrics read again: phases, one trace of all ranks, a page; TensorBoard; stacks of all ranks."""
 
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from clouds import clouds
 
-from mpicoll.train import Config, TrainingError, history, run
-from mpicoll.train.driver import predicted
+from mpicoll.base.locks import Lock
+from mpicoll.train import MLP, Config, TrainingError, history, run
+from mpicoll.train.driver import metrics, predicted
 from mpicoll.train.records import Step
 
 
@@ -71,18 +77,150 @@ def test_phases_are_means_of_steps(folder):
     }
 
 
-def test_an_incomplete_last_line_is_left_out_and_a_wrong_one_named(folder):
+def test_torn_and_wrong_lines_are_left_out_and_named(folder):
     with open(folder / "rank-1.jsonl", "a") as file:
         file.write('{"event": "st')
-    assert len(history.read(folder).steps[1]) == 1
+    with pytest.warns(UserWarning, match=r"rank-1\.jsonl, line 4 dropped: not complete JSON"):
+        assert len(history.read(folder).steps[1]) == 1
     with open(folder / "rank-1.jsonl", "a") as file:
-        file.write("\n")
-    with pytest.raises(ValueError, match=r"rank-1\.jsonl, line 4 is no line of metrics"):
-        history.read(folder)
+        file.write('\n{"event": "dance"}\n{"event": "step"}\n')
+    with pytest.warns(UserWarning, match="dropped") as caught:
+        assert len(history.read(folder).steps[1]) == 1
+    assert [str(w.message).partition("jsonl, ")[2] for w in caught] == [
+        "line 4 dropped: not complete JSON",
+        "line 5 dropped: KeyError('dance')",
+        "line 6 dropped: KeyError('number')",
+    ]
     write(folder, 0)
     write(folder, 1)
     with pytest.raises(ValueError, match="has no run"):
         history.read(folder)
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = [sys.argv[2]]
+from clouds import clouds
+from mpicoll.train import Config, run
+def dies(step):
+    if step.number == 27:
+        os.kill(os.getpid(), signal.SIGKILL)
+kept = {"metrics": sys.argv[1] + "/m", "checkpoint": sys.argv[1] + "/c"}
+run(Config(batch=5, epochs=3, checkpoint_every=15, **kept), dataset=clouds(), on_step=dies)
+"""
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A run that was killed in step 27, with a checkpoint of step 15; and one that goes on."""
+    here = str(Path(__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path, here], check=False)
+    assert done.returncode == -signal.SIGKILL
+    kept = {"metrics": str(tmp_path / "m"), "checkpoint": str(tmp_path / "c")}
+    return Config(batch=5, epochs=3, checkpoint_every=15, resume="auto", **kept)
+
+
+def test_what_an_attempt_repeats_counts_once(killed, tmp_path):
+    begun = []
+    result = run(killed, dataset=clouds(), on_begin=begun.append)
+    assert begun == [result.beginning]
+    assert (result.beginning.step, result.beginning.attempt) == (15, 2)
+    path = tmp_path / "m" / "rank-0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    numbers = [line["number"] for line in lines if line["event"] == "step"]
+    assert numbers == [*range(1, 28), *range(16, 64)]
+    assert {line["run"] for line in lines} == {result.beginning.run}
+    for _ in range(2):
+        found = history.read(tmp_path / "m")
+        assert [step["number"] for step in found.steps[0]] == [*range(1, 64)]
+        assert {step["attempt"] for step in found.steps[0][15:]} == {2}
+        assert [epoch["loss"] for epoch in found.epochs] == [e.loss for e in result.history]
+        assert len(found.clocks[0]) == 4
+        path.write_bytes(2 * path.read_bytes())  # the file twice in one
+
+
+def test_an_attempt_replaces_steps_that_it_does_not_make(killed, tmp_path):
+    """On fewer ranks, or ended earlier."""
+    (tmp_path / "m" / "rank-1.jsonl").write_bytes((tmp_path / "m" / "rank-0.jsonl").read_bytes())
+    run(replace(killed, steps=20), dataset=clouds())
+    found = history.read(tmp_path / "m")
+    assert {rank: len(steps) for rank, steps in found.steps.items()} == {0: 20, 1: 15}
+
+
+def test_a_page_is_made_of_a_torn_file_that_was_gone_on_with(killed, tmp_path, command):
+    pytest.importorskip("plotly")
+    path = tmp_path / "m" / "rank-0.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    run(killed, dataset=clouds())
+    with pytest.warns(UserWarning, match=r"rank-0\.jsonl, line 31 dropped: not complete JSON"):
+        done = command("report", tmp_path / "m", "-o", tmp_path / "run.html")
+    assert done.status == 0, done.err
+    assert "63 steps, 3 epochs" in (tmp_path / "run.html").read_text()
+
+
+def test_a_second_kill_before_a_checkpoint_is_another_attempt(killed, tmp_path):
+    def fails(step):
+        raise ValueError(step.number)
+
+    with pytest.raises(TrainingError):
+        run(killed, dataset=clouds(), on_step=fails)
+    assert run(killed, dataset=clouds()).beginning.attempt == 3
+    assert len(history.read(tmp_path / "m").steps[0]) == 63
+
+
+def test_another_run_in_the_folder_is_said_and_kept_apart(tmp_path):
+    config = Config(batch=16, epochs=1, metrics=str(tmp_path))
+    first = run(config, dataset=clouds()).beginning.run
+    with pytest.warns(UserWarning, match=rf"has metrics of another run \({first}\); those of"):
+        second = run(replace(config, epochs=2), dataset=clouds()).beginning.run
+    said = f"metrics of 2 runs: this is {second}, the last; before it there were {first}"
+    with pytest.warns(UserWarning, match=said):
+        found = history.read(tmp_path)
+    assert (found.config["epochs"], len(found.steps[0]), len(found.epochs)) == (2, 14, 2)
+
+
+def test_another_job_in_the_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "Lock", partial(Lock, patience=0))
+    held = Lock(tmp_path / "rank-0.jsonl")
+    said = rf"opening the metrics failed on rank 0: .*process {os.getpid()} on .* writes to it"
+    with pytest.raises(TrainingError, match=said):
+        run(Config(metrics=str(tmp_path)), dataset=clouds())
+    held.release()
+    run(Config(batch=16, epochs=1, metrics=str(tmp_path)), dataset=clouds())
+    assert os.listdir(tmp_path) == ["rank-0.jsonl"]
+
+
+class Own(MLP):
+    """A model of the user's own."""
+
+
+class Plain:
+    """An optimizer of the user's own."""
+
+    slots = ()
+
+    def update(self, weights, gradient, state, lr, number):
+        weights -= lr * gradient
+
+
+def test_a_page_has_the_names_of_what_a_program_brings(tmp_path):
+    pytest.importorskip("plotly")
+    from mpicoll.report import training
+
+    config = Config(batch=16, epochs=1, metrics=str(tmp_path))
+    own = {"model": Own((12, 4)), "optimizer": Plain()}
+    run(config, dataset=replace(clouds(), name="my clouds"), **own)
+    found = history.read(tmp_path)
+    text = training.render(found)
+    assert "Training Own on my clouds, 1 rank" in text and "Plain with lr 0.05" in text
+    assert "mnist5k" not in text and "softmax" not in text
+    absent = {"data", "hidden", "channels", "dropout", "momentum", "weight_decay"}
+    assert set(found.config) == {field.name for field in fields(Config)} - absent
+
+
+def test_data_that_the_configuration_names_keep_its_name(tmp_path):
+    config = Config(dataset=str(tmp_path / "own.npz"))
+    assert metrics.described(config, replace(clouds(), name="own"), None, None) == asdict(config)
 
 
 def test_a_run_as_a_page_and_a_trace(command, tmp_path):
@@ -100,7 +238,7 @@ def test_a_run_as_a_page_and_a_trace(command, tmp_path):
         "computing alone",
     ]
     assert "Data servers" not in text
-    assert "mlp on mnist5k, 1 rank<" in text
+    assert "mlp on clouds, 1 rank<" in text
     spans = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
     assert {"compute", "exchange", "update", "bucket 0"} == {e["name"] for e in spans}
     assert min(e["ts"] for e in spans) == 0
@@ -115,7 +253,8 @@ def test_a_page_says_what_data_servers_did(folder):
     with open(folder / "rank-0.jsonl", "a") as file:
         file.write(json.dumps({"event": "run", "ranks": 3, "config": config}) + "\n")
     line = {"event": "served", "batches": 5, "samples": 40, "preparing": 0.25, "seconds": 2.0}
-    (folder / "data-2.jsonl").write_text(2 * (json.dumps(line) + "\n"))  # a run that went on
+    lines = [json.dumps({**line, "attempt": attempt}) for attempt in (1, 2)]  # a run that went on
+    (folder / "data-2.jsonl").write_text("\n".join(lines))
     found = history.read(folder)
     assert found.served == {2: {"batches": 10, "samples": 80, "preparing": 0.5, "seconds": 4.0}}
     text = training.render(found)

@@ -90,6 +90,7 @@ def command(
     comm = session.communicator()
     from mpicoll.bench import environment, pattern
     from mpicoll.bench import sweep as engine
+    from mpicoll.bench.room import make_room
     from mpicoll.bench.settings import SweepSettings
 
     numbers = numbers or (comm.Get_size(),)
@@ -115,6 +116,10 @@ def command(
         parameters=parameters,
         **{name: getattr(options, name) for name in _AS_WRITTEN},
     )
+    try:
+        make_room(comm, settings)
+    except MemoryError as error:
+        raise UsageError(str(error)) from None
     facts = {**environment.gather(comm), "commit": source}
     facts["arguments"] = [environment.without_folders(word) for word in sys.argv[1:]]
     facts["settings"] = settings.plain()

@@ -34,7 +34,7 @@ def command(
 
     The chance that anything is called different where nothing is is 1 % for the whole comparison.
     Measure the sides in turns, at least 7 launches each. The exit status is 1 if something is
-    slower, 2 if there are too few launches for any verdict.
+    slower or some results are wrong, 2 if there are too few launches for any verdict.
     """
     if not 0 <= effect < 1:
         raise UsageError(f"--effect {effect:g} is out of range; give 0 up to 1, as 0.02")
@@ -49,9 +49,13 @@ def command(
             f"{first} and {second} are of different machines: {'; '.join(differing)}; --mix "
             "compares them nevertheless"
         )
-    cells = [measured.cells(runs, oversubscribed)[0] for runs in sides]
+    status = measured.wrong_runs([run for runs in sides for run in runs])
+    gathered = [measured.cells(runs, oversubscribed) for runs in sides]
+    for path, (_, left) in zip((first, second), gathered, strict=True):
+        for line in left.words():
+            output.remark(f"mpicoll: {path}: {line}")
     with usage():
-        found = compare(*cells, effect=effect)
+        found = compare(*(cells for cells, _ in gathered), effect=effect)
     if json:
         rows = [vars(row) for row in found.rows]
         facts = {"launches": found.launches, "alone": found.alone, "slower": found.slower}
@@ -63,7 +67,7 @@ def command(
             f"no verdict: it takes {LEAST_LAUNCHES} launches a side, not {found.launches}; measure "
             "more, the sides in turns"
         )
-    return 1 if found.slower else 0
+    return 1 if found.slower else status
 
 
 def _print(found: Comparison, first: Path, second: Path, everything: bool) -> None:

@@ -34,12 +34,14 @@ def command(
     """Fit what messages, bytes, reductions, rounds and calls cost, and say how good that is.
 
     Parameters that the measurements do not tell are refused, with what is to be measured for them.
-    Errors are those for sizes, and numbers of ranks, that were left out of the fit.
+    Errors are those for sizes, and numbers of ranks, that were left out of the fit. The exit status
+    is 1 if some results were wrong; nothing is made of those.
     """
     measured.need(["scipy"], "fit")
     from mpicoll.tuning import cost_files
 
     found = measured.runs(runs, mix)
+    status = measured.wrong_runs(found)
     cells, left = measured.cells(found, oversubscribed)
     with usage():
         result = measured.fitted(found, cells, left)
@@ -51,7 +53,7 @@ def command(
     else:
         _print(result)
         output.text(f"written to {file}")
-    return 0
+    return status
 
 
 def _facts(result: Found, file: Path) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def _facts(result: Found, file: Path) -> dict[str, Any]:
         **result.model.about,
         "file": str(file),
         "general": result.model.general.numbers(),
-        "intervals": general.intervals() if general else {},
+        "intervals": general.intervals(result.model.general) if general else {},
         "condition": general.condition if general else None,
         "refused": general.refused if general else {},
         "crossovers": crossovers,
@@ -89,7 +91,7 @@ def _print(result: Found) -> None:
 
 def _parameters(costs: Costs, evidence: Evidence) -> None:
     """A row for each parameter, and what there is to say about it."""
-    intervals = evidence.intervals()
+    intervals = evidence.intervals(costs)
     rows = []
     for name, value in costs.numbers().items():
         kind = name.split()[0]

@@ -59,7 +59,7 @@ def command(
     It shows times and bandwidths with intervals and repetitions, the model and its errors, the
     lower bound, where the fastest algorithm changes, what the default choice costs, and where and
     how all was measured. For a folder that `mpicoll train --metrics` wrote it shows that run:
-    losses, accuracies, and each rank's time.
+    losses, accuracies, and each rank's time. The exit status is 1 if results of a sweep were wrong.
     """
     if any((path / "rank-0.jsonl").is_file() for path in runs):
         return _training(runs, file, trace)
@@ -86,7 +86,7 @@ def command(
         figures.mkdir(parents=True, exist_ok=True)
         count = len(papers.write(figures, content, format_))
         output.text(f"{plural(count, 'figure')} written to {figures}")
-    return 0
+    return measured.wrong_runs(found)
 
 
 def _training(folders: list[Path], file: Path, trace: Path | None) -> int:

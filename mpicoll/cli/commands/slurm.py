@@ -120,4 +120,4 @@ def _show(jobs: list[list[str]], after: batch.Request | None, site: batch.Site) 
         output.text(shlex.join(command))
     scripts = (Path(word) for command in jobs for word in command if word.endswith(".sbatch"))
     for script in dict.fromkeys(scripts):
-        output.text(f"\n# {script}\n{script.read_text()}")
+        output.text(f"\n# {script}\n{script.read_text(encoding='utf-8')}")

@@ -43,7 +43,8 @@ def command(
     """Choose the fastest algorithm for each size and number of ranks that was measured.
 
     A communicator uses the file by `MPICOLL_TUNING`. With several launches the cost of wrong
-    choices is told, timed on other launches than those that chose.
+    choices is told, timed on other launches than those that chose. The exit status is 1 if some
+    results were wrong; nothing is made of those.
     """
     if export is not None:
         one_of("--export", export, ("ompi", "mpich"))
@@ -54,6 +55,7 @@ def command(
     from mpicoll.model import build
 
     found = measured.runs(runs, mix)
+    status = measured.wrong_runs(found)
     cells, left = measured.cells(found, oversubscribed)
     for line in left.words():
         output.remark(f"mpicoll: {line}")
@@ -70,7 +72,7 @@ def command(
     if json:
         facts: dict[str, Any] = {"file": str(target), "rules": rules}
         output.facts({**facts, "regret": vars(regret) if regret else None})
-        return 0
+        return status
     output.table(
         ("collective", "P from", "bytes from", "ranks share memory", "choice", "then"),
         (
@@ -96,7 +98,7 @@ def command(
             f"average, {100 * regret.worst:.1f} % at worst ({regret.where})"
         )
     output.text(f"written to {target}: {_use(export, target)}")
-    return 0
+    return status
 
 
 def _text(export: str | None, cells: Any, rules: Any, runs: Any, base: Path | None) -> str:

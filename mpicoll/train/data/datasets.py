@@ -23,9 +23,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.data import numpy_files
+from mpicoll.train.data.labels import MOST_CLASSES
+from mpicoll.train.data.labels import check as check_labels
+from mpicoll.train.data.labels import of as labels_of
 from mpicoll.train.data.rows import Rows
 
-__all__ = ["DATASETS", "Dataset", "Feed", "Inputs", "from_arrays", "is_path", "load"]
+__all__ = ["DATASETS", "Dataset", "Feed", "Inputs", "from_arrays", "is_path", "load", "name_of"]
 
 Samples = NDArray[np.int64]
 
@@ -115,16 +118,22 @@ class Dataset:
                 f"{where}: inputs have shape {inputs.shape}: give (samples, features), "
                 "with at least one sample"
             )
-        if labels.shape != inputs.shape[:1] or labels.dtype.kind not in "iu":
+        check_labels(where, labels)
+        if len(labels) != len(inputs):
             raise ValueError(
-                f"{where}: labels have shape {labels.shape} and dtype {labels.dtype}: "
-                f"give {len(inputs)} integers, one for each sample"
+                f"{where}: {len(inputs)} inputs and {len(labels)} labels: give one for each"
             )
         wrong = labels[(labels < 0) | (labels >= self.classes)]
         if wrong.size:
             raise ValueError(
                 f"{where}: label {wrong[0]} is not in 0 .. {self.classes - 1}: "
                 "correct it or raise the number of classes"
+            )
+
+        if self.classes > MOST_CLASSES:
+            raise ValueError(
+                f"{where}: {self.classes} classes are more than the limit of {MOST_CLASSES}: "
+                "number the classes 0, 1, 2, ..."
             )
 
     @property
@@ -208,6 +217,12 @@ def read_inputs(name: str) -> list[tuple[int, np.dtype[Any]]]:
 def is_path(name: str) -> bool:
     """Whether the name of a data set is a path."""
     return "/" in name or name.endswith(".npz")
+
+
+def name_of(name: str) -> str:
+    """What `load` calls the set of this name or path."""
+    path = Path(name)
+    return path.name if path.is_dir() else path.stem
 
 
 def load_mnist5k() -> Dataset:
@@ -294,8 +309,9 @@ def read_idx(folder: Path, name: str) -> Array:
 def load_file(path: Path) -> Dataset:
     """Read an .npz file, or map a folder of .npy files into memory.
 
-    A folder may hold an array in several files, such as `train_inputs-000.npy` and
-    `train_inputs-001.npy`: their rows follow each other. Inputs stay on disk, and each rank reads
+    A folder may hold an array in several files, such as `train_inputs-0.npy` and
+    `train_inputs-1.npy`: their rows follow each other, in the order of these numbers, of which none
+    may be missing. Inputs stay on disk, and each rank reads
     the rows it needs.
 
     Raises:
@@ -303,7 +319,7 @@ def load_file(path: Path) -> Dataset:
         ValueError: It is damaged, holds something else or lacks an array, or they do not fit
             together.
     """
-    return from_arrays(path.name if path.is_dir() else path.stem, numpy_files.read(path))
+    return from_arrays(name_of(str(path)), numpy_files.read(path))
 
 
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
@@ -318,7 +334,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     """
     if "inputs" in arrays and "labels" in arrays:
         inputs, shape = _flattened(arrays["inputs"])
-        labels = np.asarray(arrays["labels"])
+        labels = labels_of(name, arrays["labels"])
         if len(inputs) != len(labels):
             raise ValueError(
                 f"{name} has {len(inputs)} inputs and {len(labels)} labels: give one for each"
@@ -332,7 +348,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
         )
     train, shape = _flattened(arrays["train_inputs"])
     test, _ = _flattened(arrays["test_inputs"])
-    both = [np.asarray(arrays[key]) for key in ("train_labels", "test_labels")]
+    both = [labels_of(f"{name}, {key}", arrays[key]) for key in ("train_labels", "test_labels")]
     classes = 1 + max((int(part.max()) for part in both if part.size), default=0)
     return Dataset(name, classes, train, both[0], test, both[1], shape)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.data.rows import Rows
+
+T = TypeVar("T")
 
 #: Number of values of an array, and their type.
 Head = tuple[int, np.dtype[Any]]
@@ -24,7 +27,8 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: There is no such path.
-        ValueError: What is there is damaged, or something else.
+        ValueError: What is there is damaged, or something else; or parts of an array do not tell
+            their order, or do not fit together.
     """
     if not path.exists():
         raise FileNotFoundError(
@@ -36,9 +40,13 @@ def read(path: Path) -> dict[str, Any]:
                 raise ValueError("no zip file")
             with np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
-    maps = {name: [_map(part) for part in parts] for name, parts in _parts(path).items()}
+    maps = {
+        name: {number: _map(part) for number, part in parts.items()}
+        for name, parts in _parts(path).items()
+    }
+    _check_lengths(path, maps)
     return {
-        name: Rows(parts) if name.endswith("inputs") else np.concatenate(parts)
+        name: Rows([*parts.values()]) if name.endswith("inputs") else _joined(path, name, parts)
         for name, parts in maps.items()
     }
 
@@ -47,7 +55,7 @@ def heads(path: Path, wanted: Collection[str]) -> list[Head]:
     """What the heads of files say of some arrays; nothing where they cannot be read."""
     with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
         if path.is_dir():
-            maps = [_map(part) for name in wanted for part in _parts(path).get(name, ())]
+            maps = [_map(part) for name in wanted for part in _parts(path).get(name, {}).values()]
             return [(array.size, array.dtype) for array in maps]
         with zipfile.ZipFile(path) as archive:
             there = set(archive.namelist())
@@ -55,12 +63,77 @@ def heads(path: Path, wanted: Collection[str]) -> list[Head]:
     return []
 
 
-def _parts(folder: Path) -> dict[str, list[Path]]:
-    """Files of each array of a folder: `x-000.npy` and `x-001.npy` are of one."""
-    found: dict[str, list[Path]] = {}
+#: Arrays or files of one array, by the number of the part; None where the array is in one part.
+Parts = dict[int | None, T]
+
+
+def _parts(folder: Path) -> dict[str, Parts[Path]]:
+    """Files of each array of a folder, by number: `x-2.npy` and `x-010.npy` are of one.
+
+    Raises:
+        ValueError: The order of files is not clear, or a file is missing between others.
+    """
+    found: dict[str, Parts[Path]] = {}
     for path in sorted(folder.glob("*.npy")):
-        found.setdefault(path.stem.partition("-")[0], []).append(path)
-    return found
+        name, dash, number = path.stem.partition("-")
+        if dash and not (number.isascii() and number.isdigit()):
+            raise ValueError(
+                f"{path}: {number!r} is no number, so it is not clear which part of {name} it is: "
+                f"call parts {name}-0.npy, {name}-1.npy, ..."
+            )
+        parts = found.setdefault(name, {})
+        twin = parts.setdefault(int(number) if dash else None, path)
+        if twin != path:
+            raise ValueError(
+                f"{folder} holds {twin.name} and {path.name}, which are the same part of {name}: "
+                "remove one, or give it another number"
+            )
+    return {name: _ordered(folder, name, parts) for name, parts in found.items()}
+
+
+def _ordered(folder: Path, name: str, parts: Parts[Path]) -> Parts[Path]:
+    numbers = sorted(number for number in parts if number is not None)
+    if None in parts and numbers:
+        raise ValueError(
+            f"{folder} holds {name}.npy and {parts[numbers[0]].name}: give the array as one file, "
+            "or as parts with numbers alone"
+        )
+    for before, number in pairwise(numbers):
+        if number != before + 1:
+            raise ValueError(
+                f"{folder} holds parts {before} and {number} of {name}, and nothing between them: "
+                "number the parts without a gap"
+            )
+    return {number: parts[number] for number in numbers} or parts
+
+
+def _check_lengths(folder: Path, maps: Mapping[str, Parts[Array]]) -> None:
+    """Refuse parts of inputs and of their labels that have equal numbers and other lengths.
+
+    In all there might be as many of both, and each label belong to the sample of another.
+    """
+    for name, parts in maps.items():
+        labels = maps.get(f"{name.removesuffix('inputs')}labels", {})
+        if not name.endswith("inputs") or parts.keys() != labels.keys():
+            continue
+        for number, part in parts.items():
+            label = labels[number]
+            if number is not None and part.shape[:1] != label.shape[:1]:
+                raise ValueError(
+                    f"{folder}: part {number} of {name} has shape {part.shape} and that of labels "
+                    f"{label.shape}: give each sample its label in the part of the same number"
+                )
+
+
+def _joined(folder: Path, name: str, parts: Parts[Array]) -> Array:
+    first, *others = parts.values()
+    for other in others:
+        if other.shape[1:] != first.shape[1:] or other.dtype.kind != first.dtype.kind:
+            raise ValueError(
+                f"{folder}: parts of {name} are of {first.dtype} and of {other.dtype}, with rows "
+                f"of shape {first.shape[1:]} and {other.shape[1:]}: give all the same"
+            )
+    return np.concatenate([first, *others]) if others else np.array(first)
 
 
 def _map(path: Path) -> Array:

@@ -12,13 +12,14 @@ class Board:
 
     Args:
         folder: Where they are; a run that goes on adds to them.
+        step: Steps made; where it goes on, what has been written of later ones is hidden.
 
     Raises:
         ModuleNotFoundError: tensorboardX is missing.
         OSError: They cannot be written.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, step: int = 0) -> None:
         try:
             from tensorboardX import SummaryWriter
         except ModuleNotFoundError:
@@ -26,8 +27,8 @@ class Board:
                 "tensorboard needs the package tensorboardX: pip install mpicoll[tensorboard], or "
                 "leave it out"
             ) from None
-        self._writer = SummaryWriter(folder)
-        self._step = 0
+        self._writer = SummaryWriter(folder, purge_step=step + 1 if step else None)
+        self._step = step
 
     def add(self, record: Step | Epoch) -> None:
         """Add what a record says, at the number of its step."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mpicoll.base.arrays import Array
+from mpicoll.base.json_lines import new_run
+from mpicoll.base.locks import Lock
 from mpicoll.train.config import Config
-from mpicoll.train.driver import bits, checkpoints
+from mpicoll.train.driver import bits, checkpoints, metrics
 from mpicoll.train.ranks.workers import Workers, together
-from mpicoll.train.records import Epoch
+from mpicoll.train.records import Beginning, Epoch
 from mpicoll.train.strategies.training import Training
 
 
@@ -29,6 +33,7 @@ class Checkpointing:
         self._workers = workers
         self._training = training
         self._folder = None if config.checkpoint is None else Path(config.checkpoint)
+        self._lock: Lock | None = None
 
     def is_due(self) -> bool:
         """Whether the step that was just made is one after which to save."""
@@ -56,6 +61,8 @@ class Checkpointing:
             "position": position,
             "history": [asdict(entry) for entry in history],
             "config": asdict(self._config),
+            "lr": self._training.rate(self._training.number),
+            **self._training.stamp._asdict(),
             "ranks": self._workers.size,
             "machine": bits.machine(),
         }
@@ -65,44 +72,98 @@ class Checkpointing:
                 checkpoints.save(self._folder, self._training.number, arrays, facts, is_best)
                 checkpoints.prune(self._folder, self._config.keep, self._training.number)
 
-    def restore(self) -> tuple[int, int, list[Epoch]]:
-        """Go on from the checkpoint that the run names.
+    def restore(self) -> tuple[Beginning, list[Epoch]]:
+        """Keep other jobs from the folder, and go on from the checkpoint that the run names.
 
         Returns:
-            As the arguments of `save`: epoch, steps made in it, history.
+            Where the run begins, and its history.
 
         Raises:
-            TrainingError: It is missing or damaged, or of a run that this one cannot go on with.
+            TrainingError: The checkpoint is missing or damaged, or of a run that this one cannot go
+                on with; or another job holds the folder.
         """
-        path = self._chosen()
-        if self._workers.gather(path)[0] is None:
-            self._warn_of_later_ones()
-            return 1, 0, []
         arrays: dict[str, Any] = {}
         facts: dict[str, Any] = {}
-        with together(self._workers, "reading a checkpoint"):
+        path: Path | None = None
+        with together(self._workers, "looking for a checkpoint"):
             if self._workers.rank == 0:
-                assert path is not None
+                self._hold()
+                path = self._chosen()
+        with together(self._workers, "reading a checkpoint"):
+            if path is not None:
                 arrays, facts = checkpoints.load(path)
-                fixed = self._fixed()
-                there, here = (_one_by_one(found, fixed) for found in (facts, fixed))
-                for name in here | there:
-                    saved, value = there.get(name, "missing"), here.get(name, "missing")
-                    if saved != value:
-                        raise ValueError(
-                            f"{path}: {name} is {saved} there and {value} in this run: give the "
-                            "run what the checkpoint has"
-                        )
-                self._warn_of_other_bits(path, facts.get("machine"))
+                self._check(path, arrays, facts)
+        # On rank 0, but for what all ranks are told.
         facts = self._workers.gather(facts)[0]
-        self._training.restore(arrays, facts)
-        self._warn_of_later_ones()
-        history = [Epoch(**{**e, "compute": tuple(e["compute"])}) for e in facts["history"]]
-        return facts["epoch"], facts["position"], history
+        if facts:
+            self._training.restore(arrays, facts)
+        history = [Epoch(**{**e, "compute": tuple(e["compute"])}) for e in facts.get("history", ())]
+        beginning: Beginning | None = None
+        with together(self._workers, "beginning the run"):
+            if self._workers.rank == 0:
+                beginning = self._beginning(path, facts)
+                self._warn_of_later_ones()
+                if path is not None:
+                    self._warn_of_a_jump(path, facts.get("lr"))
+        beginning = self._workers.gather(beginning)[0]
+        assert beginning is not None
+        return beginning, history
+
+    def close(self) -> None:
+        """The run is over: others may keep checkpoints in its folder."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def _hold(self) -> None:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self._folder)
+
+    def _beginning(self, path: Path | None, facts: Mapping[str, Any]) -> Beginning:
+        """Where the run begins: anew, or as the next attempt of the checkpoint's run."""
+        if path is None:
+            return Beginning(new_run())
+        run, attempt = str(facts.get("run", "")), int(facts.get("attempt", 1))
+        if self._config.metrics is not None:
+            # Those that ended before they kept a checkpoint have written metrics.
+            attempt = max(attempt, metrics.last_attempt(Path(self._config.metrics), run))
+        place = (self._training.number, facts["epoch"], facts["position"])
+        return Beginning(run, attempt + 1, *place, str(path))
+
+    def _check(self, path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of a run that this one cannot go on with; on rank 0."""
+        fixed = self._fixed()
+        there, here = (_one_by_one(found, fixed) for found in (facts, fixed))
+        for name in here | there:
+            saved, value = there.get(name, "missing"), here.get(name, "missing")
+            if saved != value:
+                raise ValueError(
+                    f"{path}: {name} is {saved} there and {value} in this run: give the run what "
+                    "the checkpoint has"
+                )
+        shapes = self._training.shapes
+        if "residual" in arrays:
+            shapes["residual"] = self._training.weights.vector.shape
+        checkpoints.require(path, arrays, facts, shapes)
+        self._warn_of_other_bits(path, facts.get("machine"))
+
+    def _warn_of_a_jump(self, path: Path, saved: object) -> None:
+        """A schedule is of all steps of a run: of other steps, it goes on elsewhere."""
+        training = self._training
+        if not isinstance(saved, float) or not 0 < training.number < training.total:
+            return
+        if not math.isclose(saved, training.rate(training.number), rel_tol=1e-9, abs_tol=1e-300):
+            warnings.warn(
+                f"{path}: the learning rate goes from {saved:.6g} in step {training.number} to "
+                f"{training.rate(training.number + 1):.6g} in step {training.number + 1}, because "
+                "this run has other epochs, steps, lr or schedule: give those of the run before to "
+                "go on as it would have, or others to make up for it",
+                stacklevel=2,
+            )
 
     def _warn_of_later_ones(self) -> None:
         """Checkpoints of another run in the folder stay, and `resume="auto"` takes the last."""
-        if self._folder is None or self._workers.rank:
+        if self._folder is None:
             return
         found = checkpoints.later(self._folder, self._training.number)
         if found:
@@ -123,18 +184,18 @@ class Checkpointing:
             )
 
     def _chosen(self) -> Path | None:
-        """The checkpoint to read, on rank 0; None for none."""
-        resume, path = self._config.resume, None
-        with together(self._workers, "looking for a checkpoint"):
-            if self._workers.rank == 0 and resume is not None:
-                folder = self._folder if resume == "auto" else Path(resume)
-                assert folder is not None
-                try:
-                    path = checkpoints.find(folder)
-                except FileNotFoundError:
-                    if resume != "auto":
-                        raise
-        return path
+        """The checkpoint to read, None for none; on rank 0."""
+        resume = self._config.resume
+        if resume is None:
+            return None
+        folder = self._folder if resume == "auto" else Path(resume)
+        assert folder is not None
+        try:
+            return checkpoints.find(folder)
+        except FileNotFoundError:
+            if resume != "auto":
+                raise
+            return None
 
     def _fixed(self) -> dict[str, Any]:
         """What must be the same for the run to go on as if it had not stopped."""

@@ -21,15 +21,20 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpicoll.base.arrays import Array
+from mpicoll.base.files import synchronise, write_atomically
+from mpicoll.train.records import Epoch
 
 _VERSION = 1
 _NAME = re.compile(r"(?:\.old-)?step-(\d{8,})")
+#: Facts that say where a run was.
+_COUNTS = ("epoch", "position", "number", "updates", "skipped", "skipped_in_a_row", "good")
 _ARRAYS, _MANIFEST, _BEST = "arrays.npz", "manifest.json", "best"
 
 
@@ -59,17 +64,16 @@ def save(
     try:
         with open(draft / _ARRAYS, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-            _sync(file)
+        synchronise(draft / _ARRAYS)
         manifest = {
             "version": _VERSION,
             "bytes": (draft / _ARRAYS).stat().st_size,
             "sha256": _digest(draft / _ARRAYS),
             **facts,
         }
-        with open(draft / _MANIFEST, "w") as file:
-            json.dump(manifest, file, indent=1)
-            _sync(file)
-        _sync_folder(draft)
+        (draft / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        synchronise(draft / _MANIFEST)
+        synchronise(draft)
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
             final.rename(old)
@@ -81,12 +85,8 @@ def save(
         raise
     shutil.rmtree(old, ignore_errors=True)
     if best:
-        draft_best = folder / f".{_BEST}.{os.getpid()}"
-        with open(draft_best, "w") as file:
-            file.write(final.name + "\n")
-            _sync(file)
-        draft_best.rename(folder / _BEST)
-    _sync_folder(folder)
+        write_atomically(folder / _BEST, final.name + "\n")
+    synchronise(folder)
     return final
 
 
@@ -100,7 +100,7 @@ def prune(folder: Path, keep: int, step: int) -> None:
     """
     best = ""
     with suppress(FileNotFoundError):
-        best = (folder / _BEST).read_text().strip()
+        best = (folder / _BEST).read_text(encoding="utf-8").strip()
     own = [path for number, path in _all(folder) if number <= step]
     for path in own[: -keep or None]:
         if path.name.removeprefix(".old-") != best:
@@ -141,7 +141,9 @@ def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         ValueError: It is damaged or of another version.
     """
     try:
-        facts: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
+        facts: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(facts, dict):
+            raise ValueError("no JSON object")
     except ValueError as error:
         raise ValueError(
             f"{path / _MANIFEST} is damaged ({error}): take another checkpoint"
@@ -152,13 +154,63 @@ def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
             f"{_VERSION}: take another checkpoint, or the mpicoll that wrote it"
         )
     size = (path / _ARRAYS).stat().st_size
-    if size != facts["bytes"] or _digest(path / _ARRAYS) != facts["sha256"]:
+    if size != facts.get("bytes") or _digest(path / _ARRAYS) != facts.get("sha256"):
         raise ValueError(
-            f"{path / _ARRAYS} is damaged: it has {size} bytes of {facts['bytes']}, or others than "
-            "were written; take another checkpoint"
+            f"{path / _ARRAYS} is damaged: it has {size} bytes of {facts.get('bytes')}, or others "
+            "than were written; take another checkpoint"
         )
     with np.load(path / _ARRAYS, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}, facts
+
+
+def require(
+    path: Path,
+    arrays: Mapping[str, Array],
+    facts: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Refuse a checkpoint that lacks something, before any of it is used.
+
+    Args:
+        path: Its folder.
+        arrays, facts: What `load` has given.
+        shapes: Name and shape of the arrays that a run needs.
+
+    Raises:
+        ValueError: An array or a fact is missing or of another form.
+    """
+    for name, shape in shapes.items():
+        if name not in arrays:
+            raise ValueError(
+                f"{path / _ARRAYS} has no array {name}, and the run needs it: take another "
+                "checkpoint"
+            )
+        if arrays[name].shape != shape or arrays[name].dtype.kind != "f":
+            raise ValueError(
+                f"{path / _ARRAYS}: array {name} is {arrays[name].dtype} of shape "
+                f"{arrays[name].shape}, and the run needs floating-point numbers of shape {shape}: "
+                "take another checkpoint"
+            )
+    for name in _COUNTS:
+        if not isinstance(facts.get(name), int) or facts[name] < 0:
+            raise ValueError(
+                f"{path / _MANIFEST}: {name} is {facts.get(name, 'missing')!r}, and the run needs "
+                "a whole number of at least 0: take another checkpoint"
+            )
+    if not isinstance(facts.get("scale"), float):
+        raise ValueError(
+            f"{path / _MANIFEST}: scale is {facts.get('scale', 'missing')!r}, and the run needs a "
+            "number: take another checkpoint"
+        )
+    known = [field.name for field in fields(Epoch)]
+    history = facts.get("history")
+    if not isinstance(history, list) or any(
+        not isinstance(epoch, dict) or sorted(epoch) != sorted(known) for epoch in history
+    ):
+        raise ValueError(
+            f"{path / _MANIFEST}: history is no list of epochs with {', '.join(known)}: take "
+            "another checkpoint"
+        )
 
 
 def _all(folder: Path) -> list[tuple[int, Path]]:
@@ -180,16 +232,3 @@ def _digest(path: Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

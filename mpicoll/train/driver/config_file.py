@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from mpicoll.base.files import parse_toml
+from mpicoll.base.files import parse_toml, parse_yaml
 from mpicoll.train.config import Config
 
 KEYS = tuple(field.name for field in fields(Config))
@@ -46,12 +46,10 @@ def _parse(path: Path) -> Any:
         except ValueError as error:
             raise ValueError(f"{path} is no TOML: {error}") from None
     if path.suffix in (".yaml", ".yml"):
-        import yaml
-
         try:
-            return yaml.safe_load(path.read_text())
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+            return parse_yaml(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no YAML: {error}") from None
     raise ValueError(f"{path}: give a file whose name ends with .toml, .yaml or .yml")
 
 

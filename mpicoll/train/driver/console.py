@@ -25,7 +25,7 @@ from mpicoll.train.driver.failure_detector import failure_detector
 from mpicoll.train.driver.loop import OnStep, run
 from mpicoll.train.ranks import health, signals
 from mpicoll.train.ranks.workers import TrainingError, together
-from mpicoll.train.records import Epoch, Result, Step
+from mpicoll.train.records import Beginning, Epoch, Result, Step
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 
@@ -74,14 +74,14 @@ def _main(
         with together(workers, f"reading {config.dataset}"):
             dataset = load(config.dataset, config.data)
         say = print if first and not as_json else lambda *_, **__: None
-        say(_header(config, comm.Get_size(), dataset))
-        say(_COLUMNS)
+        say(_header(config, comm.Get_size(), dataset), flush=True)
         wanted = sys.stderr.isatty() if progress is None else progress
         with _progress_bar(first and wanted) as on_step:
             result = run(
                 config,
                 comm,
                 dataset=dataset,
+                on_begin=lambda begin: say(_begins(config, begin), flush=True),
                 on_step=on_step,
                 on_epoch=lambda epoch: say(_line(epoch), flush=True),
             )
@@ -149,6 +149,7 @@ def _conclude(
         "ranks": ranks,
         "blas_threads": threads.describe_blas_threads(),
         "epochs": [asdict(epoch) for epoch in result.history],
+        "beginning": asdict(result.beginning),
         "steps": result.steps,
         "stopped": result.stopped,
         "test_accuracy": result.history[-1].test_accuracy,
@@ -169,6 +170,19 @@ def _line(epoch: Epoch) -> str:
         f"{epoch.number:>5}  {epoch.loss:>8.4f}  {epoch.train_accuracy:>10.4f}  "
         f"{epoch.test_accuracy:>9.4f}  {epoch.seconds:>7.2f}  {epoch.communication:>11.0%}"
     )
+
+
+def _begins(config: Config, beginning: Beginning) -> str:
+    """Where a run goes on that was asked to; and the heads of the lines that follow."""
+    if config.resume is None:
+        return _COLUMNS
+    words = f"no checkpoint in {config.checkpoint}: begins with step 1"
+    if beginning.checkpoint is not None:
+        words = (
+            f"goes on from {beginning.checkpoint}: step {beginning.step} is made, attempt "
+            f"{beginning.attempt} begins in epoch {beginning.epoch}"
+        )
+    return f"{words}\n{_COLUMNS}"
 
 
 def _header(config: Config, ranks: int, dataset: Dataset) -> str:

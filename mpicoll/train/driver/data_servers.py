@@ -7,7 +7,6 @@ Who waits looks whether all ranks are alive: none of them can be done without.
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpicoll.base.arrays import Array
+from mpicoll.base.json_lines import Appender, Attempt
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.data.datasets import Feed, Samples
@@ -308,13 +308,13 @@ def run(
     first = workers.size - config.data_servers
     links = workers.link()
     result: Result | None = None
+    tally: _Tally | None = None
     failure: Exception | None = None
     try:
         if workers.rank >= first:
             clients = range(workers.rank - first, first, config.data_servers)
             most = min(len(dataset.train_labels), config.global_batch(first) * config.accumulate)
             tally = _DataServer(links, clients, dataset, feed, look, most).serve()
-            _note(config, workers.rank, tally)
         else:
             group = _first(comm, first)
             server = first + workers.rank % config.data_servers
@@ -330,7 +330,11 @@ def run(
     except Exception as error:
         failure = error
     try:
-        return _outcome(workers, result, failure)
+        result = _outcome(workers, result, failure)
+        with together(workers, "writing what the data servers did"):
+            if tally is not None:
+                _note(config, workers.rank, tally, result.beginning.stamp)
+        return result
     finally:
         if not workers.health.dead:
             links.Free()
@@ -358,10 +362,10 @@ def _outcome(workers: Workers, result: Result | None, failure: Exception | None)
     return found
 
 
-def _note(config: Config, rank: int, tally: _Tally) -> None:
+def _note(config: Config, rank: int, tally: _Tally, stamp: Attempt) -> None:
     """Add what a data server did to the metrics of the run."""
     if config.metrics is not None:
         folder = Path(config.metrics)
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / f"data-{rank}.jsonl", "a") as file:
-            file.write(json.dumps({"event": "served", **asdict(tally)}) + "\n")
+        with Appender(folder / f"data-{rank}.jsonl") as file:
+            file.append(stamp, {"event": "served", **asdict(tally)})

@@ -18,6 +18,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.driver import bits, data_servers, memory, predicted
 from mpicoll.train.driver.checkpointing import Checkpointing
+from mpicoll.train.driver.metrics import described as described_run
 from mpicoll.train.driver.observers import Observers
 from mpicoll.train.exchange import tree
 from mpicoll.train.models import MLP, Model, Sequential, convnet
@@ -32,7 +33,7 @@ from mpicoll.train.ranks.workers import (
     require_equal,
     together,
 )
-from mpicoll.train.records import Epoch, Result, Step
+from mpicoll.train.records import Beginning, Epoch, Result, Step
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup, Training
@@ -40,6 +41,7 @@ from mpicoll.train.strategies.training import Setup, Training
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+OnBegin = Callable[[Beginning], object]
 OnStep = Callable[[Step], "bool | None"]
 OnEpoch = Callable[[Epoch], "bool | None"]
 
@@ -74,6 +76,7 @@ def run(
     dataset: Dataset | None = None,
     model: Model | None = None,
     optimizer: Optimizer | None = None,
+    on_begin: OnBegin | None = None,
     on_step: OnStep | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Result:
@@ -85,6 +88,7 @@ def run(
         dataset: Data to use instead of those `config` names.
         model: Model to use instead of the one `config` names.
         optimizer: What to make of a gradient, instead of what `config` names; servers call it too.
+        on_begin: Called before the first step, with where the run begins or goes on.
         on_step: Called after each step; all ranks stop after the next step if it returns True on
             any rank.
         on_epoch: Called after each epoch; as `on_step`.
@@ -98,26 +102,38 @@ def run(
             one rank alone is concerned.
     """
     if comm is not None and config.data_servers:
-        train = partial(run, model=model, optimizer=optimizer, on_step=on_step, on_epoch=on_epoch)
+        train = partial(
+            run,
+            model=model,
+            optimizer=optimizer,
+            on_begin=on_begin,
+            on_step=on_step,
+            on_epoch=on_epoch,
+        )
         needed = memory.reading(config) if dataset is None else {}
         return data_servers.run(
             config, comm, needed, lambda: dataset or load(config.dataset, config.data), train
         )
-    setup = _prepare(config, comm, dataset, model, optimizer)
+    given = dataset, model, optimizer
+    setup = _prepare(config, comm, *given)
     config, workers = setup.config, setup.workers
     training = strategy_of(config).make(setup)
     checkpoints = Checkpointing(config, workers, training)
     stacks = Stacks(workers, config.hang_after)
     observers: Observers | None = None
     try:
-        epoch, position, history = checkpoints.restore()
+        beginning, history = checkpoints.restore()
+        training.stamp = beginning.stamp
         with together(workers, "opening the metrics"):
             expected = predicted.seconds(comm, config.algorithm, training.collectives)
-            observers = Observers(config, workers, comm, expected, stacks)
+            words = described_run(config, *given)
+            observers = Observers(config, workers, comm, expected, stacks, beginning, words)
+            if on_begin is not None:
+                on_begin(beginning)
         workers.begin()
         with signals.heard(partial(setattr, training, "signalled", True)):
             loop = _Run(setup, training, checkpoints, observers)
-            result = loop.result(epoch, position, history, on_step, on_epoch)
+            result = loop.result(beginning, history, on_step, on_epoch)
         training.close()
     except TrainingError:  # on all ranks together; after any other, messages may be under way
         training.close(failed=True)
@@ -127,6 +143,7 @@ def run(
     finally:
         if observers is not None:
             observers.close()
+        checkpoints.close()
         stacks.close()
     observers.free()
     return replace(result, communicated=observers.communicated, predicted=expected)
@@ -208,8 +225,7 @@ class _Run:
 
     def result(
         self,
-        number: int,
-        position: int,
+        beginning: Beginning,
         history: list[Epoch],
         on_step: OnStep | None,
         on_epoch: OnEpoch | None,
@@ -217,6 +233,7 @@ class _Run:
         """Train until a stop rule holds, from a place in an epoch on."""
         training, config = self._training, self._config
         self._history = history
+        number, position = beginning.epoch, beginning.position
         stopped: str | None = None
         self._observers.compare_clocks()
         while stopped is None:
@@ -242,7 +259,11 @@ class _Run:
             number, position = number + 1, 0
         raise_together(self._workers, "a callback", training.failure)  # that of the last epoch
         return Result(
-            arrays.hosted(training.weights.views), tuple(history), training.number, stopped
+            arrays.hosted(training.weights.views),
+            tuple(history),
+            training.number,
+            beginning,
+            stopped,
         )
 
     def _reason(self, epoch: Epoch) -> str | None:

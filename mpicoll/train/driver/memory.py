@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import platform
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 
 from mpicoll.base import arrays
+from mpicoll.base.memory import OWN_LIMIT, available, left, require
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, datasets
 from mpicoll.train.models import Model
@@ -19,8 +16,7 @@ from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers, together
 from mpicoll.train.strategies.protocol import strategy_of
 
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+_REMEDY = "give a smaller batch or model, more nodes, float32, or strategy zero1"
 
 Bytes = dict[str, int]
 
@@ -79,8 +75,11 @@ def make_room(
     everyone = workers.gather((place, dict(needed), dict(held or {})))
     with together(workers, "making room"):
         here = [(more, has) for other, more, has in everyone if other == place]
-        what = "node" if device == "cpu" else f"GPU {where}"
-        require([more for more, _ in here], room, [has for _, has in here], what)
+        what = "this node" if device == "cpu" else f"this GPU {where}"
+        needs, has = [more for more, _ in here], [has for _, has in here]
+        require(needs, room, has, where=what, remedy=_REMEDY)
+        if device == "cpu":
+            require([needed], left(), [held or {}], where=OWN_LIMIT, remedy=_REMEDY)
 
 
 def taken(dataset: Dataset, weights: Flat) -> Bytes:
@@ -93,65 +92,3 @@ def taken(dataset: Dataset, weights: Flat) -> Bytes:
     )
     read = sum(getattr(part, "nbytes", 0) for part in parts)
     return {"data": read, "parameters": weights.vector.nbytes}
-
-
-def available() -> int | None:
-    """Bytes that this node can still give, None where the system does not say.
-
-    The lesser of what Linux calls available and what is left of the limit of a control group.
-    """
-    found = []
-    with suppress(OSError):
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", _MEMINFO.read_text(), re.M)
-        if match:
-            found.append(1024 * int(match[1]))
-    with suppress(OSError, ValueError):
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        if limit != "max":
-            found.append(max(0, int(limit) - used))
-    return min(found, default=None)
-
-
-def require(
-    needed: Sequence[Mapping[str, int]],
-    room: int | None,
-    held: Sequence[Mapping[str, int]] = (),
-    place: str = "node",
-) -> None:
-    """Refuse what cannot fit.
-
-    Args:
-        needed: As `estimate` gives it, of each rank of a place.
-        room: Bytes that are left there, None where that is not known.
-        held: What they have taken.
-        place: What it is, in words.
-
-    Raises:
-        MemoryError: With the numbers.
-    """
-    more, has = _added(needed), _added(held)
-    total = sum(more.values())
-    if room is None or total <= room:
-        return
-    beside = f", beside {_listed(has)}" if has else ""
-    raise MemoryError(
-        f"the {len(needed)} rank(s) of this {place} need {_megabytes(total)} more ({_listed(more)}"
-        f"{beside}), {_megabytes(room)} are available: give a smaller batch or model, more nodes, "
-        "float32, or strategy zero1"
-    )
-
-
-def _added(each: Sequence[Mapping[str, int]]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for sizes in each:
-        found.update(sizes)
-    return found
-
-
-def _listed(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{what} {_megabytes(size)}" for what, size in sizes.items())
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"

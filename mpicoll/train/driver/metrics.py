@@ -1,24 +1,33 @@
-"""Metrics as JSON lines: each rank appends to a file of its own, one object a line, flushed.
+"""Metrics as JSON lines: each rank appends to a file of its own, in the user's hands at once.
 
-    rank-0.jsonl:  {"event": "run", ...}    ranks, configuration, predicted seconds
+    rank-0.jsonl:  {"event": "run", ...}    ranks, configuration, predicted seconds, and where
+                                            this attempt of the run begins
                    {"event": "step", ...}   what `Step` holds
                    {"event": "clock", ...}  at `local` seconds this rank's clock was `ahead` of
                                             that of rank 0
                    {"event": "epoch", ...}  what `Epoch` holds
 
-Files of the other ranks hold their steps and clocks. A run that goes on appends.
+Files of the other ranks hold their steps and clocks. Every line has the name of the run and the
+number of the attempt (`mpicoll.base.json_lines`). A run that goes on appends, and so does another
+run.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mpicoll.base import json_lines
+from mpicoll.base.json_lines import Appender
+from mpicoll.base.locks import Lock
 from mpicoll.train.config import Config
-from mpicoll.train.records import Epoch, Step
+from mpicoll.train.data import Dataset, name_of
+from mpicoll.train.models import Model
+from mpicoll.train.optimizers import Optimizer
+from mpicoll.train.records import Beginning, Epoch, Step
 
 
 class Metrics:
@@ -26,23 +35,40 @@ class Metrics:
 
     Args:
         folder: Where the files are; made if need be.
-        rank: This rank.
+        rank: This rank. Rank 0 keeps other jobs from the folder.
         size: Number of ranks.
-        config: The run.
+        config: The run's configuration, as `described` gives it.
         predicted: Seconds of communication a step, by the fitted model.
+        beginning: Where the run begins.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: The file cannot be written, or another job writes to it.
     """
 
     def __init__(
-        self, folder: Path, rank: int, size: int, config: Config, predicted: float | None
+        self,
+        folder: Path,
+        rank: int,
+        size: int,
+        config: Mapping[str, Any],
+        predicted: float | None,
+        beginning: Beginning,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._first = rank == 0
-        self._file = open(folder / f"rank-{rank}.jsonl", "a")  # noqa: SIM115 - open until closed
-        if self._first:
-            self._write("run", {"ranks": size, "config": asdict(config), "predicted": predicted})
+        self._first, self._stamp = rank == 0, beginning.stamp
+        path = folder / f"rank-{rank}.jsonl"
+        self._lock = Lock(path) if self._first else None
+        try:
+            if self._first:
+                _warn_of_others(folder, beginning.run)
+            self._file = Appender(path)
+            if self._first:
+                facts = {"ranks": size, "config": config, "predicted": predicted}
+                place = {"step": beginning.step, "epoch": beginning.epoch}
+                self._write("run", {**facts, **place})
+        except BaseException:
+            self._unlock()
+            raise
 
     def add(self, record: Step | Epoch) -> None:
         """Add a record; of epochs, rank 0 alone does."""
@@ -58,12 +84,58 @@ class Metrics:
     def close(self) -> None:
         """Nothing more will come."""
         self._file.close()
+        self._unlock()
 
-    def _write(self, event: str, facts: dict[str, Any]) -> None:
-        # JSON has no word for what is not a number.
-        clean = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in facts.items()
-        }
-        self._file.write(json.dumps({"event": event, **clean}) + "\n")
-        self._file.flush()
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _write(self, event: str, facts: Mapping[str, Any]) -> None:
+        self._file.append(self._stamp, {"event": event, **facts})
+
+
+def last_attempt(folder: Path, run: str) -> int:
+    """The number of the last attempt of a run that a folder has metrics of, 0 for none.
+
+    Raises:
+        OSError: They cannot be read.
+    """
+    return json_lines.attempts(folder / "rank-0.jsonl").get(run, 0)
+
+
+def _warn_of_others(folder: Path, run: str) -> None:
+    others = [name for name in json_lines.attempts(folder / "rank-0.jsonl") if name != run]
+    if others:
+        warnings.warn(
+            f"{folder} has metrics of another run ({others[-1] or 'without a name'}); those of "
+            f"this one ({run}) follow, and a report will show the last: give another folder to "
+            "keep both",
+            stacklevel=2,
+        )
+
+
+def described(
+    config: Config, dataset: Dataset | None, model: Model | None, optimizer: Optimizer | None
+) -> dict[str, Any]:
+    """A configuration by name, with what a program brings in place of what that names.
+
+    Args:
+        config: The configuration.
+        dataset, model, optimizer: What the program has given to `run`.
+    """
+    facts = asdict(config)
+    for key, given, without in (
+        ("dataset", None if dataset is None else dataset.name, ("data",)),
+        ("model", _class_name(model), ("hidden", "channels", "dropout")),
+        ("optimizer", _class_name(optimizer), ("momentum", "weight_decay")),
+    ):
+        # The command reads the data that its configuration names, and gives them.
+        if given is not None and (key, given) != ("dataset", name_of(config.dataset)):
+            facts[key] = given
+            for name in without:
+                del facts[name]
+    return facts
+
+
+def _class_name(given: object) -> str | None:
+    return None if given is None else getattr(given, "name", type(given).__name__)

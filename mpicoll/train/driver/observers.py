@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpicoll.train.config import Config
 from mpicoll.train.driver.board import Board
 from mpicoll.train.driver.metrics import Metrics
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import Workers
-from mpicoll.train.records import Epoch, Step
+from mpicoll.train.records import Beginning, Epoch, Step
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,6 +27,8 @@ class Observers:
         comm: The same ranks, to compare clocks; None for one process.
         predicted: Seconds of communication a step, by the fitted model.
         stacks: What suspects a hang.
+        beginning: Where the run begins.
+        described: Its configuration, for the metrics.
 
     Raises:
         OSError: A file cannot be written.
@@ -40,16 +42,19 @@ class Observers:
         comm: MPI.Intracomm | None,
         predicted: float | None,
         stacks: Stacks,
+        beginning: Beginning,
+        described: Mapping[str, Any],
     ) -> None:
         self._comm, self._may_die = comm, workers.may_die
         self._files: list[Metrics | Board] = []
         self._metrics = None
+        if config.tensorboard is not None and workers.rank == 0:
+            self._files.append(Board(config.tensorboard, beginning.step))
         if config.metrics is not None:
             rank, size = workers.rank, workers.size
-            self._metrics = Metrics(Path(config.metrics), rank, size, config, predicted)
+            folder = Path(config.metrics)
+            self._metrics = Metrics(folder, rank, size, described, predicted, beginning)
             self._files.append(self._metrics)
-        if config.tensorboard is not None and workers.rank == 0:
-            self._files.append(Board(config.tensorboard))
         self._own: MPI.Intracomm | None = None  # of comparisons of clocks
         self._steps, self._communicated = 0, 0.0
         self._stacks = stacks

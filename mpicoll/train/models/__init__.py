@@ -1,10 +1,11 @@
 """Neural networks: their layers and their parameters.
 
-A layer holds no arrays: parameters and what ``forward`` remembers are passed in.  Images have shape
-(samples, height, width, channels).
+A layer holds no arrays: parameters and what ``forward`` remembers are passed in.
 """
 
-from mpicoll.train.models.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
+from mpicoll.train.models.images import Convolution, MaxPool
+from mpicoll.train.models.layers import Dense, Dropout, Gelu, Layer, ReLU, Reshape, Residual
+from mpicoll.train.models.losses import CrossEntropy, Loss, SquaredError
 from mpicoll.train.models.networks import (
     MLP,
     Batch,
@@ -13,21 +14,40 @@ from mpicoll.train.models.networks import (
     Sequential,
     convnet,
     push_gradients,
+    transformer,
+)
+from mpicoll.train.models.sequences import (
+    Attention,
+    Embedding,
+    LayerNorm,
+    Position,
+    Unembedding,
 )
 
 __all__ = [
     "MLP",
+    "Attention",
     "Batch",
     "Convolution",
+    "CrossEntropy",
     "Dense",
     "Dropout",
+    "Embedding",
+    "Gelu",
     "Layer",
+    "LayerNorm",
+    "Loss",
     "MaxPool",
     "Model",
     "Parameters",
+    "Position",
     "ReLU",
     "Reshape",
+    "Residual",
     "Sequential",
+    "SquaredError",
+    "Unembedding",
     "convnet",
     "push_gradients",
+    "transformer",
 ]

@@ -1,6 +1,6 @@
 """Layers in NumPy. A layer holds no arrays: parameters and what `forward` remembers are passed in.
 
-Images have shape (samples, height, width, channels).
+Samples may have any shape; those of images are in `images`, those of sequences in `sequences`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data import draws
@@ -22,6 +21,8 @@ Shape = tuple[int, ...]
 #: Of `Layer.forward` and `Layer.backward`.
 Outputs = tuple[Array, Any]
 Slopes = tuple["Array | None", dict[str, Array]]
+#: Of `Gelu`: sqrt(2 / pi), and the weight of the cube.
+_SLOPE, _CUBIC = 0.7978845608028654, 0.044715
 
 
 class Layer(ABC):
@@ -46,135 +47,49 @@ class Layer(ABC):
         The first layer of a model need not return that by the inputs.
         """
 
+    def kept(self, shape: Shape) -> int:
+        """Values of a sample that `backward` needs, an estimate, for inputs of this shape."""
+        return prod(shape)
+
 
 @dataclass(frozen=True)
 class Dense(Layer):
-    """Every output is a weighted sum of all inputs and a bias.
+    """Every output is a weighted sum of the inputs on the last axis, and a bias.
 
     Attributes:
         outputs: Number of outputs.
         gain: Variance of the initial weights times the number of inputs: 2 before a ReLU
             (He et al. 2015), 1 elsewhere.
+        bias: Whether there is one; none is needed where a normalisation follows.
     """
 
     outputs: int
     gain: float = 2.0
+    bias: bool = True
 
     def output_shape(self, shape: Shape) -> Shape:
-        if len(shape) != 1:
-            raise ValueError(f"a dense layer has inputs of shape {shape}: flatten them before it")
-        return (self.outputs,)
+        if not shape:
+            raise ValueError("a dense layer has inputs of shape (): give at least one axis")
+        return (*shape[:-1], self.outputs)
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        return _normal((shape[0], self.outputs), self.gain / shape[0], generator)
+        found = normal((shape[-1], self.outputs), self.gain / shape[-1], generator)
+        return found if self.bias else {"weight": found["weight"]}
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
-        outputs = inputs @ parameters["weight"]
-        outputs += parameters["bias"]
-        return outputs, inputs
+        outputs = rows_of(inputs) @ parameters["weight"]
+        if self.bias:
+            outputs += parameters["bias"]
+        return outputs.reshape(*inputs.shape[:-1], self.outputs), inputs
 
     def backward(self, parameters: Parameters, memory: Array, error: Array, first: bool) -> Slopes:
-        gradients = {"weight": memory.T @ error, "bias": error.sum(axis=0)}
-        return None if first else error @ parameters["weight"].T, gradients
-
-
-@dataclass(frozen=True)
-class Convolution(Layer):
-    """A square kernel of odd width on a padded image, which keeps its height and width.
-
-    Formed as one matrix product from the patches of all images (im2col; Chellapilla et al. 2006).
-
-    Attributes:
-        channels: Of the output.
-        width: Of the kernel, odd.
-    """
-
-    channels: int
-    width: int = 3
-
-    def output_shape(self, shape: Shape) -> Shape:
-        _require_image("convolution", shape)
-        return (*shape[:2], self.channels)
-
-    def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        inputs = self.width**2 * shape[2]
-        return _normal((inputs, self.channels), 2.0 / inputs, generator)
-
-    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
-        half, width = self.width // 2, self.width
-        padded = np.pad(inputs, ((0, 0), (half, half), (half, half), (0, 0)))
-        patches = _patches(padded, width).reshape(-1, width**2 * inputs.shape[3])
-        outputs = patches @ parameters["weight"]
-        outputs += parameters["bias"]
-        return outputs.reshape(*inputs.shape[:3], self.channels), (patches, inputs.shape)
-
-    def backward(
-        self, parameters: Parameters, memory: tuple[Array, Shape], error: Array, first: bool
-    ) -> Slopes:
-        patches, (samples, height, width, channels) = memory
-        rows = error.reshape(-1, self.channels)
-        gradients = {"weight": patches.T @ rows, "bias": rows.sum(axis=0)}
+        rows = rows_of(error)
+        gradients = {"weight": rows_of(memory).T @ rows}
+        if self.bias:
+            gradients["bias"] = rows.sum(axis=0)
         if first:
             return None, gradients
-        half, kernel = self.width // 2, self.width
-        pieces = (rows @ parameters["weight"].T).reshape(
-            samples, height, width, kernel, kernel, channels
-        )
-        padded = library_of(error).zeros(
-            (samples, height + 2 * half, width + 2 * half, channels), error.dtype
-        )
-        for y in range(kernel):
-            for x in range(kernel):
-                padded[:, y : y + height, x : x + width] += pieces[:, :, :, y, x]
-        return padded[:, half : half + height, half : half + width], gradients
-
-
-@dataclass(frozen=True)
-class MaxPool(Layer):
-    """The largest of each square of `width` x `width` pixels; what is left at the edge is cut off.
-
-    Attributes:
-        width: Of a square.
-    """
-
-    width: int = 2
-
-    def output_shape(self, shape: Shape) -> Shape:
-        _require_image("pooling", shape)
-        if min(shape[:2]) < self.width:
-            raise ValueError(
-                f"pooling by {self.width} has images of {shape[0]} x {shape[1]} pixels: "
-                "give fewer convolutions, or larger images"
-            )
-        return (shape[0] // self.width, shape[1] // self.width, shape[2])
-
-    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
-        # A pass over the image for each place of a square: far quicker than a search in each.
-        places = self._places(inputs)
-        outputs = places[0].copy()
-        for place in places[1:]:
-            np.maximum(outputs, place, out=outputs)
-        return outputs, (inputs, outputs)
-
-    def backward(
-        self, parameters: Parameters, memory: tuple[Array, Array], error: Array, first: bool
-    ) -> Slopes:
-        """Of equal values the first was chosen."""
-        inputs, outputs = memory
-        slopes = library_of(error).zeros(inputs.shape, error.dtype)
-        left = library_of(error).ones(outputs.shape, bool)
-        for place, target in zip(self._places(inputs), self._places(slopes), strict=True):
-            chosen = place == outputs
-            chosen &= left
-            left ^= chosen
-            np.multiply(error, chosen, out=target)
-        return slopes, {}
-
-    def _places(self, images: Array) -> list[Array]:
-        """Views of the pixels at each place of a square, row by row."""
-        k, (height, width) = self.width, images.shape[1:3]
-        bottom, right = height // k * k, width // k * k
-        return [images[:, y:bottom:k, x:right:k] for y in range(k) for x in range(k)]
+        return (rows @ parameters["weight"].T).reshape(memory.shape), gradients
 
 
 @dataclass(frozen=True)
@@ -187,6 +102,42 @@ class ReLU(Layer):
 
     def backward(self, parameters: Parameters, memory: Array, error: Array, first: bool) -> Slopes:
         return error * (memory > 0), {}
+
+
+@dataclass(frozen=True)
+class Gelu(Layer):
+    """x times the share of a normal distribution below x, by the approximation with tanh.
+
+    D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016, section 2.
+    """
+
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
+        bent = np.square(inputs)
+        bent *= _CUBIC
+        bent += 1
+        bent *= inputs
+        bent *= _SLOPE
+        np.tanh(bent, out=bent)
+        outputs = bent + 1
+        outputs *= inputs
+        outputs *= 0.5
+        return outputs, (inputs, bent)
+
+    def backward(
+        self, parameters: Parameters, memory: tuple[Array, Array], error: Array, first: bool
+    ) -> Slopes:
+        inputs, bent = memory
+        slopes = np.square(inputs)
+        slopes *= 3 * _CUBIC
+        slopes += 1
+        slopes *= inputs
+        slopes *= _SLOPE
+        slopes *= 1 - np.square(bent)
+        slopes += bent
+        slopes += 1
+        slopes *= error
+        slopes *= 0.5
+        return slopes, {}
 
 
 @dataclass(frozen=True)
@@ -249,31 +200,86 @@ class Dropout(Layer):
         return error if memory is None else error * memory, {}
 
 
-def _patches(padded: Array, width: int) -> Array:
-    """The squares of so many pixels around each: (samples, height, width, y, x, channels)."""
-    samples, height, across, channels = padded.shape
-    height, across = height - width + 1, across - width + 1
-    library = library_of(padded)
-    if channels > 1 and library is np:
-        windows = sliding_window_view(padded, (width, width), axis=(1, 2))
-        return np.ascontiguousarray(windows.transpose(0, 1, 2, 4, 5, 3))
-    # One value at a time is copied slowly; a place of the squares at a time, less so.
-    patches = library.empty((samples, height, across, width, width, channels), padded.dtype)
-    for y in range(width):
-        for x in range(width):
-            patches[:, :, :, y, x] = padded[:, y : y + height, x : x + across]
-    return patches
+@dataclass(frozen=True)
+class Residual(Layer):
+    """Adds to its inputs what a chain of layers makes of them (He et al. 2016).
+
+    Attributes:
+        layers: First to last; together they keep the shape.
+    """
+
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        for name in filter(None, (getattr(layer, "name", None) for layer in self.layers)):
+            raise ValueError(
+                f"layer {name} inside a residual has a name: only layers of the model itself share "
+                "parameters; leave the name out"
+            )
+
+    def output_shape(self, shape: Shape) -> Shape:
+        inner = self._shapes(shape)[-1]
+        if inner != shape:
+            raise ValueError(
+                f"a residual adds outputs of shape {inner} to inputs of shape {shape}: give layers "
+                "that keep the shape"
+            )
+        return shape
+
+    def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
+        found = {}
+        shapes = self._shapes(shape)[:-1]
+        for number, (layer, inner) in enumerate(zip(self.layers, shapes, strict=True)):
+            for name, array in layer.initial(inner, generator).items():
+                found[f"{number}.{name}"] = array
+        return found
+
+    def kept(self, shape: Shape) -> int:
+        shapes = self._shapes(shape)[:-1]
+        return sum(layer.kept(inner) for layer, inner in zip(self.layers, shapes, strict=True))
+
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
+        values, memories = inputs, []
+        for number, layer in enumerate(self.layers):
+            values, memory = layer.forward(_inner(parameters, number), values, batch)
+            memories.append(memory)
+        return inputs + values, memories
+
+    def backward(
+        self, parameters: Parameters, memory: list[Any], error: Array, first: bool
+    ) -> Slopes:
+        slopes: Array | None = error
+        gradients: dict[str, Array] = {}
+        for number in reversed(range(len(self.layers))):
+            assert slopes is not None
+            slopes, own = self.layers[number].backward(
+                _inner(parameters, number), memory[number], slopes, first and number == 0
+            )
+            gradients = {f"{number}.{name}": array for name, array in own.items()} | gradients
+        return None if slopes is None else slopes + error, gradients
+
+    def _shapes(self, shape: Shape) -> list[Shape]:
+        """Of the inputs of each layer, and of the last one's outputs."""
+        shapes = [shape]
+        for layer in self.layers:
+            shapes.append(layer.output_shape(shapes[-1]))
+        return shapes
 
 
-def _normal(
+def _inner(parameters: Parameters, number: int) -> dict[str, Array]:
+    """The parameters of a layer of a chain, under the names it knows."""
+    start = f"{number}."
+    return {n.removeprefix(start): array for n, array in parameters.items() if n.startswith(start)}
+
+
+def rows_of(values: Array) -> Array:
+    """All but the last axis as one."""
+    return values.reshape(-1, values.shape[-1])
+
+
+def normal(
     shape: tuple[int, int], variance: float, generator: np.random.Generator
 ) -> dict[str, Array]:
+    """A weight drawn from a normal distribution, and a bias of zeros."""
     weights = generator.standard_normal(shape) * np.sqrt(variance)
     return {"weight": weights, "bias": np.zeros(shape[1])}
-
-
-def _require_image(what: str, shape: Shape) -> None:
-    if len(shape) != 3:
-        raise ValueError(
-            f"{what} has inputs of shape {shape}: give images of (height, width, channels)"
-        )

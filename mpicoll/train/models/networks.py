@@ -6,16 +6,26 @@ training loop owns the parameters and passes them in.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
 import numpy as np
 
-from mpicoll.base.arrays import Array, library_of
+from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.flat import Parameters, require_names
-from mpicoll.train.models.layers import Convolution, Dense, Dropout, Layer, MaxPool, ReLU, Reshape
+from mpicoll.train.models.images import Convolution, MaxPool
+from mpicoll.train.models.layers import Dense, Dropout, Gelu, Layer, ReLU, Reshape, Residual
+from mpicoll.train.models.losses import CrossEntropy, Loss
+from mpicoll.train.models.sequences import (
+    Attention,
+    Embedding,
+    LayerNorm,
+    Position,
+    Unembedding,
+)
 
 Push = Callable[[str, "Array | None"], None]
 
@@ -78,47 +88,63 @@ def push_gradients(model: Model, parameters: Parameters, batch: Batch, push: Pus
 
 
 class Sequential(PushingModel):
-    """Layers one after the other, trained on the cross entropy of a softmax over the last outputs.
+    """Layers one after the other, and a loss.
 
-    Parameters are called `layer1.weight`, `layer1.bias`, ..., counting layers that have any.
+    Parameters are called `layer1.weight`, `layer1.bias`, ..., counting layers that have any; those
+    of a layer with a name, `name.weight`. Layers of one name share their parameters.
 
     Args:
         layers: First to last; the last gives a score of each class.
         inputs: Shape of a sample.
         dtype: Floating type of the parameters.
+        loss: Of the outputs of the last layer.
 
     Raises:
-        ValueError: A layer does not fit the shape of what comes before it.
+        ValueError: A layer does not fit the shape of what comes before it, or layers of one name
+            have other parameters.
     """
 
-    def __init__(self, layers: Sequence[Layer], inputs: tuple[int, ...], dtype: str) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        inputs: tuple[int, ...],
+        dtype: str,
+        loss: Loss | None = None,
+    ) -> None:
         self.layers = tuple(layers)
         self.dtype = np.dtype(dtype)
+        self.loss = loss or CrossEntropy()
         self.shapes = [inputs]
         for layer in self.layers:
             self.shapes.append(layer.output_shape(self.shapes[-1]))
-        probe = np.random.default_rng(0)
         self._names: list[dict[str, str]] = []
+        self._uses: Counter[str] = Counter()
+        shapes: dict[str, tuple[int, ...]] = {}
         number = 0
-        for layer, shape in zip(self.layers, self.shapes[:-1], strict=True):
-            own = layer.initial(shape, probe)
+        for index, layer in enumerate(self.layers):
+            own = self._drawn(index, 0)
             number += bool(own)
-            self._names.append({name: f"layer{number}.{name}" for name in own})
+            start = getattr(layer, "name", None) or f"layer{number}"
+            self._names.append({name: f"{start}.{name}" for name in own})
+            for name, array in own.items():
+                full = f"{start}.{name}"
+                if shapes.setdefault(full, array.shape) != array.shape:
+                    raise ValueError(
+                        f"parameter {full} has shape {shapes[full]} in one layer and {array.shape} "
+                        "in another: give layers of one name the same shapes"
+                    )
+                self._uses[full] += 1
 
     def activations(self, samples: int) -> int:
         """Values kept from the forward pass to the backward pass, an estimate."""
-        kept = sum(
-            prod(shape) * (layer.width**2 if isinstance(layer, Convolution) else 1)
-            for layer, shape in zip(self.layers, self.shapes[:-1], strict=True)
-        )
-        return samples * (kept + prod(self.shapes[-1]))
+        inputs = zip(self.layers, self.shapes[:-1], strict=True)
+        return samples * (sum(layer.kept(s) for layer, s in inputs) + prod(self.shapes[-1]))
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        generator = np.random.default_rng(seed)
-        parameters = {}
-        for layer, shape, names in zip(self.layers, self.shapes[:-1], self._names, strict=True):
-            for name, array in layer.initial(shape, generator).items():
-                parameters[names[name]] = array.astype(self.dtype)
+        parameters: dict[str, Array] = {}
+        for index, names in enumerate(self._names):
+            for name, array in self._drawn(index, seed).items():
+                parameters.setdefault(names[name], array.astype(self.dtype))
         return parameters
 
     def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
@@ -126,21 +152,21 @@ class Sequential(PushingModel):
         for index, layer in enumerate(self.layers):
             values, memory = layer.forward(self._own(parameters, index), values, batch)
             memories.append(memory)
-        log_probabilities = _log_softmax(values)
-        losses = -_at_labels(log_probabilities, batch.labels)
-
-        error: Array | None = np.exp(log_probabilities)
-        assert error is not None
-        error[library_of(error).arange(len(error)), batch.labels] -= 1
-        error /= batch.total
-        error = error.astype(values.dtype, copy=False)
+        losses, slopes = self.loss.evaluate(values, batch.labels)
+        slopes /= batch.total
+        error: Array | None = slopes
+        waiting: dict[str, list[Array]] = {}
         for index in reversed(range(len(self.layers))):
             assert error is not None
             error, gradients = self.layers[index].backward(
                 self._own(parameters, index), memories.pop(), error, index == 0
             )
             for name in reversed(gradients):
-                push(self._names[index][name], gradients[name])
+                full = self._names[index][name]
+                found = waiting.setdefault(full, [])
+                found.append(gradients[name])
+                if len(found) == self._uses[full]:
+                    push(full, sum(found[1:], start=found[0]))
         return float(losses.sum(dtype=np.float64)) / batch.total
 
     def losses_and_scores(
@@ -149,7 +175,12 @@ class Sequential(PushingModel):
         values = inputs
         for index, layer in enumerate(self.layers):
             values, _ = layer.forward(self._own(parameters, index), values, None)
-        return -_at_labels(_log_softmax(values), labels), values
+        return self.loss.evaluate(values, labels)[0], values
+
+    def _drawn(self, index: int, seed: int) -> dict[str, Array]:
+        """The first parameters of a layer, from a stream of its own."""
+        generator = np.random.default_rng((seed, index))
+        return self.layers[index].initial(self.shapes[index], generator)
 
     def _own(self, parameters: Parameters, index: int) -> dict[str, Array]:
         """The parameters of a layer, under the names it knows."""
@@ -215,15 +246,48 @@ def _head(hidden: tuple[int, ...], classes: int, dropout: float) -> list[Layer]:
     return [*layers, Dense(classes, gain=1.0)]
 
 
-def _log_softmax(scores: Array) -> Array:
-    scores = scores.astype(np.promote_types(scores.dtype, np.float32), copy=False)
-    shifted = scores - scores.max(axis=1, keepdims=True)  # so that exp cannot overflow
-    log_probabilities: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return log_probabilities
+def transformer(
+    tokens: int,
+    context: int,
+    width: int = 128,
+    blocks: int = 2,
+    heads: int = 4,
+    dtype: str = "float32",
+    dropout: float = 0.0,
+) -> Sequential:
+    """A decoder: it gives a score of each next token from the tokens before it.
 
+    A. Radford et al., "Language models are unsupervised multitask learners", 2019: norms come
+    before attention and before the two dense layers, and embedding and scores share their vectors.
 
-def _at_labels(values: Array, labels: Array) -> Array:
-    return values[library_of(values).arange(len(values)), labels]
+    Args:
+        tokens: Size of the vocabulary.
+        context: Tokens of a sample.
+        width: Of the vector of a token.
+        blocks: Of attention and two dense layers each.
+        heads: Of each attention.
+        dtype: Floating type of the parameters.
+        dropout: Share of what each block adds that is set to zero while training.
+
+    Raises:
+        ValueError: The width is no multiple of the number of heads.
+    """
+    layers: list[Layer] = [Embedding(tokens, width, "embedding"), Position()]
+    for block in range(blocks):
+        # Of all that is added up, a like share.
+        mixing: tuple[Layer, ...] = (LayerNorm(), Attention(heads, gain=0.5 / blocks))
+        dense: tuple[Layer, ...] = (
+            LayerNorm(),
+            Dense(4 * width),
+            Gelu(),
+            Dense(width, gain=0.5 / blocks),
+        )
+        if dropout:
+            mixing += (Dropout(dropout, 2 * block),)
+            dense += (Dropout(dropout, 2 * block + 1),)
+        layers += [Residual(mixing), Residual(dense)]
+    layers += [LayerNorm(), Unembedding(tokens, "embedding")]
+    return Sequential(layers, (context,), dtype)
 
 
 #: Names of the models that come with mpicoll.

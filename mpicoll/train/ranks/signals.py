@@ -45,7 +45,7 @@ def _is_taken(number: signal.Signals) -> bool:
     if handler is None:
         return True
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         return False
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.M)

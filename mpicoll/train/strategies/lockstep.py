@@ -208,7 +208,7 @@ class Trainer(Training):
         self.number += 1
         self.interrupted = bool(header[_SIGNAL])
         self.stop = bool(header[_STOP]) or self.interrupted
-        lr = self._rate(self.number)
+        lr = self.rate(self.number)
         scale = self.scale
         norm, finite = self._norm()
         skipped = bool(header[_NOT_FINITE]) or not finite

@@ -10,7 +10,6 @@ all pushes are drained, and all ranks go on from the parameters at that one cloc
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.base.arrays import Array, hosted
+from mpicoll.base.json_lines import Appender, Attempt
 from mpicoll.train.ranks.health import RankLost
 from mpicoll.train.ranks.waiting import time_limit, wait_until
 from mpicoll.train.ranks.workers import raise_together, together
@@ -87,7 +87,7 @@ class ServerTrainer(Training):
         for number, server in self._servers.items():
             if self._shards[number].rank == self._workers.rank:
                 name = f"shard-{first + number}.jsonl"
-                _write_trace(Path(self._config.metrics) / name, server.shard)
+                _write_trace(Path(self._config.metrics) / name, server.shard, self.stamp)
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
         first = self.number
@@ -162,7 +162,7 @@ class ServerTrainer(Training):
             position=position,
             of=self.sampler.steps,
             loss=loss * len(samples) / share if share and push.finite else math.nan,
-            lr=self._rate(clock + 1),
+            lr=self.rate(clock + 1),
             skipped=not push.finite,
             compute=mine,
             exposed=pushed - computed,
@@ -219,7 +219,7 @@ class ServerTrainer(Training):
                 self._optimizer,
                 self._worker_count,
                 self._model,
-                self._rate,
+                self.rate,
                 self._config.push_rate,
                 record=self._config.metrics is not None,
             ),
@@ -311,11 +311,9 @@ class ServerTrainer(Training):
             target[...] = whole[own.start : own.end]
 
 
-def _write_trace(path: Path, shard: Shard) -> None:
-    with open(path, "a") as file:
+def _write_trace(path: Path, shard: Shard, stamp: Attempt) -> None:
+    with Appender(path) as file:
         for event in shard.trace:
-            # JSON has no word for infinity.
-            bound = event.bound if math.isfinite(event.bound) else None
-            file.write(json.dumps({**asdict(event), "bound": bound}) + "\n")
+            file.append(stamp, asdict(event))
         for change in shard.adaptive.changes if shard.adaptive else ():
-            file.write(json.dumps({"kind": "change", **asdict(change)}) + "\n")
+            file.append(stamp, {"kind": "change", **asdict(change)})

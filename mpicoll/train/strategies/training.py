@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpicoll.base.arrays import Array, put
+from mpicoll.base.json_lines import Attempt
 from mpicoll.train import schedules
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
@@ -68,6 +69,7 @@ class Training(ABC):
             the next step.
         stop, interrupted: Whether a rank asked to stop, and whether it was told to by a signal.
         failure: Set on any rank: the next step fails by it on all ranks.
+        stamp: What its files say of each record; set before the first step.
     """
 
     def __init__(self, setup: Setup, index: int, count: int, own: int = 1) -> None:
@@ -83,11 +85,24 @@ class Training(ABC):
         self.compute = np.zeros(workers.size)
         self.asked = self.signalled = self.stop = self.interrupted = False
         self.failure: Exception | None = None
+        self.stamp = Attempt("")
 
     @property
     def views(self) -> dict[str, Array]:
         """Parameters by name, in the type to compute in."""
         return self.weights.views
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole run, unless it is stopped."""
+        steps = self._config.epochs * self.sampler.steps
+        return steps if self._config.steps is None else min(steps, self._config.steps)
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 1."""
+        config = self._config
+        base = config.lr * schedules.SCALINGS[config.lr_scaling](self._worker_count)
+        return schedules.rate(base, config.schedule, step, self.total, config.warmup)
 
     @property
     def collectives(self) -> list[tuple[str, int]]:
@@ -132,13 +147,13 @@ class Training(ABC):
 
     # --- for strategies ---
 
-    def _rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 1."""
-        config = self._config
-        base = config.lr * schedules.SCALINGS[config.lr_scaling](self._worker_count)
-        steps = config.epochs * self.sampler.steps
-        total = steps if config.steps is None else min(steps, config.steps)
-        return schedules.rate(base, config.schedule, step, total, config.warmup)
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each array that a snapshot must have."""
+        return {
+            **{f"parameter/{name}": view.shape for name, view in self.weights.views.items()},
+            **{f"state/{slot}": self.weights.vector.shape for slot in self.slots},
+        }
 
     def _arrays(self) -> dict[str, Array]:
         """The arrays of a snapshot: parameters, and those that the optimizer keeps."""
