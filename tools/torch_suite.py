@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -69,6 +70,7 @@ def main() -> int:
         if (found == "failed") != (name in expected):
             wrong.append(f"{name}: {found}, {'' if name in expected else 'not '}expected to fail")
     if RANK == 0:
+        shutil.rmtree(directory, ignore_errors=True)
         print(f"torch {torch.__version__}, {SIZE} ranks, {len(names)} tests: {dict(counts)}")
         print(*wrong, sep="\n")
     return int(bool(wrong))
