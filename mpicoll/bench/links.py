@@ -45,7 +45,8 @@ def measure(comm: MPI.Intracomm, tick: Tick = lambda: None) -> Links:
             beta[a, b] = max(0.0, long - short) / (_LONG - _SHORT)
             tick()
         latency = (latency + latency.T) / 2  # each has been there and back
-        out, into = {}, {}
+        out: dict[int, float] = {}
+        into: dict[int, float] = {}
         for host in dict.fromkeys(hosts):
             for found, away in ((out, True), (into, False)):
                 pairs = _together(hosts, beta, host, away)
