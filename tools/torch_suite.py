@@ -5,9 +5,9 @@
 Runs ``DistributedTest._DistTestBase`` of ``torch.testing._internal.distributed.distributed_test``
 in one job: tests of groups skip themselves below 8 ranks.  Every test has a process group of its
 own.  What fails must stand in torch_suite.txt beside this file, with its reason, and what stands
-there must fail (may, where the reason begins with "if"); else the exit status is 1.  Tests that skip
-themselves (those of NCCL, of GPUs) are counted.  Needs the package expecttest, which PyTorch's tests
-import.
+there must fail (may, where the reason begins with "if"); else the exit status is 1.  Tests that
+skip themselves (those of NCCL, of GPUs) are counted.  Needs the package expecttest, which PyTorch's
+tests import.
 """
 
 from __future__ import annotations

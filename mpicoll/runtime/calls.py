@@ -315,7 +315,7 @@ def _place(buffer: Buffer | None) -> tuple[int, int, int]:
     if buffer.packed is None:
         address = buffer.memory.ctypes.data
         return address, address, address + buffer.memory.size
-    if buffer.array is None:  # of a derived datatype
+    if not isinstance(buffer.array, np.ndarray):  # of a derived datatype, or on a GPU
         return 0, 0, 0
     address = first = end = buffer.array.ctypes.data
     for length, stride in zip(buffer.array.shape, buffer.array.strides, strict=True):

@@ -154,7 +154,7 @@ class FastCalls:
         packed = _packed(call, (buffers[0], buffers[1]))
         if packed is None or (kind and packed[0] is not None):
             return
-        messages = None
+        messages: tuple[Any, ...] | None = None
         if call.definition.name == "exscan" and call.recv is None:
             if packed[0] is not None:
                 return
