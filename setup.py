@@ -68,8 +68,8 @@ class Build(build_ext):
         compiler.linker_so = [wrapper, *plain.linker_so[1:]]
         extension.library_dirs[:0] = library_directories(wrapper)
         # With -j other threads build other extensions meanwhile, by the compiler of this object.
-        other = copy.copy(self)
-        vars(other)["compiler"] = compiler
+        other: Any = copy.copy(self)
+        other.compiler = compiler
         build_ext.build_extension(other, extension)
 
 

@@ -85,7 +85,6 @@ class Neighbourhood(Dispatch):
                 request = self._native_prequest(definition, *arguments, **more)
         except NotImplementedError:  # mpi4py's, for a library before MPI 4.0
             request = None
-        state.count(definition.name, NATIVE)
         if request is None:
             return self._restarted(state, prepared, *arguments, **more)
         return bound(request, state, prepared, (arguments, more), observed=False)
