@@ -1,5 +1,6 @@
 """The compiled extensions; everything else about the package is in pyproject.toml."""
 
+import copy
 import os
 import shlex
 import shutil
@@ -59,17 +60,17 @@ class Build(build_ext):
         if wrapper is None:
             print("no mpicc: the compiled engine is left out, and Python runs the plans")
             return
-        before: Any = vars(self)["compiler"]
-        compiler = self.compiler = type(before)(force=self.force)
-        for name, value in vars(before).items():
+        plain: Any = vars(self)["compiler"]
+        compiler = type(plain)(force=self.force)
+        for name, value in vars(plain).items():
             setattr(compiler, name, value[:] if isinstance(value, list) else value)
-        compiler.compiler_so = [wrapper, *before.compiler_so[1:]]
-        compiler.linker_so = [wrapper, *before.linker_so[1:]]
+        compiler.compiler_so = [wrapper, *plain.compiler_so[1:]]
+        compiler.linker_so = [wrapper, *plain.linker_so[1:]]
         extension.library_dirs[:0] = library_directories(wrapper)
-        try:
-            super().build_extension(extension)
-        finally:
-            self.compiler = before
+        # With -j other threads build other extensions meanwhile, by the compiler of this object.
+        other: Any = copy.copy(self)
+        other.compiler = compiler
+        build_ext.build_extension(other, extension)
 
 
 extensions = [

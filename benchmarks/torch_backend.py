@@ -151,7 +151,7 @@ def say(comm: mpicoll.Intracomm, options: argparse.Namespace, line: dict[str, An
         rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in line.items()}
         print(json.dumps(rounded), flush=True)
         if options.json:
-            with open(options.json, "a") as file:
+            with open(options.json, "a", encoding="utf-8") as file:
                 file.write(json.dumps(rounded) + "\n")
 
 

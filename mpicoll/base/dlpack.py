@@ -159,11 +159,19 @@ def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _capsule(owner: Any) -> Any:
-    plain = {} if int(owner.__dlpack_device__()[0]) == CPU else {"stream": -1}
+    if int(owner.__dlpack_device__()[0]) == CPU:
+        return _exported(owner, {})
     try:
-        return owner.__dlpack__(**plain, max_version=(1, 0), copy=False)
+        return _exported(owner, {"stream": -1})
+    except Exception:  # JAX takes -1, by which nothing is to be ordered, for a stream's handle
+        return _exported(owner, {"stream": None})
+
+
+def _exported(owner: Any, stream: dict[str, Any]) -> Any:
+    try:
+        return owner.__dlpack__(**stream, max_version=(1, 0), copy=False)
     except TypeError:  # an exporter of before DLPack 1.0
-        return owner.__dlpack__(**plain)
+        return owner.__dlpack__(**stream)
 
 
 def _tensor(capsule: Any, what: str) -> tuple[Tensor, bool]:

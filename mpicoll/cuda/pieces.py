@@ -11,7 +11,7 @@ import importlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,22 @@ class Pieces:
         return unit if self.offsets is None else math.gcd(unit, int(np.gcd.reduce(self.offsets)))
 
 
+class _Handle(NamedTuple):
+    """A stream as CUDA's protocol for streams has it."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def _stream(cuda: Any, handle: int) -> Any:
+    """CuPy's object for a stream that it has not made."""
+    if hasattr(cuda.Stream, "from_external"):  # since CuPy 14, where ExternalStream warns
+        return cuda.Stream.from_external(_Handle(handle))
+    return cuda.ExternalStream(handle)
+
+
 class Copies:
     """The copies between contiguous memory of a device and pieces.
 
@@ -83,7 +99,7 @@ class Copies:
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
         cuda = self._cupy.cuda
-        stream = cuda.ExternalStream(self._stream) if self._stream else cuda.Stream.null
+        stream = _stream(cuda, self._stream) if self._stream else cuda.Stream.null
         with cuda.Device(self._device), stream:
             yield
 

@@ -220,7 +220,11 @@ class Request(Limited, Standalone):
         raise RuntimeError(f"{self._name} cannot be cancelled, which MPI forbids; Wait for it")
 
 
-class FastRequest(transport.Flight or object, Request):  # type: ignore[misc]
+class _NotBuilt:
+    """What stands for the engine's flights where it is not built: there are none."""
+
+
+class FastRequest(transport.Flight or _NotBuilt, Request):  # type: ignore[misc]
     """A call like an earlier one, which the engine starts: without hooks, a trace or a limit."""
 
     _ticket = _comparison = _observation = _complaint = None

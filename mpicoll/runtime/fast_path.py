@@ -83,8 +83,8 @@ class FastCalls:
         """
         method = METHODS[call.definition.method]
         _meet_tensors(arguments)
-        path = self._path_for(method, arguments, choice)
-        if path is None or call.beyond:  # of which each call is counted
+        path = self._path_for(call, arguments, choice)
+        if path is None:
             return
         packed = _packed(call, (call.send, call.recv))
         if packed is None:
@@ -112,8 +112,8 @@ class FastCalls:
         """
         method = METHODS[call.definition.method]
         _meet_tensors(arguments)
-        path = self._path_for(method, arguments, choice)
-        if path is None or call.beyond or not call.is_direct:
+        path = self._path_for(call, arguments, choice)
+        if path is None or not call.is_direct:
             return
         if not self._flies:
             private, pause, lanes = self._around
@@ -143,13 +143,13 @@ class FastCalls:
 
         ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
         """
-        path = self._path_for(method, arguments, choice, any_operator=kind > 0)
+        path = self._path_for(call, arguments, choice, any_operator=kind > 0)
         if path is not None:
             pass_on(path, method, arguments, choice, call, function, kind)
 
     def _path_for(
         self,
-        method: Method,
+        call: Call,
         arguments: tuple[Any, ...],
         choice: tuning.Choice,
         any_operator: bool = False,
@@ -158,7 +158,10 @@ class FastCalls:
         op = arguments[2]
         if self.path is None or not (any_operator or op is None or op.is_predefined):
             return None
-        return self.path if tuning.is_default(method.collective, choice, self._nodes) else None
+        if call.beyond:  # which is reported each time
+            return None
+        collective = call.definition.name
+        return self.path if tuning.is_default(collective, choice, self._nodes) else None
 
     def starter(self, runnable: Runnable, lane: Lane, call: Call) -> transport.Starter | None:
         """The fast path of a persistent call, None if it has none."""
@@ -198,7 +201,7 @@ def pass_on(
     ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
     """
     _meet_tensors(arguments)
-    if call.beyond or not _understood(call):
+    if not _understood(call):
         return
     buffers = [
         buffer if side == number and buffer is not None and goes_to_all(buffer) else None

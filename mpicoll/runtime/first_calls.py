@@ -124,6 +124,7 @@ class FirstCalls:
         """Let calls of the same arguments, buffers apart, be made by a function of the library."""
         op = arguments[2]
         same = kind > 0 or op is None or op.is_predefined
+        same &= not call.beyond  # which is reported each time
         if self._known is not None and same and tuning.is_default(method.collective, choice):
             pass_on(self._known, method, arguments, choice, call, function, kind)
 

@@ -42,13 +42,15 @@ class Reduction(NamedTuple):
 
     Attributes:
         op: MPI's operator.
-        factor: by which each rank's elements are multiplied first; None: by none.
         average: whether the result is divided by the number of ranks.
+        scaled: whether each rank's elements are multiplied first.
+        factor: by this.
     """
 
     op: MPI.Op
-    factor: Any = None
     average: bool = False
+    scaled: bool = False
+    factor: Any = None
 
 
 def reduction(op: Any, dtype: torch.dtype, what: str) -> Reduction:
@@ -58,26 +60,26 @@ def reduction(op: Any, dtype: torch.dtype, what: str) -> Reduction:
         TypeError: it does not.
     """
     kind = op.op if isinstance(op, ReduceOp) else op
-    operator = _operator(kind, dtype)
-    if operator is None:
+    found = _known(kind, dtype)
+    if found is None:
         raise TypeError(
             f"{what}: {kind} of {dtype} tensors is not defined; convert them by tensor.to, or take "
             "another operator"
         )
-    factor = _factor(op) if kind == _KINDS.PREMUL_SUM else None
-    return Reduction(operator, factor, kind == _KINDS.AVG)
+    return found._replace(factor=_factor(op)) if found.scaled else found
 
 
 @cache
-def _operator(kind: Any, dtype: torch.dtype) -> MPI.Op | None:
-    """MPI's operator in the place of PyTorch's; None if there is none."""
-    if dtype is torch.bool:
-        return _LOGICAL.get(kind)
+def _known(kind: Any, dtype: torch.dtype) -> Reduction | None:
+    """The same for what is defined, without a factor; None for what is not."""
     narrow = dtype is torch.complex32 or (dtype.is_floating_point and dtype.itemsize == 1)
     bits = kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex)
     if narrow or bits or (kind in _ORDERED and dtype.is_complex):
         return None
-    return _OPERATORS.get(kind)
+    found = (_LOGICAL if dtype is torch.bool else _OPERATORS).get(kind)
+    if found is None:
+        return None
+    return Reduction(found, kind == _KINDS.AVG, kind == _KINDS.PREMUL_SUM)
 
 
 def _factor(op: Any) -> Any:
@@ -88,7 +90,7 @@ def _factor(op: Any) -> Any:
 
 def operand(tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
     """A dense tensor as this rank gives it."""
-    if how.factor is None:
+    if not how.scaled:
         return tensor
     return (tensor * how.factor).to(tensor.dtype)
 

@@ -196,7 +196,7 @@ def test_a_library_without_persistent_collectives(ours, old, name, topology):
             values(recv)[:] = -1
     for plan in plans:
         plan.Free()
-    assert made.stats().calls == {(name, "native"): 4}  # starts
+    assert made.stats().calls == {(name, "native"): 4}
     for comm in (plain, made):
         comm.Free()
 

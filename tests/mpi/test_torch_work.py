@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from mpi4py import MPI
 
-if MPI.COMM_WORLD.size > 4:
-    pytest.skip("4 ranks and fewer show it", allow_module_level=True)
+if MPI.COMM_WORLD.size > 3:
+    pytest.skip("3 ranks and fewer show it", allow_module_level=True)
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.distributed as dist  # noqa: E402
 

@@ -62,6 +62,7 @@ def test_trees_are_packed_near_the_bound(name):
     assert 1 - 1e-6 < min(loads) <= PACKING[name]
 
 
+@pytest.mark.timeout(900 if LONG else 60)
 @pytest.mark.parametrize("name", MACHINES if LONG else ["wide area"])
 def test_schedules_come_near_the_bound_and_the_choice_is_never_slower(name):
     machine = MACHINES[name]
@@ -127,6 +128,7 @@ def test_rounds_follow_the_levels_of_the_trees():
         assert sorted(sends) == sorted(up + down)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not LONG, reason="set MPICOLL_TEST_LONG=1: takes minutes")
 def test_many_ranks():
     """64 ranks on 8 hosts, one of them slow."""
