@@ -29,6 +29,7 @@ def test_finalizing_frees_all(job):
         """
         from mpicoll.runtime import state
         kept = [comm.Dup(), Intracomm(MPI.COMM_SELF)]
+        kept[0].Barrier(algorithm="dissemination")
         MPI.Finalize()
         assert not state._OPEN
         assert kept[0]._state.guard.closed
