@@ -71,7 +71,7 @@ def least(work: Callable[[Any], None], comms: list[Any], repeats: int) -> list[f
 
 def resident() -> int:
     """Bytes of this process in memory."""
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -68,7 +68,7 @@ def measured(case: str, nbytes: int, launches: int, longest: str) -> dict[str, A
     with hosts.Cluster(len(lengths), DELAY, rates, lengths) as cluster:
         shared = cluster.shared
         mpirun(cluster, ranks, "-m", "mpicoll", "links", "-o", "/mnt/shared/m.toml")
-        (shared / "again.py").write_text(AGAIN)
+        (shared / "again.py").write_text(AGAIN, encoding="utf-8")
         chosen = json.loads(
             mpirun(
                 cluster, ranks, "-m", "mpicoll", "synthesize", "allreduce",
@@ -124,7 +124,7 @@ def main() -> None:
                 flush=True,
             )
             if options.output:
-                options.output.write_text(json.dumps(found, indent=1) + "\n")
+                options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main() -> int:
     if options.list:
         print(*names if RANK == 0 else [], sep="\n")
         return 0
-    expected = expected_failures(EXPECTED.read_text())
+    expected = expected_failures(EXPECTED.read_text(encoding="utf-8"))
     counts: Counter[str] = Counter()
     wrong = []
     for number, name in enumerate(names):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import numpy as np
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -19,9 +18,9 @@ def combined(comm: MPI.Intracomm, number: int, op: MPI.Op) -> int:
     mpi4py's own ``allreduce`` duplicates a communicator when it is first called there, and keeps
     other threads from running meanwhile: two of them could wait for each other for ever.
     """
-    own, every = np.array([number], np.int64), np.empty(1, np.int64)
+    own, every = array("q", [number]), array("q", [0])
     comm.Allreduce(own, every, op)
-    return int(every[0])
+    return every[0]
 
 
 class Problem(NamedTuple):

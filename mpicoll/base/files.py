@@ -35,8 +35,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield draft
         synchronise(draft)
         os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(draft):
+            error.filename = str(path)
         raise
 
 

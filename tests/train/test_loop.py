@@ -232,7 +232,7 @@ def test_a_gradient_that_comes_twice_or_not_at_all_is_refused():
 
 
 def test_the_small_convolutional_net_learns_digits():
-    config = Config(model="conv", channels=(4,), hidden=(16,), batch=32, dtype="float32", steps=60)
+    config = Config(model="conv", channels=(4,), hidden=(16,), batch=32, dtype="float32", steps=100)
     assert run(config, dataset=load_mnist5k()).history[-1].test_accuracy > 0.75
 
 
