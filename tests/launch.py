@@ -139,7 +139,9 @@ def _commands(
 
     if not options.paths:
         away = [f"--ignore={ROOT / folder}" for folder in HOSTS]
-        yield "no MPI", [*pytest, str(ROOT / "tests"), *away], {}
+        # Most of their time goes into one process, so several run side by side.
+        side_by_side = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal"]
+        yield "no MPI", [*pytest, *side_by_side, str(ROOT / "tests"), *away], {}
     for ranks in options.ranks:
         yield *under_mpirun(ranks, *(options.paths or [str(ROOT / "tests/mpi")])), {}
     if options.paths:
