@@ -1,7 +1,8 @@
 """What PyTorch is told: the names, and who is called when they are used.
 
 An entry point lets PyTorch import this with itself: so neither NumPy nor mpi4py is imported before
-a process group is made.
+a process group is made.  PyTorch is imported by the functions alone: where this comes first,
+PyTorch calls `autoload` in the middle of its own import.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from typing import Any
-
-import torch.distributed
 
 BACKEND = "mpicoll"
 SCHEME = "mpi"
@@ -22,6 +21,8 @@ def register() -> None:
     Raises:
         RuntimeError: this PyTorch is built without torch.distributed.
     """
+    import torch.distributed
+
     if not torch.distributed.is_available():
         raise RuntimeError(
             f"PyTorch {torch.__version__} is built without torch.distributed; install one with it"
@@ -36,6 +37,8 @@ def register() -> None:
 def autoload() -> None:
     """The same for PyTorch's entry point, where an exception would break every program's import."""
     try:
+        import torch.distributed
+
         if torch.distributed.is_available():
             register()
     except Exception as error:
