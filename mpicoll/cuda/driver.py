@@ -117,6 +117,11 @@ def is_wanted() -> bool:
     return _used is not None or any(name in sys.modules for name in _BRINGERS)
 
 
+def is_usable() -> bool:
+    """Whether it may, and there is a driver for them."""
+    return is_wanted() and not problem()
+
+
 def problem() -> str:
     """Why there is no driver, "" if there is one."""
     global _used, _problem

@@ -143,7 +143,7 @@ def take(comm: MPI.Intracomm, settings: Settings, wait: Callable[..., object]) -
     try:
         # What no process has taken, by number: of connections, and of numbers.
         # Those that wait serve no arrays in device memory.
-        may = here and not driver.is_wanted()
+        may = here and not driver.is_usable()
         idle = sum(1 << number for number in [*alike.idle]) if may else 0
         spare = ~sum(1 << number for number in alike.numbers) & ((1 << _NUMBERS) - 1) if here else 0
         own, common = np.array([idle, spare], np.int64), np.zeros(2, np.int64)

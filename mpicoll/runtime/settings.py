@@ -110,7 +110,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         progress=thread == "thread",
         model=model,
         gpu=_one_of(group.TRANSPORTS, "MPICOLL_GPU", environment.get("MPICOLL_GPU") or "auto"),
-        devices=driver.is_wanted() and not driver.problem(),
+        devices=driver.is_usable(),
     )
 
 
