@@ -154,6 +154,11 @@ class Lanes:
             )
         return self._with_topology
 
+    @property
+    def have_topology(self) -> bool:
+        """Whether some are of the topology of one communicator, and so of use to no other."""
+        return self._with_topology is not None
+
     def _more_lanes(self, pause: Callable[[], object]) -> list[Lane]:
         """The lanes of persistent requests on another communicator."""
         comm = self._another(pause)

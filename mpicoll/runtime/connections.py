@@ -81,7 +81,7 @@ class Connection:
     @property
     def may_serve_again(self) -> bool:
         """Whether it is as good as new for another communicator."""
-        return self.gpus is None and not self.windows.used
+        return self.gpus is None and not (self.windows.used or self.lanes.have_topology)
 
     def free(self) -> None:
         """Free it; nothing is under way.  Collective."""

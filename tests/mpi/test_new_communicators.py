@@ -335,6 +335,16 @@ def test_a_connected_communicator_keeps_no_file_open(ours):
         comm.Free()
 
 
+def test_a_connection_with_a_topology_serves_no_other_communicator(ours, made):
+    """What it makes of a communicator is of that one, which is freed."""
+    for _ in range(2):
+        comm = connected(ours.Create_cart([P]))
+        _, unbind = comm._state.lanes.with_topology(comm).take(comm, comm._state.guard.pause)
+        unbind()
+        comm.Free()
+    assert len(made) == 2
+
+
 def test_devices_are_looked_for_once(ours, monkeypatch):
     """Where PyTorch is imported each communicator asked the library anew."""
     from mpicoll.base import libraries
