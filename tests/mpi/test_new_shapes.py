@@ -51,9 +51,9 @@ def reduce_scatter(comm, count, algorithm):
 
 
 def bcast(comm, count, algorithm):
-    data = np.arange(count * P, dtype="i8") if RANK == 0 else np.zeros(count * P, "i8")
+    data = np.arange(count, dtype="i8") if RANK == 0 else np.zeros(count, "i8")
     comm.Bcast(data, algorithm=algorithm)
-    assert (data == np.arange(count * P)).all()
+    assert (data == np.arange(count)).all()
 
 
 def alltoall(comm, count, algorithm):
