@@ -259,7 +259,7 @@ def _wait(process: subprocess.Popen[str], launch: Launch, end: float) -> None:
 
 def _problem(process: subprocess.Popen[str], echo: threading.Thread, launch: Launch) -> str:
     """What is wrong with a launch that has ended by itself; "" if nothing is."""
-    echo.join(timeout=1.0)
+    echo.join(timeout=5.0)
     status = process.poll()
     if status is None:
         return "interrupted"

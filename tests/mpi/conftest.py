@@ -36,6 +36,8 @@ import pytest
 GRACE = 1.0
 #: Seconds given to stuck ranks to write their stacks.
 DUMP = 0.5
+#: Seconds given to mpirun to forward the report; what it still holds when a rank fails is lost.
+FORWARD = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -392,6 +394,7 @@ class Reporter(Member):
 
     def _exit(self):
         self.config.pluginmanager.getplugin("terminalreporter").flush()
+        time.sleep(FORWARD)
         os._exit(1)  # mpirun ends the other ranks when one exits with an error
 
 
