@@ -110,3 +110,12 @@ def fill(status: MPI.Status | None) -> None:
         status.Set_tag(MPI.ANY_TAG)
         status.Set_error(MPI.SUCCESS)
         status.Set_elements(MPI.BYTE, 0)
+
+
+def copy_status(source: MPI.Status, target: MPI.Status) -> None:
+    """Let a status say what another one says of a message."""
+    target.Set_source(source.Get_source())
+    target.Set_tag(source.Get_tag())
+    target.Set_error(source.Get_error())
+    target.Set_elements(MPI.BYTE, source.Get_elements(MPI.BYTE))
+    target.Set_cancelled(source.Is_cancelled())

@@ -13,7 +13,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.cuda.driver import Functions, driver, when_dropped
-from mpicoll.requests.base import Watched, fill
+from mpicoll.requests.base import Watched, copy_status, fill
 from mpicoll.requests.library import PersistentFallback
 from mpicoll.requests.standalone import Standalone, StandalonePrequest
 
@@ -30,6 +30,8 @@ class Staged(Standalone):
     """
 
     _request: Any
+    #: What `Get_status` has found; MPICH 5.0 then gives `Test` of a persistent one an empty status.
+    _found: MPI.Status | None = None
 
     def __init__(
         self,
@@ -48,11 +50,21 @@ class Staged(Standalone):
         if not self._request.Test(status):
             return False
         self._pending = False  # also where the next fails
+        if self._found is not None:
+            copy_status(self._found, status)
+            self._found = None
         self._copy_to_device(status)
         return True
 
     def _is_complete(self, status: MPI.Status | None) -> bool:
-        return bool(self._request.Get_status(status))
+        if self._found is None:
+            found = MPI.Status()
+            if not self._request.Get_status(found):
+                return False
+            self._found = found
+        if status is not None:
+            copy_status(self._found, status)
+        return True
 
     def Cancel(self) -> None:
         """Cancel a message; see mpi4py's."""
