@@ -138,7 +138,7 @@ class Suite:
         skips = self._module.TEST_SKIPS
         case = self._class(name)
         case.rank, case.file_name = RANK, os.path.join(os.environ["TEMP_DIR"], self._key)
-        self._common.set_rng_seed()
+        self._common.set_rng_seed(self._common.SEED)
         try:
             self._begin(name)
             getattr(case, name)()

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import BarrierOptions, ProcessGroup
 import mpicoll
 from mpicoll.base.wording import plural
 from mpicoll.torch.turns import Turns
-from mpicoll.torch.work import Done, Operation, Several
+from mpicoll.torch.work import Done, Operation, Several, keep
 
 #: Of options that PyTorch has made without a time limit.
 _UNSET = timedelta(0)
@@ -59,6 +59,7 @@ class Base(ProcessGroup):
     def _begun(self, operation: Operation) -> Operation:
         if self._started is not None:
             self._started.append(operation)
+        keep(operation)
         return operation
 
     def _check(self, what: str) -> None:
@@ -78,7 +79,23 @@ class Base(ProcessGroup):
     def _end_coalescing(self, device: torch.device) -> Operation:
         """What was called since the start."""
         started, self._started = self._started or [], None
-        return Several(started)
+        return self._together(started)
+
+    def _several(
+        self,
+        method: Callable[[Tensor, Tensor, Any], Operation],
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Any,
+    ) -> Operation:
+        """Several collectives of one output and one input."""
+        pairs = zip(outputs, inputs, strict=True)
+        return self._together([method(output, input, opts) for output, input in pairs])
+
+    def _together(self, parts: list[Operation]) -> Operation:
+        several = Several(parts)
+        keep(several)
+        return several
 
     def _one_a_rank(self, lists: Sequence[Sequence[Tensor]], what: str) -> list[Tensor]:
         """The list of a list of one, which has a tensor for each rank.

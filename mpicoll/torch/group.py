@@ -95,6 +95,11 @@ class Group(Reducing, Moving, Messages):
     def setGroupDesc(self, description: str) -> None:
         self._description = description
 
+    # PyTorch's own properties do not call these methods before 2.7.
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
     @property
     def _device_types(self) -> list[torch.device]:
         """Whose tensors it takes here; async checkpoints ask for the CPU."""

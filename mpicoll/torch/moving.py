@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import (
 from mpicoll.base.wording import plural
 from mpicoll.torch.base import Base
 from mpicoll.torch.tensors import alike, buffer, dense, one, overlap, packed, unpack, write_back
-from mpicoll.torch.work import Operation, Several
+from mpicoll.torch.work import Operation
 
 
 class Moving(Base):
@@ -233,8 +233,7 @@ class Moving(Base):
         opts: Any = AllgatherOptions(),  # noqa: B008
     ) -> Operation:
         """Several ``all_gather_single``."""
-        pairs = zip(outputs, inputs, strict=True)
-        return Several([self.all_gather_single(output, input, opts) for output, input in pairs])
+        return self._several(self.all_gather_single, outputs, inputs, opts)
 
     # The names before PyTorch 2.13.
     _allgather_base = all_gather_single

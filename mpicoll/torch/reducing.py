@@ -23,7 +23,7 @@ from mpicoll.base.wording import plural
 from mpicoll.torch.base import Base
 from mpicoll.torch.reductions import Reduction, array, average, operand, reduction
 from mpicoll.torch.tensors import alike, dense, one, overlap, packed, unpack, write_back
-from mpicoll.torch.work import Operation, Several
+from mpicoll.torch.work import Operation
 
 
 class Reducing(Base):
@@ -149,8 +149,7 @@ class Reducing(Base):
         opts: Any = ReduceScatterOptions(),  # noqa: B008
     ) -> Operation:
         """Several ``reduce_scatter_single``."""
-        pairs = zip(outputs, inputs, strict=True)
-        return Several([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
+        return self._several(self.reduce_scatter_single, outputs, inputs, opts)
 
     # The names before PyTorch 2.13.
     _reduce_scatter_base = reduce_scatter_single

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache
@@ -12,6 +14,11 @@ import torch
 from torch.distributed import DistBackendError, Work
 
 NO_LIMIT = timedelta(0)
+#: Whether PyTorch keeps the Python object of a Work as long as its C++ code has it.
+KEEPS_OBJECTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 7)
+#: Operations kept for PyTorch's C++ code where it does not, and how many of those that are over.
+_kept: deque[Operation] = deque()
+MOST_KEPT = 64
 #: Held by who makes or completes the future of an operation.
 _FUTURES = threading.Lock()
 
@@ -145,6 +152,22 @@ class Several(Operation):
         for future in futures.value():
             future.value()  # raises what it has failed by
         return self._tensors
+
+
+def keep(operation: Operation) -> None:
+    """Keep an operation for PyTorch's C++ code, where that does not.
+
+    It takes the future at once, before the next operation, but may wait much later.
+    """
+    if KEEPS_OBJECTS:
+        return
+    for earlier in _kept:
+        # Held here, by the loop and as the argument: Python's code has it no more.
+        if earlier.is_completed() and sys.getrefcount(earlier) == 3:
+            earlier._tensors = []
+    while len(_kept) > MOST_KEPT and _kept[0].is_completed():
+        _kept.popleft()
+    _kept.append(operation)
 
 
 def _devices(tensors: list[torch.Tensor]) -> list[torch.device]:

@@ -185,6 +185,9 @@ def test_messages_of_another_length():
     dist.barrier()
 
 
+@pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "shutdown"), reason="PyTorch 2.5 tells no group of its end"
+)
 def test_the_end_of_a_group_with_work_outstanding():
     group = dist.new_group()
     tensor = torch.ones(100_000)
