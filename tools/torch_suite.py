@@ -51,7 +51,7 @@ def main() -> int:
     store = serve(WORLD, timedelta(seconds=3 * options.seconds))
     # Tests that make the group of all again read these.
     os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port), INIT_METHOD="env://")
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     suite = Suite(store, options.seconds)
     names = [n for n in suite.names() if options.k in n]
     if options.list:
