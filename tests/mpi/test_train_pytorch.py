@@ -31,7 +31,7 @@ def worst(ours, reference):
 
 def tensors():
     data = clouds()
-    return torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_labels)
+    return torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_targets)
 
 
 def alone(steps, optimizer_of, batch=8):

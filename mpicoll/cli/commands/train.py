@@ -24,7 +24,7 @@ def command(
     compare: Annotated[
         bool,
         typer.Option("--compare/--no-compare", help="Train again in one process and compare."),
-    ] = True,
+    ] = False,
     progress: Annotated[
         bool | None,
         typer.Option("--progress/--no-progress", help="A bar; by default on a terminal only."),
@@ -32,11 +32,12 @@ def command(
     json: Json = False,
     **_: Any,
 ) -> int:
-    """Train a model on all ranks and compare its weights with those of a single process.
+    """Train a model on all ranks.
 
     Gradients of the ranks' shares of each batch are summed by all-reduce, so the result is that of
-    one process but for rounding. The exit status is 1 if it differs by more. SIGTERM or SIGUSR1 on
-    any rank lets all write a checkpoint and leave with status 75; `--resume auto` goes on.
+    one process but for rounding. With --compare the exit status is 1 if it differs by more. SIGTERM or
+    SIGUSR1 on any rank lets all write a checkpoint and leave with status 75; `--resume auto` goes
+    on.
     """
     from mpicoll.train import threads
 
