@@ -81,8 +81,8 @@ def _key(found: History) -> str:
     group = -(-_most_steps(found) // _POINTS)
     means = f", each point a mean of {group} steps" if group > 1 else ""
     return (
-        f"Loss: of each step over its batch, before its update{means}; and over the sets measured at "
-        "the end of each epoch. Time: means of each rank's steps."
+        f"Loss: of each step over its batch, before its update{means}; and over the sets measured "
+        "at the end of each epoch. Time: means of each rank's steps."
     )
 
 

@@ -9,7 +9,8 @@
 
 `comm` is an `mpicoll.Intracomm`; `run(config)` without one trains in this process alone, without
 MPI. `main(config, comm, *, as_json=False, progress=None, compare=False)` returns the exit status,
-the same on all ranks. Bring your own data and model with `run(config, comm, dataset=..., model=...)`.
+the same on all ranks. Bring your own data and model with `run(config, comm, dataset=...,
+model=...)`.
 
 Names are loaded when first used, so that importing this package (and `threads`) loads no NumPy.
 """

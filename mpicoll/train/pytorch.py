@@ -72,7 +72,8 @@ class TorchModel(PushingModel):
         module: Gives what the loss is of: for cross entropy a score of each class, shape (samples,
             classes).
         shape: Of a sample, for the module; None for that of the data.
-        loss: Loss of each sample from outputs and targets, shape (samples,); None for cross entropy.
+        loss: Loss of each sample from outputs and targets, shape (samples,); None for cross
+            entropy.
 
     Raises:
         ValueError: As `arrays`.

@@ -336,4 +336,6 @@ def test_a_strategy_of_ones_own_is_one_process(comm, batch):
     ours = run(Config(strategy="plain", **changes), comm, dataset=clouds())
     reference = run(Config(**changes), dataset=clouds())
     assert max(parity.differences(ours.parameters, reference.parameters).values()) <= 1e-12
-    assert [e.test["accuracy"] for e in ours.history] == [e.test["accuracy"] for e in reference.history]
+    assert [e.test["accuracy"] for e in ours.history] == [
+        e.test["accuracy"] for e in reference.history
+    ]

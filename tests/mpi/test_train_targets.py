@@ -100,7 +100,9 @@ def test_ranks_with_another_text_are_refused(comm):
     last = comm.size - 1
     about = "another text" if comm.rank == last else "letters of chance"
     data = replace(letters(), about=about)
-    with pytest.raises(TrainingError, match=f"data is letters of chance on rank 0 and another text on rank {last}"):
+    with pytest.raises(
+        TrainingError, match=f"data is letters of chance on rank 0 and another text on rank {last}"
+    ):
         run(Config(**DECODER), comm, dataset=data)
 
 

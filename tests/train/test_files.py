@@ -233,7 +233,10 @@ def test_lengths_of_parts_are_compared(tmp_path):
     ("labels", "message"),
     [
         (np.eye(3, dtype=int)[np.arange(30) % 3], r"own: labels have shape \(30, 3\), as one-hot"),
-        (np.array(["cat", "dog", "eel"] * 10), "own: labels .* dtype <U3: give whole numbers, those"),
+        (
+            np.array(["cat", "dog", "eel"] * 10),
+            "own: labels .* dtype <U3: give whole numbers, those",
+        ),
         (
             np.arange(30) % 3 + 10**12,
             "own: label 1000000000002 is larger than the limit of 1",

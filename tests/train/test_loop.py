@@ -71,7 +71,7 @@ def test_accuracy_and_loss_are_exact_over_the_sets():
         result.parameters, data.train_inputs, data.train_targets
     )
     epoch = result.history[0]
-    assert epoch.loss == pytest.approx(losses.mean(), rel=1e-14)
+    assert epoch.train["loss"] == pytest.approx(losses.mean(), rel=1e-14)
     assert epoch.train["accuracy"] == np.mean(scores.argmax(axis=1) == data.train_targets)
 
 

@@ -54,7 +54,11 @@ def test_objects_in_a_mapped_file_are_refused(tmp_path, nothing_small):
 @pytest.mark.parametrize("kind", ["labels", "targets"])
 def test_targets_stay_in_their_files_too(tmp_path, nothing_small, kind):
     inputs, labels = arrays()
-    for part, rows in (("train", slice(0, 30)), ("validation", slice(30, 45)), ("test", slice(45, 60))):
+    for part, rows in (
+        ("train", slice(0, 30)),
+        ("validation", slice(30, 45)),
+        ("test", slice(45, 60)),
+    ):
         np.save(tmp_path / f"{part}_inputs.npy", inputs[rows])
         np.save(tmp_path / f"{part}_{kind}.npy", labels[rows])
     found = data.load(str(tmp_path))

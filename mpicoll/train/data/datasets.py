@@ -147,8 +147,8 @@ class Dataset:
         """
         if len(self.shape) not in (2, 3) or self.vocabulary is not None:
             raise ValueError(
-                f"{self.name}: samples are {self.features} values of shape {self.shape} and no "
-                "images: give a model other than conv, or data with a height and a width"
+                f"{self.name}: samples are {self.features} values and no images: give a model "
+                "other than conv and no augmentation, or data with a height and a width"
             )
         height, width, channels = (*self.shape, 1)[:3]
         return height, width, channels

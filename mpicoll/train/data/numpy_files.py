@@ -71,11 +71,11 @@ def heads(path: Path, wanted: Collection[str]) -> list[Head]:
 
     Nothing where it cannot be read, and nothing of a folder.
     """
-    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
-        with zipfile.ZipFile(path) as archive:
-            there = {info.filename: info for info in archive.infolist()}
-            found = [there[f"{name}.npy"] for name in wanted if f"{name}.npy" in there]
-            return [_head(archive, info.filename) for info in found if not _is_mapped(info)]
+    errors = OSError, ValueError, KeyError, zipfile.BadZipFile
+    with suppress(*errors), zipfile.ZipFile(path) as archive:
+        there = {info.filename: info for info in archive.infolist()}
+        found = [there[f"{name}.npy"] for name in wanted if f"{name}.npy" in there]
+        return [_head(archive, info.filename) for info in found if not _is_mapped(info)]
     return []
 
 

@@ -28,7 +28,7 @@ VOCABULARY = 256
 #: Of a file, the share of each of validation and test.
 SHARE = 20
 #: Python and text of the figures in the documentation.
-REFERENCE = ("3.11.7", "")
+REFERENCE = ("3.11.7", "0814c3e2b59dc88f4d452d4ac4babee470f6ad19623f5be397c9a57506bb0167")
 
 #: Modules, by package.
 _MODULES = {

@@ -14,8 +14,8 @@ def trigram_loss(text: Bytes, held_out: Bytes) -> float:
     """Mean loss, in nats a byte, of a table of a text on another.
 
     The table has how often each byte came after each two, after each one and at all.  Shares are
-    interpolated as I. H. Witten and T. C. Bell do, "The zero-frequency problem", 1991 (method C): of
-    n bytes that came after something, d of them distinct, the share n / (n + d) is by their counts
+    interpolated as I. H. Witten and T. C. Bell do, "The zero-frequency problem", 1991 (method C):
+    of n bytes that came after something, d of them distinct, the share n / (n + d) is by their counts
     and the rest by what came after the shorter context; after none, all bytes alike.
 
     Args:

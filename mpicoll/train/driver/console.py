@@ -19,8 +19,7 @@ from mpicoll.base.sleeping import meet
 from mpicoll.base.wording import plural
 from mpicoll.train import threads
 from mpicoll.train.config import Config
-from mpicoll.train.data import PARTS, Dataset, load
-from mpicoll.train.data.trigram import trigram_loss
+from mpicoll.train.data import PARTS, Dataset, load, trigram_loss
 from mpicoll.train.driver import memory, named, parity
 from mpicoll.train.driver.failure_detector import failure_detector
 from mpicoll.train.driver.loop import OnStep, run
@@ -113,7 +112,9 @@ def _main(
     verdict = None
     if compare and (config.resume is not None or parity.limit(config) is None):
         if first:
-            words = "no comparison: the weights of one process are promised to whole runs in float64"
+            words = (
+                "no comparison: the weights of one process are promised to whole runs in float64"
+            )
             print(words, file=sys.stderr, flush=True)
     elif compare:
         if first:

@@ -185,11 +185,13 @@ def _prepare(
 
 
 def _check(config: Config, dataset: Dataset, model: Model, measures: Sequence[Measure]) -> None:
-    """Refuse targets that do not fit the model, and stop rules of what is not measured.
+    """Refuse what does not fit the data: augmentation, the model's loss, and stop rules.
 
     Raises:
         ValueError: With the remedy.
     """
+    if config.augment is not None:
+        _ = dataset.image
     if isinstance(model, Sequential):
         for _, wanted in dataset.parts.values():
             for _, piece in targets.pieces(wanted):

@@ -56,7 +56,9 @@ class RSquared(Measure):
     def measure(self, outputs: Array, targets: Array) -> Array:
         wide = targets.astype(np.float64, copy=False)
         missed = np.square(outputs.reshape(targets.shape) - wide).sum()
-        return np.array([targets.size, float(wide.sum()), float(np.square(wide).sum()), float(missed)])
+        return np.array(
+            [targets.size, float(wide.sum()), float(np.square(wide).sum()), float(missed)]
+        )
 
     def value(self, sums: Array) -> float:
         count, total, squares, missed = sums.tolist()

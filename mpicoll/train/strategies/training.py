@@ -64,8 +64,8 @@ class Training(ABC):
         updates: Steps made, those skipped left out.
         skipped, skipped_in_a_row: Steps skipped; since the last that was not.
         compute: Seconds each rank computed, since somebody set them to zero.
-        losses: Sum of the losses of samples, each before the update of its step, and their number, of
-            all ranks; since somebody set them to zero.
+        losses: Sum of the losses of samples, each before the update of its step, and how many these
+            are, of all ranks; since somebody set them to zero.
         asked: Set on any rank: `stop` is true on all ranks after the next step.
         signalled: Set on any rank by a signal: `stop` and `interrupted` are true on all ranks after
             the next step.
