@@ -15,8 +15,8 @@ def trigram_loss(text: Bytes, held_out: Bytes) -> float:
 
     The table has how often each byte came after each two, after each one and at all.  Shares are
     interpolated as I. H. Witten and T. C. Bell do, "The zero-frequency problem", 1991 (method C):
-    of n bytes that came after something, d of them distinct, the share n / (n + d) is by their counts
-    and the rest by what came after the shorter context; after none, all bytes alike.
+    of n bytes that came after something, d of them distinct, the share n / (n + d) is by their
+    counts and the rest by what came after the shorter context; after none, all bytes alike.
 
     Args:
         text: What the table is made of, shape (bytes,).
