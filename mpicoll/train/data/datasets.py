@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -159,7 +160,7 @@ class Dataset:
         Targets are kept in float32 at least; class numbers and tokens stay as they are.
         """
         wide = np.promote_types(dtype, np.float32)
-        changes = {}
+        changes: dict[str, Any] = {}
         for part, (inputs, wanted) in self.parts.items():
             if self.vocabulary is None and inputs.dtype != dtype:
                 changes[f"{part}_inputs"] = inputs.astype(dtype)

@@ -70,7 +70,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     wanted = {start: _targets(given[start], classes) for start in starts}
     if starts == [""]:
         return split(name, classes, inputs[""], wanted[""], vocabulary)
-    sets = {f"{start}inputs": rows for start, rows in inputs.items()}
+    sets: dict[str, Any] = {f"{start}inputs": rows for start, rows in inputs.items()}
     sets |= {f"{start}targets": rows for start, rows in wanted.items()}
     return Dataset(name, classes, vocabulary=vocabulary, **sets)
 

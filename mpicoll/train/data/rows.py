@@ -73,10 +73,8 @@ class Rows:
         Raises:
             ValueError: A value is beyond the limit.
         """
-        if isinstance(index, slice):
-            rows = np.arange(*index.indices(len(self)))
-        else:
-            rows = np.asarray(index)
+        is_slice = isinstance(index, slice)
+        rows: NDArray[Any] = np.arange(*index.indices(len(self))) if is_slice else np.asarray(index)
         if self._rows is not None:
             rows = self._rows[rows]
         part_of = np.searchsorted(self._ends, rows, side="right")

@@ -13,6 +13,7 @@ import hashlib
 import platform
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,7 +156,7 @@ def from_bytes(
     Raises:
         ValueError: A text is too short for one sample.
     """
-    sets = {}
+    sets: dict[str, Any] = {}
     for part, text in arrays.items():
         count = (len(text) - 1) // context
         if count < 1:

@@ -235,7 +235,7 @@ def _on(device: str, dataset: Dataset) -> Dataset:
     """A data set whose samples are on a device, all of them."""
     if device == "cpu":
         return dataset
-    moved = {}
+    moved: dict[str, Any] = {}
     for part, (inputs, wanted) in dataset.parts.items():
         moved[f"{part}_inputs"] = arrays.on(device, inputs[:])
         moved[f"{part}_targets"] = arrays.on(device, wanted[:])
