@@ -106,6 +106,21 @@ def test_ranks_with_another_text_are_refused(comm):
         run(Config(**DECODER), comm, dataset=data)
 
 
+def test_a_bad_token_in_a_file_is_refused_by_all(comm, folder):
+    """One rank reads it, in the midst of the training."""
+    if comm.rank == 0:
+        tokens = np.arange(600).reshape(100, 6) % 5
+        tokens[61, 3] = 7
+        for part, rows in (("train", slice(0, 90)), ("test", slice(90, 100))):
+            np.save(folder / f"{part}_inputs.npy", tokens[rows])
+            np.save(folder / f"{part}_labels.npy", tokens[rows] % 5)
+        np.save(folder / "vocabulary.npy", np.array(5))
+    comm.Barrier()
+    message = r"step \d+ of epoch 1 failed on rank \d: ValueError: 7 in row 61 is not in 0 \.\. 4"
+    with pytest.raises(TrainingError, match=message):
+        run(Config(dataset=str(folder), batch=10, epochs=1, **DECODER), comm)
+
+
 def test_bad_targets_on_one_rank_are_refused_by_all(comm):
     last = comm.size - 1
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpicoll.base.json_lines import finite
 from mpicoll.base.sleeping import meet
 from mpicoll.base.wording import plural
 from mpicoll.train import threads
@@ -175,7 +176,8 @@ def _conclude(
         "communication_a_step": {"measured": result.communicated, "predicted": result.predicted},
         "difference_from_one_process": verdict,
     }
-    print(json.dumps(facts, indent=2) if as_json else _conclusion(facts), flush=True)
+    words = json.dumps(finite(facts), indent=2) if as_json else _conclusion(facts)
+    print(words, flush=True)
 
 
 class _Table:
