@@ -10,6 +10,7 @@ from clouds import clouds
 from mpicoll.train import Config, Dataset, TrainingError, history, run
 from mpicoll.train.data import from_arrays
 from mpicoll.train.driver import checkpoints
+from mpicoll.train.driver.named import make_model
 from mpicoll.train.models import Accuracy, Dense, RSquared, Sequential, SquaredError
 from mpicoll.train.records import Epoch, upgraded
 
@@ -262,3 +263,12 @@ def test_a_page_of_a_regression_has_no_accuracy(tmp_path):
 def test_a_loss_that_never_was_finite_is_null(tmp_path):
     epoch = Epoch(1, math.nan, {}, {}, {}, 0.1, 0.0, 3, (0.1,))
     assert epoch.judged is None
+
+
+@pytest.mark.parametrize("model", ["softmax", "mlp", "conv"])
+def test_models_by_name_take_samples_in_their_shape(model):
+    data = clouds(shape=(3, 4))
+    config = Config(model=model, channels=(2,), hidden=(5,), dtype="float64", epochs=1)
+    made = make_model(config, data)
+    assert made.shapes[0] == (3, 4) and made.shapes[-1] == (4,)
+    assert run(config, dataset=data).steps == 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpicoll.cli import main
-from mpicoll.train import Config, TrainingError, data, run
+from mpicoll.train import Config, TrainingError, data, history, run
 from mpicoll.train.data import from_arrays, text, trigram_loss
 
 SMALL = {"model": "transformer", "layers": 1, "width": 16, "heads": 2, "dtype": "float32"}
@@ -180,8 +180,10 @@ def test_the_command_shows_a_table_beside_the_loss(poem, capsys):
     assert "transformer 1 layer of width 8, 2 heads" in out and "poem.txt, " in out
     assert "train loss  train accuracy  validation loss  validation accuracy" in out
     assert "interpolated trigram table: 0." in out or "interpolated trigram table: 1." in out
-    assert main([*command, "--json"]) == 0
+    folder = poem.parent / "metrics"
+    assert main([*command, "--json", "--metrics", str(folder)]) == 0
     facts = json.loads(capsys.readouterr().out)
+    assert history.read(folder).config["about"] == facts["about"] == "poem.txt, 12,290 bytes"
     whole = data.load("text", str(poem), 32)
     text_, held_out = (whole.parts[p][0].reshape(-1) for p in ("train", "validation"))
     assert facts["trigram"] == trigram_loss(text_, held_out)

@@ -163,6 +163,7 @@ def _conclude(
     """Print what came of the run."""
     facts = {
         "config": asdict(config),
+        **({"about": dataset.about} if dataset.about else {}),
         "ranks": ranks,
         "blas_threads": threads.describe_blas_threads(),
         "epochs": [asdict(epoch) for epoch in result.history],

@@ -113,6 +113,8 @@ def run(
         with together(workers, "opening the metrics"):
             expected = predicted.seconds(comm, config.algorithm, training.collectives)
             words = described_run(config, *given)
+            if setup.dataset.about:
+                words["about"] = setup.dataset.about
             observers = Observers(config, workers, comm, expected, stacks, beginning, words)
             if on_begin is not None:
                 on_begin(beginning)

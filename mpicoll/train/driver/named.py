@@ -47,7 +47,8 @@ def make_model(config: Config, dataset: Dataset) -> Sequential:
                 "an image: give model mlp"
             )
         sizes = config.channels, config.hidden, outputs
-        return convnet(dataset.image, *sizes, config.dtype, config.dropout)
+        net = convnet(dataset.image, *sizes, config.dtype, config.dropout)
+        return Sequential(net.layers, dataset.shape, config.dtype)  # of samples as they are
     hidden = config.hidden if config.model == "mlp" else ()
     layers: list[Layer] = [Reshape()] if len(dataset.shape) != 1 else []
     layers += head(hidden, outputs, config.dropout)
