@@ -81,16 +81,15 @@ def split(
     inputs: Inputs,
     wanted: Inputs,
     vocabulary: int | None = None,
-    every: int = EVERY,
 ) -> Dataset:
-    """A data set of which the last of every so many samples (of a class) is for the test."""
+    """A data set of which the last of every five samples (of a class) is for the test."""
     if classes is not None and len(wanted.shape) == 1:
-        train, test = stratified_split(wanted[:], every)
+        train, test = stratified_split(wanted[:], EVERY)
     else:
-        train, test = stratified_split(np.zeros(len(wanted), np.int8), every)
+        train, test = stratified_split(np.zeros(len(wanted), np.int8), EVERY)
     if not len(test):
         raise ValueError(
-            f"{name} has {len(inputs)} samples, and of each class the last of {every} is for the "
+            f"{name} has {len(inputs)} samples, and of each class the last of {EVERY} is for the "
             "test: give more, or train_inputs and test_inputs"
         )
 

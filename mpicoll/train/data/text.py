@@ -1,10 +1,10 @@
 """Texts as bytes: a sample is so many bytes in a row, and its targets are the bytes that follow.
 
 `text` without a file is Python's own library, which every user has: the modules that are named
-below, and are in all of Python 3.10 to 3.14. They are split by files, so that nothing of a file to
-train on is in another set. Versions of Python have other texts under the same names: so a run says
-from which Python its text is, and the SHA-256 of all of it, and is refused where ranks, or a
-checkpoint, have another.
+below, chosen from Python 3.11 so that no version from 3.10 to 3.14 should lack one; a run names
+those that are missing. They are split by files, so that nothing of a file to train on is in another
+set. Versions of Python have other texts under the same names: so a run says from which Python its
+text is, and the SHA-256 of all of it, and is refused where ranks, or a checkpoint, have another.
 """
 
 from __future__ import annotations
