@@ -69,7 +69,7 @@ class Appender:
         try:
             text = json.dumps(line, separators=(",", ":"), allow_nan=False)
         except ValueError:
-            text = json.dumps(_finite(line), separators=(",", ":"))
+            text = json.dumps(finite(line), separators=(",", ":"))
         left = text.encode() + b"\n"
         while left:
             left = left[self._file.write(left) :]
@@ -177,12 +177,12 @@ def latest(records: Iterable[Record], key: Callable[[Record], Hashable]) -> list
     return list(found.values())
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no word for what is not a finite number."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: finite(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return value

@@ -78,7 +78,7 @@ COMMANDS = {
     "train": (
         "train",
         "command",
-        "Train a model on all ranks and compare its weights with those of a single process.",
+        "Train a model on all ranks.",
     ),
     "doctor": (
         "doctor",

@@ -15,7 +15,7 @@ from mpicoll.base.locks import Lock
 from mpicoll.train.config import Config
 from mpicoll.train.driver import bits, checkpoints, metrics
 from mpicoll.train.ranks.workers import Workers, together
-from mpicoll.train.records import Beginning, Epoch
+from mpicoll.train.records import Beginning, Epoch, upgraded
 from mpicoll.train.strategies.training import Training
 
 
@@ -26,12 +26,16 @@ class Checkpointing:
         config: The run.
         workers: The ranks.
         training: What is kept.
+        about: What tells the data from others of their name; empty for nothing.
     """
 
-    def __init__(self, config: Config, workers: Workers, training: Training) -> None:
+    def __init__(
+        self, config: Config, workers: Workers, training: Training, about: str = ""
+    ) -> None:
         self._config = config
         self._workers = workers
         self._training = training
+        self._about = about
         self._folder = None if config.checkpoint is None else Path(config.checkpoint)
         self._lock: Lock | None = None
 
@@ -54,11 +58,12 @@ class Checkpointing:
         if self._folder is None:
             return
         arrays, facts = self._training.snapshot()
-        best = max((e.test_accuracy for e in history), default=0.0)
+        best = min((e.judged for e in history if e.judged is not None), default=None)
         facts |= {
             **self._fixed(),
             "epoch": epoch,
             "position": position,
+            "losses": self._training.losses.tolist(),
             "history": [asdict(entry) for entry in history],
             "config": asdict(self._config),
             "lr": self._training.rate(self._training.number),
@@ -66,7 +71,7 @@ class Checkpointing:
             "ranks": self._workers.size,
             "machine": bits.machine(),
         }
-        is_best = position == 0 and bool(history) and history[-1].test_accuracy >= best
+        is_best = position == 0 and best is not None and history[-1].judged == best
         with together(self._workers, "saving a checkpoint"):
             if self._workers.rank == 0:
                 checkpoints.save(self._folder, self._training.number, arrays, facts, is_best)
@@ -97,7 +102,11 @@ class Checkpointing:
         facts = self._workers.gather(facts)[0]
         if facts:
             self._training.restore(arrays, facts)
-        history = [Epoch(**{**e, "compute": tuple(e["compute"])}) for e in facts.get("history", ())]
+            self._training.losses[:] = facts.get("losses", 0)
+        history = [
+            Epoch(**{**upgraded(e), "compute": tuple(e["compute"])})
+            for e in facts.get("history", ())
+        ]
         beginning: Beginning | None = None
         with together(self._workers, "beginning the run"):
             if self._workers.rank == 0:
@@ -212,6 +221,7 @@ class Checkpointing:
                 name: f"{view.dtype} of shape {list(view.shape)}"
                 for name, view in training.weights.views.items()
             },
+            **({"data": self._about} if self._about else {}),
         }
 
 

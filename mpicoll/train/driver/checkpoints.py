@@ -5,7 +5,7 @@
             arrays.npz       parameters, the optimizer's arrays, what narrow gradients have lost
             manifest.json    where the run was; length and SHA-256 of arrays.npz
         step-00000500/
-        best                 name of the folder with the best test accuracy
+        best                 name of the folder with the lowest loss, of validation or test
 
 A checkpoint is written into a folder with another name, the manifest last, every file is synced,
 and the folder is renamed: what is killed meanwhile leaves the checkpoints before it as they were.
@@ -29,7 +29,7 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.base.files import synchronise, write_atomically
-from mpicoll.train.records import Epoch
+from mpicoll.train.records import Epoch, upgraded
 
 _VERSION = 1
 _NAME = re.compile(r"(?:\.old-)?step-(\d{8,})")
@@ -205,7 +205,7 @@ def require(
     known = [field.name for field in fields(Epoch)]
     history = facts.get("history")
     if not isinstance(history, list) or any(
-        not isinstance(epoch, dict) or sorted(epoch) != sorted(known) for epoch in history
+        not isinstance(epoch, dict) or sorted(upgraded(epoch)) != sorted(known) for epoch in history
     ):
         raise ValueError(
             f"{path / _MANIFEST}: history is no list of epochs with {', '.join(known)}: take "
