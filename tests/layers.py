@@ -88,9 +88,9 @@ ORDER = {
         "protocol > training > gradients balance"
     ),
     "mpicoll.train.driver": (
-        "__init__ > console > loop > observers checkpointing data_servers > "
+        "__init__ > console > loop evaluation > observers checkpointing data_servers trained > "
         "board metrics checkpoints bits memory > "
-        "failure_detector parity predicted config_file"
+        "array_files failure_detector first_format parity predicted config_file"
     ),
 }
 

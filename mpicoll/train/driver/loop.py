@@ -118,7 +118,7 @@ def run(
     setup = _prepare(config, comm, *given)
     config, workers = setup.config, setup.workers
     training = strategy_of(config).make(setup)
-    checkpoints = Checkpointing(config, workers, training)
+    checkpoints = Checkpointing(setup, training)
     stacks = Stacks(workers, config.hang_after)
     observers: Observers | None = None
     try:
