@@ -2,6 +2,8 @@
 
 import json
 import os
+import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from clouds import clouds, write_samples
 from mpi4py import MPI
 
 from mpicoll.train import Config, TrainingError, evaluate, load_model, run
-from mpicoll.train.driver import array_files, checkpoints, parity
+from mpicoll.train.driver import array_files, checkpointing, checkpoints, parity
 
 pytestmark = [
     pytest.mark.mpi,
@@ -144,3 +146,54 @@ def test_what_cannot_be_measured_is_said_on_all_ranks(comm, folder):
         assert len(set(comm.allgather(str(caught.value)))) == 1
     with pytest.raises(TrainingError, match="reading a checkpoint failed on rank 0: FileNotFound"):
         evaluate(folder / "nowhere", comm)
+
+
+class Several:
+    """A model of four arrays of 1.25 MB that computes next to nothing."""
+
+    SHAPE = (400, 400)
+
+    def initial_parameters(self, seed):
+        return {f"w{k}": np.full(self.SHAPE, k / 8) for k in range(4)}
+
+    def loss_and_gradients(self, parameters, batch):
+        share = len(batch.labels) / batch.total
+        return 0.0, {name: np.full(self.SHAPE, share) for name in parameters}
+
+    def losses_and_scores(self, parameters, inputs, labels):
+        return np.zeros(len(labels)), np.zeros((len(labels), 4))
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "allreduce", "parameter_server"])
+def test_a_checkpoint_takes_the_memory_of_its_largest_array(comm, folder, monkeypatch, strategy):
+    """On every rank, of twelve arrays: nothing is gathered."""
+    peaks = {"save": 0, "restore": 0}
+
+    def measured(name, method):
+        def call(*arguments):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            found = method(*arguments)
+            peaks[name] = max(peaks[name], tracemalloc.get_traced_memory()[1] - before)
+            return found
+
+        return call
+
+    changes = {"strategy": strategy, "optimizer": "adam", "batch": 101, "dtype": "float64"}
+    config = Config(epochs=1, checkpoint=str(folder), **changes)
+    run(config, comm, dataset=clouds(), model=Several())
+    for name in peaks:
+        method = getattr(checkpointing.Checkpointing, name)
+        monkeypatch.setattr(checkpointing.Checkpointing, name, measured(name, method))
+    tracemalloc.start()
+    try:
+        on = replace(config, epochs=2, resume="auto")
+        assert run(on, comm, dataset=clouds(), model=Several()).steps == 2
+    finally:
+        tracemalloc.stop()
+    largest = 8 * 400 * 400
+    assert peaks["save"] <= 0.3 * largest  # from where the arrays are
+    assert peaks["restore"] <= (1.3 if strategy == "parameter_server" else 0.3) * largest
+    sizes = [file.stat().st_size for file in (folder / "step-00000002").glob("*.arrays")]
+    assert sum(sizes) == 4 * 3 * largest
+    assert len(sizes) == (comm.size if strategy == "zero1" else 1)
