@@ -237,6 +237,21 @@ def test_what_cannot_be_measured_is_said(tmp_path, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+def test_evaluate_on_several_ranks_speaks_once(tmp_path, mpirun):
+    write_samples(tmp_path / "data.npz")
+    runs = tmp_path / "runs"
+    run(Config(dataset=str(tmp_path / "data.npz"), checkpoint=str(runs), **CONFIG))
+    words = ["-m", "mpicoll", "evaluate", runs, "--json"]
+    done = mpirun(3, *words)
+    assert done.status == 0, done.err
+    facts, alone = json.loads(done.out), evaluate(runs)
+    assert facts["loss"] == pytest.approx(alone.loss, rel=1e-12)
+    assert facts["accuracy"] == alone.accuracy
+    refused = mpirun(3, *words, "--set", "validation")
+    assert refused.status == 2 and refused.err.count("mpicoll: error:") == 1
+    assert "data set data has no validation set" in refused.err
+
+
 @pytest.mark.parametrize("command", ["evaluate", "generate", "export"])
 def test_a_run_without_a_checkpoint_is_said(tmp_path, capsys, command):
     more = {"generate": ["--prompt", "a"], "export": ["-o", "m.npz"]}.get(command, [])
