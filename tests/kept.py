@@ -54,7 +54,7 @@ def write_first_format(path, arrays, facts):
     path.mkdir(parents=True)
     np.savez(path / "arrays.npz", **whole)
     data = (path / "arrays.npz").read_bytes()
-    later = ("version", "files", "arrays", "manifest_sha256", "data", "model")
+    later = ("version", "files", "arrays", "manifest_sha256", "data set", "model")
     head = {"version": 1, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     own = {name: value for name, value in facts.items() if name not in later}
     (path / "manifest.json").write_text(json.dumps({**head, **own}, indent=1), encoding="utf-8")

@@ -32,7 +32,7 @@ class Checkpointing:
     def __init__(self, setup: Setup, training: Training) -> None:
         config, self._workers, self._training = setup.config, setup.workers, training
         self._config = config
-        self._about = {"data": setup.dataset.name, "model": specification.of(setup.model)}
+        self._made = {"data set": setup.dataset.name, "model": specification.of(setup.model)}
         self._folder = None if config.checkpoint is None else Path(config.checkpoint)
         self._lock: Lock | None = None
 
@@ -58,7 +58,7 @@ class Checkpointing:
         best = max((e.test_accuracy for e in history), default=0.0)
         facts |= {
             **self._fixed(),
-            **self._about,
+            **self._made,
             "epoch": epoch,
             "position": position,
             "history": [asdict(entry) for entry in history],

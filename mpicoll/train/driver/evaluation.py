@@ -112,10 +112,10 @@ def _loaded(workers: Workers, run: Path, best: bool) -> tuple[Path, Facts, Train
 def _data(path: Path, facts: Facts, trained: Trained, name: str | None) -> Dataset:
     """The data to measure on, of the type in which the parameters are kept."""
     config = facts["config"]
-    if name is None and name_of(config["dataset"]) != facts["data"]:
+    if name is None and name_of(config["dataset"]) != facts["data set"]:
         raise ValueError(
-            f"{path}: the run was given its data, {facts['data']}, in Python: name data to measure "
-            "on"
+            f"{path}: the run was given its data, {facts['data set']}, in Python: name data to "
+            "measure on"
         )
     dataset = load(name or config["dataset"], config["data"])
     return dataset.astype(next(iter(trained.parameters.values())).dtype)
