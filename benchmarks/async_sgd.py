@@ -59,7 +59,7 @@ def main() -> None:
                     raise
                 diverged = True  # what is not a number is taken for the first of ten classes
             if comm.rank == 0:
-                accuracy = [round(epoch.test_accuracy, 4) for epoch in seen]
+                accuracy = [round(epoch.test["accuracy"], 4) for epoch in seen]
                 accuracy += [0.1] * (options.epochs - len(accuracy))
                 facts = {"workers": comm.size - 1, "lr": lr, "push_rate": push_rate}
                 facts |= {"accuracy": accuracy, "diverged": diverged, "seed": options.seed}

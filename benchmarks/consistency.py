@@ -55,7 +55,7 @@ def main() -> None:
             result = run(config, comm, dataset=dataset)
             if comm.rank == 0:
                 facts = {"way": way, "seed": seed, "epochs": options.epochs}
-                facts["accuracy"] = [round(epoch.test_accuracy, 4) for epoch in result.history]
+                facts["accuracy"] = [round(epoch.test["accuracy"], 4) for epoch in result.history]
                 facts["seconds"] = round(sum(epoch.seconds for epoch in result.history), 1)
                 training.write("consistency", facts)
 

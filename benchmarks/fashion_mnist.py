@@ -69,7 +69,7 @@ def main() -> None:
             result = run(Config(**COMMON, **CASES[case], seed=seed), comm, dataset=dataset)
             seconds = time.perf_counter() - start
             last = result.history[-1]
-            found.append((last.test_accuracy, seconds))
+            found.append((last.test["accuracy"], seconds))
             if comm.rank == 0:
                 training.write(
                     "fashion_mnist",
@@ -78,7 +78,7 @@ def main() -> None:
                         "ranks": comm.size,
                         "seed": seed,
                         "epochs": last.number,
-                        "accuracy": last.test_accuracy,
+                        "accuracy": last.test["accuracy"],
                         "seconds": round(seconds, 1),
                         "seconds_of_steps": round(sum(e.seconds for e in result.history), 1),
                         "load_before": round(load, 1),

@@ -44,7 +44,7 @@ def measure(steps: int) -> dict[str, float]:
 
     import mpicoll
     from mpicoll.train import Config, data
-    from mpicoll.train.driver.loop import make_model
+    from mpicoll.train.driver.named import make_model
     from mpicoll.train.exchange import transfers
     from mpicoll.train.exchange.buckets import Exchange
     from mpicoll.train.models.flat import Flat

@@ -112,11 +112,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1 << 15)
     options = parser.parse_args()
     digits = data.load("digits")
-    whole: Array = digits.train_inputs[:]
+    whole: Array = digits.train_inputs[:].reshape(-1, digits.features)
     inputs = np.hstack([whole, np.ones((len(whole), 1))])
-    labels = digits.train_labels
+    labels: Array = digits.train_targets[:]
     # The theorem holds for any fixed point; this is the best one for the data.
-    point = best(inputs, labels, digits.classes)
+    point = best(inputs, labels, 10)
     for workers in (1, 4, 8):
         for bound in (0, 3, 7):
             marks, found, largest = regret(inputs, labels, point, workers, bound, options.steps)

@@ -75,10 +75,11 @@ ORDER = {
     ),
     "mpicoll.train": (
         "__init__ > driver > pytorch distributed > strategies > config > servers > exchange > "
-        "ranks > models > data > optimizers schedules > records threads history options registry"
+        "ranks > models > data > optimizers schedules history > records threads options registry"
     ),
     "mpicoll.train.data": (
-        "__init__ feeds > datasets > augment numpy_files labels > draws batch rows sampler"
+        "__init__ feeds > catalogue trigram > pictures text > own > datasets > "
+        "augment numpy_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire",
     "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",
@@ -89,8 +90,8 @@ ORDER = {
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > observers checkpointing data_servers trained > "
-        "board metrics checkpoints bits memory > "
-        "array_files failure_detector first_format parity predicted config_file"
+        "board metrics checkpoints bits memory measuring > "
+        "array_files failure_detector first_format parity predicted config_file named"
     ),
 }
 

@@ -237,7 +237,9 @@ def test_the_program_of_the_guide(mpirun, tmp_path):
     assert done.status == 0, done.err
 
 
-@pytest.mark.parametrize("name", ["lines.py", "trained.py", "own.py", "decoder.py", "update.py"])
+@pytest.mark.parametrize(
+    "name", ["lines.py", "trained.py", "own.py", "decoder.py", "update.py", "measure.py"]
+)
 def test_the_programs_of_training(name, mpirun, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where they keep their files
     path = tmp_path / name

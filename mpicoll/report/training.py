@@ -12,10 +12,12 @@ from mpicoll.report.figures import Figure
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train import history
+from mpicoll.train.data import PARTS
 from mpicoll.train.history import History
 
 #: Steps that are drawn, at most: of more, means of neighbours.
 _POINTS = 1000
+_SETS = {"train": "training set", "validation": "validation set", "test": "test set"}
 _PHASES = {
     "loading": "reading or awaiting samples",
     "compute": "computing",
@@ -39,7 +41,7 @@ def render(found: History) -> str:
     """The page as one string."""
     config = found.config
     title = f"Training {config['model']} on {config['dataset']}, {plural(found.ranks, 'rank')}"
-    plots = [("loss", _losses(found)), ("accuracy", _accuracies(found)), ("time", _times(found))]
+    plots = [("loss", _losses(found)), *_measures(found), ("time", _times(found))]
     body = [
         f"<h1>{escaped(title)}</h1>",
         f'<p class="faint">{escaped(_subtitle(found))}</p>',
@@ -79,8 +81,8 @@ def _key(found: History) -> str:
     group = -(-_most_steps(found) // _POINTS)
     means = f", each point a mean of {group} steps" if group > 1 else ""
     return (
-        f"Loss: of each step over its batch, before its update{means}; and over the whole training "
-        "set at the end of each epoch. Time: means of each rank's steps."
+        f"Loss: of each step over its batch, before its update{means}; and over the sets measured "
+        "at the end of each epoch. Time: means of each rank's steps."
     )
 
 
@@ -95,28 +97,54 @@ def _losses(found: History) -> Figure:
     figure = _figure("step", "loss")
     figure["data"] = [
         _line("batch", points, COLORS[5], "lines"),
-        _by_epoch(found, "loss", "training set", COLORS[0]),
+        *_by_part(found, "loss"),
     ]
     return figure
 
 
-def _accuracies(found: History) -> Figure:
-    figure = _figure("step", "share of samples classified correctly")
-    figure["data"] = [
-        _by_epoch(found, "train_accuracy", "training set", COLORS[0]),
-        _by_epoch(found, "test_accuracy", "test set", COLORS[1]),
+def _measures(found: History) -> list[tuple[str, Figure]]:
+    """A figure of each measure beside the loss."""
+    figures = []
+    for name in dict.fromkeys(name for _, name in _measured(found) if name != "loss"):
+        figure = _figure("step", name)
+        figure["data"] = _by_part(found, name)
+        figures.append((name, figure))
+    return figures
+
+
+def _measured(found: History) -> list[tuple[str, str]]:
+    """Sets and measures of which any epoch has a value."""
+    both = (
+        (part, name)
+        for part in PARTS
+        for epoch in found.epochs
+        for name, value in epoch[part].items()
+        if value is not None
+    )
+    return [*dict.fromkeys(both)]
+
+
+def _by_part(found: History, name: str) -> list[Figure]:
+    """A line for each set in which a measure was found."""
+    return [
+        _by_epoch(found, part, name, COLORS[PARTS.index(part)])
+        for part, other in _measured(found)
+        if other == name
     ]
-    return figure
 
 
-def _by_epoch(found: History, name: str, words: str, color: str) -> Figure:
+def _by_epoch(found: History, part: str, name: str, color: str) -> Figure:
     """A line through what was found at the end of each epoch, drawn at its last step."""
     last: dict[int, int] = {}
     for steps in found.steps.values():
         for step in steps:
             last[step["epoch"]] = max(last.get(step["epoch"], 0), step["number"])
-    points = [(last.get(epoch["number"], epoch["number"]), epoch[name]) for epoch in found.epochs]
-    return _line(words, points, color, "lines+markers")
+    points = [
+        (last.get(epoch["number"], epoch["number"]), epoch[part][name])
+        for epoch in found.epochs
+        if epoch[part].get(name) is not None
+    ]
+    return _line(_SETS[part], points, color, "lines+markers")
 
 
 def _times(found: History) -> Figure:
@@ -174,14 +202,15 @@ def _served(found: History) -> list[str]:
 
 
 def _epochs(found: History) -> str:
-    heads = [Head("epoch"), Head("loss"), Head("training accuracy"), Head("test accuracy")]
+    measured = _measured(found)
+    heads = [Head("epoch"), Head("loss of its steps")]
+    heads += [Head(f"{_SETS[part]}: {name}") for part, name in measured]
     heads += [Head("time", "s"), Head("communication", "%"), Head("skipped"), Head("straggler")]
     rows = [
         (
             str(epoch["number"]),
-            f"{epoch['loss']:.4f}",
-            f"{epoch['train_accuracy']:.4f}",
-            f"{epoch['test_accuracy']:.4f}",
+            _value(epoch["loss"]),
+            *(_value(epoch[part].get(name)) for part, name in measured),
             f"{epoch['seconds']:.2f}",
             f"{100 * epoch['communication']:.0f}",
             str(epoch["skipped"]),
@@ -190,6 +219,10 @@ def _epochs(found: History) -> str:
         for epoch in found.epochs
     ]
     return tables.grid(heads, rows)
+
+
+def _value(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def _line(name: str, points: list[tuple[int, float]], color: str, mode: str) -> Figure:

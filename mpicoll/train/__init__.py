@@ -4,13 +4,13 @@
     threads.limit_blas_threads()                    # before anything loads NumPy
 
     from mpicoll.train import Config, main, run
-    status = main(Config(model="mlp", hidden=(64,)), comm)      # trains, prints, compares
+    status = main(Config(model="mlp", hidden=(64,)), comm)      # trains, prints
     result = run(Config(epochs=5), comm)                        # Result: parameters, history
 
 `comm` is an `mpicoll.Intracomm`; `run(config)` without one trains in this process alone, without
-MPI. `main(config, comm, *, as_json=False, progress=None)` returns the exit status, the same on all
-ranks. Bring your own data and model with `run(config, comm, dataset=..., model=...)`. `load_model`
-takes a trained model out of a checkpoint.
+MPI. `main(config, comm, *, as_json=False, progress=None, compare=False)` returns the exit status,
+the same on all ranks. Bring your own data and model with `run(config, comm, dataset=...,
+model=...)`. `load_model` takes a trained model out of a checkpoint.
 
 Names are loaded when first used, so that importing this package (and `threads`) loads no NumPy.
 """

@@ -55,6 +55,10 @@ class Config(Options):
             ("average_every", 1),
             ("replicas", 0),
             ("data_servers", 0),
+            ("context", 1),
+            ("layers", 1),
+            ("width", 1),
+            ("heads", 1),
         ):
             _at_least(name, getattr(self, name), least)
         for name in _OPTIONAL_COUNTS:

@@ -14,6 +14,7 @@ import numpy as np
 
 from mpicoll.base import json_lines
 from mpicoll.base.json_lines import Record
+from mpicoll.train.records import upgraded
 
 
 @dataclass
@@ -85,6 +86,8 @@ def read(folder: Path) -> History:
 def _take(records: list[Record], rank: int, line: Record) -> None:
     """Keep a record, with the rank and with the run and the attempt that it is of."""
     record = {**line, **json_lines.stamp(line)._asdict(), "rank": rank}
+    if record["event"] == "epoch":
+        record = upgraded(record)
     for name in _KEYS[record["event"]]:
         record[name]
     records.append(record)

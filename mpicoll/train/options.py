@@ -17,13 +17,19 @@ class Options:
 
     dataset: str = option(
         "mnist5k",
-        "digits, mnist5k, fashion-mnist, an .npz file or a folder of .npy files.",
+        "digits, mnist5k, fashion-mnist, text, an .npz file or a folder of .npy files.",
         metavar="[DATASET]",
         argument=True,
     )
-    data: str | None = option(None, "Where the files of fashion-mnist are.", metavar="FOLDER")
-    """None: where the Debian package puts them."""
-    model: str = option("softmax", "softmax, mlp, or conv (a small convolutional net).")
+    data: str | None = option(
+        None, "Where fashion-mnist is; of text, a file to learn from.", metavar="PATH"
+    )
+    """None: where the Debian package puts the files of `fashion-mnist`; Python's own library as
+    `text`."""
+    context: int = option(128, "Bytes of a sample of text.")
+    model: str = option(
+        "softmax", "softmax, mlp, conv (a small convolutional net) or transformer (a decoder)."
+    )
     hidden: tuple[int, ...] = option(
         (64,), "Sizes of the hidden layers, as 128,64.", metavar="LIST"
     )
@@ -32,6 +38,9 @@ class Options:
         (16, 32), "Channels of the convolutions of conv, as 16,32.", metavar="LIST"
     )
     """Output channels, first to last."""
+    layers: int = option(2, "Of a transformer: attention and two dense layers each.")
+    width: int = option(128, "Of a transformer: of the vector of a token.")
+    heads: int = option(4, "Of a transformer: of each attention.")
     augment: str | None = option(None, "Of images: shift:N, flip or shift:N,flip.")
     """`shift:N` moves each image by up to N pixels, `flip` mirrors half of them, anew in each epoch
     (`mpicoll.train.data.augment`)."""
@@ -40,11 +49,18 @@ class Options:
     dropout: float = option(0.0, "Share of hidden values set to zero while training.")
     epochs: int = option(15, "Passes over the training set.")
     steps: int | None = option(None, "Stop after so many steps.")
-    target_loss: float | None = option(None, "Stop after an epoch with at most this training loss.")
-    target_accuracy: float | None = option(
-        None, "Stop after an epoch with at least this test accuracy."
+    target_loss: float | None = option(
+        None, "Stop after an epoch with at most this validation loss."
     )
-    """The share of the test set that is correct."""
+    """Of the test set, where there is no validation set."""
+    target_accuracy: float | None = option(
+        None, "Stop after an epoch with at least this validation accuracy."
+    )
+    """The share of the validation set that is correct; of the test set, where there is no other."""
+    evaluate_train: bool = option(
+        False, "Measure the whole training set after each epoch, too.", "--evaluate-train"
+    )
+    """It takes as long as a good part of the epoch."""
     batch: int = option(64, "Samples in a batch, of all ranks together.")
     """More than there are means all."""
     batch_per_rank: int | None = option(
@@ -141,7 +157,7 @@ class Options:
         None, "Steps between checkpoints; by default, one an epoch."
     )
     keep: int = option(2, "Checkpoints kept beside the best.")
-    """The best is that with the highest test accuracy."""
+    """The best is that with the lowest loss of the validation set, or else of the test set."""
     resume: str | None = option(
         None, "Go on from a checkpoint; auto: from the last, if any.", metavar="PATH"
     )

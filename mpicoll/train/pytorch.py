@@ -69,9 +69,11 @@ class TorchModel(PushingModel):
     statistics of batch normalisation, stays each rank's own, and PyTorch draws dropout by rank.
 
     Args:
-        module: Gives a score of each class, shape (samples, classes).
-        shape: Of a sample, for the module; None for that of the data, (features,).
-        loss: Loss of each sample from scores and labels, shape (samples,); None for cross entropy.
+        module: Gives what the loss is of: for cross entropy a score of each class, shape (samples,
+            classes).
+        shape: Of a sample, for the module; None for that of the data.
+        loss: Loss of each sample from outputs and targets, shape (samples,); None for cross
+            entropy.
 
     Raises:
         ValueError: As `arrays`.
@@ -106,8 +108,8 @@ class TorchModel(PushingModel):
         self._module.train()
         self._missing = dict.fromkeys(self._parameters)
         total = 0.0
-        if len(batch.labels):
-            losses = self._losses(batch.inputs, batch.labels)[0].sum() / batch.total
+        if len(batch.targets):
+            losses = self._losses(batch.inputs, batch.targets)[0].sum() / batch.total
             self._push = push
             try:
                 losses.backward()
@@ -118,21 +120,27 @@ class TorchModel(PushingModel):
             push(name, None)
         return total
 
-    def losses_and_scores(
-        self, parameters: Parameters, inputs: Array, labels: Array
+    def losses_and_outputs(
+        self, parameters: Parameters, inputs: Array, targets: Array
     ) -> tuple[Array, Array]:
         self._bind(parameters)
         self._module.eval()
         with torch.no_grad():
-            losses, scores = self._losses(inputs, labels)
-        return losses.numpy(), scores.numpy()
+            losses, outputs = self._losses(inputs, targets)
+        return losses.numpy(), outputs.numpy()
 
-    def _losses(self, inputs: Array, labels: Array) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.from_numpy(inputs).to(self._dtype)
+    def _losses(self, inputs: Array, targets: Array) -> tuple[torch.Tensor, torch.Tensor]:
+        values = self._tensor(inputs)
         if self._shape is not None:
             values = values.reshape(len(inputs), *self._shape)
-        scores = self._module(values)
-        return self._loss(scores, torch.from_numpy(labels).long()), scores
+        outputs = self._module(values)
+        return self._loss(outputs, self._tensor(targets)), outputs
+
+    def _tensor(self, values: Array) -> torch.Tensor:
+        """Class numbers and tokens are whole numbers of 64 bits, others of the module's type."""
+        if values.dtype.kind in "iu":
+            return torch.from_numpy(values.astype(np.int64))
+        return torch.from_numpy(values).to(self._dtype)
 
     def _bind(self, parameters: Parameters) -> None:
         """Let the module's parameters lie where those of the run are."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 
 from mpicoll.base.json_lines import Attempt
+
+#: Values by name.
+Measures = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,15 @@ class Step:
 class Epoch:
     """What was measured in one epoch. Equal on all ranks, except `seconds`.
 
+    Measures are by name: `loss`, the mean over a set, and those of the run, such as `accuracy`.
+
     Attributes:
         number: 1 for the first.
-        loss: Mean loss over the training set, with the parameters at the end of the epoch.
-        train_accuracy, test_accuracy: Share of samples classified correctly, at the end.
+        loss: Mean loss of the samples of the epoch, each before the update of its step; NaN where
+            no step was finite.
+        train: Measures of the training set at the end; empty unless they are asked for.
+        validation: Of the validation set; empty where there is none.
+        test: Of the test set, where there is no validation set.
         seconds: Time of the epoch's steps on this rank; measuring the rest comes on top.
         communication: Share of that time in which gradients travelled and none were computed,
             waiting included; mean of the ranks.
@@ -93,12 +103,27 @@ class Epoch:
 
     number: int
     loss: float
-    train_accuracy: float
-    test_accuracy: float
+    train: Measures
+    validation: Measures
+    test: Measures
     seconds: float
     communication: float
     skipped: int
     compute: tuple[float, ...]
+
+    @property
+    def held_out(self) -> Measures:
+        """Of the set that stop rules and the best checkpoint go by."""
+        return self.validation or self.test
+
+    @property
+    def judged(self) -> float | None:
+        """The loss that says which epoch is best: of the set held out, or while training.
+
+        None where that is not known, as of epochs that an older version has written down.
+        """
+        found = self.held_out.get("loss") if self.held_out else self.loss
+        return None if found is None or math.isnan(found) else found
 
     @property
     def straggler(self) -> int | None:
@@ -120,6 +145,8 @@ class Result:
         beginning: Where it began.
         stopped: Why it ended: `epochs`, `steps`, `target loss`, `target accuracy`, `asked` (by a
             callback) or `signal`.
+        test: Measures of the test set with the final parameters; empty where there is none, and
+            where a signal ended the run.
         communicated: Mean seconds a step in which this rank communicated, exposed or hidden.
         predicted: The same, by the fitted model; None where it says nothing of it.
     """
@@ -129,5 +156,19 @@ class Result:
     steps: int
     beginning: Beginning
     stopped: str
+    test: Measures = field(default_factory=dict)
     communicated: float = 0.0
     predicted: float | None = None
+
+
+def upgraded(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an `Epoch` in a file; also of one that had two accuracies in place of measures.
+
+    Its loss was that of the training set at the end of the epoch.
+    """
+    found = dict(epoch)
+    if "train_accuracy" in found and "test_accuracy" in found:
+        found["train"] = {"loss": found.get("loss"), "accuracy": found.pop("train_accuracy")}
+        found["validation"] = {}
+        found["test"] = {"accuracy": found.pop("test_accuracy")}
+    return found

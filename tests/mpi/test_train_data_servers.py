@@ -25,7 +25,7 @@ def pictures(samples=60):
     generator = np.random.default_rng(3)
     labels = np.arange(samples + 12) % 3
     inputs = generator.integers(0, 256, (samples + 12, 5, 4)) // (1 + labels[:, None, None])
-    rows = Rows([inputs[:20].astype(np.uint8), inputs[20:].astype(np.uint8)]).flattened()
+    rows = Rows([inputs[:20].astype(np.uint8), inputs[20:].astype(np.uint8)]).numbers()
     return Dataset(
         "pictures",
         3,
@@ -33,7 +33,6 @@ def pictures(samples=60):
         labels[: samples + 12],
         rows[samples:],
         labels[samples:],
-        (5, 4, 1),
     )
 
 

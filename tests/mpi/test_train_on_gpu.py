@@ -19,8 +19,8 @@ def blobs(image=False):
     random = np.random.default_rng(5)
     labels = np.arange(96) % 3
     inputs = random.standard_normal((96, 16)) + labels[:, None]
-    shape = (4, 4, 1) if image else ()
-    return Dataset("clouds", 3, inputs[:72], labels[:72], inputs[72:], labels[72:], shape)
+    inputs = inputs.reshape(-1, 4, 4) if image else inputs
+    return Dataset("clouds", 3, inputs[:72], labels[:72], inputs[72:], labels[72:])
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def worst(ours, reference):
 
 def tensors():
     data = clouds()
-    return torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_labels)
+    return torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_targets)
 
 
 def alone(steps, optimizer_of, batch=8):
@@ -53,6 +53,7 @@ def adam(parameters):
 
 def test_the_loop_trains_a_module(comm):
     config = Config(optimizer="adam", lr=0.01, batch=8, epochs=1, bucket=200, check_every=1)
+    config = replace(config, evaluate_train=True)
     net = module(comm.rank)
     before = dict(net.named_parameters())
     result = run(config, comm, dataset=clouds(), model=TorchModel(net))
@@ -63,7 +64,7 @@ def test_the_loop_trains_a_module(comm):
     assert all(np.shares_memory(arrays(net)[n], result.parameters[n]) for n in before)
     with torch.no_grad():
         losses = torch.nn.functional.cross_entropy(net(tensors()[0]), tensors()[1])
-    assert result.history[0].loss == pytest.approx(float(losses), rel=1e-12)
+    assert result.history[0].train["loss"] == pytest.approx(float(losses), rel=1e-12)
 
 
 def test_a_module_as_a_model_accumulates_and_takes_no_samples(comm):

@@ -96,9 +96,9 @@ class Wide:
         return {"w": np.zeros(100_000)}
 
     def loss_and_gradients(self, parameters, batch):
-        return 0.0, {"w": np.full(100_000, len(batch.labels) / batch.total)}
+        return 0.0, {"w": np.full(100_000, len(batch.targets) / batch.total)}
 
-    def losses_and_scores(self, parameters, inputs, labels):
+    def losses_and_outputs(self, parameters, inputs, labels):
         return np.zeros(len(labels)), np.zeros((len(labels), 4))
 
 

@@ -56,7 +56,7 @@ def test_bsp_is_one_process(comm, placement, changes):
     ours, reference = run(config, comm, dataset=clouds()), alone(config, comm)
     assert ours.steps == reference.steps
     assert max(parity.differences(ours.parameters, reference.parameters).values()) <= 1e-12
-    assert ours.history[-1].test_accuracy == reference.history[-1].test_accuracy
+    assert ours.history[-1].test["accuracy"] == reference.history[-1].test["accuracy"]
 
 
 def traces(folder, comm):
@@ -239,10 +239,10 @@ def test_a_signal_to_any_rank_stops_all_at_one_clock(
     mine = comm.rank == (0 if where == "first" else comm.size - 1)
 
     class Signalled(MLP):
-        def losses_and_scores(self, *arguments):  # after the first epoch, of all ranks
+        def losses_and_outputs(self, *arguments):  # after the first epoch, of all ranks
             if mine:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return super().losses_and_scores(*arguments)
+            return super().losses_and_outputs(*arguments)
 
     stopped = run(config, comm, dataset=clouds(), model=Signalled((12, 4)))
     assert stopped.stopped == "signal"

@@ -12,7 +12,7 @@ import pytest
 
 from mpicoll.cli import main
 from mpicoll.train import MLP, Config, TrainingError, data, run
-from mpicoll.train.data import Dataset, datasets
+from mpicoll.train.data import Dataset, catalogue, pictures
 from mpicoll.train.data.rows import Rows
 from mpicoll.train.driver import config_file, memory
 from mpicoll.train.models.flat import Flat
@@ -39,9 +39,9 @@ def fashion(tmp_path):
 
 def test_idx_files_are_read_compressed_or_not(fashion):
     found = data.load("fashion-mnist", str(fashion))
-    assert found.train_inputs.shape == (40, 784) and found.test_inputs.shape == (10, 784)
+    assert found.train_inputs.shape == (40, 28, 28) and len(found.test_inputs) == 10
     assert (found.classes, found.image) == (10, (28, 28, 1))
-    assert found.train_inputs[0, 0] == 1 and found.train_inputs.dtype == np.float32
+    assert found.train_inputs[0, 0, 0] == 1 and found.train_inputs.dtype == np.float32
 
 
 def test_a_missing_idx_file_names_the_remedy(tmp_path):
@@ -73,9 +73,9 @@ def test_digits_are_the_file_of_scikit_learn(monkeypatch, tmp_path):
     table[:, 5], table[:, -1] = 16, np.arange(1797) % 10
     path = tmp_path / "digits.csv.gz"
     np.savetxt(path, table, delimiter=",")
-    monkeypatch.setattr(datasets, "_file_of", lambda *_: path)
+    monkeypatch.setattr(pictures, "_file_of", lambda *_: path)
     found = data.load("digits")
-    assert len(found.train_labels) + len(found.test_labels) == 1797
+    assert len(found.train_targets) + len(found.test_targets) == 1797
     assert found.image == (8, 8, 1) and found.train_inputs.max() == 1
     np.savetxt(path, table[:5], delimiter=",")
     with pytest.raises(ValueError, match="holds 5 rows, not 1797"):
@@ -92,19 +92,19 @@ def test_an_npz_file_with_parts(tmp_path):
     np.savez(tmp_path / "own.npz", **arrays)
     found = data.load(str(tmp_path / "own.npz"))
     assert (found.name, found.classes, found.image) == ("own", 3, (2, 3, 1))
-    assert found.train_inputs.tolist() == [[1.0] * 6] * 6
+    assert np.array_equal(found.train_inputs, np.ones((6, 2, 3)))
 
 
 def test_an_npz_file_without_a_split(tmp_path):
     np.savez(tmp_path / "own.npz", inputs=np.arange(20.0).reshape(10, 2), labels=np.arange(10) % 2)
     found = data.load(str(tmp_path / "own.npz"))
-    assert (len(found.train_labels), len(found.test_labels), found.shape) == (8, 2, ())
+    assert (len(found.train_targets), len(found.test_targets), found.shape) == (8, 2, (2,))
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"inputs": np.ones((3, 2))}, "has no train_inputs, train_labels"),
+        ({"inputs": np.ones((3, 2))}, "own has no labels: give train_inputs and train_labels"),
         ({"inputs": np.ones((7, 2)), "labels": np.zeros(6, int)}, "7 inputs and 6 labels"),
         ({"inputs": np.ones((5, 2)), "labels": np.array([0, 0, 0, 0, -1])}, "label -1 is not in"),
     ],
@@ -180,7 +180,7 @@ def test_shards_are_mapped_and_train_as_arrays_do(tmp_path):
     ours, reference = run(config), run(config, dataset=arrays)
     for name, array in reference.parameters.items():
         assert np.array_equal(ours.parameters[name], array)
-    assert ours.history[-1].test_accuracy == reference.history[-1].test_accuracy
+    assert ours.history[-1].test["accuracy"] == reference.history[-1].test["accuracy"]
 
 
 def test_many_parts_are_in_the_order_of_their_numbers(tmp_path):
@@ -193,7 +193,7 @@ def test_many_parts_are_in_the_order_of_their_numbers(tmp_path):
     np.savez(tmp_path / "one.npz", inputs=inputs, labels=labels)
     whole = data.load(str(tmp_path / "one.npz"))
     assert np.array_equal(found.train_inputs[:], whole.train_inputs)
-    assert np.array_equal(found.test_labels, whole.test_labels)
+    assert np.array_equal(found.test_targets, whole.test_targets)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,10 @@ def test_lengths_of_parts_are_compared(tmp_path):
     ("labels", "message"),
     [
         (np.eye(3, dtype=int)[np.arange(30) % 3], r"own: labels have shape \(30, 3\), as one-hot"),
-        (np.array(["cat", "dog", "eel"] * 10), "own: labels .* dtype <U3: give one whole number"),
+        (
+            np.array(["cat", "dog", "eel"] * 10),
+            "own: labels .* dtype <U3: give whole numbers, those",
+        ),
         (
             np.arange(30) % 3 + 10**12,
             "own: label 1000000000002 is larger than the limit of 1",
@@ -253,8 +256,8 @@ def test_labels_that_are_no_classes_are_refused(tmp_path, labels, message, split
 
 
 def test_rows_are_converted_as_they_are_read():
-    rows = Rows([np.full((2, 2, 2), 51, np.uint8)]).flattened().astype("float32")
-    assert rows[:].dtype == np.float32 and rows.shape == (2, 4)
+    rows = Rows([np.full((2, 2, 2), 51, np.uint8)]).numbers().astype("float32")
+    assert rows[:].dtype == np.float32 and rows.shape == (2, 2, 2)
     np.testing.assert_allclose(rows[np.array([1])], 0.2, rtol=1e-6)
 
 
@@ -421,11 +424,11 @@ def test_data_that_cannot_fit_are_not_read(monkeypatch, tmp_path):
 
 
 def test_what_reading_takes_is_known_from_the_heads_of_files(tmp_path):
-    assert datasets.read_inputs("fashion-mnist") == [(70_000 * 784, np.uint8)]
+    assert catalogue.read_inputs("fashion-mnist") == [(70_000 * 784, np.uint8)]
     shards(tmp_path)
-    assert datasets.read_inputs(str(tmp_path)) == []  # mapped
-    np.save(tmp_path / "inputs-1.npy", np.zeros((3, 5), np.float32))
-    assert datasets.read_inputs(str(tmp_path)) == [(15, np.float32)]
+    assert catalogue.read_inputs(str(tmp_path)) == []  # mapped
+    np.savez(tmp_path / "own.npz", inputs=np.zeros((3, 5), np.float32))
+    assert catalogue.read_inputs(str(tmp_path / "own.npz")) == [(15, np.float32)]
     (tmp_path / "damaged.npz").write_bytes(b"PK")
-    assert datasets.read_inputs(str(tmp_path / "damaged.npz")) == []
-    assert datasets.read_inputs(str(tmp_path / "none.npz")) == []
+    assert catalogue.read_inputs(str(tmp_path / "damaged.npz")) == []
+    assert catalogue.read_inputs(str(tmp_path / "none.npz")) == []

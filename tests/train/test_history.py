@@ -214,7 +214,8 @@ def test_a_page_has_the_names_of_what_a_program_brings(tmp_path):
     text = training.render(found)
     assert "Training Own on my clouds, 1 rank" in text and "Plain with lr 0.05" in text
     assert "mnist5k" not in text and "softmax" not in text
-    absent = {"data", "hidden", "channels", "dropout", "momentum", "weight_decay"}
+    absent = {"data", "context", "hidden", "channels", "layers", "width", "heads", "dropout"}
+    absent |= {"momentum", "weight_decay"}
     assert set(found.config) == {field.name for field in fields(Config)} - absent
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpicoll.train import Config, Dataset, TrainingError, run, threads
-from mpicoll.train.data.datasets import load_mnist5k
+from mpicoll.train.data.pictures import load_mnist5k
 from mpicoll.train.data.sampler import Sampler
 from mpicoll.train.driver import parity
 from mpicoll.train.exchange import transfers
@@ -31,12 +31,12 @@ def blobs(samples=120, classes=3, features=4, seed=0):
 def test_it_learns(model, dtype):
     history = run(Config(model=model, dtype=dtype, batch=16), dataset=blobs()).history
     assert history[-1].loss < 0.5 * history[0].loss
-    assert history[-1].test_accuracy > 0.9
+    assert history[-1].test["accuracy"] > 0.9
 
 
 def test_softmax_regression_reads_digits():
     history = run(Config(epochs=5), dataset=load_mnist5k()).history
-    assert history[-1].test_accuracy > 0.88
+    assert history[-1].test["accuracy"] > 0.88
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -48,7 +48,7 @@ def test_steps_are_those_of_sgd(momentum):
     velocity = {name: np.zeros_like(array) for name, array in weights.items()}
     for epoch in (1, 2):
         for samples in Sampler(60, 16, config.seed).batches(epoch):
-            batch = Batch(data.train_inputs[samples], data.train_labels[samples], len(samples))
+            batch = Batch(data.train_inputs[samples], data.train_targets[samples], len(samples))
             for name, gradient in model.loss_and_gradients(weights, batch)[1].items():
                 velocity[name] = momentum * velocity[name] + gradient
                 weights[name] = weights[name] - 0.1 * velocity[name]
@@ -65,14 +65,14 @@ def test_a_run_repeats_to_the_bit_and_another_seed_does_not():
 
 def test_accuracy_and_loss_are_exact_over_the_sets():
     data = blobs()
-    result = run(Config(epochs=1), dataset=data)
+    result = run(Config(epochs=1, evaluate_train=True), dataset=data)
     model = MLP((4, 3))
-    losses, scores = model.losses_and_scores(
-        result.parameters, data.train_inputs, data.train_labels
+    losses, scores = model.losses_and_outputs(
+        result.parameters, data.train_inputs, data.train_targets
     )
     epoch = result.history[0]
-    assert epoch.loss == pytest.approx(losses.mean(), rel=1e-14)
-    assert epoch.train_accuracy == np.mean(scores.argmax(axis=1) == data.train_labels)
+    assert epoch.train["loss"] == pytest.approx(losses.mean(), rel=1e-14)
+    assert epoch.train["accuracy"] == np.mean(scores.argmax(axis=1) == data.train_targets)
 
 
 def test_a_batch_larger_than_the_set_is_the_full_batch():
@@ -102,7 +102,7 @@ class Broken:
         self._change = change
         self._model = MLP((4, 3))
         self.initial_parameters = self._model.initial_parameters
-        self.losses_and_scores = self._model.losses_and_scores
+        self.losses_and_outputs = self._model.losses_and_outputs
 
     def loss_and_gradients(self, parameters, batch):
         loss, gradients = self._model.loss_and_gradients(parameters, batch)
@@ -166,7 +166,7 @@ def test_accumulation_is_the_larger_batch():
 def test_clipping_scales_the_whole_gradient():
     data, model = blobs(), MLP((4, 3))
     weights = model.initial_parameters(0)
-    batch = Batch(data.train_inputs, data.train_labels, 60)
+    batch = Batch(data.train_inputs, data.train_targets, 60)
     _, gradients = model.loss_and_gradients(weights, batch)
     norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
     config = Config(optimizer="sgd", batch=60, epochs=1, lr=0.1, clip=norm / 5)
@@ -233,7 +233,7 @@ def test_a_gradient_that_comes_twice_or_not_at_all_is_refused():
 
 def test_the_small_convolutional_net_learns_digits():
     config = Config(model="conv", channels=(4,), hidden=(16,), batch=32, dtype="float32", steps=100)
-    assert run(config, dataset=load_mnist5k()).history[-1].test_accuracy > 0.75
+    assert run(config, dataset=load_mnist5k()).history[-1].test["accuracy"] > 0.75
 
 
 def test_a_convolutional_net_wants_images():
@@ -252,7 +252,7 @@ def test_alone_does_what_the_ranks_do():
     ("changes", "message"),
     [
         ({"dataset": "mnist"}, "unknown dataset 'mnist': known are digits, mnist5k, fashion-mnist"),
-        ({"model": "cnn"}, "unknown model 'cnn': known are softmax, mlp, conv"),
+        ({"model": "cnn"}, "unknown model 'cnn': known are softmax, mlp, conv, transformer"),
         ({"dtype": "int8"}, "unknown dtype 'int8': known are float64, float32, float16"),
         ({"model": "conv", "channels": ()}, "at least one convolution"),
         ({"channels": (0,)}, "number of channels is 0"),

@@ -39,7 +39,7 @@ def test_parts_of_a_batch_add_up_to_the_batch(sizes, cut):
     parameters = model.initial_parameters(0)
     loss, gradients = model.loss_and_gradients(parameters, whole)
     parts = [
-        model.loss_and_gradients(parameters, Batch(whole.inputs[s], whole.labels[s], 6))
+        model.loss_and_gradients(parameters, Batch(whole.inputs[s], whole.targets[s], 6))
         for s in (slice(cut), slice(cut, None))
     ]
     assert sum(part[0] for part in parts) == pytest.approx(loss, rel=1e-14)
@@ -60,13 +60,13 @@ def test_no_samples_give_zeros():
     )
 
 
-def test_losses_and_scores_are_those_of_the_training_loss():
+def test_losses_and_outputs_are_those_of_the_training_loss():
     model, batch = MLP((5, 4, 3)), make_batch()
     parameters = model.initial_parameters(0)
-    losses, scores = model.losses_and_scores(parameters, batch.inputs, batch.labels)
+    losses, scores = model.losses_and_outputs(parameters, batch.inputs, batch.targets)
     assert losses.mean() == pytest.approx(model.loss_and_gradients(parameters, batch)[0])
     probabilities = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(losses, -np.log(probabilities[np.arange(6), batch.labels]))
+    np.testing.assert_allclose(losses, -np.log(probabilities[np.arange(6), batch.targets]))
 
 
 def test_large_scores_do_not_overflow():
@@ -90,7 +90,7 @@ def test_initial_parameters_come_from_the_seed(dtype):
 
 def test_float32_stays_float32():
     model, batch = MLP((5, 4, 3), "float32"), make_batch()
-    narrow = Batch(batch.inputs.astype("float32"), batch.labels, batch.total)
+    narrow = Batch(batch.inputs.astype("float32"), batch.targets, batch.total)
     _, gradients = model.loss_and_gradients(model.initial_parameters(0), narrow)
     assert {gradient.dtype for gradient in gradients.values()} == {np.dtype("float32")}
 

@@ -71,7 +71,7 @@ def test_no_samples_give_zeros(name):
     model, batch = MODELS[name]
     parameters = model.initial_parameters(0)
     loss, gradients = model.loss_and_gradients(
-        parameters, Batch(batch.inputs[:0], batch.labels[:0], 4)
+        parameters, Batch(batch.inputs[:0], batch.targets[:0], 4)
     )
     assert loss == 0
     for key, array in parameters.items():
@@ -84,7 +84,7 @@ def test_parts_of_a_batch_add_up_to_the_batch():
     parameters = model.initial_parameters(0)
     loss, gradients = model.loss_and_gradients(parameters, whole)
     parts = [
-        model.loss_and_gradients(parameters, Batch(whole.inputs[s], whole.labels[s], 5))
+        model.loss_and_gradients(parameters, Batch(whole.inputs[s], whole.targets[s], 5))
         for s in (slice(1), slice(1, None))
     ]
     assert sum(part[0] for part in parts) == pytest.approx(loss, rel=1e-14)
@@ -96,10 +96,10 @@ def test_parts_of_a_batch_add_up_to_the_batch():
 def test_a_place_does_not_see_what_comes_after_it():
     model, batch = MODELS["decoder"][0], texts()
     parameters = model.initial_parameters(0)
-    _, before = model.losses_and_scores(parameters, batch.inputs, batch.labels)
+    _, before = model.losses_and_outputs(parameters, batch.inputs, batch.targets)
     changed = batch.inputs.copy()
     changed[:, 2] = (changed[:, 2] + 1) % 5
-    _, after = model.losses_and_scores(parameters, changed, batch.labels)
+    _, after = model.losses_and_outputs(parameters, changed, batch.targets)
     np.testing.assert_array_equal(before[:, :2], after[:, :2])
     assert (before[:, 2:] != after[:, 2:]).all()
 

@@ -63,7 +63,7 @@ def decoder(tmp_path_factory):
     ids=["softmax", "mlp", "conv", "float16"],
 )
 def test_a_model_by_name_is_the_one_that_was_trained(tmp_path, changes):
-    data = clouds()
+    data = clouds(shape=(3, 4)) if changes["model"] == "conv" else clouds()
     result = run(Config(**{**CONFIG, **changes}, checkpoint=str(tmp_path)), dataset=data)
     model, parameters, buffers = load_model(tmp_path)
     assert buffers == {}
@@ -71,9 +71,9 @@ def test_a_model_by_name_is_the_one_that_was_trained(tmp_path, changes):
     for name, array in result.parameters.items():
         assert np.array_equal(parameters[name], array) and parameters[name].dtype == array.dtype
     inputs = data.test_inputs.astype(model.dtype)
-    _, scores = model.losses_and_scores(parameters, inputs, data.test_labels)
-    accuracy = (scores.argmax(axis=1) == data.test_labels).mean()
-    wanted = result.history[-1].test_accuracy
+    _, scores = model.losses_and_outputs(parameters, inputs, data.test_targets)
+    accuracy = (scores.argmax(axis=1) == data.test_targets).mean()
+    wanted = result.test["accuracy"]
     assert accuracy == wanted if model.dtype != "float16" else abs(accuracy - wanted) < 0.1
 
 
@@ -82,8 +82,8 @@ def test_the_best_is_taken_where_it_is_asked_for(tmp_path):
         Config(**{**CONFIG, "epochs": 4, "lr": 3.0}, checkpoint=str(tmp_path), keep=1),
         dataset=clouds(),
     )
-    accuracies = [epoch.test_accuracy for epoch in result.history]
-    best = max(range(4), key=lambda k: (accuracies[k], k))
+    losses = [epoch.judged for epoch in result.history]
+    best = min(range(4), key=lambda k: (losses[k], -k))
     assert checkpoints.find(tmp_path, best=True).name == f"step-{11 * (best + 1):08}"
     found = load_model(tmp_path, best=True).parameters
     last = load_model(tmp_path).parameters
@@ -136,7 +136,7 @@ class Line:
     def loss_and_gradients(self, parameters, batch):
         return 0.0, {"w": np.zeros((12, 4))}
 
-    def losses_and_scores(self, parameters, inputs, labels):
+    def losses_and_outputs(self, parameters, inputs, labels):
         return np.zeros(len(labels)), inputs @ parameters["w"]
 
 
@@ -207,20 +207,25 @@ def test_evaluate_measures_what_the_run_has_measured(tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "runs")]) == 0
     path = tmp_path / "runs" / "step-00000048"
     found = evaluate(path)
-    assert found.accuracy == result.history[-1].test_accuracy
+    assert found.measures["accuracy"] == result.test["accuracy"]
     assert capsys.readouterr().out == (
         f"{path}: step 48, epoch 2\n"
-        f"test set of data, 60 samples: loss {found.loss:.4f}, accuracy {found.accuracy:.4f}\n"
+        "test set of data, 60 samples: "
+        "loss {loss:.4f}, accuracy {accuracy:.4f}\n".format(**found.measures)
     )
     assert main(["evaluate", str(path), "--json", "--data", str(tmp_path / "data.npz")]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["loss"], facts["checkpoint"], facts["part"]) == (found.loss, str(path), "test")
+    assert (facts["measures"]["loss"], facts["checkpoint"], facts["part"]) == (
+        found.measures["loss"],
+        str(path),
+        "test",
+    )
     with np.load(tmp_path / "data.npz") as file:
         inputs, labels = file["test_inputs"], file["test_labels"]
     model, parameters, _ = load_model(path)
-    losses, scores = model.losses_and_scores(parameters, inputs, labels)
-    assert found.loss == pytest.approx(losses.mean(), rel=1e-12)
-    assert found.accuracy == (scores.argmax(axis=1) == labels).mean()
+    losses, scores = model.losses_and_outputs(parameters, inputs, labels)
+    assert found.measures["loss"] == pytest.approx(losses.mean(), rel=1e-12)
+    assert found.measures["accuracy"] == (scores.argmax(axis=1) == labels).mean()
 
 
 @pytest.mark.parametrize(
@@ -245,8 +250,8 @@ def test_evaluate_on_several_ranks_speaks_once(tmp_path, mpirun):
     done = mpirun(3, *words)
     assert done.status == 0, done.err
     facts, alone = json.loads(done.out), evaluate(runs)
-    assert facts["loss"] == pytest.approx(alone.loss, rel=1e-12)
-    assert facts["accuracy"] == alone.accuracy
+    assert facts["measures"]["loss"] == pytest.approx(alone.measures["loss"], rel=1e-12)
+    assert facts["measures"]["accuracy"] == alone.measures["accuracy"]
     refused = mpirun(3, *words, "--set", "validation")
     assert refused.status == 2 and refused.err.count("mpicoll: error:") == 1
     assert "data set data has no validation set" in refused.err
@@ -258,6 +263,29 @@ def test_a_run_without_a_checkpoint_is_said(tmp_path, capsys, command):
     assert main([command, str(tmp_path), *more]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "holds no checkpoint: give a folder in which" in error
+
+
+def test_a_model_of_text_is_measured_and_goes_on(tmp_path, capsys):
+    (tmp_path / "text").write_bytes(TEXT * 20)
+    runs = tmp_path / "runs"
+    size = {"context": 9, "width": 16, "layers": 1, "heads": 2}
+    config = {"model": "transformer", "optimizer": "adam", "lr": 0.01, "epochs": 3, **size}
+    result = run(
+        Config(dataset="text", data=str(tmp_path / "text"), checkpoint=str(runs), **config)
+    )
+    assert evaluate(runs).measures == pytest.approx(result.test)
+    judged = result.history[-1].validation
+    assert evaluate(runs, part="validation").measures == pytest.approx(judged)
+    (tmp_path / "other").write_bytes(TEXT[::-1] * 20)
+    other = evaluate(runs, data=str(tmp_path / "other"))
+    assert other.measures["loss"] > 2 * result.test["loss"]
+    assert (
+        main(["generate", str(runs), "--prompt", "fgh", "--tokens", "9", "--temperature", "0"]) == 0
+    )
+    assert capsys.readouterr().out == "fghabcdefgha\n"
+    (tmp_path / "text").write_bytes(TEXT * 21)
+    with pytest.raises(TrainingError, match="the run's data were text, 4,800 bytes, and here they"):
+        evaluate(runs)
 
 
 # --- generating -----------------------------------------------------------------------------------
@@ -284,7 +312,7 @@ def test_what_is_drawn_is_of_the_seed_and_the_temperature(decoder, capsys):
 def test_tokens_are_drawn_by_their_shares(decoder):
     model, parameters, _ = load_model(decoder)
     window = np.array([list(b"abc")])
-    scores = model.losses_and_scores(parameters, window, window)[1][0, -1].astype(float) / 3
+    scores = model.losses_and_outputs(parameters, window, window)[1][0, -1].astype(float) / 3
     shares = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
     drawn = [next(generate(model, parameters, b"abc", 1, 3.0, seed)) for seed in range(2000)]
     counts = np.bincount(drawn, minlength=256) / 2000

@@ -46,9 +46,7 @@ def command(
     if json:
         output.facts(asdict(found))
         return 0
-    measures = f"loss {found.loss:.4f}"
-    if found.accuracy is not None:
-        measures += f", accuracy {found.accuracy:.4f}"
+    measures = ", ".join(f"{name} {value:.4f}" for name, value in found.measures.items())
     output.text(
         f"{found.checkpoint}: step {found.step}, epoch {found.epoch}\n"
         f"{part} set of {found.data}, {found.samples:,} samples: {measures}"

@@ -15,7 +15,7 @@ from mpicoll.train.options import Options
 
 @from_fields(Options)
 def command(
-    context: typer.Context,
+    invocation: typer.Context,
     config: Annotated[
         Path | None,
         typer.Option(help="A TOML or YAML file; keys are these options, with _ for -."),
@@ -24,7 +24,7 @@ def command(
     compare: Annotated[
         bool,
         typer.Option("--compare/--no-compare", help="Train again in one process and compare."),
-    ] = True,
+    ] = False,
     progress: Annotated[
         bool | None,
         typer.Option("--progress/--no-progress", help="A bar; by default on a terminal only."),
@@ -32,11 +32,12 @@ def command(
     json: Json = False,
     **_: Any,
 ) -> int:
-    """Train a model on all ranks and compare its weights with those of a single process.
+    """Train a model on all ranks.
 
     Gradients of the ranks' shares of each batch are summed by all-reduce, so the result is that of
-    one process but for rounding. The exit status is 1 if it differs by more. SIGTERM or SIGUSR1 on
-    any rank lets all write a checkpoint and leave with status 75; `--resume auto` goes on.
+    one process but for rounding. With --compare the exit status is 1 if it differs by more.
+    SIGTERM or SIGUSR1 on any rank lets all write a checkpoint and leave with status 75; `--resume
+    auto` goes on.
     """
     from mpicoll.train import threads
 
@@ -45,22 +46,22 @@ def command(
     from mpicoll.train import Config, main
 
     with usage():
-        chosen = Config(**_given(context, config))
+        chosen = Config(**_given(invocation, config))
     if chosen.device == "gpu":
         session.use_gpu()
     return main(chosen, session.communicator(), as_json=json, progress=progress, compare=compare)
 
 
-def _given(context: typer.Context, path: Path | None) -> dict[str, Any]:
+def _given(invocation: typer.Context, path: Path | None) -> dict[str, Any]:
     """What the file says, and over it what the command line says."""
     from mpicoll.train.driver import config_file
 
     with reading():
         values = {} if path is None else config_file.read(path)
     for name in config_file.KEYS:
-        source = context.get_parameter_source(name)
+        source = invocation.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            values[name] = context.params[name]
+            values[name] = invocation.params[name]
     for name in ("hidden", "channels"):
         if isinstance(values.get(name), str):
             values[name] = _sizes(f"--{name}", values[name])

@@ -41,7 +41,7 @@ class Augmentation:
         """Changed copies of images.
 
         Args:
-            inputs: Shape (samples, features).
+            inputs: Shape (samples, ...), each of as many values as an image.
             image: Height, width and channels.
             seed: Of the run.
             epoch: Number of the epoch.

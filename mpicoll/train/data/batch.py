@@ -15,7 +15,7 @@ class Batch:
 
     Attributes:
         inputs: Shape (samples, ...).
-        labels: Shape (samples,), integers.
+        targets: Shape (samples, ...): what the outputs are to be; class numbers are integers.
         total: What sums over samples are divided by: the samples in the global batch, of all ranks
             together (less where the loss is scaled for a narrow type).
         samples: Shape (samples,), the index of each in the training set.
@@ -24,7 +24,7 @@ class Batch:
     """
 
     inputs: NDArray[Any]
-    labels: NDArray[Any]
+    targets: NDArray[Any]
     total: float
     samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     epoch: int = 1

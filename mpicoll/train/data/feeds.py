@@ -25,8 +25,8 @@ class Reading(Feed):
         self._image = (0, 0, 0) if self._augmentation is None else dataset.image
 
     def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
-        rows = library_of(self._dataset.train_labels).asarray(samples)
+        rows = library_of(self._dataset.train_targets).asarray(samples)
         inputs = self._dataset.train_inputs[rows]
         if self._augmentation is not None:
             inputs = self._augmentation.apply(inputs, self._image, self._seed, epoch, samples)
-        return inputs, self._dataset.train_labels[rows]
+        return inputs, self._dataset.train_targets[rows]

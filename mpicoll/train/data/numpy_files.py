@@ -20,10 +20,19 @@ T = TypeVar("T")
 
 #: Number of values of an array, and their type.
 Head = tuple[int, np.dtype[Any]]
+#: Bytes from which on an array stays in its file.
+_MAPPED = 1 << 24
+#: What reads the head of an array, by the version of its format.
+_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Arrays by name; of a folder, those whose names end with `inputs` as `Rows` that stay on disk.
+    """Arrays by name; those of 16 MB and more, unless they are compressed, as `Rows` of the file.
+
+    In a folder that holds for all whose names end with `inputs`.
 
     Raises:
         FileNotFoundError: There is no such path.
@@ -38,29 +47,56 @@ def read(path: Path) -> dict[str, Any]:
         with _arrays_in(path, "numpy.savez"):
             if not zipfile.is_zipfile(path):
                 raise ValueError("no zip file")
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
+            with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
+                mapped = {name: _mapped(path, archive, f"{name}.npy") for name in file.files}
+                return {
+                    name: file[name] if found is None else Rows([found])
+                    for name, found in mapped.items()
+                }
     maps = {
         name: {number: _map(part) for number, part in parts.items()}
         for name, parts in _parts(path).items()
     }
     _check_lengths(path, maps)
     return {
-        name: Rows([*parts.values()]) if name.endswith("inputs") else _joined(path, name, parts)
+        name: Rows([*parts.values()])
+        if name.endswith("inputs") or sum(part.nbytes for part in parts.values()) >= _MAPPED
+        else _joined(path, name, parts)
         for name, parts in maps.items()
     }
 
 
 def heads(path: Path, wanted: Collection[str]) -> list[Head]:
-    """What the heads of files say of some arrays; nothing where they cannot be read."""
-    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
-        if path.is_dir():
-            maps = [_map(part) for name in wanted for part in _parts(path).get(name, {}).values()]
-            return [(array.size, array.dtype) for array in maps]
-        with zipfile.ZipFile(path) as archive:
-            there = set(archive.namelist())
-            return [_head(archive, f"{name}.npy") for name in wanted if f"{name}.npy" in there]
+    """What an .npz file says of those of some arrays that `read` holds in memory.
+
+    Nothing where it cannot be read, and nothing of a folder.
+    """
+    errors = OSError, ValueError, KeyError, zipfile.BadZipFile
+    with suppress(*errors), zipfile.ZipFile(path) as archive:
+        there = {info.filename: info for info in archive.infolist()}
+        found = [there[f"{name}.npy"] for name in wanted if f"{name}.npy" in there]
+        return [_head(archive, info.filename) for info in found if not _is_mapped(info)]
     return []
+
+
+def _is_mapped(info: zipfile.ZipInfo) -> bool:
+    return info.compress_type == zipfile.ZIP_STORED and info.file_size >= _MAPPED
+
+
+def _mapped(path: Path, archive: zipfile.ZipFile, name: str) -> Array | None:
+    """A large array of a file as a map of it, None where it is small or compressed."""
+    info = archive.getinfo(name)
+    if not _is_mapped(info):
+        return None
+    with open(path, "rb") as file:
+        file.seek(info.header_offset + 26)  # of a local header: the lengths of two fields after it
+        lengths = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
+        file.seek(info.header_offset + 30 + lengths)
+        shape, fortran, dtype = _READERS[np.lib.format.read_magic(file)](file)
+        if dtype.hasobject:
+            raise ValueError("objects")
+        found: Array = np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    return found
 
 
 #: Arrays or files of one array, by the number of the part; None where the array is in one part.
@@ -108,21 +144,21 @@ def _ordered(folder: Path, name: str, parts: Parts[Path]) -> Parts[Path]:
 
 
 def _check_lengths(folder: Path, maps: Mapping[str, Parts[Array]]) -> None:
-    """Refuse parts of inputs and of their labels that have equal numbers and other lengths.
+    """Refuse parts of inputs and of their targets that have equal numbers and other lengths.
 
-    In all there might be as many of both, and each label belong to the sample of another.
+    In all there might be as many of both, and each target belong to the sample of another.
     """
     for name, parts in maps.items():
-        labels = maps.get(f"{name.removesuffix('inputs')}labels", {})
-        if not name.endswith("inputs") or parts.keys() != labels.keys():
-            continue
-        for number, part in parts.items():
-            label = labels[number]
-            if number is not None and part.shape[:1] != label.shape[:1]:
-                raise ValueError(
-                    f"{folder}: part {number} of {name} has shape {part.shape} and that of labels "
-                    f"{label.shape}: give each sample its label in the part of the same number"
-                )
+        for kind in ("labels", "targets") if name.endswith("inputs") else ():
+            others = maps.get(f"{name.removesuffix('inputs')}{kind}", {})
+            for number in parts if parts.keys() == others.keys() else ():
+                part, other = parts[number], others[number]
+                if number is not None and part.shape[:1] != other.shape[:1]:
+                    raise ValueError(
+                        f"{folder}: part {number} of {name} has shape {part.shape} and that of "
+                        f"{kind} {other.shape}: give each sample its own in the part of the same "
+                        "number"
+                    )
 
 
 def _joined(folder: Path, name: str, parts: Parts[Array]) -> Array:
@@ -143,12 +179,8 @@ def _map(path: Path) -> Array:
 
 
 def _head(archive: zipfile.ZipFile, name: str) -> Head:
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
     with archive.open(name) as file:
-        shape, _, dtype = readers[np.lib.format.read_magic(file)](file)
+        shape, _, dtype = _READERS[np.lib.format.read_magic(file)](file)
     return prod(shape), dtype
 
 
@@ -157,7 +189,7 @@ def _arrays_in(path: Path, writer: str) -> Iterator[None]:
     """Say of a file that it is not what was awaited; NumPy advises to run code from it."""
     try:
         yield
-    except (EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"{path} holds no arrays of numbers, or is damaged: write it again by {writer}"
         ) from error

@@ -1,9 +1,10 @@
-"""A run in TensorBoard: losses, rates and times of steps, accuracies of epochs."""
+"""A run in TensorBoard: losses, rates and times of steps, measures of epochs."""
 
 from __future__ import annotations
 
 import math
 
+from mpicoll.train.data import PARTS
 from mpicoll.train.records import Epoch, Step
 
 
@@ -45,8 +46,11 @@ class Board:
         else:
             values = {
                 "epoch/loss": record.loss,
-                "epoch/training_accuracy": record.train_accuracy,
-                "epoch/test_accuracy": record.test_accuracy,
+                **{
+                    f"epoch/{part}_{name}": value
+                    for part in PARTS
+                    for name, value in getattr(record, part).items()
+                },
                 "epoch/communication": record.communication,
                 "epoch/seconds": record.seconds,
             }

@@ -17,7 +17,7 @@ from mpicoll.base.locks import Lock
 from mpicoll.train.driver import array_files, bits, checkpoints, metrics
 from mpicoll.train.models import specification
 from mpicoll.train.ranks.workers import raise_together, together
-from mpicoll.train.records import Beginning, Epoch
+from mpicoll.train.records import Beginning, Epoch, upgraded
 from mpicoll.train.strategies.training import Setup, Training
 
 
@@ -32,6 +32,7 @@ class Checkpointing:
     def __init__(self, setup: Setup, training: Training) -> None:
         config, self._workers, self._training = setup.config, setup.workers, training
         self._config = config
+        self._about = setup.dataset.about
         self._made = {"data set": setup.dataset.name, "model": specification.of(setup.model)}
         self._folder = None if config.checkpoint is None else Path(config.checkpoint)
         self._lock: Lock | None = None
@@ -55,12 +56,13 @@ class Checkpointing:
         if self._folder is None:
             return
         facts = self._training.counters()
-        best = max((e.test_accuracy for e in history), default=0.0)
+        best = min((e.judged for e in history if e.judged is not None), default=None)
         facts |= {
             **self._fixed(),
             **self._made,
             "epoch": epoch,
             "position": position,
+            "losses": self._training.losses.tolist(),
             "history": [asdict(entry) for entry in history],
             "config": asdict(self._config),
             "lr": self._training.rate(self._training.number),
@@ -68,7 +70,7 @@ class Checkpointing:
             "ranks": self._workers.size,
             "machine": bits.machine(),
         }
-        is_best = position == 0 and bool(history) and history[-1].test_accuracy >= best
+        is_best = position == 0 and best is not None and history[-1].judged == best
         self._write(self._folder, facts, is_best)
 
     def _write(self, folder: Path, facts: dict[str, Any], is_best: bool) -> None:
@@ -121,7 +123,11 @@ class Checkpointing:
         if saved is not None:
             self._verify(saved)
             self._training.restore(saved, facts)
-        history = [Epoch(**{**e, "compute": tuple(e["compute"])}) for e in facts.get("history", ())]
+            self._training.losses[:] = facts.get("losses", 0)
+        history = [
+            Epoch(**{**upgraded(e), "compute": tuple(e["compute"])})
+            for e in facts.get("history", ())
+        ]
         beginning: Beginning | None = None
         with together(self._workers, "beginning the run"):
             if self._workers.rank == 0:
@@ -240,6 +246,7 @@ class Checkpointing:
                 name: f"{view.dtype} of shape {list(view.shape)}"
                 for name, view in training.weights.views.items()
             },
+            **({"data": self._about} if self._about else {}),
         }
 
 

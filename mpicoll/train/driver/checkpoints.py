@@ -7,7 +7,7 @@
             manifest.json    where the run was; what its model is; where each array is; length and
                              SHA-256 of each file
         step-00000500/
-        best                 name of the folder with the best test accuracy
+        best                 name of the folder with the lowest loss, of validation or test
 
 A checkpoint is written into a folder with another name, the manifest last, every file is synced,
 and the folder is renamed: what is killed meanwhile leaves the checkpoints before it as they were.
@@ -34,7 +34,7 @@ from mpicoll.base.arrays import Array
 from mpicoll.base.files import synchronise, write_atomically
 from mpicoll.train.driver.array_files import ArrayFiles
 from mpicoll.train.driver.first_format import FirstFormat
-from mpicoll.train.records import Epoch
+from mpicoll.train.records import Epoch, upgraded
 
 _VERSION = 2
 _NAME = re.compile(r"(?:\.old-)?step-(\d{8,})")
@@ -261,7 +261,7 @@ def require(saved: Arrays, facts: Mapping[str, Any], shapes: Mapping[str, tuple[
     known = [field.name for field in fields(Epoch)]
     history = facts.get("history")
     if not isinstance(history, list) or any(
-        not isinstance(epoch, dict) or sorted(epoch) != sorted(known) for epoch in history
+        not isinstance(epoch, dict) or sorted(upgraded(epoch)) != sorted(known) for epoch in history
     ):
         raise ValueError(
             f"{path / _MANIFEST}: history is no list of epochs with {', '.join(known)}: take "

@@ -19,8 +19,8 @@ from mpicoll.base.sleeping import meet
 from mpicoll.base.wording import plural
 from mpicoll.train import threads
 from mpicoll.train.config import Config
-from mpicoll.train.data import Dataset, load
-from mpicoll.train.driver import memory, parity
+from mpicoll.train.data import PARTS, Dataset, load, trigram_loss
+from mpicoll.train.driver import memory, named, parity
 from mpicoll.train.driver.failure_detector import failure_detector
 from mpicoll.train.driver.loop import OnStep, run
 from mpicoll.train.ranks import health, signals
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _REFRESH_SECONDS = 0.1
+#: Bytes of a text at most that a table is made of.
+_TABLE = 1 << 24
 
 
 def main(
@@ -41,9 +43,9 @@ def main(
     *,
     as_json: bool = False,
     progress: bool | None = None,
-    compare: bool = True,
+    compare: bool = False,
 ) -> int:
-    """Train on all ranks of `comm`, then compare with one process; collective.
+    """Train on all ranks of `comm`, and print what comes of it; collective.
 
     Args:
         config: What to do, equal on all ranks.
@@ -72,18 +74,21 @@ def _main(
             config.worker_count(comm.Get_size())
         memory.make_room(workers, memory.reading(config))
         with together(workers, f"reading {config.dataset}"):
-            dataset = load(config.dataset, config.data)
+            dataset = load(config.dataset, config.data, config.context)
         say = print if first and not as_json else lambda *_, **__: None
         say(_header(config, comm.Get_size(), dataset), flush=True)
+        table = _Table()
         wanted = sys.stderr.isatty() if progress is None else progress
         with _progress_bar(first and wanted) as on_step:
             result = run(
                 config,
                 comm,
                 dataset=dataset,
-                on_begin=lambda begin: say(_begins(config, begin), flush=True),
+                on_begin=None
+                if config.resume is None
+                else lambda begin: say(_goes_on(config, begin), flush=True),
                 on_step=on_step,
-                on_epoch=lambda epoch: say(_line(epoch), flush=True),
+                on_epoch=lambda epoch: say(table.lines(epoch), flush=True),
             )
     except health.RankLost as error:
         health.end(comm, error)
@@ -102,16 +107,22 @@ def _main(
         return signals.STATUS
     if _report_lost(config, comm):
         if first:
-            _conclude(config, comm.Get_size(), result, None, as_json)
+            _conclude(config, comm.Get_size(), dataset, result, None, as_json)
         health.leave(0)
     verdict = None
-    if compare and config.resume is None and parity.limit(config) is not None:
+    if compare and (config.resume is not None or parity.limit(config) is None):
+        if first:
+            words = (
+                "no comparison: the weights of one process are promised to whole runs in float64"
+            )
+            print(words, file=sys.stderr, flush=True)
+    elif compare:
         if first:
             verdict = _compare(config, config.worker_count(comm.Get_size()), dataset, result)
         meet(comm)
     status: int = comm.bcast(int(verdict is not None and not verdict["ok"]), root=0)
     if first:
-        _conclude(config, comm.Get_size(), result, verdict, as_json)
+        _conclude(config, comm.Get_size(), dataset, result, verdict, as_json)
     return status
 
 
@@ -141,7 +152,12 @@ def _compare(config: Config, ranks: int, dataset: Dataset, result: Result) -> di
 
 
 def _conclude(
-    config: Config, ranks: int, result: Result, verdict: dict[str, Any] | None, as_json: bool
+    config: Config,
+    ranks: int,
+    dataset: Dataset,
+    result: Result,
+    verdict: dict[str, Any] | None,
+    as_json: bool,
 ) -> None:
     """Print what came of the run."""
     facts = {
@@ -152,7 +168,9 @@ def _conclude(
         "beginning": asdict(result.beginning),
         "steps": result.steps,
         "stopped": result.stopped,
-        "test_accuracy": result.history[-1].test_accuracy,
+        "validation": result.history[-1].validation if result.history else {},
+        "test": result.test,
+        **({"trigram": _trigram(dataset)} if config.dataset == "text" else {}),
         "seconds": sum(epoch.seconds for epoch in result.history),
         "communication_a_step": {"measured": result.communicated, "predicted": result.predicted},
         "difference_from_one_process": verdict,
@@ -160,51 +178,77 @@ def _conclude(
     print(json.dumps(facts, indent=2) if as_json else _conclusion(facts), flush=True)
 
 
-_COLUMNS = (
-    f"{'epoch':>5}  {'loss':>8}  {'train acc.':>10}  {'test acc.':>9}  {'seconds':>7}  in messages"
-)
+class _Table:
+    """The lines of epochs, under heads that say what is measured."""
+
+    _heads = ""
+
+    def lines(self, epoch: Epoch) -> str:
+        """An epoch, and the heads before the first."""
+        cells = [("epoch", str(epoch.number)), ("loss", f"{epoch.loss:.4f}")]
+        for part in PARTS:
+            for name, value in getattr(epoch, part).items():
+                cells.append((f"{part} {name}", f"{value:.4f}"))
+        cells.append(("seconds", f"{epoch.seconds:.2f}"))
+        cells.append(("in messages", f"{epoch.communication:.0%}"))
+        widths = [max(len(head), 8 * (place > 0)) for place, (head, _) in enumerate(cells)]
+        heads, line = ("  ".join(map(str.rjust, row, widths)) for row in zip(*cells, strict=True))
+        new, self._heads = heads != self._heads, heads
+        return f"{heads}\n{line}" if new else line
 
 
-def _line(epoch: Epoch) -> str:
+def _goes_on(config: Config, beginning: Beginning) -> str:
+    """Where a run goes on that was asked to."""
+    if beginning.checkpoint is None:
+        return f"no checkpoint in {config.checkpoint}: begins with step 1"
     return (
-        f"{epoch.number:>5}  {epoch.loss:>8.4f}  {epoch.train_accuracy:>10.4f}  "
-        f"{epoch.test_accuracy:>9.4f}  {epoch.seconds:>7.2f}  {epoch.communication:>11.0%}"
+        f"goes on from {beginning.checkpoint}: step {beginning.step} is made, attempt "
+        f"{beginning.attempt} begins in epoch {beginning.epoch}"
     )
-
-
-def _begins(config: Config, beginning: Beginning) -> str:
-    """Where a run goes on that was asked to; and the heads of the lines that follow."""
-    if config.resume is None:
-        return _COLUMNS
-    words = f"no checkpoint in {config.checkpoint}: begins with step 1"
-    if beginning.checkpoint is not None:
-        words = (
-            f"goes on from {beginning.checkpoint}: step {beginning.step} is made, attempt "
-            f"{beginning.attempt} begins in epoch {beginning.epoch}"
-        )
-    return f"{words}\n{_COLUMNS}"
 
 
 def _header(config: Config, ranks: int, dataset: Dataset) -> str:
-    train, test = len(dataset.train_labels), len(dataset.test_labels)
-    layers = {
-        "softmax": (dataset.features, dataset.classes),
-        "mlp": (dataset.features, *config.hidden, dataset.classes),
-        "conv": (*dataset.shape, *config.channels, *config.hidden, dataset.classes),
-    }[config.model]
-    return (
-        f"train {dataset.name}: {config.model} {'-'.join(map(str, layers))} in {config.dtype}, "
-        f"{plural(ranks, 'rank')}, "
-        f"{strategy_of(config).describe(config)}\n"
-        f"{train:,} training and {test:,} test samples, "
-        f"batch {min(config.global_batch(config.worker_count(ranks)), train)}, "
+    sets = [
+        f"{len(wanted):,} {'training' if part == 'train' else part}"
+        for part, (_, wanted) in dataset.parts.items()
+    ]
+    samples = len(dataset.train_targets)
+    lines = [
+        f"train {dataset.name}: {config.model} {named.described(config, dataset)} in "
+        f"{config.dtype}, {plural(ranks, 'rank')}, {strategy_of(config).describe(config)}",
+        f"{', '.join(sets[:-1])}{' and ' * (len(sets) > 1)}{sets[-1]} samples, "
+        f"batch {min(config.global_batch(config.worker_count(ranks)), samples)}, "
         f"{config.optimizer} with lr {config.lr:g}, seed {config.seed}, "
-        f"BLAS threads a rank: {threads.describe_blas_threads()}"
-    )
+        f"BLAS threads a rank: {threads.describe_blas_threads()}",
+    ]
+    if dataset.about:
+        lines.append(dataset.about)
+    chooses = config.checkpoint, config.target_loss, config.target_accuracy
+    if dataset.held_out != "validation" and any(choice is not None for choice in chooses):
+        by = "test set" if dataset.held_out else "training loss"
+        lines.append(f"no validation set: what is best, and when to stop, is by the {by}")
+    return "\n".join(lines)
+
+
+def _trigram(dataset: Dataset) -> float:
+    """The loss of a table of three bytes on the validation set of a text."""
+    text, held_out = (dataset.parts[part][0] for part in ("train", "validation"))
+    most = _TABLE // dataset.features
+    return trigram_loss(text[:most].reshape(-1), held_out[:most].reshape(-1))
 
 
 def _conclusion(facts: dict[str, Any]) -> str:
-    reached = f"test accuracy {facts['test_accuracy']:.4f} after {facts['seconds']:.1f} s of steps"
+    found = [
+        f"{part} {name} {value:.4f}"
+        for part in ("validation", "test")
+        for name, value in facts[part].items()
+    ]
+    reached = f"{', '.join(found) or 'trained'} after {facts['seconds']:.1f} s of steps"
+    if "trigram" in facts:
+        reached += (
+            f"\nvalidation loss of an interpolated trigram table: {facts['trigram']:.4f}, in nats "
+            "a byte as all of these losses"
+        )
     travel = facts["communication_a_step"]
     if travel["predicted"] is not None:
         reached += (

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ import numpy as np
 from mpicoll.base.arrays import Array
 from mpicoll.base.json_lines import Appender, Attempt
 from mpicoll.train.config import Config
-from mpicoll.train.data import Dataset
+from mpicoll.train.data import Dataset, Inputs
 from mpicoll.train.data.datasets import Feed, Samples
 from mpicoll.train.data.feeds import Reading
 from mpicoll.train.driver import memory
@@ -102,14 +103,14 @@ class Served(Feed):
         self._coming.append(_Coming(samples, epoch, question, batch))
 
     def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
-        """Inputs, augmented, and labels; those not asked for, or not next, are asked for now.
+        """Inputs, augmented, and targets; those not asked for, or not next, are asked for now.
 
         Raises:
             OSError: The data server could not read them.
             RankLost: A rank has died.
         """
         if not len(samples):
-            return self._dataset.train_inputs[:0], self._dataset.train_labels[:0]
+            return self._dataset.train_inputs[:0], self._dataset.train_targets[:0]
         first = self._coming[0] if self._coming else None
         if first is None or first.epoch != epoch or not np.array_equal(first.samples, samples):
             self.forget()
@@ -121,8 +122,7 @@ class Served(Feed):
             raise OSError(f"data server, rank {self._server}: {reason}")
         if kind == _SIGNALLED:
             signal.raise_signal(signal.SIGTERM)
-        inputs, labels = _parts(self._dataset, batch, len(samples))
-        return inputs, labels.astype(self._dataset.train_labels.dtype, copy=False)
+        return _parts(self._dataset, batch, len(samples))
 
     def forget(self) -> None:
         while self._coming:
@@ -242,8 +242,8 @@ class _DataServer:
         try:
             batch = ServerMessage(size, np.dtype(np.uint8))
             batch.head[_KIND] = _SIGNALLED if self._signalled else _HERE
-            inputs, labels = _parts(self._dataset, batch, len(samples))
-            inputs[...], labels[...] = self._feed.take(samples, epoch)
+            inputs, targets = _parts(self._dataset, batch, len(samples))
+            inputs[...], targets[...] = self._feed.take(samples, epoch)
         except Exception as error:
             # As short as it can be: there may be no memory for more.
             reason = f"{type(error).__name__}: {error}".encode()[:size]
@@ -263,14 +263,23 @@ class _DataServer:
 
 def _size(dataset: Dataset, samples: int) -> int:
     """Bytes of a batch."""
-    return samples * (8 + dataset.features * dataset.train_inputs.dtype.itemsize)
+    return sum(samples * size for _, size in _kinds(dataset))
 
 
 def _parts(dataset: Dataset, batch: ServerMessage, samples: int) -> tuple[Array, Array]:
-    """Views of the inputs and of the labels of a batch."""
-    labels, inputs = np.split(batch.values, [8 * samples])
-    inputs = inputs.view(dataset.train_inputs.dtype).reshape(samples, dataset.features)
-    return inputs, labels.view(np.int64)
+    """Views of the inputs and of the targets of a batch."""
+    (inputs, size), (targets, _) = _kinds(dataset)
+    whole = batch.values[: samples * size], batch.values[samples * size :]
+    return (
+        whole[0].view(inputs.dtype).reshape(samples, *inputs.shape[1:]),
+        whole[1].view(targets.dtype).reshape(samples, *targets.shape[1:]),
+    )
+
+
+def _kinds(dataset: Dataset) -> list[tuple[Inputs, int]]:
+    """Inputs and targets, and the bytes of a sample of each."""
+    both = dataset.train_inputs, dataset.train_targets
+    return [(rows, prod(rows.shape[1:]) * rows.dtype.itemsize) for rows in both]
 
 
 def run(
@@ -313,7 +322,7 @@ def run(
     try:
         if workers.rank >= first:
             clients = range(workers.rank - first, first, config.data_servers)
-            most = min(len(dataset.train_labels), config.global_batch(first) * config.accumulate)
+            most = min(len(dataset.train_targets), config.global_batch(first) * config.accumulate)
             tally = _DataServer(links, clients, dataset, feed, look, most).serve()
         else:
             group = _first(comm, first)

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpicoll.base.arrays import Array
-from mpicoll.train.data import Dataset, load, name_of
-from mpicoll.train.data.datasets import Inputs
+from mpicoll.train.config import Config
+from mpicoll.train.data import DATASETS, Dataset, load, name_of
+from mpicoll.train.data.targets import pieces
 from mpicoll.train.driver import checkpoints
 from mpicoll.train.driver.checkpoints import Facts
+from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.trained import Arrays, Trained, trained_of
+from mpicoll.train.models.measures import usual
 from mpicoll.train.ranks.workers import AllReduceWorkers, Workers, together
+from mpicoll.train.records import Measures
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 #: Parts of a data set to measure on.
 SETS = ("validation", "test")
-#: Samples measured at once, as during a run.
-_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Evaluation:
         step, epoch: Steps made, and epochs complete.
         data, part: Name of the data set, and which part of it.
         samples: Their number.
-        loss: Mean over the samples.
-        accuracy: Share of the targets that have the highest score; None where they are no classes.
+        measures: By name: `loss`, the mean over the samples, and those that go with it, such as
+            `accuracy`.
     """
 
     checkpoint: str
@@ -44,8 +45,7 @@ class Evaluation:
     data: str
     part: str
     samples: int
-    loss: float
-    accuracy: float | None
+    measures: Measures
 
 
 def evaluate(
@@ -63,34 +63,27 @@ def evaluate(
     Args:
         run: A folder of checkpoints, whose last is taken, or one of them.
         comm: An `mpicoll.Intracomm`; None measures in this process alone, without MPI.
-        data: A data set, as `Config.dataset`; None for that of the run.
+        data: A data set, as `Config.dataset`; of a run on `text`, also a file of text. None for
+            that of the run.
         part: One of `SETS`.
         best: Take the best checkpoint instead of the last.
 
     Raises:
-        TrainingError: There is no checkpoint, its model cannot be made, or the data do not fit; on
-            all ranks.
+        TrainingError: There is no checkpoint, its model cannot be made, the data do not fit, or a
+            loss is not finite; on all ranks.
     """
     workers = Workers() if comm is None else AllReduceWorkers(comm, None)
     path, facts, trained = _loaded(workers, Path(run), best)
+    model, arrays = trained.model, {**trained.parameters, **trained.buffers}
     with together(workers, "reading the data"):
         dataset = _data(path, facts, trained, data)
-        inputs, labels = _part(dataset, part)
-        _check(trained, dataset.name, inputs, labels)
-    totals = np.zeros(2)
-    with together(workers, "measuring"):
-        totals[:] = _totals(trained, inputs, labels, *workers.share(len(inputs)))
-    workers.sum(totals)
-    return Evaluation(
-        str(path),
-        facts["number"],
-        facts["epoch"] - 1,
-        dataset.name,
-        part,
-        len(inputs),
-        float(totals[0]) / len(inputs),
-        float(totals[1]) / labels.size if labels.dtype.kind in "iu" else None,
-    )
+        samples = _samples(trained, dataset, part)
+        config = Config(lr=facts["config"]["lr"])  # of the message about losses
+        measures = usual(model, dataset.classes)
+        measuring = Measuring(config, workers, dataset, model, measures)
+    found, _ = measuring.measure([part], arrays, "measuring")
+    place = facts["number"], facts["epoch"] - 1
+    return Evaluation(str(path), *place, dataset.name, part, samples, found[part])
 
 
 def _loaded(workers: Workers, run: Path, best: bool) -> tuple[Path, Facts, Trained]:
@@ -111,45 +104,38 @@ def _loaded(workers: Workers, run: Path, best: bool) -> tuple[Path, Facts, Train
 
 def _data(path: Path, facts: Facts, trained: Trained, name: str | None) -> Dataset:
     """The data to measure on, of the type in which the parameters are kept."""
-    config = facts["config"]
-    if name is None and name_of(config["dataset"]) != facts["data set"]:
+    own, folder = facts["config"]["dataset"], facts["config"]["data"]
+    if name is None and name_of(own) != facts["data set"]:
         raise ValueError(
             f"{path}: the run was given its data, {facts['data set']}, in Python: name data to "
             "measure on"
         )
-    dataset = load(name or config["dataset"], config["data"])
+    if name is not None and own == "text" and name not in DATASETS:
+        own, folder = "text", name
+    elif name is not None:
+        own = name
+    dataset = load(own, folder, trained.model.shapes[0][0])
+    if name is None and dataset.about != facts.get("data", ""):
+        raise ValueError(
+            f"{path}: the run's data were {facts.get('data')}, and here they are {dataset.about}: "
+            "name data to measure on"
+        )
     return dataset.astype(next(iter(trained.parameters.values())).dtype)
 
 
-def _part(dataset: Dataset, part: str) -> tuple[Inputs, Array]:
+def _samples(trained: Trained, dataset: Dataset, part: str) -> int:
+    """Number of samples of a part of the data, which the model can take."""
     if part not in SETS:
         raise ValueError(f"unknown part {part!r} of a data set: known are {', '.join(SETS)}")
-    inputs = getattr(dataset, f"{part}_inputs", None)
-    if inputs is None:
+    if part not in dataset.parts:
         raise ValueError(f"data set {dataset.name} has no {part} set: measure on another")
-    return inputs, getattr(dataset, f"{part}_labels")
-
-
-def _check(trained: Trained, name: str, inputs: Inputs, labels: Array) -> None:
-    """Refuse data that the model cannot take."""
+    inputs, targets = dataset.parts[part]
     wanted, outputs = trained.model.shapes[0], trained.model.shapes[-1]
     if tuple(inputs.shape[1:]) != wanted:
         raise ValueError(
-            f"samples of {name} have shape {tuple(inputs.shape[1:])}, and the model takes "
+            f"samples of {dataset.name} have shape {tuple(inputs.shape[1:])}, and the model takes "
             f"{wanted}: name other data"
         )
-    trained.model.loss.check(outputs, labels)
-
-
-def _totals(
-    trained: Trained, inputs: Inputs, labels: Array, first: int, count: int
-) -> tuple[float, int]:
-    """Sum of the losses of some samples, and number of their targets with the highest score."""
-    loss, correct = 0.0, 0
-    arrays = {**trained.parameters, **trained.buffers}
-    for start in range(first, first + count, _ROWS):
-        rows = slice(start, min(start + _ROWS, first + count))
-        found, scores = trained.model.losses_and_scores(arrays, inputs[rows], labels[rows])
-        loss += float(found.sum(dtype=np.float64))
-        correct += int(np.count_nonzero(scores.argmax(axis=-1) == labels[rows]))
-    return loss, correct
+    for _, piece in pieces(targets):
+        trained.model.loss.check(outputs, piece)
+    return len(inputs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpicoll.base import arrays
-from mpicoll.base.arrays import Array
-from mpicoll.schedule.layout import part
 from mpicoll.train import optimizers
 from mpicoll.train.config import Config
-from mpicoll.train.data import Dataset, Inputs, load
+from mpicoll.train.data import Dataset, load, targets
 from mpicoll.train.driver import bits, data_servers, memory, predicted
 from mpicoll.train.driver.checkpointing import Checkpointing
+from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import described as described_run
+from mpicoll.train.driver.named import make_model
 from mpicoll.train.driver.observers import Observers
-from mpicoll.train.exchange import tree
-from mpicoll.train.models import MLP, Model, Sequential, convnet
+from mpicoll.train.models import Measure, Model, Sequential
 from mpicoll.train.models.flat import Flat, described
+from mpicoll.train.models.measures import usual
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.stacks import Stacks
@@ -33,7 +34,7 @@ from mpicoll.train.ranks.workers import (
     require_equal,
     together,
 )
-from mpicoll.train.records import Beginning, Epoch, Result, Step
+from mpicoll.train.records import Beginning, Epoch, Measures, Result, Step
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup, Training
@@ -45,29 +46,6 @@ OnBegin = Callable[[Beginning], object]
 OnStep = Callable[[Step], "bool | None"]
 OnEpoch = Callable[[Epoch], "bool | None"]
 
-#: Samples evaluated at once: few, so that what layers hand on stays in the processor's caches.
-_ROWS = 128
-
-
-def make_model(config: Config, dataset: Dataset) -> Sequential:
-    """The model that a configuration names, for a data set.
-
-    Raises:
-        ValueError: They do not fit.
-    """
-    if config.model == "conv":
-        return convnet(
-            dataset.image,
-            config.channels,
-            config.hidden,
-            dataset.classes,
-            config.dtype,
-            config.dropout,
-        )
-    hidden = config.hidden if config.model == "mlp" else ()
-    sizes = (dataset.features, *hidden, dataset.classes)
-    return MLP(sizes, config.dtype, config.dropout)
-
 
 def run(
     config: Config,
@@ -76,6 +54,7 @@ def run(
     dataset: Dataset | None = None,
     model: Model | None = None,
     optimizer: Optimizer | None = None,
+    measures: Sequence[Measure] | None = None,
     on_begin: OnBegin | None = None,
     on_step: OnStep | None = None,
     on_epoch: OnEpoch | None = None,
@@ -88,6 +67,8 @@ def run(
         dataset: Data to use instead of those `config` names.
         model: Model to use instead of the one `config` names.
         optimizer: What to make of a gradient, instead of what `config` names; servers call it too.
+        measures: What to tell of held-out samples beside the loss; None for what goes with the
+            model's loss: accuracy, or R² of squared errors.
         on_begin: Called before the first step, with where the run begins or goes on.
         on_step: Called after each step; all ranks stop after the next step if it returns True on
             any rank.
@@ -106,16 +87,21 @@ def run(
             run,
             model=model,
             optimizer=optimizer,
+            measures=measures,
             on_begin=on_begin,
             on_step=on_step,
             on_epoch=on_epoch,
         )
         needed = memory.reading(config) if dataset is None else {}
         return data_servers.run(
-            config, comm, needed, lambda: dataset or load(config.dataset, config.data), train
+            config,
+            comm,
+            needed,
+            lambda: dataset or load(config.dataset, config.data, config.context),
+            train,
         )
     given = dataset, model, optimizer
-    setup = _prepare(config, comm, *given)
+    setup, measuring = _prepare(config, comm, *given, measures)
     config, workers = setup.config, setup.workers
     training = strategy_of(config).make(setup)
     checkpoints = Checkpointing(setup, training)
@@ -132,7 +118,7 @@ def run(
                 on_begin(beginning)
         workers.begin()
         with signals.heard(partial(setattr, training, "signalled", True)):
-            loop = _Run(setup, training, checkpoints, observers)
+            loop = _Run(setup, training, checkpoints, observers, measuring)
             result = loop.result(beginning, history, on_step, on_epoch)
         training.close()
     except TrainingError:  # on all ranks together; after any other, messages may be under way
@@ -155,15 +141,19 @@ def _prepare(
     dataset: Dataset | None,
     model: Model | None,
     optimizer: Optimizer | None,
-) -> Setup:
+    measures: Sequence[Measure] | None,
+) -> tuple[Setup, Measuring]:
     """What the run is made of: fits into memory, and is the same on all ranks; collective."""
     workers = Workers() if comm is None else placement.members(config, comm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     if dataset is None:
         memory.make_room(workers, memory.reading(config))
     with together(workers, "making data and model ready"):
-        dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
+        dataset = dataset or load(config.dataset, config.data, config.context)
+        dataset = dataset.astype(config.dtype)
         model = model or make_model(config, dataset)
+        measures = usual(model, dataset.classes) if measures is None else measures
+        _check(config, dataset, model, measures)
         dataset = _on(config.device, dataset)
         weights = _parameters(config, model)
         config.worker_count(workers.size)
@@ -176,8 +166,9 @@ def _prepare(
     require_equal(
         workers,
         {
-            "number of training samples": len(dataset.train_labels),
-            "number of test samples": len(dataset.test_labels),
+            "data": dataset.about or dataset.name,
+            **_numbers(dataset),
+            "measures": ", ".join(measure.name for measure in measures),
             **described(weights.views),
         },
         "give all ranks the same data and the same model",
@@ -189,7 +180,46 @@ def _prepare(
         bucket = predicted.bucket(comm, config.algorithm, weights.vector.nbytes)
         config = replace(config, bucket=bucket)
     optimizer = optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay)
-    return Setup(config, workers, comm, dataset, model, weights, optimizer)
+    setup = Setup(config, workers, comm, dataset, model, weights, optimizer)
+    return setup, Measuring(config, workers, dataset, model, measures)
+
+
+def _check(config: Config, dataset: Dataset, model: Model, measures: Sequence[Measure]) -> None:
+    """Refuse what does not fit the data: augmentation, the model's loss, and stop rules.
+
+    Raises:
+        ValueError: With the remedy.
+    """
+    if config.augment is not None:
+        _ = dataset.image
+    if isinstance(model, Sequential):
+        for _, wanted in dataset.parts.values():
+            for _, piece in targets.pieces(wanted):
+                model.loss.check(model.shapes[-1], piece)
+    for name, asked, known in (
+        ("target_loss", config.target_loss, ("loss",)),
+        ("target_accuracy", config.target_accuracy, tuple(m.name for m in measures)),
+    ):
+        if asked is None:
+            continue
+        if dataset.held_out is None:
+            raise ValueError(
+                f"{name} is of a validation or a test set, and {dataset.name} has none: give one, "
+                f"or leave {name} out"
+            )
+        if name.removeprefix("target_") not in known:
+            raise ValueError(
+                f"{name} is {asked:g}, and this run measures {', '.join(('loss', *known))}: give "
+                f"target_loss, or leave {name} out"
+            )
+
+
+def _numbers(dataset: Dataset) -> dict[str, int]:
+    """How many samples each set has, by what to call that."""
+    return {
+        f"number of {'training' if part == 'train' else part} samples": len(wanted)
+        for part, (_, wanted) in dataset.parts.items()
+    }
 
 
 def _parameters(config: Config, model: Model) -> Flat:
@@ -205,23 +235,29 @@ def _on(device: str, dataset: Dataset) -> Dataset:
     """A data set whose samples are on a device, all of them."""
     if device == "cpu":
         return dataset
-    return replace(
-        dataset,
-        train_inputs=arrays.on(device, dataset.train_inputs[:]),
-        train_labels=arrays.on(device, dataset.train_labels),
-        test_inputs=arrays.on(device, dataset.test_inputs[:]),
-        test_labels=arrays.on(device, dataset.test_labels),
-    )
+    moved: dict[str, Any] = {}
+    for part, (inputs, wanted) in dataset.parts.items():
+        moved[f"{part}_inputs"] = arrays.on(device, inputs[:])
+        moved[f"{part}_targets"] = arrays.on(device, wanted[:])
+    return replace(dataset, **moved)
 
 
 class _Run:
     """The epochs of a run."""
 
     def __init__(
-        self, setup: Setup, training: Training, checkpoints: Checkpointing, observers: Observers
+        self,
+        setup: Setup,
+        training: Training,
+        checkpoints: Checkpointing,
+        observers: Observers,
+        measuring: Measuring,
     ) -> None:
-        self._setup, self._config, self._workers = setup, setup.config, setup.workers
+        self._config, self._workers, self._measuring = setup.config, setup.workers, measuring
         self._training, self._checkpoints, self._observers = training, checkpoints, observers
+        self._after_epochs = ["train"] if self._config.evaluate_train else []
+        if setup.dataset.held_out is not None:
+            self._after_epochs.append(setup.dataset.held_out)
 
     def result(
         self,
@@ -264,15 +300,25 @@ class _Run:
             training.number,
             beginning,
             stopped,
+            {} if stopped == "signal" else self._test(history),
         )
+
+    def _test(self, history: list[Epoch]) -> Measures:
+        """Measures of the test set at the end; those of the last epoch, where it has them."""
+        if history and history[-1].test:
+            return history[-1].test
+        views = self._training.views
+        found, _ = self._measuring.measure(("test",), views, "measuring the test set")
+        return found.get("test", {})
 
     def _reason(self, epoch: Epoch) -> str | None:
         config = self._config
         if self._training.stop:
             return "asked"
-        if config.target_loss is not None and epoch.loss <= config.target_loss:
+        found = epoch.held_out
+        if config.target_loss is not None and found["loss"] <= config.target_loss:
             return "target loss"
-        if config.target_accuracy is not None and epoch.test_accuracy >= config.target_accuracy:
+        if config.target_accuracy is not None and found["accuracy"] >= config.target_accuracy:
             return "target accuracy"
         return "steps" if self._training.number == config.steps else None
 
@@ -298,6 +344,8 @@ class _Run:
         """
         training = self._training
         training.compute[:] = 0
+        if not position:
+            training.losses[:] = 0
         skipped, exposed = training.skipped, 0.0
         start = time.perf_counter()
         for step in training.steps(number, position):
@@ -313,60 +361,23 @@ class _Run:
         return self._measure(number, seconds, share, training.skipped - skipped), position
 
     def _measure(self, number: int, seconds: float, communication: float, skipped: int) -> Epoch:
-        data, training = self._setup.dataset, self._training
-        failure = training.failure
-        totals = np.zeros(4 + (self._config.invariant or self._workers.size))
-        try:
-            losses, trained = self._evaluate(data.train_inputs, data.train_labels)
-            _, correct = self._evaluate(data.test_inputs, data.test_labels)
-            loss = sum(losses.values())
-            if not (np.isfinite(loss) and np.isfinite(training.weights.vector).all()):
-                raise FloatingPointError(
-                    f"the loss is {loss}, with weights that are not finite: lower the learning "
-                    f"rate (now {self._config.lr}) or check the data"
-                )
-            totals[1:4] = trained, correct, communication
-            for index, own in losses.items():
-                totals[4 + index] = own
-        except Exception as error:
-            failure = failure or error
-        totals[0] = failure is not None
-        self._workers.sum(totals)
-        if totals[0]:
-            raise_together(self._workers, f"measuring after epoch {number}", failure)
+        training = self._training
+        found, share = self._measuring.measure(
+            self._after_epochs,
+            training.views,
+            f"measuring after epoch {number}",
+            training.failure,
+            communication,
+        )
+        total, samples = training.losses.tolist()
         return Epoch(
             number=number,
-            loss=float(tree.total_of_shards(totals[4:])) / len(data.train_labels),
-            train_accuracy=float(totals[1]) / len(data.train_labels),
-            test_accuracy=float(totals[2]) / len(data.test_labels),
+            loss=total / samples if samples else math.nan,
+            train=found.get("train", {}),
+            validation=found.get("validation", {}),
+            test=found.get("test", {}),
             seconds=seconds,
-            communication=float(totals[3]) / self._workers.size,
+            communication=share,
             skipped=skipped,
             compute=tuple(training.compute.tolist()),
         )
-
-    def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[dict[int, float], int]:
-        """Sum of losses of each of this rank's parts of the samples, and number of correct answers.
-
-        Samples are cut as batches are.
-        """
-        losses, correct, step = {}, 0, self._rows()
-        workers, shards = self._workers, self._config.invariant
-        for index in tree.shards_of(workers.rank, workers.size, shards or workers.size):
-            loss, samples = 0.0, len(labels)
-            first, count = part(samples, shards, index) if shards else workers.share(samples)
-            for start in range(first, first + count, step):
-                rows = slice(start, min(start + step, first + count))
-                found, scores = self._setup.model.losses_and_scores(
-                    self._training.views, inputs[rows], labels[rows]
-                )
-                loss += float(found.sum(dtype=np.float64))
-                correct += int(np.count_nonzero(scores.argmax(axis=1) == labels[rows]))
-            losses[index] = loss
-        return losses, correct
-
-    def _rows(self) -> int:
-        """Samples to evaluate at once; on a GPU as many as a step has room for keep it busy."""
-        if self._config.device == "cpu":
-            return _ROWS
-        return max(_ROWS, self._config.global_batch(self._workers.size) // self._workers.size)

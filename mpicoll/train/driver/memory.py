@@ -10,7 +10,8 @@ import numpy as np
 from mpicoll.base import arrays
 from mpicoll.base.memory import OWN_LIMIT, available, left, require
 from mpicoll.train.config import Config
-from mpicoll.train.data import Dataset, datasets
+from mpicoll.train.data import Dataset, Inputs, catalogue
+from mpicoll.train.data.rows import Rows
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers, together
@@ -46,7 +47,7 @@ def reading(config: Config) -> Bytes:
     """Bytes that reading the data takes: as they are in files, as numbers, and in another type."""
     wanted = np.dtype(config.dtype)
     total = 0
-    for count, dtype in datasets.read_inputs(config.dataset):
+    for count, dtype in catalogue.read_inputs(config.dataset):
         natural = dtype if dtype.kind == "f" else np.dtype(np.float64)
         other = wanted.itemsize if natural != wanted else 0
         total += count * (dtype.itemsize + natural.itemsize + other)
@@ -84,11 +85,10 @@ def make_room(
 
 def taken(dataset: Dataset, weights: Flat) -> Bytes:
     """Bytes that data and parameters take; what is mapped from files takes none."""
-    parts = (
-        dataset.train_inputs,
-        dataset.train_labels,
-        dataset.test_inputs,
-        dataset.test_labels,
-    )
-    read = sum(getattr(part, "nbytes", 0) for part in parts)
+    read = sum(_held(rows) for both in dataset.parts.values() for rows in both)
     return {"data": read, "parameters": weights.vector.nbytes}
+
+
+def _held(rows: Inputs) -> int:
+    """Bytes of samples in memory; a view counts as what it shows."""
+    return 0 if isinstance(rows, (Rows, np.memmap)) else int(getattr(rows, "nbytes", 0))

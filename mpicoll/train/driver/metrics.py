@@ -94,6 +94,10 @@ class Metrics:
         self._file.append(self._stamp, {"event": event, **facts})
 
 
+#: What a configuration says of the models that it names.
+_OF_MODELS = ("hidden", "channels", "layers", "width", "heads", "dropout")
+
+
 def last_attempt(folder: Path, run: str) -> int:
     """The number of the last attempt of a run that a folder has metrics of, 0 for none.
 
@@ -125,8 +129,8 @@ def described(
     """
     facts = asdict(config)
     for key, given, without in (
-        ("dataset", None if dataset is None else dataset.name, ("data",)),
-        ("model", _class_name(model), ("hidden", "channels", "dropout")),
+        ("dataset", None if dataset is None else dataset.name, ("data", "context")),
+        ("model", _class_name(model), _OF_MODELS),
         ("optimizer", _class_name(optimizer), ("momentum", "weight_decay")),
     ):
         # The command reads the data that its configuration names, and gives them.

@@ -6,6 +6,7 @@ A layer holds no arrays: parameters and what ``forward`` remembers are passed in
 from mpicoll.train.models.images import Convolution, MaxPool
 from mpicoll.train.models.layers import Dense, Dropout, Gelu, Layer, ReLU, Reshape, Residual
 from mpicoll.train.models.losses import CrossEntropy, Loss, SquaredError
+from mpicoll.train.models.measures import Accuracy, Measure, RSquared
 from mpicoll.train.models.networks import (
     MLP,
     Batch,
@@ -26,6 +27,7 @@ from mpicoll.train.models.sequences import (
 
 __all__ = [
     "MLP",
+    "Accuracy",
     "Attention",
     "Batch",
     "Convolution",
@@ -38,9 +40,11 @@ __all__ = [
     "LayerNorm",
     "Loss",
     "MaxPool",
+    "Measure",
     "Model",
     "Parameters",
     "Position",
+    "RSquared",
     "ReLU",
     "Reshape",
     "Residual",

@@ -78,7 +78,7 @@ def _generated(
     context, generator = model.shapes[0][0], np.random.default_rng(seed)
     for _ in range(tokens):
         window = np.array([sequence[-context:]])
-        scores = model.losses_and_scores(parameters, window, window)[1][0, -1]
+        scores = model.losses_and_outputs(parameters, window, window)[1][0, -1]
         if not np.isfinite(scores).all():
             raise ValueError("a score is not finite: the training has diverged, take another model")
         sequence.append(_drawn(scores.astype(np.float64), temperature, generator))

@@ -72,18 +72,23 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class SquaredError(Loss):
-    """The mean over a sample of the squared difference between outputs and targets."""
+    """The mean over a sample of the squared difference between outputs and targets.
+
+    Both have the same shape; a single output may be for a target that is a number.
+    """
 
     def evaluate(self, outputs: Array, targets: Array) -> tuple[Array, Array]:
         wide = np.promote_types(outputs.dtype, np.float32)
-        difference = outputs.astype(wide, copy=False) - targets.astype(wide, copy=False)
+        wanted = targets.reshape(outputs.shape).astype(wide, copy=False)
+        difference = outputs.astype(wide, copy=False) - wanted
         items = max(prod(outputs.shape[1:]), 1)
         losses = np.square(difference).reshape(len(outputs), items).mean(axis=1)
         difference *= 2 / items
         return losses, difference.astype(outputs.dtype, copy=False)
 
     def check(self, shape: Shape, targets: Array) -> None:
-        _same_shape("values", targets, shape)
+        if shape != (1,) or targets.shape[1:] != ():
+            _same_shape("values", targets, shape)
         if targets.dtype.kind not in "iuf":
             raise ValueError(f"targets are of {targets.dtype}: give real numbers")
         if not np.isfinite(targets).all():

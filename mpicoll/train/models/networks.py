@@ -51,10 +51,13 @@ class Model(Protocol):
         for a gradient says that the parameter had no part in this batch.
         """
 
-    def losses_and_scores(
-        self, parameters: Parameters, inputs: Array, labels: Array
+    def losses_and_outputs(
+        self, parameters: Parameters, inputs: Array, targets: Array
     ) -> tuple[Array, Array]:
-        """Loss of each sample, shape (samples,), and score of each class, (samples, classes)."""
+        """Loss of each sample, shape (samples,), and outputs, shape (samples, ...).
+
+        Of class numbers the outputs are scores, with the classes on the last axis.
+        """
 
 
 class PushingModel(Model, Protocol):
@@ -94,7 +97,7 @@ class Sequential(PushingModel):
     of a layer with a name, `name.weight`. Layers of one name share their parameters.
 
     Args:
-        layers: First to last; the last gives a score of each class.
+        layers: First to last; of the last, the outputs are what the loss is of.
         inputs: Shape of a sample.
         dtype: Floating type of the parameters.
         loss: Of the outputs of the last layer.
@@ -152,7 +155,7 @@ class Sequential(PushingModel):
         for index, layer in enumerate(self.layers):
             values, memory = layer.forward(self._own(parameters, index), values, batch)
             memories.append(memory)
-        losses, slopes = self.loss.evaluate(values, batch.labels)
+        losses, slopes = self.loss.evaluate(values, batch.targets)
         slopes /= batch.total
         error: Array | None = slopes
         waiting: dict[str, list[Array]] = {}
@@ -169,13 +172,13 @@ class Sequential(PushingModel):
                     push(full, sum(found[1:], start=found[0]))
         return float(losses.sum(dtype=np.float64)) / batch.total
 
-    def losses_and_scores(
-        self, parameters: Parameters, inputs: Array, labels: Array
+    def losses_and_outputs(
+        self, parameters: Parameters, inputs: Array, targets: Array
     ) -> tuple[Array, Array]:
         values = inputs
         for index, layer in enumerate(self.layers):
             values, _ = layer.forward(self._own(parameters, index), values, None)
-        return self.loss.evaluate(values, labels)[0], values
+        return self.loss.evaluate(values, targets)[0], values
 
     def _drawn(self, index: int, seed: int) -> dict[str, Array]:
         """The first parameters of a layer, from a stream of its own."""
@@ -206,7 +209,7 @@ class MLP(Sequential):
     ) -> None:
         if len(sizes) < 2 or min(sizes) < 1:
             raise ValueError(f"layer sizes are {sizes}: give at least two, each at least 1")
-        super().__init__(_head(sizes[1:-1], sizes[-1], dropout), sizes[:1], dtype)
+        super().__init__(head(sizes[1:-1], sizes[-1], dropout), sizes[:1], dtype)
 
 
 def convnet(
@@ -233,17 +236,24 @@ def convnet(
     layers: list[Layer] = [Reshape(image)]
     for count in channels:
         layers += [Convolution(count), ReLU(), MaxPool()]
-    layers += [Reshape(), *_head(hidden, classes, dropout)]
+    layers += [Reshape(), *head(hidden, classes, dropout)]
     return Sequential(layers, (prod(image),), dtype)
 
 
-def _head(hidden: tuple[int, ...], classes: int, dropout: float) -> list[Layer]:
+def head(hidden: tuple[int, ...], outputs: int, dropout: float = 0.0) -> list[Layer]:
+    """Fully connected layers with ReLU between them.
+
+    Args:
+        hidden: Sizes of the hidden layers.
+        outputs: Of the last layer.
+        dropout: Share of the hidden values set to zero while training.
+    """
     layers: list[Layer] = []
-    for stream, outputs in enumerate(hidden):
-        layers += [Dense(outputs), ReLU()]
+    for stream, size in enumerate(hidden):
+        layers += [Dense(size), ReLU()]
         if dropout:
             layers.append(Dropout(dropout, stream))
-    return [*layers, Dense(classes, gain=1.0)]
+    return [*layers, Dense(outputs, gain=1.0)]
 
 
 def transformer(
@@ -291,4 +301,4 @@ def transformer(
 
 
 #: Names of the models that come with mpicoll.
-MODELS = ("softmax", "mlp", "conv")
+MODELS = ("softmax", "mlp", "conv", "transformer")

@@ -68,7 +68,7 @@ class Gradients:
         )
         self._slots = [Flat(zeros, out=row) for row in self.rows]
         self.flat = self._slots[0]
-        samples = len(dataset.train_labels)
+        samples = len(dataset.train_targets)
         self.sampler = Sampler(samples, self._batch * config.accumulate, config.seed)
         self.feed = dataset.feed or Reading(dataset, config.seed, config.augment)
         self.speeds: Array | None = None
@@ -129,10 +129,10 @@ class Gradients:
             loss = 0.0
             for number, whole in enumerate(batches):
                 mine = self._cut(whole, index)
-                inputs, labels = self._load(mine, epoch)
+                inputs, targets = self._load(mine, epoch)
                 batch = Batch(
                     inputs,
-                    labels,
+                    targets,
                     len(samples) / scale,
                     mine,
                     epoch,

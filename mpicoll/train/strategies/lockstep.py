@@ -240,13 +240,17 @@ class Trainer(Training):
         self.compute += computed
         self._share_out(len(samples), computed)
         loss = float(tree.total_of_shards(self._losses)) / scale  # of the global batch
+        if header[_NOT_FINITE]:
+            loss = math.nan
+        else:
+            self.losses += loss * len(samples), len(samples)
         waiting = min(exchange.reduced - exchange.computed, float(computed.max()) - mine)
         return Step(
             number=self.number,
             epoch=epoch,
             position=position,
             of=self.sampler.steps,
-            loss=math.nan if header[_NOT_FINITE] else loss,
+            loss=loss,
             lr=lr,
             skipped=skipped,
             compute=mine,

@@ -91,7 +91,7 @@ class ServerTrainer(Training):
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
         first = self.number
-        mine = 0.0
+        mine, losses = 0.0, np.zeros(2)
         for server in self._servers.values():
             server.begin(first)
         clock, failure = first, self.failure
@@ -116,12 +116,15 @@ class ServerTrainer(Training):
                     break
                 clock += 1
                 mine += step.compute
+                if not math.isnan(step.loss):
+                    share = self._source.share(samples)
+                    losses += step.loss * share, share
                 yield step
                 failure = self.failure
             self._client.leave(failure is not None)
         servers = self._servers.values()
         wait_until(lambda: all(s.over() for s in servers), self._serve, self._limit)
-        self._agree(f"epoch {epoch}", clock, mine, failure)
+        self._agree(f"epoch {epoch}", clock, mine, losses, failure)
         self.position = done + self.number - first
 
     def counters(self) -> dict[str, Any]:
@@ -270,7 +273,9 @@ class ServerTrainer(Training):
 
     # --- all ranks ---
 
-    def _agree(self, where: str, clock: int, mine: float, failure: Exception | None) -> None:
+    def _agree(
+        self, where: str, clock: int, mine: float, losses: Array, failure: Exception | None
+    ) -> None:
         """The pushes are drained: know what happened, and hold the same parameters everywhere."""
         client = self._client
         facts: dict[str, Any] = {
@@ -281,6 +286,7 @@ class ServerTrainer(Training):
             "clock": clock,
             "rank": self._workers.rank,
             "seconds": mine,
+            "losses": losses,
             "updates": 0 if client is None else client.updates,
             "skipped": 0 if client is None else client.skipped,
         }
@@ -290,6 +296,7 @@ class ServerTrainer(Training):
         self.number = max(theirs["clock"] for theirs in everyone)
         for theirs in everyone:
             self.compute[theirs["rank"]] += theirs["seconds"]
+            self.losses += theirs["losses"]
         self.interrupted = any(theirs["signalled"] for theirs in everyone)
         self.stop = self.interrupted or any(theirs["asked"] for theirs in everyone)
         self.updates, self.skipped = everyone[0]["updates"], everyone[0]["skipped"]

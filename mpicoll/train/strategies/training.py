@@ -100,6 +100,8 @@ class Training(ABC):
         updates: Steps made, those skipped left out.
         skipped, skipped_in_a_row: Steps skipped; since the last that was not.
         compute: Seconds each rank computed, since somebody set them to zero.
+        losses: Sum of the losses of samples, each before the update of its step, and how many these
+            are, of all ranks; since somebody set them to zero.
         asked: Set on any rank: `stop` is true on all ranks after the next step.
         signalled: Set on any rank by a signal: `stop` and `interrupted` are true on all ranks after
             the next step.
@@ -120,6 +122,7 @@ class Training(ABC):
         self._worker_count = config.worker_count(workers.size)
         self.number = self.updates = self.skipped = self.skipped_in_a_row = self.position = 0
         self.compute = np.zeros(workers.size)
+        self.losses = np.zeros(2)
         self.asked = self.signalled = self.stop = self.interrupted = False
         self.failure: Exception | None = None
         self.stamp = Attempt("")
