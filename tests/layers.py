@@ -89,9 +89,9 @@ ORDER = {
         "protocol > training > gradients balance"
     ),
     "mpicoll.train.driver": (
-        "__init__ > console > loop > observers checkpointing data_servers > "
+        "__init__ > console > loop evaluation > observers checkpointing data_servers trained > "
         "board metrics checkpoints bits memory measuring > "
-        "failure_detector parity predicted config_file named"
+        "array_files failure_detector first_format parity predicted config_file named"
     ),
 }
 

@@ -71,16 +71,19 @@ class PlainTraining(Training):
             if self.stop or self.number == self._config.steps:
                 break
 
-    def snapshot(self):
-        return self._arrays(), {"number": self.number}
+    def counters(self):
+        return {"number": self.number}
 
-    def restore(self, arrays, facts):
-        for slot, whole in self._restored(arrays):
-            self._state[slot][...] = whole
-        self.number = self.updates = facts["number"]
+    def _kept(self):
+        if self._workers.rank == 0:
+            yield "parameter", 0, self.weights.vector
+            for slot, values in self._state.items():
+                yield f"state/{slot}", 0, values
 
-    def _whole(self, slot):
-        return self._state[slot]
+    def restore(self, saved, counters):
+        for slot, start, values in self._restored(saved):
+            self._state[slot][start : start + values.size] = values
+        self.number = self.updates = counters["number"]
 
     def close(self, failed=False):
         pass

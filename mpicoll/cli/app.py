@@ -80,6 +80,21 @@ COMMANDS = {
         "command",
         "Train a model on all ranks.",
     ),
+    "evaluate": (
+        "evaluate",
+        "command",
+        "Measure the model of a checkpoint on a part of the data that it was not trained on.",
+    ),
+    "generate": (
+        "generate",
+        "command",
+        "Let a model that was trained on text go on with a prompt, byte by byte.",
+    ),
+    "export": (
+        "export",
+        "command",
+        "Write the parameters of a checkpoint to a file, by their names.",
+    ),
     "doctor": (
         "doctor",
         "command",

@@ -25,6 +25,8 @@ Sizes = Annotated[
     str, typer.Option("-n", "--size", metavar="LIST", help="Sizes in bytes, as 8,64K,1M.")
 ]
 Root = Annotated[int, typer.Option(help="Root rank.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A folder of checkpoints, or one of them.")]
+Best = Annotated[bool, typer.Option("--best", help="Of the best checkpoint, not the last.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=PARAMETER)]
 

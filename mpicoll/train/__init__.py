@@ -10,7 +10,7 @@
 `comm` is an `mpicoll.Intracomm`; `run(config)` without one trains in this process alone, without
 MPI. `main(config, comm, *, as_json=False, progress=None, compare=False)` returns the exit status,
 the same on all ranks. Bring your own data and model with `run(config, comm, dataset=...,
-model=...)`.
+model=...)`. `load_model` takes a trained model out of a checkpoint.
 
 Names are loaded when first used, so that importing this package (and `threads`) loads no NumPy.
 """
@@ -31,12 +31,18 @@ if TYPE_CHECKING:
     from mpicoll.train.distributed import average_gradients as average_gradients
     from mpicoll.train.distributed import broadcast_parameters as broadcast_parameters
     from mpicoll.train.driver.console import main as main
+    from mpicoll.train.driver.evaluation import Evaluation as Evaluation
+    from mpicoll.train.driver.evaluation import evaluate as evaluate
     from mpicoll.train.driver.failure_detector import failure_detector as failure_detector
     from mpicoll.train.driver.loop import run as run
+    from mpicoll.train.driver.trained import Trained as Trained
+    from mpicoll.train.driver.trained import export_model as export_model
+    from mpicoll.train.driver.trained import load_model as load_model
     from mpicoll.train.models import MLP as MLP
     from mpicoll.train.models import Model as Model
     from mpicoll.train.models import Sequential as Sequential
     from mpicoll.train.models import convnet as convnet
+    from mpicoll.train.models.generation import generate as generate
     from mpicoll.train.ranks.health import RankLost as RankLost
     from mpicoll.train.ranks.health import leave as leave
     from mpicoll.train.ranks.workers import TrainingError as TrainingError
@@ -57,18 +63,24 @@ _HOMES = {
     "DistributedOptimizer": "distributed",
     "DistributedSampler": "data.sampler",
     "Epoch": "records",
+    "Evaluation": "driver.evaluation",
     "Model": "models",
     "RankLost": "ranks.health",
     "Result": "records",
     "Sampler": "data.sampler",
     "Sequential": "models",
     "Step": "records",
+    "Trained": "driver.trained",
     "TrainingError": "ranks.workers",
     "average_gradients": "distributed",
     "broadcast_parameters": "distributed",
     "convnet": "models",
+    "evaluate": "driver.evaluation",
+    "export_model": "driver.trained",
     "failure_detector": "driver.failure_detector",
+    "generate": "models.generation",
     "leave": "ranks.health",
+    "load_model": "driver.trained",
     "main": "driver.console",
     "run": "driver.loop",
 }

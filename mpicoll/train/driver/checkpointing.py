@@ -1,4 +1,7 @@
-"""When a run keeps checkpoints of itself, and how it goes on from one; rank 0 reads and writes."""
+"""When a run keeps checkpoints of itself, and how it goes on from one.
+
+Each rank writes what it alone keeps, and reads what it needs; rank 0 does all else.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpicoll.base.arrays import Array
 from mpicoll.base.json_lines import new_run
 from mpicoll.base.locks import Lock
-from mpicoll.train.config import Config
-from mpicoll.train.driver import bits, checkpoints, metrics
-from mpicoll.train.ranks.workers import Workers, together
+from mpicoll.train.driver import array_files, bits, checkpoints, metrics
+from mpicoll.train.models import specification
+from mpicoll.train.ranks.workers import raise_together, together
 from mpicoll.train.records import Beginning, Epoch, upgraded
-from mpicoll.train.strategies.training import Training
+from mpicoll.train.strategies.training import Setup, Training
 
 
 class Checkpointing:
     """The checkpoints of a run; every method is collective.
 
     Args:
-        config: The run.
-        workers: The ranks.
+        setup: The run.
         training: What is kept.
-        about: What tells the data from others of their name; empty for nothing.
     """
 
-    def __init__(
-        self, config: Config, workers: Workers, training: Training, about: str = ""
-    ) -> None:
+    def __init__(self, setup: Setup, training: Training) -> None:
+        config, self._workers, self._training = setup.config, setup.workers, training
         self._config = config
-        self._workers = workers
-        self._training = training
-        self._about = about
+        self._about = setup.dataset.about
+        self._made = {"data set": setup.dataset.name, "model": specification.of(setup.model)}
         self._folder = None if config.checkpoint is None else Path(config.checkpoint)
         self._lock: Lock | None = None
 
@@ -57,10 +55,11 @@ class Checkpointing:
         """
         if self._folder is None:
             return
-        arrays, facts = self._training.snapshot()
+        facts = self._training.counters()
         best = min((e.judged for e in history if e.judged is not None), default=None)
         facts |= {
             **self._fixed(),
+            **self._made,
             "epoch": epoch,
             "position": position,
             "losses": self._training.losses.tolist(),
@@ -72,10 +71,32 @@ class Checkpointing:
             "machine": bits.machine(),
         }
         is_best = position == 0 and best is not None and history[-1].judged == best
-        with together(self._workers, "saving a checkpoint"):
-            if self._workers.rank == 0:
-                checkpoints.save(self._folder, self._training.number, arrays, facts, is_best)
-                checkpoints.prune(self._folder, self._config.keep, self._training.number)
+        self._write(self._folder, facts, is_best)
+
+    def _write(self, folder: Path, facts: dict[str, Any], is_best: bool) -> None:
+        """Each rank writes what it keeps, and rank 0 makes one checkpoint of it."""
+        workers, what = self._workers, "saving a checkpoint"
+        first, draft = workers.rank == 0, Path()
+        with together(workers, what):
+            if first:
+                draft = checkpoints.begin(folder, self._training.number)
+        draft = workers.gather(draft)[0]
+        try:
+            path = draft / f"rank-{workers.rank}.arrays"
+            written, failure = array_files.write(path, self._training.parts())
+            raise_together(workers, what, failure)
+            # Ranks that have died were none that keep parts.
+            everyone = [theirs for theirs in workers.gather(written) if theirs is not None]
+            for kind in ("files", "arrays"):
+                facts[kind] = {k: v for theirs in everyone for k, v in theirs[kind].items()}
+            with together(workers, what):
+                if first:
+                    checkpoints.complete(draft, facts, is_best)
+                    checkpoints.prune(folder, self._config.keep, self._training.number)
+        except BaseException:
+            if first:
+                checkpoints.discard(draft)
+            raise
 
     def restore(self) -> tuple[Beginning, list[Epoch]]:
         """Keep other jobs from the folder, and go on from the checkpoint that the run names.
@@ -87,8 +108,8 @@ class Checkpointing:
             TrainingError: The checkpoint is missing or damaged, or of a run that this one cannot go
                 on with; or another job holds the folder.
         """
-        arrays: dict[str, Any] = {}
         facts: dict[str, Any] = {}
+        saved: checkpoints.Arrays | None = None
         path: Path | None = None
         with together(self._workers, "looking for a checkpoint"):
             if self._workers.rank == 0:
@@ -96,12 +117,12 @@ class Checkpointing:
                 path = self._chosen()
         with together(self._workers, "reading a checkpoint"):
             if path is not None:
-                arrays, facts = checkpoints.load(path)
-                self._check(path, arrays, facts)
-        # On rank 0, but for what all ranks are told.
-        facts = self._workers.gather(facts)[0]
-        if facts:
-            self._training.restore(arrays, facts)
+                saved, facts = checkpoints.read(path)
+                self._check(path, saved, facts)
+        saved, facts = self._workers.gather((saved, facts))[0]
+        if saved is not None:
+            self._verify(saved)
+            self._training.restore(saved, facts)
             self._training.losses[:] = facts.get("losses", 0)
         history = [
             Epoch(**{**upgraded(e), "compute": tuple(e["compute"])})
@@ -117,6 +138,13 @@ class Checkpointing:
         beginning = self._workers.gather(beginning)[0]
         assert beginning is not None
         return beginning, history
+
+    def _verify(self, saved: checkpoints.Arrays) -> None:
+        """Verify all files; those ranks that will read them, each a share."""
+        rank, readers = self._workers.rank, self._training.readers
+        with together(self._workers, "reading a checkpoint"):
+            if rank in readers:
+                saved.verify(lambda names: names[rank :: len(readers)])
 
     def close(self) -> None:
         """The run is over: others may keep checkpoints in its folder."""
@@ -139,21 +167,18 @@ class Checkpointing:
         place = (self._training.number, facts["epoch"], facts["position"])
         return Beginning(run, attempt + 1, *place, str(path))
 
-    def _check(self, path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+    def _check(self, path: Path, saved: checkpoints.Arrays, facts: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of a run that this one cannot go on with; on rank 0."""
         fixed = self._fixed()
         there, here = (_one_by_one(found, fixed) for found in (facts, fixed))
         for name in here | there:
-            saved, value = there.get(name, "missing"), here.get(name, "missing")
-            if saved != value:
+            was, value = there.get(name, "missing"), here.get(name, "missing")
+            if was != value:
                 raise ValueError(
-                    f"{path}: {name} is {saved} there and {value} in this run: give the run what "
+                    f"{path}: {name} is {was} there and {value} in this run: give the run what "
                     "the checkpoint has"
                 )
-        shapes = self._training.shapes
-        if "residual" in arrays:
-            shapes["residual"] = self._training.weights.vector.shape
-        checkpoints.require(path, arrays, facts, shapes)
+        checkpoints.require(saved, facts, self._training.shapes)
         self._warn_of_other_bits(path, facts.get("machine"))
 
     def _warn_of_a_jump(self, path: Path, saved: object) -> None:

@@ -2,14 +2,17 @@
 
     runs/
         step-00000400/
-            arrays.npz       parameters, the optimizer's arrays, what narrow gradients have lost
-            manifest.json    where the run was; length and SHA-256 of arrays.npz
+            rank-0.arrays    what rank 0 keeps of parameters, the optimizer's arrays, buffers, and
+            rank-1.arrays    what narrow gradients have lost; another rank's part, if it keeps one
+            manifest.json    where the run was; what its model is; where each array is; length and
+                             SHA-256 of each file
         step-00000500/
         best                 name of the folder with the lowest loss, of validation or test
 
 A checkpoint is written into a folder with another name, the manifest last, every file is synced,
 and the folder is renamed: what is killed meanwhile leaves the checkpoints before it as they were.
-Files are read without pickle.
+Files are read without pickle. Arrays are named `parameter/NAME`, `state/SLOT/NAME`, `buffer/NAME`
+and `residual/NAME`, by the names of parameters: any number of ranks reads them.
 """
 
 from __future__ import annotations
@@ -29,25 +32,49 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.base.files import synchronise, write_atomically
+from mpicoll.train.driver.array_files import ArrayFiles
+from mpicoll.train.driver.first_format import FirstFormat
 from mpicoll.train.records import Epoch, upgraded
 
-_VERSION = 1
+_VERSION = 2
 _NAME = re.compile(r"(?:\.old-)?step-(\d{8,})")
+_DRAFT = re.compile(r"\.(step-\d{8,})\.\d+")
 #: Facts that say where a run was.
 _COUNTS = ("epoch", "position", "number", "updates", "skipped", "skipped_in_a_row", "good")
-_ARRAYS, _MANIFEST, _BEST = "arrays.npz", "manifest.json", "best"
+_MANIFEST, _BEST, _SEAL = "manifest.json", "best", "manifest_sha256"
+
+Facts = dict[str, Any]
+Arrays = ArrayFiles | FirstFormat
 
 
-def save(
-    folder: Path, step: int, arrays: Mapping[str, Array], facts: Mapping[str, Any], best: bool
-) -> Path:
-    """Write a checkpoint.
+def begin(folder: Path, step: int) -> Path:
+    """Make the folder in which a checkpoint is written, before it is there.
 
     Args:
         folder: Where all of the run are; made if need be.
         step: Steps made.
-        arrays: Arrays by name.
-        facts: What else there is to know, in JSON's types.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".step-{step:08}.{os.getpid()}"
+    discard(draft)
+    draft.mkdir()
+    return draft
+
+
+def discard(draft: Path) -> None:
+    """Remove what `begin` has made, with all that is in it."""
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def complete(draft: Path, facts: Mapping[str, Any], best: bool) -> Path:
+    """All files are written: let the checkpoint be there, in place of one of the same step.
+
+    Args:
+        draft: What `begin` has made; with the files that the facts name.
+        facts: What `array_files.write` says of them, and what else there is to know.
         best: Whether it is the best so far.
 
     Returns:
@@ -55,23 +82,22 @@ def save(
 
     Raises:
         OSError: It cannot be written; those before it are as they were.
+        ValueError: A file is not there, or parts of arrays are missing; likewise.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{step:08}"
-    draft, old = folder / f".{final.name}.{os.getpid()}", folder / f".old-{final.name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    match = _DRAFT.fullmatch(draft.name)
+    assert match is not None
+    folder = draft.parent
+    final, old = folder / match[1], folder / f".old-{match[1]}"
     try:
-        with open(draft / _ARRAYS, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        synchronise(draft / _ARRAYS)
-        manifest = {
-            "version": _VERSION,
-            "bytes": (draft / _ARRAYS).stat().st_size,
-            "sha256": _digest(draft / _ARRAYS),
-            **facts,
-        }
-        (draft / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        ArrayFiles(draft, facts)  # that all parts are there
+        for name, about in facts["files"].items():
+            file = draft / name
+            if not file.is_file() or file.stat().st_size != about["bytes"]:
+                raise ValueError(
+                    f"{file} is not as another rank has written it: keep checkpoints in a folder "
+                    "that all ranks share"
+                )
+        (draft / _MANIFEST).write_text(sealed(facts), encoding="utf-8")
         synchronise(draft / _MANIFEST)
         synchronise(draft)
         if final.exists():
@@ -81,13 +107,24 @@ def save(
     except BaseException:
         if old.exists() and not final.exists():
             old.rename(final)
-        shutil.rmtree(draft, ignore_errors=True)
+        discard(draft)
         raise
     shutil.rmtree(old, ignore_errors=True)
     if best:
         write_atomically(folder / _BEST, final.name + "\n")
     synchronise(folder)
     return final
+
+
+def sealed(facts: Mapping[str, Any]) -> str:
+    """The text of a manifest of these facts, with a hash of them."""
+    found = json.loads(json.dumps({"version": _VERSION, **facts}))
+    return json.dumps({**found, _SEAL: _hash_of(found)}, indent=1)
+
+
+def _hash_of(facts: Mapping[str, Any]) -> str:
+    text = json.dumps({k: v for k, v in facts.items() if k != _SEAL}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def prune(folder: Path, keep: int, step: int) -> None:
@@ -98,9 +135,7 @@ def prune(folder: Path, keep: int, step: int) -> None:
         keep: So many stay of those up to `step`, and the best.
         step: Steps made. Those of later steps are of another run, and stay.
     """
-    best = ""
-    with suppress(FileNotFoundError):
-        best = (folder / _BEST).read_text(encoding="utf-8").strip()
+    best = _best(folder)
     own = [path for number, path in _all(folder) if number <= step]
     for path in own[: -keep or None]:
         if path.name.removeprefix(".old-") != best:
@@ -116,80 +151,101 @@ def later(folder: Path, step: int) -> list[Path]:
     return [path for number, path in _all(folder) if number > step]
 
 
-def find(path: Path) -> Path:
-    """The checkpoint meant by a path: itself, or the last one in a folder of them.
+def find(path: Path, best: bool = False) -> Path:
+    """The checkpoint meant by a path: itself, or in a folder of them the last, or the best.
 
     Raises:
         FileNotFoundError: There is none.
     """
     if (path / _MANIFEST).is_file():
         return path
-    found = _all(path)
-    if not found:
+    known = _all(path)
+    if best and known:
+        name = _best(path)
+        for _, found in known:
+            if found.name.removeprefix(".old-") == name:
+                return found
+        raise FileNotFoundError(
+            f"{path} says of no checkpoint that it is the best: one is at the end of an epoch; "
+            "take the last"
+        )
+    if not known:
         raise FileNotFoundError(
             f"{path} holds no checkpoint: give a folder in which a run has kept them, or one of "
             f"its folders step-..."
         )
-    return found[-1][1]
+    return known[-1][1]
 
 
-def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Arrays and facts of a checkpoint.
+def read(path: Path) -> tuple[Arrays, Facts]:
+    """Arrays, none of which is read or verified yet, and facts of a checkpoint.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: Its manifest is damaged or of another version.
+    """
+    try:
+        facts = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(facts, dict):
+            raise ValueError("no JSON object")
+        if facts.get("version") == _VERSION and facts.get(_SEAL) != _hash_of(facts):
+            raise ValueError("it says other things than were written")
+    except ValueError as error:
+        raise ValueError(
+            f"{path / _MANIFEST} is damaged ({error}): take another checkpoint"
+        ) from None
+    if facts.get("version") not in (1, _VERSION):
+        raise ValueError(
+            f"{path} is a checkpoint of version {facts.get('version')}, this mpicoll reads version "
+            f"{_VERSION} and 1: take another checkpoint, or the mpicoll that wrote it"
+        )
+    return FirstFormat(path, facts) if facts["version"] == 1 else ArrayFiles(path, facts), facts
+
+
+def load(path: Path, kinds: tuple[str, ...] = ()) -> tuple[dict[str, Array], Facts]:
+    """Arrays and facts of a checkpoint, verified.
+
+    Args:
+        path: Its folder.
+        kinds: Of the arrays, as ``("parameter", "buffer")``; all, if none are given.
 
     Raises:
         FileNotFoundError: There is none.
         ValueError: It is damaged or of another version.
     """
-    try:
-        facts: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        if not isinstance(facts, dict):
-            raise ValueError("no JSON object")
-    except ValueError as error:
-        raise ValueError(
-            f"{path / _MANIFEST} is damaged ({error}): take another checkpoint"
-        ) from None
-    if facts.get("version") != _VERSION:
-        raise ValueError(
-            f"{path} is a checkpoint of version {facts.get('version')}, this mpicoll reads version "
-            f"{_VERSION}: take another checkpoint, or the mpicoll that wrote it"
-        )
-    size = (path / _ARRAYS).stat().st_size
-    if size != facts.get("bytes") or _digest(path / _ARRAYS) != facts.get("sha256"):
-        raise ValueError(
-            f"{path / _ARRAYS} is damaged: it has {size} bytes of {facts.get('bytes')}, or others "
-            "than were written; take another checkpoint"
-        )
-    with np.load(path / _ARRAYS, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}, facts
+    saved, facts = read(path)
+    saved.verify()
+    found = {
+        name: np.empty(shape, dtype)
+        for name, (dtype, shape) in saved.forms.items()
+        if not kinds or name.split("/")[0] in kinds
+    }
+    for name, array in found.items():
+        saved.read(name, 0, array.reshape(-1))
+    return found, facts
 
 
-def require(
-    path: Path,
-    arrays: Mapping[str, Array],
-    facts: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-) -> None:
+def require(saved: Arrays, facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a checkpoint that lacks something, before any of it is used.
 
     Args:
-        path: Its folder.
-        arrays, facts: What `load` has given.
+        saved, facts: What `read` has given.
         shapes: Name and shape of the arrays that a run needs.
 
     Raises:
         ValueError: An array or a fact is missing or of another form.
     """
+    path, forms = saved.folder, saved.forms
     for name, shape in shapes.items():
-        if name not in arrays:
+        if name not in forms:
             raise ValueError(
-                f"{path / _ARRAYS} has no array {name}, and the run needs it: take another "
-                "checkpoint"
+                f"{path} has no array {name}, and the run needs it: take another checkpoint"
             )
-        if arrays[name].shape != shape or arrays[name].dtype.kind != "f":
+        dtype, found = forms[name]
+        if found != shape or (dtype.kind != "f" and not name.startswith("buffer/")):
             raise ValueError(
-                f"{path / _ARRAYS}: array {name} is {arrays[name].dtype} of shape "
-                f"{arrays[name].shape}, and the run needs floating-point numbers of shape {shape}: "
-                "take another checkpoint"
+                f"{path}: array {name} is {dtype} of shape {found}, and the run needs "
+                f"floating-point numbers of shape {shape}: take another checkpoint"
             )
     for name in _COUNTS:
         if not isinstance(facts.get(name), int) or facts[name] < 0:
@@ -213,6 +269,13 @@ def require(
         )
 
 
+def _best(folder: Path) -> str:
+    """Name of the best checkpoint, "" where there is none."""
+    with suppress(FileNotFoundError):
+        return (folder / _BEST).read_text(encoding="utf-8").strip()
+    return ""
+
+
 def _all(folder: Path) -> list[tuple[int, Path]]:
     """Steps and folders of complete checkpoints, oldest first.
 
@@ -224,11 +287,3 @@ def _all(folder: Path) -> list[tuple[int, Path]]:
         if match and (path / _MANIFEST).is_file():
             found[int(match[1])] = path
     return sorted(found.items())
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -104,7 +104,7 @@ def run(
     setup, measuring = _prepare(config, comm, *given, measures)
     config, workers = setup.config, setup.workers
     training = strategy_of(config).make(setup)
-    checkpoints = Checkpointing(config, workers, training, setup.dataset.about)
+    checkpoints = Checkpointing(setup, training)
     stacks = Stacks(workers, config.hang_after)
     observers: Observers | None = None
     try:

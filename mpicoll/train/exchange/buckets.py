@@ -8,7 +8,7 @@ all of them in every step, also on a rank that failed: so no rank waits for anot
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -132,17 +132,15 @@ class Exchange:
         for transfer in self._transfers:
             transfer.commit()
 
-    def residual(self) -> Array | None:
-        """What narrow formats have lost so far on this rank, in one vector; None if nothing."""
-        parts = [transfer.residual() for transfer in reversed(self._transfers)]
-        return None if parts[0] is None else np.concatenate([p for p in parts if p is not None])
+    def residuals(self) -> Iterator[tuple[int, Array]]:
+        """Where each bucket begins, and what narrow formats have lost of it on this rank so far.
 
-    def set_residual(self, values: Array) -> None:
-        """Put back what `residual` gave."""
-        for (start, end), transfer in zip(self.bounds, self._transfers, strict=True):
+        The arrays may be changed in place; there are none where nothing is lost.
+        """
+        for (start, _), transfer in zip(self.bounds, self._transfers, strict=True):
             residual = transfer.residual()
             if residual is not None:
-                residual[...] = values[start:end]
+                yield start, residual
 
     def free(self) -> None:
         """Free the plans; collective."""

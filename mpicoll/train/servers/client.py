@@ -100,11 +100,16 @@ class Client:
         self._take_answers(self._weights)
         self._wait(lambda: all(m.done() for m in (*self._outgoing, *self._questions)))
 
-    def fetch(self, slot: int, target: Array) -> None:
-        """Get an array of the optimizer, of all shards, between two epochs."""
+    def fetch(self, slot: int) -> list[tuple[int, Array]]:
+        """Get an array of the optimizer, of all shards, between two epochs.
+
+        Returns:
+            Where each part begins, and the part: what was received, until the next answer is.
+        """
         for number in self._answering:
             self._ask(number, messages.FETCH, slot)
-        self._take_answers(target)
+        self._await_answers()
+        return [(self._ranges[n].start, answer.values) for n, answer in self._answers.items()]
 
     def renew(self, moved: Sequence[int]) -> None:
         """Other ranks answer for some shards than did: send them what was not answered.
@@ -146,14 +151,17 @@ class Client:
 
     def _take_answers(self, target: Array) -> float:
         """Wait for the answers of all shards, and put them into a vector."""
-        self._wait(lambda: all(answer.done() for answer in self._answers.values()))
-        self._asked.clear()
-        self._pushed.clear()
+        self._await_answers()
         for number, answer in self._answers.items():
             shard = self._ranges[number]
             put(target[shard.start : shard.end], answer.values)
             self._versions[number] = int(answer.head[messages.UPDATES])
         return self._facts(self._answers[self._answering[0]].head)
+
+    def _await_answers(self) -> None:
+        self._wait(lambda: all(answer.done() for answer in self._answers.values()))
+        self._asked.clear()
+        self._pushed.clear()
 
     def _facts(self, head: NDArray[np.float64]) -> float:
         """Note what the first shard says; the clock at which to stop."""

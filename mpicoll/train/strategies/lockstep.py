@@ -17,21 +17,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.base.arrays import Array, host, hosted, put
+from mpicoll.base.arrays import Array, host
 from mpicoll.train import optimizers
 from mpicoll.train.data.sampler import shared
 from mpicoll.train.exchange import tree
 from mpicoll.train.exchange.buckets import Exchange, split
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.models.flat import Flat
-from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together
+from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
-from mpicoll.train.strategies.training import Setup, Training
+from mpicoll.train.strategies.training import Saved, Setup, Training
 
 #: Steps without overflow after which the loss scale is doubled, and its highest value.
 _PATIENCE, _HIGHEST = 2000, 2.0**24
-#: What a snapshot holds beside arrays.
+#: What a checkpoint holds beside arrays.
 _COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
 # Places in the header of an exchange; the seconds each rank computed come after them, then the loss
 # of each part of the batch. Who has nothing to say of a place leaves a zero: sums are exact.
@@ -123,38 +123,52 @@ class Trainer(Training):
         for plan in self._sharing:
             plan.Free()
 
-    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays = self._arrays()
-        residual = self._exchange.residual()
-        if residual is not None:
-            # What the ranks have lost, they have lost together.
-            self._workers.sum(residual)
-            arrays["residual"] = residual
-        return hosted(arrays), {name: getattr(self, name) for name in _COUNTERS}
+    def counters(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _COUNTERS}
 
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+    def _kept(self) -> Iterator[tuple[str, int, Array]]:
         first = self._workers.rank == 0
-        for slot, whole in self._restored(arrays):
-            owned = [whole[s:e] for s, e in self._exchange.owned]
-            self._state[slot][...] = np.concatenate(owned or [whole[:0]])
-        residual = self._exchange.residual()
-        if residual is not None:
-            residual[...] = 0.0
-            if first and "residual" in arrays:
-                put(residual, arrays["residual"])
-            self._workers.broadcast(residual)
-            self._exchange.set_residual(residual / self._workers.size)
+        if self._sharded or first:
+            for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
+                yield "parameter", start, self.weights.vector[start:end]
+                for slot, values in state.items():
+                    yield f"state/{slot}", start, values
+        for start, residual in self._exchange.residuals():
+            # What the ranks have lost, they have lost together.
+            lost = residual.copy()
+            self._workers.sum(lost)
+            if first:
+                yield "residual", start, lost
+
+    @property
+    def readers(self) -> range:
+        return range(self._workers.size if self._sharded else 1)
+
+    def restore(self, saved: Saved, counters: Mapping[str, Any]) -> None:
+        self._restore_model(saved)
+        with together(self._workers, "reading a checkpoint"):
+            if self._workers.rank in self.readers:
+                for (start, _), state in zip(self._exchange.owned, self._states, strict=True):
+                    for slot, values in state.items():
+                        self._read(saved, f"state/{slot}", start, values)
+        if not self._sharded:
+            for values in self._state.values():
+                self._workers.broadcast(values)
+        for start, residual in self._exchange.residuals():
+            self._restore_residual(saved, start, residual)
         self._take_over()
         for name in _COUNTERS:
-            setattr(self, name, facts[name])
+            setattr(self, name, counters[name])
 
-    def _whole(self, slot: str) -> Array:
-        whole = np.zeros_like(self.weights.vector)
-        for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
-            whole[start:end] = state[slot]
-        if self._sharded:
-            self._workers.sum(whole)  # all but one are zeros
-        return whole
+    def _restore_residual(self, saved: Saved, start: int, residual: Array) -> None:
+        """Give each rank an even share of what was lost; nothing, if nothing is known of it."""
+        residual[...] = 0.0
+        if all(f"residual/{name}" in saved for name in self.weights.views):
+            with together(self._workers, "reading a checkpoint"):
+                if self._workers.rank == 0:
+                    self._read(saved, "residual", start, residual)
+            self._workers.broadcast(residual)
+            residual /= self._workers.size
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
         self.position = done

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.base.arrays import Array, hosted
+from mpicoll.base.arrays import Array, put
 from mpicoll.base.json_lines import Appender, Attempt
 from mpicoll.train.ranks.health import RankLost
 from mpicoll.train.ranks.waiting import time_limit, wait_until
@@ -33,9 +33,9 @@ from mpicoll.train.servers.replica import Replica
 from mpicoll.train.servers.server import Server
 from mpicoll.train.servers.shard import Push, Shard
 from mpicoll.train.strategies import placement
-from mpicoll.train.strategies.training import Setup, Training
+from mpicoll.train.strategies.training import Saved, Setup, Training
 
-#: What a snapshot holds of the run's counters; the others are as at the start.
+#: What a checkpoint holds of the run's counters; the others are as at the start.
 _COUNTERS = ("number", "updates", "skipped")
 
 
@@ -127,17 +127,24 @@ class ServerTrainer(Training):
         self._agree(f"epoch {epoch}", clock, mine, losses, failure)
         self.position = done + self.number - first
 
-    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        # Of the same parts as in lockstep.
-        facts = {name: getattr(self, name) for name in _COUNTERS}
-        return hosted(self._arrays()), {**facts, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
+    def counters(self) -> dict[str, Any]:
+        # The same as in lockstep.
+        counters = {name: getattr(self, name) for name in _COUNTERS}
+        return {**counters, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
 
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-        for slot, whole in self._restored(arrays):
-            self._put(slot, whole)
-        self._put(None, self.weights.vector)
+    def _kept(self) -> Iterator[tuple[str, int, Array]]:
+        if self._workers.rank == 0:
+            yield "parameter", 0, self.weights.vector
+        for slot in self.slots:
+            for start, values in self._fetched(slot):
+                yield f"state/{slot}", start, values
+
+    def restore(self, saved: Saved, counters: Mapping[str, Any]) -> None:
+        for slot, start, values in self._restored(saved):
+            self._put(slot, start, values)
+        self._put(None, 0, self.weights.vector)
         for name in _COUNTERS:
-            setattr(self, name, facts[name])
+            setattr(self, name, counters[name])
         for server in self._servers.values():
             server.shard.updates = self.updates
             server.shard.skipped = self.skipped
@@ -296,26 +303,34 @@ class ServerTrainer(Training):
         self._workers.broadcast(self.weights.vector)
         if self._whole_here:
             # The order of pushes differs between ranks, and with it rounding or more: go on alike.
-            self._put(None, self.weights.vector)
+            self._put(None, 0, self.weights.vector)
             for slot in self.slots:
-                whole = self._whole(slot)
+                whole = np.empty_like(self.weights.vector)
+                for start, values in self._fetched(slot):
+                    put(whole[start : start + values.size], values)
                 self._workers.broadcast(whole)
-                self._put(slot, whole)
+                self._put(slot, 0, whole)
 
-    def _whole(self, slot: str) -> Array:
-        whole = np.zeros_like(self.weights.vector)
+    def _fetched(self, slot: str) -> list[tuple[int, Array]]:
+        """Where each shard's part of an array of the optimizer begins, and the part; collective.
+
+        On rank 0, until it fetches again; nothing on the others.
+        """
+        found: list[tuple[int, Array]] = []
         if self._workers.rank == 0:
             assert self._client is not None
-            self._client.fetch(self.slots.index(slot), whole)
+            found = self._client.fetch(self.slots.index(slot))
         self._workers.meet()
-        return whole
+        return found
 
-    def _put(self, slot: str | None, whole: Array) -> None:
-        """Give this rank's shards their parts of an array."""
+    def _put(self, slot: str | None, start: int, values: Array) -> None:
+        """Give this rank's shards what is theirs of a part of a vector, of weights or a slot."""
         for number, server in self._servers.items():
             own = self._shards[number]
-            target = server.shard.weights if slot is None else server.shard.state[slot]
-            target[...] = whole[own.start : own.end]
+            low, high = max(own.start, start), min(own.end, start + values.size)
+            if low < high:
+                target = server.shard.weights if slot is None else server.shard.state[slot]
+                target[low - own.start : high - own.start] = values[low - start : high - start]
 
 
 def _write_trace(path: Path, shard: Shard, stamp: Attempt) -> None:

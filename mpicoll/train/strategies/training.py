@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mpicoll.base.arrays import Array, put
+from mpicoll.base.arrays import Array
 from mpicoll.base.json_lines import Attempt
 from mpicoll.train import schedules
 from mpicoll.train.config import Config
@@ -17,7 +17,7 @@ from mpicoll.train.data import Dataset
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer
-from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.ranks.workers import Workers, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.gradients import Gradients
 
@@ -48,6 +48,40 @@ class Setup:
     optimizer: Optimizer
 
 
+class Part(NamedTuple):
+    """A part of an array that a checkpoint keeps.
+
+    Attributes:
+        name: Of the array, as `parameter/NAME`, `state/SLOT/NAME` or `buffer/NAME`.
+        shape: Of the whole array.
+        start: First element of the part, of all in C order.
+        values: Shape (elements,), on any device.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    values: Array
+
+
+class Saved(Protocol):
+    """The arrays of a checkpoint, by the names of `Part`."""
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def read(self, name: str, start: int, target: Array) -> None:
+        """Fill an array, of one axis on any device, with elements of one that is here.
+
+        Args:
+            name: Its name.
+            start: The first of them, of all in C order.
+            target: Where they go, as many as it has.
+
+        Raises:
+            OSError, ValueError: They cannot be read.
+        """
+
+
 class Training(ABC):
     """The state of a run; every method is collective.
 
@@ -57,6 +91,8 @@ class Training(ABC):
 
     Attributes:
         weights: Parameters.
+        buffers: Other arrays of the model by name, equal on all ranks where a checkpoint is
+            written or read.
         slots: Names of the arrays that the optimizer keeps.
         sampler: Global batches of a step, `accumulate` batches each.
         number: Steps made, those skipped included.
@@ -78,6 +114,7 @@ class Training(ABC):
         config, workers = self._config, self._workers = setup.config, setup.workers
         self.weights, self._optimizer = setup.weights, setup.optimizer
         self.slots = setup.optimizer.slots
+        self.buffers: dict[str, Array] = {}
         self._source = Gradients(
             config, setup.dataset, setup.model, setup.weights, index, count, own
         )
@@ -125,16 +162,39 @@ class Training(ABC):
         """
 
     @abstractmethod
-    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """All that the next step depends on: arrays, whole on rank 0, and numbers."""
+    def counters(self) -> dict[str, Any]:
+        """Numbers that the next step depends on, beside arrays; in JSON's types."""
+
+    def parts(self) -> Iterator[Part]:
+        """What this rank keeps of the arrays that the next step depends on.
+
+        All ranks iterate to the end, together; all their parts make up each array exactly.
+        """
+        for kind, start, values in self._kept():
+            for name, (first, last) in self.weights.spans.items():
+                low, high = max(first, start), min(last, start + values.size)
+                if low < high or first == last == low == high:
+                    piece = values[low - start : high - start]
+                    yield Part(f"{kind}/{name}", self.weights.views[name].shape, low - first, piece)
+        if self._workers.rank == 0:
+            for name, buffer in self.buffers.items():
+                yield Part(f"buffer/{name}", buffer.shape, 0, buffer.reshape(-1))
+
+    @property
+    def readers(self) -> range:
+        """Ranks that read a checkpoint: the first, which tells the others, unless it is said."""
+        return range(1)
 
     @abstractmethod
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-        """Go back to a snapshot, perhaps of another number of ranks or another strategy.
+    def restore(self, saved: Saved, counters: Mapping[str, Any]) -> None:
+        """Go back to what was kept, perhaps by another number of ranks or another strategy.
 
         Args:
-            arrays: On rank 0; of the same parameters and optimizer.
-            facts: On all ranks.
+            saved: Arrays of the same parameters and optimizer; only `readers` read them.
+            counters: As `counters`, on all ranks.
+
+        Raises:
+            TrainingError: An array cannot be read; on all ranks.
         """
 
     @abstractmethod
@@ -152,32 +212,56 @@ class Training(ABC):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of each array that a snapshot must have."""
+        """Name and shape of each array that a checkpoint must have."""
+        views = self.weights.views
         return {
-            **{f"parameter/{name}": view.shape for name, view in self.weights.views.items()},
-            **{f"state/{slot}": self.weights.vector.shape for slot in self.slots},
-        }
-
-    def _arrays(self) -> dict[str, Array]:
-        """The arrays of a snapshot: parameters, and those that the optimizer keeps."""
-        return {
-            **{f"parameter/{name}": view for name, view in self.weights.views.items()},
-            **{f"state/{slot}": self._whole(slot) for slot in self.slots},
+            **{f"parameter/{name}": view.shape for name, view in views.items()},
+            **{f"state/{s}/{name}": view.shape for s in self.slots for name, view in views.items()},
+            **{f"buffer/{name}": buffer.shape for name, buffer in self.buffers.items()},
         }
 
     @abstractmethod
-    def _whole(self, slot: str) -> Array:
-        """An array of the optimizer, of all ranks' parts; of use on rank 0."""
+    def _kept(self) -> Iterator[tuple[str, int, Array]]:
+        """What this rank keeps of vectors laid out as the parameters are.
 
-    def _restored(self, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-        """Restore the parameters; then yield, on all ranks, each array of the optimizer, whole."""
-        first = self._workers.rank == 0
-        if first:
-            self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
-        self._workers.broadcast(self.weights.vector)
+        All ranks iterate to the end, together.
+
+        Yields:
+            What the vector is (`parameter`, `state/SLOT`), where in it a part begins, the part.
+        """
+
+    def _restore_model(self, saved: Saved) -> None:
+        """Restore parameters and buffers: rank 0 reads, all ranks have them."""
+        with together(self._workers, "reading a checkpoint"):
+            if self._workers.rank == 0:
+                self._read(saved, "parameter", 0, self.weights.vector)
+                for name, buffer in self.buffers.items():
+                    saved.read(f"buffer/{name}", 0, buffer.reshape(-1))
+        for values in (self.weights.vector, *self.buffers.values()):
+            self._workers.broadcast(values)
+
+    def _restored(self, saved: Saved) -> Iterator[tuple[str, int, Array]]:
+        """Restore the model; then yield, on all ranks, the optimizer's arrays one at a time.
+
+        Yields:
+            Slot, where in the vector of parameters the values begin, and the values, until the
+            next ones come.
+        """
+        self._restore_model(saved)
+        spans = self.weights.spans.values()
+        space = np.empty_like(self.weights.vector[: max(end - start for start, end in spans)])
         for slot in self.slots:
-            whole = np.empty_like(self.weights.vector)
-            if first:
-                put(whole, arrays[f"state/{slot}"])
-            self._workers.broadcast(whole)
-            yield slot, whole
+            for start, end in spans:
+                values = space[: end - start]
+                with together(self._workers, "reading a checkpoint"):
+                    if self._workers.rank == 0:
+                        self._read(saved, f"state/{slot}", start, values)
+                self._workers.broadcast(values)
+                yield slot, start, values
+
+    def _read(self, saved: Saved, kind: str, start: int, target: Array) -> None:
+        """Read a part of a vector that is laid out as the parameters are; not collective."""
+        for name, (first, last) in self.weights.spans.items():
+            low, high = max(first, start), min(last, start + target.size)
+            if low < high:
+                saved.read(f"{kind}/{name}", low - first, target[low - start : high - start])

@@ -1,0 +1,54 @@
+"""``mpicoll evaluate``: how good a trained model is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from mpicoll.cli import output, session
+from mpicoll.cli.errors import UsageError, one_of
+from mpicoll.cli.options import Best, Json, Run
+
+
+def command(
+    run: Run,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DATASET", help="Other data than the run's, as `mpicoll train` does."),
+    ] = None,
+    part: Annotated[
+        str, typer.Option("--set", metavar="SET", help="Of the data: validation or test.")
+    ] = "test",
+    best: Best = False,
+    json: Json = False,
+) -> int:
+    """Measure the model of a checkpoint on a part of the data that it was not trained on.
+
+    Under a launcher the samples are cut over the ranks.
+    """
+    from mpicoll.train import threads
+
+    # Before anything loads NumPy.
+    threads.limit_blas_threads()
+    from mpicoll.train import TrainingError, evaluate
+    from mpicoll.train.driver.evaluation import SETS
+
+    one_of("--set", part, SETS)
+    comm = session.communicator()
+    try:
+        found = evaluate(run, comm, data=data, part=part, best=best)
+    except TrainingError as error:
+        raise UsageError(str(error)) from error
+    if comm.Get_rank():
+        return 0
+    if json:
+        output.facts(asdict(found))
+        return 0
+    measures = ", ".join(f"{name} {value:.4f}" for name, value in found.measures.items())
+    output.text(
+        f"{found.checkpoint}: step {found.step}, epoch {found.epoch}\n"
+        f"{part} set of {found.data}, {found.samples:,} samples: {measures}"
+    )
+    return 0
