@@ -56,6 +56,8 @@ def write(path: Path, parts: Iterable[Part]) -> tuple[Facts, Exception | None]:
             found = file.close()
     except Exception as error:
         failure = failure or error
+    if isinstance(failure, OSError):
+        failure.filename = failure.filename or str(path)  # of a full disk, nobody says which
     return found, failure
 
 
