@@ -56,6 +56,8 @@ def write(path: Path, parts: Iterable[Part]) -> tuple[Facts, Exception | None]:
             found = file.close()
     except Exception as error:
         failure = failure or error
+    if isinstance(failure, OSError) and failure.errno and not failure.filename:
+        failure.filename = str(path)  # a full disk does not say which file
     return found, failure
 
 
