@@ -267,6 +267,7 @@ def test_a_checkpoint_that_an_older_mpicoll_wrote_goes_on():
     config = {"batch": 8, "epochs": 3, "model": "mlp", "hidden": (5,), "dtype": "float64"}
     resumed = run(Config(resume=str(folder), **config), dataset=blobs())
     assert (resumed.beginning.step, resumed.beginning.epoch, resumed.steps) == (10, 2, 21)
+    assert resumed.history[0].test == {"accuracy": 0.32}
     differences = parity.differences(
         resumed.parameters, run(Config(**config), dataset=blobs()).parameters
     )

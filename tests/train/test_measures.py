@@ -212,20 +212,6 @@ def test_an_epoch_of_an_older_version_is_read():
     assert upgraded(upgraded(OLD)) == upgraded(OLD)
 
 
-def test_a_checkpoint_of_an_older_version_goes_on(tmp_path):
-    config = {"batch": 16, "checkpoint": str(tmp_path)}
-    run(Config(epochs=1, **config), dataset=clouds())
-    (path,) = tmp_path.glob("step-*/manifest.json")
-    facts = json.loads(path.read_text())
-    del facts["losses"]
-    path.write_text(json.dumps({**facts, "history": [OLD]}))
-    result = run(Config(epochs=2, resume="auto", **config), dataset=clouds())
-    assert result.history[0].test == {"accuracy": 0.625}
-    assert (tmp_path / "best").read_text() == "step-00000014\n"
-    whole = run(Config(epochs=2, batch=16), dataset=clouds())
-    assert result.history[1].loss == whole.history[1].loss
-
-
 def test_metrics_of_an_older_version_are_shown(tmp_path):
     pytest.importorskip("plotly")
     from mpicoll.report import training
