@@ -74,11 +74,11 @@ ORDER = {
         "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
-        "__init__ > driver > pytorch distributed > strategies > config > servers > exchange > "
-        "ranks > models > data > optimizers schedules > records threads history options registry"
+        "__init__ > driver > pytorch jax distributed > strategies > config > servers > exchange > "
+        "ranks > models > data > groups > optimizers schedules > records threads history options registry"
     ),
     "mpicoll.train.data": (
-        "__init__ feeds > datasets > augment numpy_files labels > draws batch rows sampler"
+        "__init__ feeds loaders > datasets > augment numpy_files labels > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire",
     "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",
@@ -90,7 +90,7 @@ ORDER = {
     "mpicoll.train.driver": (
         "__init__ > console > loop > observers checkpointing data_servers > "
         "board metrics checkpoints bits memory > "
-        "failure_detector parity predicted config_file"
+        "callbacks failure_detector parity predicted config_file"
     ),
 }
 

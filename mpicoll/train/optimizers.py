@@ -8,7 +8,7 @@ the same bits as by the statements here, which serve all others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from mpicoll import _kernels
 from mpicoll.base.arrays import Array
 
 State = Mapping[str, Array]
+#: As `Optimizer.update`.
+Update = Callable[[Array, Array, State, float, int], object]
 
 
 class Optimizer(Protocol):
@@ -121,6 +123,27 @@ class Adam(Optimizer):
         np.divide(mean, gradient, out=gradient)
         gradient *= rate
         weights -= gradient
+
+
+@dataclass(frozen=True)
+class Function(Optimizer):
+    """An optimizer that is a function.
+
+    Attributes:
+        function: Called as `Optimizer.update`.
+        slots: As of `Optimizer`.
+    """
+
+    function: Update
+    slots: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def update(self, weights: Array, gradient: Array, state: State, lr: float, step: int) -> None:
+        self.function(weights, gradient, state, lr, step)
 
 
 def _compiled(*arrays: Array) -> bool:

@@ -5,7 +5,8 @@ import pytest
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import Config, run
+from float64 import Config
+from mpicoll.train import run
 from mpicoll.train.driver import parity
 from mpicoll.train.ranks.workers import AllReduceWorkers
 from mpicoll.train.strategies import apart

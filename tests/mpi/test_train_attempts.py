@@ -12,7 +12,8 @@ from mpi4py import MPI
 
 from mpicoll.base.json_lines import Attempt
 from mpicoll.base.locks import Lock
-from mpicoll.train import Config, TrainingError, history, run
+from float64 import Config
+from mpicoll.train import TrainingError, history, run
 from mpicoll.train.driver import checkpointing, checkpoints
 
 pytestmark = [

@@ -8,7 +8,8 @@ import pytest
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import MLP, Config, TrainingError, run
+from float64 import Config, MLP
+from mpicoll.train import TrainingError, run
 from mpicoll.train.driver import checkpoints, parity
 
 pytestmark = pytest.mark.mpi

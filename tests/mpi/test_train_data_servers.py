@@ -11,7 +11,8 @@ import pytest
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import Config, Dataset, TrainingError, run
+from float64 import Config
+from mpicoll.train import Dataset, TrainingError, run
 from mpicoll.train.data.rows import Rows
 from mpicoll.train.driver import parity
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.train import Config, Dataset, run
+from float64 import Config
+from mpicoll.train import Dataset, run
 
 pytestmark = pytest.mark.mpi
 

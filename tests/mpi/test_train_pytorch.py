@@ -8,7 +8,8 @@ import pytest
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import Config, DistributedSampler, TrainingError, run
+from float64 import Config
+from mpicoll.train import DistributedSampler, TrainingError, run
 from mpicoll.train.data.sampler import Sampler
 
 if MPI.COMM_WORLD.size > 3:

@@ -11,7 +11,8 @@ import pytest
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import Config, TrainingError, run
+from float64 import Config
+from mpicoll.train import TrainingError, run
 from mpicoll.train.driver import checkpoints, memory, parity
 
 pytestmark = [

@@ -13,7 +13,8 @@ import staleness
 from clouds import clouds
 from mpi4py import MPI
 
-from mpicoll.train import MLP, Config, TrainingError, history, run
+from float64 import Config, MLP
+from mpicoll.train import TrainingError, history, run
 from mpicoll.train.driver import checkpoints, parity
 from mpicoll.train.servers import consistency
 

@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from float64 import MLP, Config, convnet
 from mpicoll.train import (
-    MLP,
-    Config,
     Dataset,
     DistributedOptimizer,
     DistributedSampler,
     TrainingError,
     average_gradients,
     broadcast_parameters,
-    convnet,
     optimizers,
     run,
 )

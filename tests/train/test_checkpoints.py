@@ -16,7 +16,8 @@ import pytest
 
 from mpicoll.base.locks import Lock
 from mpicoll.cli import main
-from mpicoll.train import Config, Dataset, TrainingError, run
+from float64 import Config
+from mpicoll.train import Dataset, TrainingError, run
 from mpicoll.train.driver import checkpointing, checkpoints
 
 ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(2, np.float32)}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mpicoll.train.data import draws
+from float64 import MLP, convnet
 from mpicoll.train.models import (
-    MLP,
     Batch,
     Convolution,
     Dense,
@@ -13,7 +13,6 @@ from mpicoll.train.models import (
     MaxPool,
     Reshape,
     Sequential,
-    convnet,
 )
 
 

@@ -7,12 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from mpicoll.train import Config, Dataset, TrainingError, run, threads
+from float64 import Config, MLP
+from mpicoll.train import Dataset, TrainingError, run, threads
 from mpicoll.train.data.datasets import load_mnist5k
 from mpicoll.train.data.sampler import Sampler
 from mpicoll.train.driver import parity
 from mpicoll.train.exchange import transfers
-from mpicoll.train.models import MLP, Batch
+from mpicoll.train.models import Batch
 from mpicoll.train.models.flat import Flat
 
 
