@@ -75,7 +75,8 @@ ORDER = {
     ),
     "mpicoll.train": (
         "__init__ > driver > pytorch jax distributed > strategies > config > servers > exchange > "
-        "ranks > models > data > groups > optimizers schedules > records threads history options registry"
+        "ranks > models > data > groups > optimizers schedules > "
+        "records threads history options registry"
     ),
     "mpicoll.train.data": (
         "__init__ feeds loaders > datasets > augment numpy_files labels > draws batch rows sampler"

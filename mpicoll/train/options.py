@@ -123,11 +123,6 @@ class Options:
     algorithm: str | None = option(
         None, "All-reduce algorithm of the gradients; auto, the default: the tuned choice."
     )
-    """In a program, None stands for auto. By an algorithm, arrays on GPUs go through the host."""| None = option(
-        "default",
-        "All-reduce algorithm of the gradients; auto: the tuned choice; default: ring, on GPUs "
-        "auto.",
-    )
     """In a program, None stands for auto. By an algorithm, arrays on GPUs go through the host."""
     bucket: int | str | None = option(
         None,

@@ -37,7 +37,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-__all__ = ["DistributedOptimizer", "TorchLayer", "TorchModel", "TorchSchedule", "arrays", "from_loader"]
+__all__ = [
+    "DistributedOptimizer",
+    "TorchLayer",
+    "TorchModel",
+    "TorchSchedule",
+    "arrays",
+    "from_loader",
+]
 
 
 def arrays(module: torch.nn.Module) -> dict[str, Array]:
@@ -296,7 +303,7 @@ class DistributedOptimizer:
 class TorchSchedule:
     """A scheduler of `torch.optim.lr_scheduler`, for `mpicoll.train.run(..., schedule=...)`.
 
-        schedule = TorchSchedule(lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=1000), 0.1)
+        schedule = TorchSchedule(lambda optimizer: StepLR(optimizer, step_size=1000), lr=0.1)
 
     It is stepped once for each step of the run, from the first on, also of a run that goes on.
 

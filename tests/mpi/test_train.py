@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from float64 import MLP, Config
 from mpi4py import MPI
 
-from float64 import Config, MLP
 from mpicoll.train import Dataset, TrainingError, main, run
 from mpicoll.train.data import DATASETS
 from mpicoll.train.driver import parity

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 from mpi4py import MPI
 
-from float64 import Config
 from mpicoll.train import run
 from mpicoll.train.driver import parity
 from mpicoll.train.ranks.workers import AllReduceWorkers

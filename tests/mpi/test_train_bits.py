@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import MLP, Config
 from mpi4py import MPI
 
-from float64 import Config, MLP
 from mpicoll.train import TrainingError, run
 from mpicoll.train.driver import checkpoints, parity
 

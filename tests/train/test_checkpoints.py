@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from float64 import Config
 
 from mpicoll.base.locks import Lock
 from mpicoll.cli import main
-from float64 import Config
 from mpicoll.train import Dataset, TrainingError, run
 from mpicoll.train.driver import checkpointing, checkpoints
 

@@ -1,5 +1,7 @@
 """Groups of parameters: rates and decays of their own, cut as their vector is cut."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from clouds import clouds
@@ -57,7 +59,7 @@ def test_parts_are_updated_as_the_whole(cuts):
     optimizer = grouped(make("adamw", decay=0.1), flat.views, GROUPS, "matrices")
     gradient = np.random.default_rng(4).standard_normal(23)
     optimizer.update(flat.vector, gradient.copy(), empty_state(optimizer, flat.vector), 0.1, 1)
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         own, weights = part_of(optimizer, start, end), cut.vector[start:end]
         own.update(weights, gradient[start:end].copy(), empty_state(own, weights), 0.1, 1)
     assert np.array_equal(flat.vector, cut.vector)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from float64 import MLP, convnet
 
 from mpicoll.train.data import draws
-from float64 import MLP, convnet
 from mpicoll.train.models import (
     Batch,
     Convolution,

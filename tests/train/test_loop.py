@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
+from float64 import MLP, Config
 
-from float64 import Config, MLP
 from mpicoll.train import Dataset, TrainingError, run, threads
 from mpicoll.train.data.datasets import load_mnist5k
 from mpicoll.train.data.sampler import Sampler

@@ -7,7 +7,7 @@ import pytest
 from clouds import clouds
 
 from mpicoll.base import arrays
-from mpicoll.train import MLP, Config, Dataset, TrainingError, run
+from mpicoll.train import MLP, Config, TrainingError, run
 from mpicoll.train.models import Batch, Dense, Sequential, SquaredError, transformer
 from mpicoll.train.models.precision import computing
 
@@ -47,8 +47,9 @@ def test_a_layer_rounds_once(dtype):
 def test_sums_over_many_samples_are_not_rounded_on_their_way(dtype):
     """In bfloat16 a sum of ones would end at 256, in float16 at 2048."""
     model = Sequential([Dense(1)], (1,), "float32", SquaredError())
-    narrow = {n: np.zeros(a.shape, arrays.dtype_of(dtype)) for n, a in
-              model.initial_parameters(0).items()}
+    narrow = {
+        n: np.zeros(a.shape, arrays.dtype_of(dtype)) for n, a in model.initial_parameters(0).items()
+    }
     inputs = np.ones((5000, 1), arrays.dtype_of(dtype))
     targets = np.full((5000, 1), -0.5, np.float32)
     _, gradients = model.loss_and_gradients(narrow, Batch(inputs, targets, 1))
@@ -57,8 +58,9 @@ def test_sums_over_many_samples_are_not_rounded_on_their_way(dtype):
 
 def test_numbers_of_tokens_are_not_rounded():
     model = transformer(1000, 4, 8, 1, 2)
-    narrow = {n: a.astype(arrays.dtype_of("bfloat16")) for n, a in
-              model.initial_parameters(0).items()}
+    narrow = {
+        n: a.astype(arrays.dtype_of("bfloat16")) for n, a in model.initial_parameters(0).items()
+    }
     texts = np.array([[999, 998, 997, 996, 995]])
     loss, gradients = model.loss_and_gradients(narrow, Batch(texts[:, :-1], texts[:, 1:], 1))
     assert np.isfinite(loss)
@@ -104,19 +106,18 @@ def test_small_updates_are_not_lost(dtype):
 
 
 def test_slopes_that_float16_loses_are_kept_by_the_scale():
-    """Of each sample, 1e-9: nothing in float16, unless the loss is scaled."""
-    config = {"dtype": "float16", "optimizer": "sgd", "lr": 1.0, "batch": 1000, "epochs": 1}
-    inputs = np.full((2, 1), 1e-4)
-    data = Dataset("small", 2, inputs, np.array([0, 0]), inputs, np.array([0, 0]))
-    moved = []
+    """Between the layers they are 1e-10: less than the least number of float16."""
+    model = Sequential([Dense(1), Dense(1)], (1,), "float32", SquaredError())
+    wide = {name: np.zeros_like(array) for name, array in model.initial_parameters(0).items()}
+    wide["layer2.weight"][:] = 1e-4
+    narrow = {name: array.astype(np.float16) for name, array in wide.items()}
+    inputs, targets = np.ones((1, 1), np.float16), np.full((1, 1), -5e-7, np.float32)
+    found = []
     for scale in (1.0, 65536.0):
-        model = Sequential([Dense(3), Dense(2)], (1,), "float32")
-        first = model.initial_parameters(0)
-        first["layer2.weight"] *= 1e-4
-        model.initial_parameters = lambda seed, first=first: first
-        last = run(Config(loss_scale=scale, **config), dataset=data, model=model).parameters
-        moved.append(bool((last["layer1.weight"] != first["layer1.weight"]).any()))
-    assert moved == [False, True]
+        batch = Batch(inputs, targets, 1 / scale)
+        found.append(model.loss_and_gradients(narrow, batch)[1]["layer1.weight"][0, 0] / scale)
+    assert found[0] == 0
+    assert found[1] == pytest.approx(1e-10, rel=1e-2)
 
 
 def test_bfloat16_needs_a_package(monkeypatch):

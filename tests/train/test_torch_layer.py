@@ -41,7 +41,7 @@ def test_a_chain_of_modules_has_the_bits_of_the_module_whole(dtype):
     # From the same slopes of the outputs on: those of a softmax are NumPy's in the chain.
     slopes = chain.loss.evaluate(scores.detach().numpy(), given.labels)[1] / 20
     scores.backward(torch.from_numpy(slopes))
-    assert loss == pytest.approx(float(losses.mean()), rel=1e-6)
+    assert loss == pytest.approx(float(losses.detach().mean()), rel=1e-6)
     reference = [parameter.grad.numpy() for parameter in whole.parameters()]
     assert len(gradients) == len(reference) == 6
     for found, array in zip(gradients.values(), reference, strict=True):
@@ -83,9 +83,7 @@ def test_a_layer_keeps_nothing_of_what_it_is_given():
 
 
 def test_tables_take_whole_numbers():
-    model = Sequential(
-        [TorchLayer(torch.nn.Embedding(7, 3)), Dense(7)], (4,), "float32", None
-    )
+    model = Sequential([TorchLayer(torch.nn.Embedding(7, 3)), Dense(7)], (4,), "float32", None)
     tokens = np.array([[1, 2, 3, 6], [0, 0, 0, 5]], np.uint8)
     batch = Batch(tokens, tokens.astype(int), 2)
     _, gradients = model.loss_and_gradients(model.initial_parameters(0), batch)
@@ -112,6 +110,22 @@ def test_a_module_that_shares_a_weight_has_it_once():
     scores = tied(torch.from_numpy(tokens))
     torch.nn.functional.cross_entropy(scores.reshape(2, 5), torch.from_numpy(tokens[0])).backward()
     np.testing.assert_allclose(gradients["layer1.table.weight"], tied.table.weight.grad, rtol=1e-5)
+
+
+def test_buffers_that_are_passed_in_are_changed_in_place():
+    layer = TorchLayer(torch.nn.BatchNorm1d(3))
+    assert list(layer.initial((3,), None)) == ["weight", "bias"]
+    buffers = layer.buffers((3,))
+    assert list(buffers) == ["running_mean", "running_var", "num_batches_tracked"]
+    own = {name: array.copy() for name, array in buffers.items()}
+    inputs = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    given = {**layer.initial((3,), None), **buffers}
+    outputs, memory = layer.forward(given, inputs, Batch(inputs, np.zeros(8, int), 8))
+    np.testing.assert_allclose(buffers["running_mean"], 0.1 * inputs.mean(axis=0), rtol=1e-5)
+    assert buffers["num_batches_tracked"] == 1
+    assert all(np.array_equal(array, own[name]) for name, array in layer.buffers((3,)).items())
+    _, gradients = layer.backward(given, memory, np.ones_like(outputs), False)
+    assert list(gradients) == ["weight", "bias"]
 
 
 def test_a_module_that_takes_no_such_samples_is_refused():

@@ -15,13 +15,13 @@ from mpicoll.train.data.sampler import DistributedSampler
 
 
 def from_loader(loader: Any, test: Any, name: str = "loader") -> Dataset:
-    """A data set whose training samples a `torch.utils.data.DataLoader` gives, on each rank its own.
+    """A data set whose training samples a PyTorch DataLoader gives, on each rank its own.
 
-    With ``batch_sampler=DistributedSampler(...)`` of the run's number of samples, batch and seed, the
-    ranks take the batches that one process would, and a run goes on in the middle of an epoch.  Any
-    other loader is read in its own order, as many samples at a time as the rank's part of a batch
-    has, from its start in each epoch; a run then goes on as it would have from the end of an epoch
-    only, and a warning says so.
+    With ``batch_sampler=DistributedSampler(...)`` of the run's number of samples, batch and seed
+    the ranks take the batches that one process would, and a run goes on in the middle of an epoch.
+    Any other loader is read in its own order, as many samples at a time as a rank has of a batch,
+    from its start in each epoch; a run then goes on as it would have from the end of an epoch only,
+    and a warning says so.
 
     Args:
         loader: Of pairs of inputs and labels.  Its data set has a length and is indexed by number.
@@ -35,8 +35,8 @@ def from_loader(loader: Any, test: Any, name: str = "loader") -> Dataset:
     source = loader.dataset
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise TypeError(
-            f"{type(source).__name__} has no samples with a number: give a loader of a data set with "
-            "a length and __getitem__"
+            f"{type(source).__name__} has no samples with a number: give a loader of a data set "
+            "with a length and __getitem__"
         )
     if isinstance(loader.batch_sampler, DistributedSampler):
         feed: Feed = SampledFeed(loader, loader.batch_sampler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -93,10 +93,10 @@ def run(
         comm: An `mpicoll.Intracomm`. None trains in this process alone, without MPI.
         dataset: Data to use instead of those `config` names.
         model: Model to use instead of the one `config` names.
-        optimizer: What to make of a gradient, instead of what `config` names; servers call it too. A
-            function is called as `optimizers.Optimizer.update`, with no arrays beside the weights.
-        schedule: Learning rate of a step, counted from 1, instead of what `config` says of it; asked
-            once for each step, before the first.
+        optimizer: What to make of a gradient, instead of what `config` names; servers call it too.
+            A function is called as `optimizers.Optimizer.update`, without arrays of its own.
+        schedule: Learning rate of a step, counted from 1, instead of what `config` says of it;
+            asked once for each step, before the first.
         on_begin: Called before the first step, with where the run begins or goes on.
         on_step: Called after each step; all ranks stop after the next step if it returns True on
             any rank. A function of two arguments is given the parameters, too: views by name that
@@ -211,8 +211,7 @@ def _prepare(
         config = replace(config, bucket=bucket)
     with together(workers, "making the optimizer"):
         optimizer = groups.grouped(
-            optimizer
-            or optimizers.make(config.optimizer, config.momentum, config.weight_decay),
+            optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay),
             weights.views,
             [groups.parse(text) for text in config.groups],
             config.decay_on,

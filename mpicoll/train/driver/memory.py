@@ -38,8 +38,9 @@ def estimate(config: Config, rank: int, ranks: int, model: Model, weights: Flat)
     if count is not None and rank < workers:
         samples = -(-config.global_batch(workers) // (config.invariant or workers))
         item = DTYPES[config.dtype]
-        if config.device == "cpu":  # layers compute in float32 at least
-            item = max(4, item)
+        if config.is_narrow and config.device == "cpu":  # there layers compute in float32
+            item = 4
+            needed["parameters to compute with"] = item * weights.vector.size
         needed["activations"] = count(samples) * item
     return needed
 

@@ -23,8 +23,8 @@ def computing(parameters: Parameters) -> tuple[Parameters, Rounding]:
     Args:
         parameters: In the type of the run.
     """
-    first = next(iter(parameters.values()), None)
-    if first is None or first.dtype.itemsize >= 4 or library_of(first) is not np:
+    first = next((array for array in parameters.values() if _is_narrow(array)), None)
+    if first is None or library_of(first) is not np:
         return parameters, lambda values: values
     narrow = first.dtype
 
@@ -33,4 +33,10 @@ def computing(parameters: Parameters) -> tuple[Parameters, Rounding]:
             return values
         return values.astype(narrow, copy=False).astype(np.float32)
 
-    return {name: array.astype(np.float32) for name, array in parameters.items()}, rounded
+    # What is wide is handed on as it is: layers may change statistics in place.
+    wide = {n: a.astype(np.float32) if _is_narrow(a) else a for n, a in parameters.items()}
+    return wide, rounded
+
+
+def _is_narrow(array: Array) -> bool:
+    return array.dtype.itemsize < 4 and array.dtype.kind not in "iub"  # of no kind: bfloat16

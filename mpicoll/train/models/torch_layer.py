@@ -18,10 +18,9 @@ from mpicoll.train.models.layers import Layer, Outputs, Shape, Slopes
 class TorchLayer(Layer):
     """A module of PyTorch in a chain of layers.
 
-    `forward` keeps the graph that autograd has made, `backward` goes along it.  The module is called
-    with the parameters that are passed in; its own are what a run begins with, on rank 0, and stay
-    as they are.  What it keeps beside parameters stays each rank's own, and PyTorch draws dropout by
-    rank.
+    `forward` keeps the graph that autograd has made, `backward` goes along it.  The module is
+    called with the parameters that are passed in; its own are what a run begins with, on rank 0,
+    and stay as they are.  PyTorch draws dropout by rank.
 
     Args:
         module: Takes the samples as one tensor, and gives one tensor with a row for each.
@@ -38,6 +37,7 @@ class TorchLayer(Layer):
                     f"parameter {own} is on {parameter.device}: move the module to the CPU"
                 )
         self._module, self.name = module, name
+        self._trained = [own for own, p in module.named_parameters() if p.requires_grad]
 
     def output_shape(self, shape: Shape) -> Shape:
         """Found by a call of the module with one sample of zeros."""
@@ -59,7 +59,16 @@ class TorchLayer(Layer):
         return {
             name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32)).numpy()
             for name, parameter in self._module.named_parameters()
-            if parameter.requires_grad
+            if name in self._trained
+        }
+
+    def buffers(self, shape: Shape) -> dict[str, Array]:
+        """Those that the module has and saves."""
+        saved = self._module.state_dict()
+        return {
+            name: buffer.detach().numpy().copy()
+            for name, buffer in self._module.named_buffers()
+            if name in saved
         }
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
@@ -69,7 +78,7 @@ class TorchLayer(Layer):
         tensors = {name: torch.from_numpy(array) for name, array in parameters.items()}
         if batch is None:
             return self._evaluated(tensors, values).numpy(), None
-        for tensor in (values, *tensors.values()):
+        for tensor in (values, *(tensors[name] for name in self._trained)):
             if tensor.is_floating_point():
                 tensor.requires_grad_()
         self._module.train()
@@ -79,7 +88,9 @@ class TorchLayer(Layer):
 
     def backward(self, parameters: Parameters, memory: Any, error: Array, first: bool) -> Slopes:
         values, tensors, outputs = memory
-        wanted = dict(tensors) if first or not values.requires_grad else {"": values, **tensors}
+        wanted = {name: tensors[name] for name in self._trained}
+        if values.requires_grad and not first:
+            wanted[""] = values
         if not wanted:
             return None, {}
         slopes = torch.autograd.grad(
@@ -92,9 +103,7 @@ class TorchLayer(Layer):
         found = {name: slope.numpy() for name, slope in zip(wanted, slopes, strict=True)}
         return found.pop("", None), found
 
-    def _evaluated(
-        self, tensors: Mapping[str, torch.Tensor], values: torch.Tensor
-    ) -> torch.Tensor:
+    def _evaluated(self, tensors: Mapping[str, torch.Tensor], values: torch.Tensor) -> torch.Tensor:
         self._module.eval()
         with torch.no_grad():
             outputs: torch.Tensor = functional_call(self._module, dict(tensors), (values,))

@@ -24,7 +24,6 @@ from mpicoll.train.exchange import tree
 from mpicoll.train.exchange.buckets import Exchange, split
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.groups import part_of
-from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance

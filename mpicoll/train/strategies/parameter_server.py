@@ -48,8 +48,8 @@ class ParameterServer(Strategy):
                 )
         if config.apply_at_once and config.is_narrow:
             raise ValueError(
-                f"apply_at_once takes over parameters within a step, whose copy in {config.dtype} is "
-                "made before it: leave it out, or give dtype float32"
+                f"apply_at_once takes over parameters within a step, whose copy in {config.dtype} "
+                "is made before it: leave it out, or give dtype float32"
             )
 
     def servers(self, config: Config) -> int:
