@@ -37,7 +37,7 @@ class Counting(torch.utils.data.Dataset):
         return data.train_inputs[number], int(data.train_labels[number])
 
 
-def tests():
+def held_out():
     data = clouds()
     held = torch.from_numpy(data.test_inputs), torch.from_numpy(data.test_labels)
     return DataLoader(TensorDataset(*held), batch_size=7)
@@ -46,7 +46,7 @@ def tests():
 def sampled(comm, batch=8, seed=0, source=None, **options):
     sampler = DistributedSampler(101, batch, comm, seed)
     loader = DataLoader(source or Counting(), batch_sampler=sampler, **options)
-    return from_loader(loader, tests())
+    return from_loader(loader, held_out())
 
 
 def largest(ours, reference):
@@ -102,7 +102,7 @@ def test_a_sampler_of_another_seed_is_refused(comm):
 def test_other_loaders_are_read_in_their_order(comm):
     source = Counting()
     with pytest.warns(UserWarning, match="goes on with other samples of it; give the DataLoader"):
-        data = from_loader(DataLoader(source, batch_size=5, shuffle=True), tests())
+        data = from_loader(DataLoader(source, batch_size=5, shuffle=True), held_out())
     source.reads.clear()
     steps = []
     config = Config(batch=20, epochs=6, optimizer="sgd", lr=0.1)
