@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.tree_util import DictKey, tree_flatten_with_path
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
@@ -52,7 +51,9 @@ class _JaxModel(Model):
     ) -> None:
         self._given = parameters
         shapes = jax.eval_shape(parameters, jax.random.key(0)) if callable(parameters) else None
-        pairs, self._tree = tree_flatten_with_path(parameters if shapes is None else shapes)
+        pairs, self._tree = jax.tree_util.tree_flatten_with_path(
+            parameters if shapes is None else shapes
+        )
         self._names = [".".join(map(_word, path)) for path, _ in pairs]
         twice = {name for name in self._names if self._names.count(name) > 1}
         if twice:
@@ -103,6 +104,6 @@ class _JaxModel(Model):
 
 def _word(key: Any) -> str:
     """A step on the way to a parameter, in words."""
-    if isinstance(key, DictKey):
+    if isinstance(key, jax.tree_util.DictKey):
         return str(key.key)
     return str(getattr(key, "idx", getattr(key, "name", key)))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.func import functional_call
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
@@ -83,7 +82,7 @@ class TorchLayer(Layer):
                 tensor.requires_grad_()
         self._module.train()
         with torch.enable_grad():
-            outputs = functional_call(self._module, tensors, (values,))
+            outputs = torch.func.functional_call(self._module, tensors, (values,))
         return outputs.detach().numpy(), (values, tensors, outputs)
 
     def backward(self, parameters: Parameters, memory: Any, error: Array, first: bool) -> Slopes:
@@ -106,5 +105,7 @@ class TorchLayer(Layer):
     def _evaluated(self, tensors: Mapping[str, torch.Tensor], values: torch.Tensor) -> torch.Tensor:
         self._module.eval()
         with torch.no_grad():
-            outputs: torch.Tensor = functional_call(self._module, dict(tensors), (values,))
+            outputs: torch.Tensor = torch.func.functional_call(
+                self._module, dict(tensors), (values,)
+            )
         return outputs
