@@ -177,6 +177,11 @@ def make(name: str, momentum: float = 0.9, decay: float = 0.0) -> Optimizer:
     return SGD(0.0 if name == "sgd" else momentum, name == "nesterov", decay)
 
 
+def wrapped(given: Optimizer | Update) -> Optimizer:
+    """An optimizer as it is; a function as one that keeps no arrays."""
+    return Function(given) if callable(given) else given
+
+
 def empty_state(optimizer: Optimizer, like: Array) -> dict[str, Array]:
     """The optimizer's arrays before the first step."""
     return {slot: np.zeros_like(like) for slot in optimizer.slots}

@@ -30,7 +30,7 @@ from mpicoll.train.driver.observers import Observers
 from mpicoll.train.exchange import tree
 from mpicoll.train.models import MLP, Model, Sequential, convnet
 from mpicoll.train.models.flat import Flat, described
-from mpicoll.train.optimizers import Function, Optimizer, Update
+from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import (
@@ -111,13 +111,12 @@ def run(
             steps, or any exception of a model or of a callback; on all ranks together, also where
             one rank alone is concerned.
     """
-    if optimizer is not None and not hasattr(optimizer, "update"):
-        optimizer = Function(optimizer)
+    own = None if optimizer is None else optimizers.wrapped(optimizer)
     if comm is not None and config.data_servers:
         train = partial(
             run,
             model=model,
-            optimizer=optimizer,
+            optimizer=own,
             schedule=schedule,
             on_begin=on_begin,
             on_step=on_step,
@@ -127,7 +126,7 @@ def run(
         return data_servers.run(
             config, comm, needed, lambda: dataset or load(config.dataset, config.data), train
         )
-    given = dataset, model, optimizer
+    given = dataset, model, own
     setup = _prepare(config, comm, *given)
     config, workers = setup.config, setup.workers
     training = strategy_of(config).make(setup)
