@@ -39,7 +39,6 @@ def model():
         {"strategy": "parameter_server"},
         {"strategy": "parameter_server", "servers": "decentralized"},
         {"accumulate": 2, "batch": 4},
-        {"invariant": 4},
     ],
     ids=lambda changes: ", ".join(map(str, changes.values())) or "allreduce",
 )
