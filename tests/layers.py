@@ -74,11 +74,12 @@ ORDER = {
         "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
-        "__init__ > driver > pytorch distributed > strategies > config > servers > exchange > "
-        "ranks > models > data > optimizers schedules > records threads history options registry"
+        "__init__ > driver > pytorch jax distributed > strategies > config > servers > exchange > "
+        "ranks > models > data > groups > optimizers schedules > "
+        "records threads history options registry"
     ),
     "mpicoll.train.data": (
-        "__init__ feeds > datasets > augment numpy_files labels > draws batch rows sampler"
+        "__init__ feeds loaders > datasets > augment numpy_files labels > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire",
     "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",
@@ -90,7 +91,7 @@ ORDER = {
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > observers checkpointing data_servers trained > "
         "board metrics checkpoints bits memory > "
-        "array_files failure_detector first_format parity predicted config_file"
+        "array_files callbacks failure_detector first_format parity predicted config_file"
     ),
 }
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 from kept import rewrite, write_first_format
 
 from mpicoll.base.locks import Lock
 from mpicoll.cli import main
-from mpicoll.train import Config, Dataset, TrainingError, run
+from mpicoll.train import Dataset, TrainingError, run
 from mpicoll.train.driver import array_files, checkpointing, checkpoints, parity
 
 
@@ -294,6 +295,7 @@ from mpi4py import MPI
 import mpicoll
 sys.path.insert(0, sys.argv[2])
 from clouds import clouds
+from float64 import Config
 from mpicoll.train import Config, run
 from mpicoll.train.driver import array_files
 
@@ -311,7 +313,7 @@ def dies(values):
     return host(values)
 
 array_files.host = dies
-config = Config(batch=16, epochs=4, strategy="zero1", checkpoint=sys.argv[1])
+config = Config(batch=16, epochs=4, strategy="zero1", checkpoint=sys.argv[1], dtype="float64")
 run(config, comm, dataset=clouds(), on_epoch=begin)
 """
 
@@ -323,7 +325,7 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(mpir
     assert done.status != 0
     assert any(path.name.startswith(".step-00000014") for path in folder.iterdir())
     assert checkpoints.find(folder).name == "step-00000007"
-    on = Config(batch=16, epochs=2, checkpoint=str(folder), resume="auto")
+    on = Config(batch=16, epochs=2, checkpoint=str(folder), resume="auto", dtype="float64")
     assert run(on, dataset=clouds()).beginning.step == 7
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["best", "step-00000007", "step-00000014"]

@@ -21,8 +21,9 @@ from mpicoll.train import threads
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
 from mpicoll.train.driver import memory, parity
+from mpicoll.train.driver.callbacks import OnStep
 from mpicoll.train.driver.failure_detector import failure_detector
-from mpicoll.train.driver.loop import OnStep, run
+from mpicoll.train.driver.loop import run
 from mpicoll.train.ranks import health, signals
 from mpicoll.train.ranks.workers import TrainingError, together
 from mpicoll.train.records import Beginning, Epoch, Result, Step

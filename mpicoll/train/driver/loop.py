@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpicoll.base import arrays
 from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import part
-from mpicoll.train import optimizers
+from mpicoll.train import groups, optimizers, schedules
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs, load
 from mpicoll.train.driver import bits, data_servers, memory, predicted
+from mpicoll.train.driver.callbacks import (
+    Callback,
+    OnBegin,
+    OnEpoch,
+    OnStep,
+    read_only,
+    seeing,
+)
 from mpicoll.train.driver.checkpointing import Checkpointing
 from mpicoll.train.driver.metrics import described as described_run
 from mpicoll.train.driver.observers import Observers
 from mpicoll.train.exchange import tree
 from mpicoll.train.models import MLP, Model, Sequential, convnet
 from mpicoll.train.models.flat import Flat, described
-from mpicoll.train.optimizers import Optimizer
+from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import (
@@ -34,16 +41,13 @@ from mpicoll.train.ranks.workers import (
     together,
 )
 from mpicoll.train.records import Beginning, Epoch, Result, Step
+from mpicoll.train.schedules import Schedule
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup, Training
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-OnBegin = Callable[[Beginning], object]
-OnStep = Callable[[Step], "bool | None"]
-OnEpoch = Callable[[Epoch], "bool | None"]
 
 #: Samples evaluated at once: few, so that what layers hand on stays in the processor's caches.
 _ROWS = 128
@@ -55,18 +59,19 @@ def make_model(config: Config, dataset: Dataset) -> Sequential:
     Raises:
         ValueError: They do not fit.
     """
+    dtype = "float32" if config.is_narrow else config.dtype  # in which parameters are kept
     if config.model == "conv":
         return convnet(
             dataset.image,
             config.channels,
             config.hidden,
             dataset.classes,
-            config.dtype,
+            dtype,
             config.dropout,
         )
     hidden = config.hidden if config.model == "mlp" else ()
     sizes = (dataset.features, *hidden, dataset.classes)
-    return MLP(sizes, config.dtype, config.dropout)
+    return MLP(sizes, dtype, config.dropout)
 
 
 def run(
@@ -75,7 +80,8 @@ def run(
     *,
     dataset: Dataset | None = None,
     model: Model | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Update | None = None,
+    schedule: Schedule | None = None,
     on_begin: OnBegin | None = None,
     on_step: OnStep | None = None,
     on_epoch: OnEpoch | None = None,
@@ -88,9 +94,13 @@ def run(
         dataset: Data to use instead of those `config` names.
         model: Model to use instead of the one `config` names.
         optimizer: What to make of a gradient, instead of what `config` names; servers call it too.
+            A function is called as `optimizers.Optimizer.update`, without arrays of its own.
+        schedule: Learning rate of a step, counted from 1, instead of what `config` says of it;
+            asked once for each step, before the first.
         on_begin: Called before the first step, with where the run begins or goes on.
         on_step: Called after each step; all ranks stop after the next step if it returns True on
-            any rank.
+            any rank. A function of two arguments is given the parameters, too: views by name that
+            may not be written to, of what the next step changes.
         on_epoch: Called after each epoch; as `on_step`.
 
     Returns:
@@ -101,11 +111,13 @@ def run(
             steps, or any exception of a model or of a callback; on all ranks together, also where
             one rank alone is concerned.
     """
+    own = None if optimizer is None else optimizers.wrapped(optimizer)
     if comm is not None and config.data_servers:
         train = partial(
             run,
             model=model,
-            optimizer=optimizer,
+            optimizer=own,
+            schedule=schedule,
             on_begin=on_begin,
             on_step=on_step,
             on_epoch=on_epoch,
@@ -114,7 +126,7 @@ def run(
         return data_servers.run(
             config, comm, needed, lambda: dataset or load(config.dataset, config.data), train
         )
-    given = dataset, model, optimizer
+    given = dataset, model, own
     setup = _prepare(config, comm, *given)
     config, workers = setup.config, setup.workers
     training = strategy_of(config).make(setup)
@@ -122,6 +134,9 @@ def run(
     stacks = Stacks(workers, config.hang_after)
     observers: Observers | None = None
     try:
+        if schedule is not None:
+            with together(workers, "asking the schedule"):
+                training.rates = schedules.table(schedule, training.total)
         beginning, history = checkpoints.restore()
         training.stamp = beginning.stamp
         with together(workers, "opening the metrics"):
@@ -133,7 +148,10 @@ def run(
         workers.begin()
         with signals.heard(partial(setattr, training, "signalled", True)):
             loop = _Run(setup, training, checkpoints, observers)
-            result = loop.result(beginning, history, on_step, on_epoch)
+            views = read_only(training.weights)
+            result = loop.result(
+                beginning, history, seeing(on_step, views), seeing(on_epoch, views)
+            )
         training.close()
     except TrainingError:  # on all ranks together; after any other, messages may be under way
         training.close(failed=True)
@@ -162,7 +180,9 @@ def _prepare(
     if dataset is None:
         memory.make_room(workers, memory.reading(config))
     with together(workers, "making data and model ready"):
-        dataset = (dataset or load(config.dataset, config.data)).astype(config.dtype)
+        dataset = (dataset or load(config.dataset, config.data)).astype(
+            arrays.dtype_of(config.dtype)
+        )
         model = model or make_model(config, dataset)
         dataset = _on(config.device, dataset)
         weights = _parameters(config, model)
@@ -188,7 +208,13 @@ def _prepare(
     if config.bucket == "model":
         bucket = predicted.bucket(comm, config.algorithm, weights.vector.nbytes)
         config = replace(config, bucket=bucket)
-    optimizer = optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay)
+    with together(workers, "making the optimizer"):
+        optimizer = groups.grouped(
+            optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay),
+            weights.views,
+            [groups.parse(text) for text in config.groups],
+            config.decay_on,
+        )
     return Setup(config, workers, comm, dataset, model, weights, optimizer)
 
 
@@ -197,7 +223,7 @@ def _parameters(config: Config, model: Model) -> Flat:
     first = model.initial_parameters(config.seed)
     return Flat(
         {name: arrays.on(config.device, array) for name, array in first.items()},
-        "float32" if config.dtype == "float16" else None,
+        "float32" if config.is_narrow else None,
     )
 
 
@@ -227,8 +253,8 @@ class _Run:
         self,
         beginning: Beginning,
         history: list[Epoch],
-        on_step: OnStep | None,
-        on_epoch: OnEpoch | None,
+        on_step: Callback | None,
+        on_epoch: Callback | None,
     ) -> Result:
         """Train until a stop rule holds, from a place in an epoch on."""
         training, config = self._training, self._config
@@ -276,7 +302,7 @@ class _Run:
             return "target accuracy"
         return "steps" if self._training.number == config.steps else None
 
-    def _note(self, callback: Callable[[Any], bool | None] | None, record: Step | Epoch) -> None:
+    def _note(self, callback: Callback | None, record: Step | Epoch) -> None:
         """Write a record down and show it to the user's function.
 
         What goes wrong is told to the other ranks with the next sum.
@@ -289,7 +315,7 @@ class _Run:
             self._training.failure = error
 
     def _epoch(
-        self, number: int, position: int, on_step: OnStep | None
+        self, number: int, position: int, on_step: Callback | None
     ) -> tuple[Epoch | None, int]:
         """Make the steps of an epoch (counted from 1) that are left, and measure where they led.
 
