@@ -43,6 +43,7 @@ def main() -> None:
                 model="mlp",
                 hidden=(256, 128, 100),
                 dtype="float32",
+                algorithm="ring",
                 optimizer="momentum",
                 lr=0.05,
                 batch=128,

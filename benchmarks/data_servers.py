@@ -35,6 +35,7 @@ def main() -> None:
                 dataset="mnist5k",
                 model="conv",
                 dtype="float32",
+                algorithm="ring",
                 batch=256,
                 epochs=1,
                 augment="shift:3,flip",

@@ -74,11 +74,12 @@ ORDER = {
         "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
-        "__init__ > driver > pytorch distributed > strategies > config > servers > exchange > "
-        "ranks > models > data > optimizers schedules history > records threads options registry"
+        "__init__ > driver > pytorch jax distributed > strategies > config > servers > exchange > "
+        "ranks > models > data > groups > optimizers schedules > "
+        "records threads history options registry"
     ),
     "mpicoll.train.data": (
-        "__init__ feeds > catalogue trigram > pictures text > own > datasets > "
+        "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "
         "augment numpy_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire",
@@ -90,8 +91,8 @@ ORDER = {
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > observers checkpointing data_servers trained > "
-        "board metrics checkpoints bits memory measuring > "
-        "array_files failure_detector first_format parity predicted config_file named"
+        "board metrics checkpoints bits memory measuring > array_files callbacks "
+        "failure_detector first_format parity predicted config_file named"
     ),
 }
 

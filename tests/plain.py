@@ -52,6 +52,7 @@ class PlainTraining(Training):
             )
             lr = self.rate(self.number)
             self._optimizer.update(self.weights.vector, gradients, self._state, lr, self.updates)
+            self._take_over()
             self.stop = bool(totals[1])
             yield Step(
                 number=self.number,

@@ -238,10 +238,22 @@ def test_the_program_of_the_guide(mpirun, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["lines.py", "trained.py", "own.py", "decoder.py", "update.py", "measure.py"]
+    "name",
+    [
+        "lines.py",
+        "own_rate.py",
+        "trained.py",
+        "own.py",
+        "decoder.py",
+        "update.py",
+        "measure.py",
+        "torch_layer.py",
+    ],
 )
 def test_the_programs_of_training(name, mpirun, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where they keep their files
+    if name.startswith("torch"):
+        pytest.importorskip("torch", reason="PyTorch is not installed")
     path = tmp_path / name
     path.write_text(dict(blocks(page("training"), "python"))[name])
     done = mpirun(2, "-m", "mpi4py", path)

@@ -94,7 +94,7 @@ def test_importing_mpicoll_starts_nothing():
 
 
 def test_every_documented_name_can_be_imported():
-    """Without ranks; torch need not be installed."""
+    """Without ranks; torch and jax need not be installed."""
     pages = "".join(path.read_text() for path in ROOT.glob("docs/*.rst"))
     shown = re.findall(r"^\.\. auto\w+:: (mpicoll[\w.]*).*\n(?: +:members: *(.*))?", pages, re.M)
     names = [name for name, _ in shown]
@@ -104,6 +104,7 @@ def test_every_documented_name_can_be_imported():
         "import mpi4py, pkgutil, sys, unittest.mock\n"
         "mpi4py.rc.initialize = mpi4py.rc.finalize = False\n"
         "sys.modules['torch'] = unittest.mock.MagicMock()\n"
+        "sys.modules['jax'] = unittest.mock.MagicMock()\n"
         f"for name in {names}: pkgutil.resolve_name(name)\n"
         "import mpicoll\n"
         "for name in mpicoll.__all__: getattr(mpicoll, name)\n"

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.base import dlpack
+
 Array = NDArray[Any]
 
 #: Where a run can be.
@@ -57,6 +59,23 @@ def library_of(array: Any) -> Any:
     """The module that an array is of: CuPy, else NumPy."""
     cupy = sys.modules.get("cupy")
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The type of a name; NumPy knows `bfloat16` only where the package ml_dtypes is installed.
+
+    Raises:
+        ModuleNotFoundError: It is `bfloat16`, and the package is missing.
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    found = dlpack.bfloat16()
+    if found is None:
+        raise ModuleNotFoundError(
+            "dtype bfloat16 needs the package ml_dtypes: pip install ml_dtypes, or give dtype "
+            "float16 or float32"
+        )
+    return found
 
 
 def on(device: str, array: Array) -> Array:

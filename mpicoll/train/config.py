@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from mpicoll import algorithms
 from mpicoll.base.arrays import DEVICES
+from mpicoll.train import groups
 from mpicoll.train.data import DATASETS, augment, is_path
 from mpicoll.train.exchange import wire
 from mpicoll.train.models.networks import MODELS
@@ -15,7 +16,8 @@ from mpicoll.train.options import Options
 from mpicoll.train.registry import STRATEGIES
 from mpicoll.train.schedules import SCALINGS, SCHEDULES
 
-DTYPES = ("float64", "float32", "float16")
+#: Name of each type to compute in, and the bytes of one value.
+DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 GRAPHS = ("ring", "exponential")
 _OPTIONAL_COUNTS = (
     "steps",
@@ -40,8 +42,6 @@ class Config(Options):
     """
 
     def __post_init__(self) -> None:
-        if self.algorithm == "default":
-            object.__setattr__(self, "algorithm", "ring" if self.device == "cpu" else None)
         self._check_names()
         for name, least in (
             ("epochs", 1),
@@ -87,10 +87,13 @@ class Config(Options):
             known = (*DATASETS, "the path of an .npz file or of a folder")
             one_of("dataset", self.dataset, known)
         one_of("model", self.model, MODELS)
-        one_of("dtype", self.dtype, DTYPES)
+        one_of("dtype", self.dtype, tuple(DTYPES))
         one_of("device", self.device, DEVICES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         one_of("schedule", self.schedule, tuple(SCHEDULES))
+        one_of("decay_on", self.decay_on, groups.DECAYING)
+        for group in self.groups:
+            groups.parse(group)
         one_of("lr_scaling", self.lr_scaling, tuple(SCALINGS))
         one_of("strategy", self.strategy, tuple(STRATEGIES))
         wire.codec(self.wire)
@@ -115,6 +118,11 @@ class Config(Options):
         if self.wire != "full":
             raise ValueError(
                 f"wire {self.wire} is encoded by the host: give wire full, or device cpu"
+            )
+        if self.dtype == "bfloat16":
+            raise ValueError(
+                "dtype bfloat16 is the host's, CuPy has no such type: give float16 or float32, or "
+                "device cpu"
             )
         for name, why in (
             ("augment", "all samples are on the GPU"),
@@ -219,6 +227,11 @@ class Config(Options):
             balance="none",
             data_servers=0,
         )
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether parameters are kept in float32 beside a copy in a narrower type to compute in."""
+        return DTYPES[self.dtype] < 4
 
     @property
     def first_scale(self) -> float | None:

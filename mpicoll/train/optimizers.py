@@ -8,7 +8,7 @@ the same bits as by the statements here, which serve all others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from mpicoll import _kernels
 from mpicoll.base.arrays import Array
 
 State = Mapping[str, Array]
+#: As `Optimizer.update`.
+Update = Callable[[Array, Array, State, float, int], object]
 
 
 class Optimizer(Protocol):
@@ -123,6 +125,27 @@ class Adam(Optimizer):
         weights -= gradient
 
 
+@dataclass(frozen=True)
+class Function(Optimizer):
+    """An optimizer that is a function.
+
+    Attributes:
+        function: Called as `Optimizer.update`.
+        slots: As of `Optimizer`.
+    """
+
+    function: Update
+    slots: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def update(self, weights: Array, gradient: Array, state: State, lr: float, step: int) -> None:
+        self.function(weights, gradient, state, lr, step)
+
+
 def _compiled(*arrays: Array) -> bool:
     """Whether there are kernels for some arrays."""
     dtype = arrays[0].dtype
@@ -152,6 +175,11 @@ def make(name: str, momentum: float = 0.9, decay: float = 0.0) -> Optimizer:
     if name in ("adam", "adamw"):
         return Adam(decay=decay, decoupled=name == "adamw")
     return SGD(0.0 if name == "sgd" else momentum, name == "nesterov", decay)
+
+
+def wrapped(given: Optimizer | Update) -> Optimizer:
+    """An optimizer as it is; a function as one that keeps no arrays."""
+    return Function(given) if callable(given) else given
 
 
 def empty_state(optimizer: Optimizer, like: Array) -> dict[str, Array]:

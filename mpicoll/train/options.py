@@ -75,6 +75,13 @@ class Options:
     """Share of the last update kept in the next."""
     weight_decay: float = option(0.0, "Decoupled in adamw.")
     """Added to each gradient as so many times the weight."""
+    decay_on: str = option("all", "What decays: all, or matrices (no biases, no norms).")
+    """`matrices`: parameters of two axes and more."""
+    groups: tuple[str, ...] = option(
+        (), "Groups of parameters, as *.bias:decay=0,emb*:lr=0.1.", metavar="LIST"
+    )
+    """Each `PATTERN:lr=FACTOR:decay=DECAY`: a factor of the learning rate, a weight decay, or both;
+    a parameter is of the first whose pattern its name has (`mpicoll.train.groups`)."""
     lr_scaling: str = option(
         "none", "Of the learning rate with the number of ranks: none, linear, sqrt."
     )
@@ -88,14 +95,15 @@ class Options:
     skip_limit: int = option(10, "Steps in a row that may be skipped as not finite.")
     loss_scale: float | None = option(None, "First factor of the loss in front of a narrow type.")
     """A power of two; halved when a step overflows, doubled after 2000 that did not. None: 65536 if
-    `dtype` is float16, 1024 if `wire` is fp16, otherwise none."""
+    `dtype` is float16, 1024 if `wire` is fp16, otherwise none. Workers of
+    servers have each its own until the end of an epoch."""
     seed: int = option(0, "Of initial weights and the order of samples.")
     """Also of dropout and augmentation."""
     device: str = option("cpu", "cpu, or gpu (with CuPy).")
     """`gpu`: data, parameters and computation are in CuPy's arrays on the process' current GPU."""
-    dtype: str = option("float64", "float64, float32 or float16.")
+    dtype: str = option("float32", "float64, float32, float16 or bfloat16.")
     """Of data and computation. Parameters and sums of gradients are kept in float32 where it is
-    float16."""
+    float16 or bfloat16 (which needs the package ml_dtypes)."""
     strategy: str = option("allreduce", "allreduce, zero1, parameter_server, local_sgd or gossip.")
     """`zero1`: each rank updates a part and keeps the optimizer's state for that part alone
     (Rajbhandari et al. 2020). `local_sgd` and `gossip`: see `mpicoll.train.strategies.apart`."""
@@ -129,9 +137,7 @@ class Options:
     """Averages of the parameters."""
     graph: str = option("exponential", "Of gossip: ring or exponential.")
     algorithm: str | None = option(
-        "default",
-        "All-reduce algorithm of the gradients; auto: the tuned choice; default: ring, on GPUs "
-        "auto.",
+        None, "All-reduce algorithm of the gradients; auto, the default: the tuned choice."
     )
     """In a program, None stands for auto. By an algorithm, arrays on GPUs go through the host."""
     bucket: int | str | None = option(

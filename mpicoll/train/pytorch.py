@@ -8,8 +8,8 @@
         loss(module(inputs[mine]), labels[mine]).backward()    # buckets leave meanwhile
         optimizer.step()
 
-Tensors on the CPU only; NumPy and PyTorch look at the same memory. Importing this module imports
-PyTorch, and nothing else of mpicoll does.
+Tensors on the CPU only; NumPy and PyTorch look at the same memory. Of what programs import by name,
+this module and `mpicoll.torch` alone import PyTorch.
 """
 
 from __future__ import annotations
@@ -22,20 +22,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mpicoll.base.arrays import Array
+from mpicoll.base.arrays import Array, dtype_of
 from mpicoll.train.data.batch import Batch
+from mpicoll.train.data.loaders import from_loader
 from mpicoll.train.exchange import transfers
 from mpicoll.train.exchange import wire as formats
 from mpicoll.train.exchange.buckets import Exchange
 from mpicoll.train.models.flat import Flat, Parameters, described
 from mpicoll.train.models.networks import Push, PushingModel
+from mpicoll.train.models.torch_layer import TorchLayer
 from mpicoll.train.ranks.workers import AllReduceWorkers, require_equal
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-__all__ = ["DistributedOptimizer", "TorchModel", "arrays"]
+__all__ = [
+    "DistributedOptimizer",
+    "TorchLayer",
+    "TorchModel",
+    "TorchSchedule",
+    "arrays",
+    "from_loader",
+]
 
 
 def arrays(module: torch.nn.Module) -> dict[str, Array]:
@@ -51,7 +60,7 @@ def arrays(module: torch.nn.Module) -> dict[str, Array]:
                 f"parameter {name} is on {parameter.device}: move the module to the CPU, or train "
                 "it by torch.nn.parallel.DistributedDataParallel"
             )
-        found[name] = parameter.detach().numpy()
+        found[name] = _array(parameter.detach())
     if not found:
         raise ValueError("no parameter of the module is trained: let one require gradients")
     return found
@@ -59,6 +68,20 @@ def arrays(module: torch.nn.Module) -> dict[str, Array]:
 
 def _trained(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     return (item for item in module.named_parameters() if item[1].requires_grad)
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    """A tensor as an array of the same memory."""
+    if tensor.dtype is not torch.bfloat16:
+        return tensor.numpy()
+    return tensor.view(torch.int16).numpy().view(dtype_of("bfloat16"))
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """An array as a tensor of the same memory."""
+    if array.dtype.name != "bfloat16":
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
 class TorchModel(PushingModel):
@@ -89,7 +112,6 @@ class TorchModel(PushingModel):
         self._module, self._shape = module, shape
         self._loss = loss or partial(torch.nn.functional.cross_entropy, reduction="none")
         self._parameters = dict(_trained(module))
-        self._dtype = next(iter(self._parameters.values())).dtype
         self._push: Push | None = None
         for name, parameter in self._parameters.items():
             parameter.register_post_accumulate_grad_hook(partial(self._found, name))
@@ -101,7 +123,10 @@ class TorchModel(PushingModel):
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         # Those that the module has.
-        return {name: array.copy() for name, array in arrays(self._module).items()}
+        return {
+            name: array.astype(np.promote_types(array.dtype, np.float32))
+            for name, array in arrays(self._module).items()
+        }
 
     def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
         self._bind(parameters)
@@ -127,27 +152,29 @@ class TorchModel(PushingModel):
         self._module.eval()
         with torch.no_grad():
             losses, outputs = self._losses(inputs, targets)
-        return losses.numpy(), outputs.numpy()
+        return losses.numpy(), _array(outputs)
 
     def _losses(self, inputs: Array, targets: Array) -> tuple[torch.Tensor, torch.Tensor]:
         values = self._tensor(inputs)
         if self._shape is not None:
             values = values.reshape(len(inputs), *self._shape)
         outputs = self._module(values)
-        return self._loss(outputs, self._tensor(targets)), outputs
+        losses = self._loss(outputs, self._tensor(targets))
+        # Sums of narrow losses, scaled, would overflow.
+        return losses.to(torch.promote_types(losses.dtype, torch.float32)), outputs
 
     def _tensor(self, values: Array) -> torch.Tensor:
         """Class numbers and tokens are whole numbers of 64 bits, others of the module's type."""
         if values.dtype.kind in "iu":
             return torch.from_numpy(values.astype(np.int64))
-        return torch.from_numpy(values).to(self._dtype)
+        return _tensor(values).to(next(iter(self._parameters.values())).dtype)
 
     def _bind(self, parameters: Parameters) -> None:
         """Let the module's parameters lie where those of the run are."""
         for name, parameter in self._parameters.items():
             array = parameters[name]
             if parameter.data_ptr() != array.ctypes.data:
-                parameter.data = torch.from_numpy(array)
+                parameter.data = _tensor(array)
 
     def _found(self, name: str, parameter: torch.Tensor) -> None:
         """Autograd has a gradient; somebody else's, if this model has asked for none."""
@@ -156,7 +183,7 @@ class TorchModel(PushingModel):
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         del self._missing[name]
-        self._push(name, gradient.numpy())
+        self._push(name, _array(gradient))
 
 
 class DistributedOptimizer:
@@ -279,3 +306,42 @@ class DistributedOptimizer:
         else:
             np.multiply(gradient.detach().numpy(), view.dtype.type(self.weight), out=view)
         self._exchange.ready(name)
+
+
+class TorchSchedule:
+    """A scheduler of `torch.optim.lr_scheduler`, for `mpicoll.train.run(..., schedule=...)`.
+
+        schedule = TorchSchedule(lambda optimizer: StepLR(optimizer, step_size=1000), lr=0.1)
+
+    It is stepped once for each step of the run, from the first on, also of a run that goes on.
+
+    Args:
+        make: Makes the scheduler of an optimizer.
+        lr: Learning rate of that optimizer.
+
+    Raises:
+        ValueError: The scheduler follows measurements.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler],
+        lr: float,
+    ) -> None:
+        # Nothing is trained by it: its rate is read.
+        self._optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr)
+        self._scheduler = make(self._optimizer)
+        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ValueError(
+                "ReduceLROnPlateau follows measurements, and a run asks for the rate of each step "
+                "before the first: give a scheduler that counts steps"
+            )
+        self._rates: list[float] = []
+
+    def __call__(self, step: int) -> float:
+        """The learning rate of a step, counted from 1."""
+        while len(self._rates) < step:
+            self._rates.append(float(self._optimizer.param_groups[0]["lr"]))
+            self._optimizer.step()
+            self._scheduler.step()
+        return self._rates[step - 1]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+#: Learning rate of a step, counted from 1.
+Schedule = Callable[[int], float]
+
 #: Name of each schedule and the factor it gives after this share of the steps.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -36,3 +39,19 @@ def rate(base: float, name: str, step: int, total: int, warmup: int = 0) -> floa
         return base * step / warmup
     done = (step - 1 - warmup) / max(1, total - warmup)
     return base * SCHEDULES[name](min(done, 1.0))
+
+
+def table(schedule: Schedule, total: int) -> list[float]:
+    """What a schedule says of each step of a run, asked once and in order.
+
+    Raises:
+        ValueError: A rate is negative or not finite.
+    """
+    rates = [float(schedule(step)) for step in range(1, total + 1)]
+    for step, found in enumerate(rates, 1):
+        if not 0 <= found < math.inf:
+            raise ValueError(
+                f"the schedule gives step {step} the learning rate {found}: give a finite number "
+                "of at least 0"
+            )
+    return rates

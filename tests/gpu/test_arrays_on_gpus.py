@@ -280,7 +280,7 @@ def test_training(ours, cupy, more):
     inputs = random.standard_normal((600, 64)) + labels[:, None]
     inputs = inputs.reshape(-1, 8, 8, 1)
     data = Dataset("clouds", 4, inputs[:500], labels[:500], inputs[500:], labels[500:])
-    config = {"steps": 50, "batch": 40, "epochs": 5, "check_every": 10, **more}
+    config = {"dtype": "float64", "steps": 50, "batch": 40, "epochs": 5, "check_every": 10, **more}
     if more["strategy"] in ("local_sgd", "gossip"):
         run(Config(**config, device="gpu"), ours, dataset=data)
         return

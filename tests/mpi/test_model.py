@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.simulate.costs import CostModel, Costs, Curve, Evidence, Piece
-from mpicoll.train import Config, run
+from mpicoll.train import run
 from mpicoll.train.driver import predicted
 from mpicoll.tuning import Choice, check, cost_files
 from mpicoll.tuning.predict import predict
@@ -119,7 +120,9 @@ def test_training_predicts_the_collectives_of_a_step(model, changes, expected):
     found = CostModel(COSTS, {})
     model(found)
     comm = Intracomm(WORLD.Dup())
-    config = Config(batch=16, epochs=1, steps=2, bucket=208, **changes)
+    config = Config(
+        **{"batch": 16, "epochs": 1, "steps": 2, "bucket": 208, "algorithm": "ring", **changes}
+    )
     result = run(config, comm, dataset=clouds())
     if expected is None:
         assert result.predicted is None

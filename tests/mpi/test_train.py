@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from float64 import MLP, Config
 from mpi4py import MPI
 
-from mpicoll.train import Config, Dataset, TrainingError, main, run
+from mpicoll.train import Dataset, TrainingError, main, run
 from mpicoll.train.data import DATASETS
 from mpicoll.train.driver import parity
-from mpicoll.train.models import MLP
 
 pytestmark = pytest.mark.mpi
 LIMITS = {"softmax": 1e-12, "mlp": 1e-9}

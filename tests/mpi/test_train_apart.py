@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 from mpi4py import MPI
 
-from mpicoll.train import Config, run
+from mpicoll.train import run
 from mpicoll.train.driver import parity
 from mpicoll.train.ranks.workers import AllReduceWorkers
 from mpicoll.train.strategies import apart

@@ -7,12 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 from kept import rewrite
 from mpi4py import MPI
 
 from mpicoll.base.json_lines import Attempt
 from mpicoll.base.locks import Lock
-from mpicoll.train import Config, TrainingError, history, run
+from mpicoll.train import TrainingError, history, run
 from mpicoll.train.driver import checkpointing, checkpoints
 
 pytestmark = [

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 from mpi4py import MPI
 
-from mpicoll.train import Config, Dataset, TrainingError, run
+from mpicoll.train import Dataset, TrainingError, run
 from mpicoll.train.data.rows import Rows
 from mpicoll.train.driver import parity
 

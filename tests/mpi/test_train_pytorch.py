@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 from mpi4py import MPI
 
-from mpicoll.train import Config, DistributedSampler, TrainingError, run
+from mpicoll.train import DistributedSampler, TrainingError, run
 from mpicoll.train.data.sampler import Sampler
 
 if MPI.COMM_WORLD.size > 3:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 from mpi4py import MPI
 
-from mpicoll.train import Config, TrainingError, run
+from mpicoll.train import TrainingError, run
 from mpicoll.train.driver import checkpoints, memory, parity
 
 pytestmark = [
@@ -112,6 +113,8 @@ SERVERS = {"strategy": "parameter_server"}
         {"strategy": "zero1", "optimizer": "adam"},
         {"strategy": "gossip"},
         {"wire": "bf16"},
+        {"dtype": "float16", "optimizer": "adam"},
+        {**SERVERS, "dtype": "float16"},
         {"wire": "int8", "dtype": "float32"},
         {"wire": "topk:0.1"},
         {"invariant": 8},

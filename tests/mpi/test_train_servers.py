@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import staleness
 from clouds import clouds
+from float64 import MLP, Config
 from mpi4py import MPI
 
-from mpicoll.train import MLP, Config, TrainingError, history, run
+from mpicoll.train import TrainingError, history, run
 from mpicoll.train.driver import checkpoints, parity
 from mpicoll.train.servers import consistency
 

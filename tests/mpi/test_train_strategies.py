@@ -5,18 +5,16 @@ from functools import cache
 
 import numpy as np
 import pytest
+from float64 import MLP, Config, convnet
 from mpi4py import MPI
 
 from mpicoll.train import (
-    MLP,
-    Config,
     Dataset,
     DistributedOptimizer,
     DistributedSampler,
     TrainingError,
     average_gradients,
     broadcast_parameters,
-    convnet,
     optimizers,
     run,
 )

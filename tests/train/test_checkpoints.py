@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 from kept import rewrite, write_first_format
 
 from mpicoll.base.locks import Lock
 from mpicoll.cli import main
-from mpicoll.train import Config, Dataset, TrainingError, run
+from mpicoll.train import Dataset, TrainingError, run
 from mpicoll.train.driver import array_files, checkpointing, checkpoints, parity
 
 
@@ -295,6 +296,7 @@ from mpi4py import MPI
 import mpicoll
 sys.path.insert(0, sys.argv[2])
 from clouds import clouds
+from float64 import Config
 from mpicoll.train import Config, run
 from mpicoll.train.driver import array_files
 

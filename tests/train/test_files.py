@@ -357,16 +357,19 @@ def test_three_ranks_say_once_what_is_wrong(mpirun, tmp_path, monkeypatch, words
 def test_an_estimate_counts_what_is_allocated():
     model = MLP((100, 50, 10))
     weights = Flat(model.initial_parameters(0))
-    size = 8 * (100 * 50 + 50 + 50 * 10 + 10)
+    size = 4 * (100 * 50 + 50 + 50 * 10 + 10)
     config = Config(optimizer="adam", batch=64)
     needed = memory.estimate(config, 0, 1, model, weights)
-    assert (needed["gradients"], needed["optimizer"]) == (size + 8 * 100 * 50, 2 * size)
-    assert needed["activations"] == 8 * 64 * (100 + 50 + 50 + 10)
+    assert (needed["gradients"], needed["optimizer"]) == (size + 4 * 100 * 50, 2 * size)
+    assert needed["activations"] == 4 * 64 * (100 + 50 + 50 + 10)
     sharded = memory.estimate(
         Config(optimizer="adam", strategy="zero1", batch=64), 0, 4, model, weights
     )
     assert sharded["optimizer"] == 2 * size // 4
     assert sharded["activations"] == needed["activations"] // 4
+    narrow = memory.estimate(Config(dtype="bfloat16", batch=64), 0, 1, model, weights)
+    assert narrow["activations"] == needed["activations"]
+    assert narrow["parameters in bfloat16"] == narrow["parameters to compute with"] / 2 == size / 2
 
 
 def test_an_estimate_counts_what_replicas_hold():

@@ -6,13 +6,14 @@ import time
 
 import numpy as np
 import pytest
+from float64 import MLP, Config
 
-from mpicoll.train import Config, Dataset, TrainingError, run, threads
+from mpicoll.train import Dataset, TrainingError, run, threads
 from mpicoll.train.data.pictures import load_mnist5k
 from mpicoll.train.data.sampler import Sampler
 from mpicoll.train.driver import parity
 from mpicoll.train.exchange import transfers
-from mpicoll.train.models import MLP, Batch
+from mpicoll.train.models import Batch
 from mpicoll.train.models.flat import Flat
 
 

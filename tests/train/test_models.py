@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from float64 import MLP
 
-from mpicoll.train.models import MLP, Batch
+from mpicoll.train.models import Batch
 
 SHAPES = [(5, 3), (5, 4, 3), (5, 7, 4, 3)]
 

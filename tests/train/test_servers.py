@@ -69,12 +69,14 @@ def test_other_consistency_models_are_refused(text):
         ({"servers": "some"}, "servers is 'some'"),
         ({"clip": 1.0}, "does not take clip"),
         ({"checkpoint_every": 5}, "does not take checkpoint_every"),
-        ({"loss_scale": 2.0}, "does not take loss_scale"),
         ({"wire": "bf16"}, "strategy parameter_server sends gradients as they are"),
-        ({"dtype": "float16"}, "float64 or float32"),
         ({"push_rate": "half"}, "unknown push_rate 'half'"),
         ({"send_every": 0}, "send_every is 0: give a whole number of at least 1"),
         ({"apply_at_once": True}, "apply_at_once is of parameters that servers send unasked"),
+        (
+            {"send_every": 1, "apply_at_once": True, "dtype": "bfloat16"},
+            "apply_at_once takes over parameters within a step, whose copy in bfloat16 is made",
+        ),
     ],
 )
 def test_what_servers_cannot_do_is_refused_by_name(changes, message):

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clouds import clouds
+from float64 import Config
 
 import mpicoll
-from mpicoll.train import Config, run
+from mpicoll.train import run
 from mpicoll.train.driver import parity
 from mpicoll.train.registry import STRATEGIES
 

@@ -65,6 +65,8 @@ def _given(invocation: typer.Context, path: Path | None) -> dict[str, Any]:
     for name in ("hidden", "channels"):
         if isinstance(values.get(name), str):
             values[name] = _sizes(f"--{name}", values[name])
+    if isinstance(values.get("groups"), str):
+        values["groups"] = tuple(part for part in values["groups"].split(",") if part.strip())
     if isinstance(values.get("bucket"), str) and values["bucket"].isdecimal():
         values["bucket"] = int(values["bucket"])
     if values.get("algorithm") == "auto":

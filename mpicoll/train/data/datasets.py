@@ -38,6 +38,9 @@ class Feed(ABC):
     def forget(self) -> None:  # noqa: B027
         """What was wanted will not be needed."""
 
+    def begin(self, epoch: int, done: int) -> None:  # noqa: B027
+        """An epoch begins, or goes on after so many of its batches."""
+
     def look(self) -> None:  # noqa: B027
         """Raise RankLost where a rank that gives samples, or is given some, has died."""
 

@@ -58,24 +58,47 @@ class DistributedSampler:
             for mine, total in DistributedSampler(len(labels), 64, comm).batches(epoch):
                 ...  # gradients of the rows `mine`, summed and divided by `total`
 
+    As `batch_sampler` of a PyTorch DataLoader it gives lists of the numbers of rows:
+
+        loader = DataLoader(data, batch_sampler=DistributedSampler(len(data), 64, comm))
+        for epoch in range(1, 11):
+            loader.batch_sampler.set_epoch(epoch)
+            for inputs, labels in loader: ...
+
     Args:
         samples: Number of samples in the training set.
         batch: Samples in one step, of all ranks together.
         comm: The ranks.
         seed: Decides the order, together with the epoch.
+
+    Attributes:
+        gives_empty: Whether iteration gives an empty list where a rank has no samples of a step, as
+            of a last batch of fewer samples than ranks; the collate_fn of a loader must take it.
     """
 
     def __init__(self, samples: int, batch: int, comm: MPI.Intracomm, seed: int = 0) -> None:
         self._sampler = Sampler(samples, batch, seed)
         self._rank, self._size = comm.Get_rank(), comm.Get_size()
+        self._epoch, self._done = 1, 0
+        self.gives_empty = True
 
     def __len__(self) -> int:
         """Steps in one epoch, the same on all ranks."""
         return self._sampler.steps
 
-    def batches(self, epoch: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+    def __iter__(self) -> Iterator[list[int]]:
+        """The samples of this rank in each step that is left of the epoch that was set."""
+        for mine, _ in self.batches(self._epoch, self._done):
+            if len(mine) or self.gives_empty:
+                yield mine.tolist()
+
+    def set_epoch(self, epoch: int, done: int = 0) -> None:
+        """What the next iteration is of: an epoch, counted from 1, after so many of its steps."""
+        self._epoch, self._done = epoch, done
+
+    def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[NDArray[np.int64], int]]:
         """This rank's samples of each step, perhaps none, and the number of all ranks' together."""
-        for samples in self._sampler.batches(epoch):
+        for samples in self._sampler.batches(epoch, done):
             yield shared(samples, self._size, self._rank), len(samples)
 
 

@@ -22,8 +22,9 @@ from mpicoll.train import threads
 from mpicoll.train.config import Config
 from mpicoll.train.data import PARTS, Dataset, load, trigram_loss
 from mpicoll.train.driver import memory, named, parity
+from mpicoll.train.driver.callbacks import OnStep
 from mpicoll.train.driver.failure_detector import failure_detector
-from mpicoll.train.driver.loop import OnStep, run
+from mpicoll.train.driver.loop import run
 from mpicoll.train.ranks import health, signals
 from mpicoll.train.ranks.workers import TrainingError, together
 from mpicoll.train.records import Beginning, Epoch, Result, Step

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpicoll.base.arrays import Array
+from mpicoll.base.arrays import Array, dtype_of
 from mpicoll.base.json_lines import Appender, Attempt
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs
@@ -312,7 +312,7 @@ def run(
     memory.make_room(workers, needed)
     with together(workers, "making data ready"):
         config.worker_count(workers.size)
-        dataset = read().astype(config.dtype)
+        dataset = read().astype(dtype_of(config.dtype))
         feed = Reading(dataset, config.seed, config.augment)
     first = workers.size - config.data_servers
     links = workers.link()

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpicoll.base import arrays
-from mpicoll.train import optimizers
+from mpicoll.train import groups, optimizers, schedules
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load, targets
 from mpicoll.train.driver import bits, data_servers, memory, predicted
+from mpicoll.train.driver.callbacks import (
+    Callback,
+    OnBegin,
+    OnEpoch,
+    OnStep,
+    read_only,
+    seeing,
+)
 from mpicoll.train.driver.checkpointing import Checkpointing
 from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import described as described_run
@@ -24,7 +32,7 @@ from mpicoll.train.driver.observers import Observers
 from mpicoll.train.models import Measure, Model, Sequential
 from mpicoll.train.models.flat import Flat, described
 from mpicoll.train.models.measures import usual
-from mpicoll.train.optimizers import Optimizer
+from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import (
@@ -35,6 +43,7 @@ from mpicoll.train.ranks.workers import (
     together,
 )
 from mpicoll.train.records import Beginning, Epoch, Measures, Result, Step
+from mpicoll.train.schedules import Schedule
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup, Training
@@ -42,9 +51,6 @@ from mpicoll.train.strategies.training import Setup, Training
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-OnBegin = Callable[[Beginning], object]
-OnStep = Callable[[Step], "bool | None"]
-OnEpoch = Callable[[Epoch], "bool | None"]
 
 
 def run(
@@ -53,7 +59,8 @@ def run(
     *,
     dataset: Dataset | None = None,
     model: Model | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Update | None = None,
+    schedule: Schedule | None = None,
     measures: Sequence[Measure] | None = None,
     on_begin: OnBegin | None = None,
     on_step: OnStep | None = None,
@@ -67,11 +74,15 @@ def run(
         dataset: Data to use instead of those `config` names.
         model: Model to use instead of the one `config` names.
         optimizer: What to make of a gradient, instead of what `config` names; servers call it too.
+            A function is called as `optimizers.Optimizer.update`, without arrays of its own.
+        schedule: Learning rate of a step, counted from 1, instead of what `config` says of it;
+            asked once for each step, before the first.
         measures: What to tell of held-out samples beside the loss; None for what goes with the
             model's loss: accuracy, or R² of squared errors.
         on_begin: Called before the first step, with where the run begins or goes on.
         on_step: Called after each step; all ranks stop after the next step if it returns True on
-            any rank.
+            any rank. A function of two arguments is given the parameters, too: views by name that
+            may not be written to, of what the next step changes.
         on_epoch: Called after each epoch; as `on_step`.
 
     Returns:
@@ -82,11 +93,13 @@ def run(
             steps, or any exception of a model or of a callback; on all ranks together, also where
             one rank alone is concerned.
     """
+    own = None if optimizer is None else optimizers.wrapped(optimizer)
     if comm is not None and config.data_servers:
         train = partial(
             run,
             model=model,
-            optimizer=optimizer,
+            optimizer=own,
+            schedule=schedule,
             measures=measures,
             on_begin=on_begin,
             on_step=on_step,
@@ -100,7 +113,7 @@ def run(
             lambda: dataset or load(config.dataset, config.data, config.context),
             train,
         )
-    given = dataset, model, optimizer
+    given = dataset, model, own
     setup, measuring = _prepare(config, comm, *given, measures)
     config, workers = setup.config, setup.workers
     training = strategy_of(config).make(setup)
@@ -108,6 +121,9 @@ def run(
     stacks = Stacks(workers, config.hang_after)
     observers: Observers | None = None
     try:
+        if schedule is not None:
+            with together(workers, "asking the schedule"):
+                training.rates = schedules.table(schedule, training.total)
         beginning, history = checkpoints.restore()
         training.stamp = beginning.stamp
         with together(workers, "opening the metrics"):
@@ -121,7 +137,10 @@ def run(
         workers.begin()
         with signals.heard(partial(setattr, training, "signalled", True)):
             loop = _Run(setup, training, checkpoints, observers, measuring)
-            result = loop.result(beginning, history, on_step, on_epoch)
+            views = read_only(training.weights)
+            result = loop.result(
+                beginning, history, seeing(on_step, views), seeing(on_epoch, views)
+            )
         training.close()
     except TrainingError:  # on all ranks together; after any other, messages may be under way
         training.close(failed=True)
@@ -152,7 +171,7 @@ def _prepare(
         memory.make_room(workers, memory.reading(config))
     with together(workers, "making data and model ready"):
         dataset = dataset or load(config.dataset, config.data, config.context)
-        dataset = dataset.astype(config.dtype)
+        dataset = dataset.astype(arrays.dtype_of(config.dtype))
         model = model or make_model(config, dataset)
         measures = usual(model, dataset.classes) if measures is None else measures
         _check(config, dataset, model, measures)
@@ -181,7 +200,13 @@ def _prepare(
     if config.bucket == "model":
         bucket = predicted.bucket(comm, config.algorithm, weights.vector.nbytes)
         config = replace(config, bucket=bucket)
-    optimizer = optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay)
+    with together(workers, "making the optimizer"):
+        optimizer = groups.grouped(
+            optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay),
+            weights.views,
+            [groups.parse(text) for text in config.groups],
+            config.decay_on,
+        )
     setup = Setup(config, workers, comm, dataset, model, weights, optimizer)
     return setup, Measuring(config, workers, dataset, model, measures)
 
@@ -229,7 +254,7 @@ def _parameters(config: Config, model: Model) -> Flat:
     first = model.initial_parameters(config.seed)
     return Flat(
         {name: arrays.on(config.device, array) for name, array in first.items()},
-        "float32" if config.dtype == "float16" else None,
+        "float32" if config.is_narrow else None,
     )
 
 
@@ -265,8 +290,8 @@ class _Run:
         self,
         beginning: Beginning,
         history: list[Epoch],
-        on_step: OnStep | None,
-        on_epoch: OnEpoch | None,
+        on_step: Callback | None,
+        on_epoch: Callback | None,
     ) -> Result:
         """Train until a stop rule holds, from a place in an epoch on."""
         training, config = self._training, self._config
@@ -324,7 +349,7 @@ class _Run:
             return "target accuracy"
         return "steps" if self._training.number == config.steps else None
 
-    def _note(self, callback: Callable[[Any], bool | None] | None, record: Step | Epoch) -> None:
+    def _note(self, callback: Callback | None, record: Step | Epoch) -> None:
         """Write a record down and show it to the user's function.
 
         What goes wrong is told to the other ranks with the next sum.
@@ -337,7 +362,7 @@ class _Run:
             self._training.failure = error
 
     def _epoch(
-        self, number: int, position: int, on_step: OnStep | None
+        self, number: int, position: int, on_step: Callback | None
     ) -> tuple[Epoch | None, int]:
         """Make the steps of an epoch (counted from 1) that are left, and measure where they led.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpicoll.base import arrays
 from mpicoll.base.memory import OWN_LIMIT, available, left, require
-from mpicoll.train.config import Config
+from mpicoll.train.config import DTYPES, Config
 from mpicoll.train.data import Dataset, Inputs, catalogue
 from mpicoll.train.data.rows import Rows
 from mpicoll.train.models import Model
@@ -38,18 +38,20 @@ def estimate(config: Config, rank: int, ranks: int, model: Model, weights: Flat)
     count = getattr(model, "activations", None)
     if count is not None and rank < workers:
         samples = -(-config.global_batch(workers) // (config.invariant or workers))
-        item = {"float64": 8, "float32": 4, "float16": 2}[config.dtype]
+        item = DTYPES[config.dtype]
+        if config.is_narrow and config.device == "cpu":  # there layers compute in float32
+            item = 4
+            needed["parameters to compute with"] = item * weights.vector.size
         needed["activations"] = count(samples) * item
     return needed
 
 
 def reading(config: Config) -> Bytes:
     """Bytes that reading the data takes: as they are in files, as numbers, and in another type."""
-    wanted = np.dtype(config.dtype)
     total = 0
     for count, dtype in catalogue.read_inputs(config.dataset):
         natural = dtype if dtype.kind == "f" else np.dtype(np.float64)
-        other = wanted.itemsize if natural != wanted else 0
+        other = DTYPES[config.dtype] if natural.name != config.dtype else 0
         total += count * (dtype.itemsize + natural.itemsize + other)
     return {"data": total}
 

@@ -28,8 +28,9 @@ def make_model(config: Config, dataset: Dataset) -> Sequential:
     Raises:
         ValueError: They do not fit.
     """
+    dtype = "float32" if config.is_narrow else config.dtype  # in which parameters are kept
     if config.model == "transformer":
-        return _decoder(config, dataset)
+        return _decoder(config, dataset, dtype)
     if dataset.vocabulary is not None:
         raise ValueError(
             f"{dataset.name}: inputs are tokens, and model {config.model} wants real numbers: give "
@@ -47,17 +48,17 @@ def make_model(config: Config, dataset: Dataset) -> Sequential:
                 "an image: give model mlp"
             )
         sizes = config.channels, config.hidden, outputs
-        net = convnet(dataset.image, *sizes, config.dtype, config.dropout)
-        return Sequential(net.layers, dataset.shape, config.dtype)  # of samples as they are
+        net = convnet(dataset.image, *sizes, dtype, config.dropout)
+        return Sequential(net.layers, dataset.shape, dtype)  # of samples as they are
     hidden = config.hidden if config.model == "mlp" else ()
     layers: list[Layer] = [Reshape()] if len(dataset.shape) != 1 else []
     layers += head(hidden, outputs, config.dropout)
     if len(wanted) > 1:
         layers.append(Reshape(wanted))
-    return Sequential(layers, dataset.shape, config.dtype, loss)
+    return Sequential(layers, dataset.shape, dtype, loss)
 
 
-def _decoder(config: Config, dataset: Dataset) -> Sequential:
+def _decoder(config: Config, dataset: Dataset, dtype: str) -> Sequential:
     if dataset.vocabulary is None or dataset.classes is None:
         raise ValueError(
             f"{dataset.name}: inputs are real numbers, and model transformer wants tokens with a "
@@ -79,7 +80,7 @@ def _decoder(config: Config, dataset: Dataset) -> Sequential:
         config.width,
         config.layers,
         config.heads,
-        config.dtype,
+        dtype,
         config.dropout,
     )
 

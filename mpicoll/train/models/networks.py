@@ -19,6 +19,7 @@ from mpicoll.train.models.flat import Parameters, require_names
 from mpicoll.train.models.images import Convolution, MaxPool
 from mpicoll.train.models.layers import Dense, Dropout, Gelu, Layer, ReLU, Reshape, Residual
 from mpicoll.train.models.losses import CrossEntropy, Loss
+from mpicoll.train.models.precision import computing
 from mpicoll.train.models.sequences import (
     Attention,
     Embedding,
@@ -151,9 +152,11 @@ class Sequential(PushingModel):
         return parameters
 
     def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
-        memories, values = [], batch.inputs
+        parameters, rounded = computing(parameters)
+        memories, values = [], rounded(batch.inputs)
         for index, layer in enumerate(self.layers):
             values, memory = layer.forward(self._own(parameters, index), values, batch)
+            values = rounded(values)
             memories.append(memory)
         losses, slopes = self.loss.evaluate(values, batch.targets)
         slopes /= batch.total
@@ -162,7 +165,7 @@ class Sequential(PushingModel):
         for index in reversed(range(len(self.layers))):
             assert error is not None
             error, gradients = self.layers[index].backward(
-                self._own(parameters, index), memories.pop(), error, index == 0
+                self._own(parameters, index), memories.pop(), rounded(error), index == 0
             )
             for name in reversed(gradients):
                 full = self._names[index][name]
@@ -175,9 +178,10 @@ class Sequential(PushingModel):
     def losses_and_outputs(
         self, parameters: Parameters, inputs: Array, targets: Array
     ) -> tuple[Array, Array]:
-        values = inputs
+        parameters, rounded = computing(parameters)
+        values = rounded(inputs)
         for index, layer in enumerate(self.layers):
-            values, _ = layer.forward(self._own(parameters, index), values, None)
+            values = rounded(layer.forward(self._own(parameters, index), values, None)[0])
         return self.loss.evaluate(values, targets)[0], values
 
     def _drawn(self, index: int, seed: int) -> dict[str, Array]:
@@ -205,7 +209,7 @@ class MLP(Sequential):
     """
 
     def __init__(
-        self, sizes: tuple[int, ...], dtype: str = "float64", dropout: float = 0.0
+        self, sizes: tuple[int, ...], dtype: str = "float32", dropout: float = 0.0
     ) -> None:
         if len(sizes) < 2 or min(sizes) < 1:
             raise ValueError(f"layer sizes are {sizes}: give at least two, each at least 1")
@@ -217,7 +221,7 @@ def convnet(
     channels: tuple[int, ...],
     hidden: tuple[int, ...],
     classes: int,
-    dtype: str = "float64",
+    dtype: str = "float32",
     dropout: float = 0.0,
 ) -> Sequential:
     """Convolutions of width 3, each with ReLU and pooling by 2, then an `MLP`.

@@ -31,8 +31,8 @@ class AllReduce(Strategy):
         sums = self._sums(config, rank, ranks, weights)
         if sums:
             needed["sums"] = sums
-        if config.dtype == "float16":
-            needed["parameters in float16"] = 2 * count
+        if config.is_narrow:
+            needed[f"parameters in {config.dtype}"] = 2 * count
         return needed
 
     def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:

@@ -72,6 +72,7 @@ class Gradients:
         self.sampler = Sampler(samples, self._batch * config.accumulate, config.seed)
         self.feed = dataset.feed or Reading(dataset, config.seed, config.augment)
         self.speeds: Array | None = None
+        self._dtype = dataset.train_inputs.dtype
         self.losses: list[float] = []
         self.finite = True
         self.loading = self.loading_processor = 0.0
@@ -79,6 +80,7 @@ class Gradients:
     def batches(self, epoch: int, done: int = 0) -> Iterator[NDArray[np.int64]]:
         """As `Sampler.batches`; the samples of this rank are asked for ahead of need."""
         self.feed.forget()
+        self.feed.begin(epoch, done * self._config.accumulate)
         coming: deque[NDArray[np.int64]] = deque()
         for samples in self.sampler.batches(epoch, done):
             coming.append(samples)
@@ -149,10 +151,11 @@ class Gradients:
 
     def _load(self, mine: NDArray[np.int64], epoch: int) -> tuple[Array, Array]:
         asked, processor = time.perf_counter(), time.process_time()
-        found = self.feed.take(mine, epoch)
+        inputs, labels = self.feed.take(mine, epoch)
+        inputs = inputs.astype(self._dtype, copy=False)
         self.loading += time.perf_counter() - asked
         self.loading_processor += time.process_time() - processor
-        return found
+        return inputs, labels
 
     def failure(self, loss: float) -> FloatingPointError:
         """What to say of gradients that are not finite."""

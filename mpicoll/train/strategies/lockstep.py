@@ -23,14 +23,12 @@ from mpicoll.train.data.sampler import shared
 from mpicoll.train.exchange import tree
 from mpicoll.train.exchange.buckets import Exchange, split
 from mpicoll.train.exchange.transfers import MakeTransfer
-from mpicoll.train.models.flat import Flat
+from mpicoll.train.groups import part_of
 from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
 from mpicoll.train.strategies.training import Saved, Setup, Training
 
-#: Steps without overflow after which the loss scale is doubled, and its highest value.
-_PATIENCE, _HIGHEST = 2000, 2.0**24
 #: What a checkpoint holds beside arrays.
 _COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
 # Places in the header of an exchange; the seconds each rank computed come after them, then the loss
@@ -60,9 +58,6 @@ class Trainer(Training):
         transfer: Makes the transfer of a bucket of gradients.
         sharded: Whether each rank updates the part that its transfers own, and shares it.
         mixing: What happens to parameters, None if they are the same on all ranks.
-
-    Attributes:
-        scale, good: Factor of the loss; steps since it was changed.
     """
 
     def __init__(
@@ -76,7 +71,6 @@ class Trainer(Training):
         parts = config.invariant or workers.size
         own = tree.shards_of(workers.rank, workers.size, parts)
         super().__init__(setup, own.start, parts, len(own))
-        self._narrow = Flat(weights.views, config.dtype) if config.dtype == "float16" else None
         assert not isinstance(config.bucket, str)  # it is resolved
         self._parts = slice(own.start, own.stop)
         self._gradients = self._source.flat
@@ -101,12 +95,7 @@ class Trainer(Training):
         owned = sum(end - start for start, end in self._exchange.owned)
         self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
         self._states = split(self._state, self._exchange.owned)
-        self.scale = config.first_scale or 1.0
-        self.good = 0
-
-    @property
-    def views(self) -> dict[str, Array]:
-        return (self._narrow or self.weights).views
+        self._optimizers = [part_of(self._optimizer, *span) for span in self._exchange.owned]
 
     @property
     def collectives(self) -> list[tuple[str, int]]:
@@ -296,12 +285,13 @@ class Trainer(Training):
         if config.clip is not None and norm > config.clip:
             factor *= config.clip / norm
         self.updates += 1
-        for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
+        parts = zip(self._exchange.owned, self._optimizers, self._states, strict=True)
+        for (start, end), optimizer, state in parts:
             part = gradients[start:end]
             if factor != 1:
                 part *= factor
             weights = self.weights.vector[start:end]
-            self._optimizer.update(weights, part, state, lr, self.updates)
+            optimizer.update(weights, part, state, lr, self.updates)
         self._exchange.commit()
         for plan in self._sharing:
             plan.Start()
@@ -314,11 +304,6 @@ class Trainer(Training):
         """Parameters, then the optimizer's arrays."""
         return [self.weights.vector, *self._state.values()]
 
-    def _take_over(self) -> None:
-        """Parameters have changed: so must their copy in the type to compute in."""
-        if self._narrow is not None:
-            self._narrow.vector[...] = self.weights.vector
-
     def _skip(self, where: str, failure: Exception | None) -> None:
         self.skipped += 1
         self.skipped_in_a_row += 1
@@ -328,16 +313,6 @@ class Trainer(Training):
         anywhere = self._exchange.header[_NOT_FINITE] > 0
         own = failure if anywhere else FloatingPointError("the sum of the gradients overflows")
         raise_together(self._workers, where, own)
-
-    def _watch_scale(self, skipped: bool) -> None:
-        """Dynamic loss scaling (Micikevicius et al. 2018)."""
-        if self._config.first_scale is None:
-            return
-        self.good += 1
-        if skipped:
-            self.scale, self.good = max(1.0, self.scale / 2), 0
-        elif self.good == _PATIENCE:
-            self.scale, self.good = min(_HIGHEST, self.scale * 2), 0
 
     # --- checks ---
 

@@ -41,14 +41,16 @@ class ParameterServer(Strategy):
         for name, wanted, why in (
             ("clip", None, "no server knows the norm of the whole gradient"),
             ("checkpoint_every", None, "shards are at one clock at the end of an epoch only"),
-            ("loss_scale", None, "servers do not scale the loss"),
         ):
             if getattr(config, name) != wanted:
                 raise ValueError(
                     f"strategy parameter_server does not take {name}, because {why}: leave it out"
                 )
-        if config.dtype == "float16":
-            raise ValueError("strategy parameter_server trains in float64 or float32: give one")
+        if config.apply_at_once and config.is_narrow:
+            raise ValueError(
+                f"apply_at_once takes over parameters within a step, whose copy in {config.dtype} "
+                "is made before it: leave it out, or give dtype float32"
+            )
 
     def servers(self, config: Config) -> int:
         """As many as were asked for; none where every rank is a worker."""
@@ -72,6 +74,8 @@ class ParameterServer(Strategy):
             # replicas.
             kept = (consistency.parse(config.consistency).kind == "bsp") + bool(config.replicas)
             needed["messages"] = (2 + kept) * workers * held + bool(config.replicas) * held
+        if config.is_narrow:
+            needed[f"parameters in {config.dtype}"] = 2 * weights.vector.size
         if rank < workers:
             news = 1 if config.send_every is None else 2
             needed["messages"] = needed.get("messages", 0) + sum(parts) + news * size

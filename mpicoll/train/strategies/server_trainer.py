@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from mpicoll.base.arrays import Array, put
 from mpicoll.base.json_lines import Appender, Attempt
+from mpicoll.train.groups import part_of
 from mpicoll.train.ranks.health import RankLost
 from mpicoll.train.ranks.waiting import time_limit, wait_until
 from mpicoll.train.ranks.workers import raise_together, together
@@ -36,7 +37,7 @@ from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.training import Saved, Setup, Training
 
 #: What a checkpoint holds of the run's counters; the others are as at the start.
-_COUNTERS = ("number", "updates", "skipped")
+_COUNTERS = ("number", "updates", "skipped", "scale", "good")
 
 
 class ServerTrainer(Training):
@@ -105,6 +106,7 @@ class ServerTrainer(Training):
                     break
                 started = time.perf_counter()
                 stop_clock = self._client.pull(clock)
+                self._take_over()
                 if 0 <= stop_clock <= clock:
                     break
                 try:
@@ -130,7 +132,7 @@ class ServerTrainer(Training):
     def counters(self) -> dict[str, Any]:
         # The same as in lockstep.
         counters = {name: getattr(self, name) for name in _COUNTERS}
-        return {**counters, "skipped_in_a_row": 0, "scale": 1.0, "good": 0}
+        return {**counters, "skipped_in_a_row": 0}
 
     def _kept(self) -> Iterator[tuple[str, int, Array]]:
         if self._workers.rank == 0:
@@ -157,7 +159,12 @@ class ServerTrainer(Training):
         assert self._client is not None
         started, processor = time.perf_counter(), time.process_time()
         self._served = 0.0
-        loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
+        loss = self._source.compute(
+            self.views, samples, epoch, lambda _: self._move_on(), self.scale
+        )
+        if self.scale != 1:
+            loss /= self.scale
+            self._source.flat.vector *= 1 / self.scale
         computed = time.perf_counter()
         mine = computed - started - self._served - self._source.loading
         used = time.process_time() - processor - self._served - self._source.loading_processor
@@ -165,6 +172,7 @@ class ServerTrainer(Training):
         push = Push(clock, share, len(samples), self._source.finite, mine, max(0.0, used), 0)
         self._client.push(push, self.asked or self.signalled)
         pushed = time.perf_counter()
+        self._watch_scale(not push.finite)
         self._count_skips(loss)
         return Step(
             number=clock + 1,
@@ -226,7 +234,7 @@ class ServerTrainer(Training):
             self._comm,
             Shard(
                 self.weights.vector[own.start : own.end].copy(),
-                self._optimizer,
+                part_of(self._optimizer, own.start, own.end),
                 self._worker_count,
                 self._model,
                 self.rate,
@@ -289,6 +297,7 @@ class ServerTrainer(Training):
             "losses": losses,
             "updates": 0 if client is None else client.updates,
             "skipped": 0 if client is None else client.skipped,
+            "scale": None if client is None else (self.scale, self.good),
         }
         everyone = [theirs for theirs in self._workers.gather(facts) if theirs is not None]
         if any(theirs["failed"] for theirs in everyone):
@@ -300,7 +309,10 @@ class ServerTrainer(Training):
         self.interrupted = any(theirs["signalled"] for theirs in everyone)
         self.stop = self.interrupted or any(theirs["asked"] for theirs in everyone)
         self.updates, self.skipped = everyone[0]["updates"], everyone[0]["skipped"]
+        # What overflows on no worker.
+        self.scale, self.good = min(theirs["scale"] for theirs in everyone if theirs["scale"])
         self._workers.broadcast(self.weights.vector)
+        self._take_over()
         if self._whole_here:
             # The order of pushes differs between ranks, and with it rounding or more: go on alike.
             self._put(None, 0, self.weights.vector)

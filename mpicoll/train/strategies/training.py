@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mpicoll.base.arrays import Array
+from mpicoll.base.arrays import Array, dtype_of
 from mpicoll.base.json_lines import Attempt
 from mpicoll.train import schedules
 from mpicoll.train.config import Config
@@ -23,6 +23,10 @@ from mpicoll.train.strategies.gradients import Gradients
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+#: Steps without overflow after which the loss scale is doubled, and its highest value.
+_PATIENCE, _HIGHEST = 2000, 2.0**24
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ class Training(ABC):
             the next step.
         stop, interrupted: Whether a rank asked to stop, and whether it was told to by a signal.
         failure: Set on any rank: the next step fails by it on all ranks.
+        rates: Learning rate of each step, where it is not the configuration that says it.
+        scale, good: Factor of the loss; steps since it was changed.
         stamp: What its files say of each record; set before the first step.
     """
 
@@ -125,12 +131,17 @@ class Training(ABC):
         self.losses = np.zeros(2)
         self.asked = self.signalled = self.stop = self.interrupted = False
         self.failure: Exception | None = None
+        self.rates: Sequence[float] = ()
+        self.scale, self.good = config.first_scale or 1.0, 0
+        # Parameters in the type to compute in, where that is another than they are kept in.
+        narrow = dtype_of(config.dtype) if config.is_narrow else None
+        self._narrow = None if narrow is None else Flat(self.weights.views, narrow)
         self.stamp = Attempt("")
 
     @property
     def views(self) -> dict[str, Array]:
         """Parameters by name, in the type to compute in."""
-        return self.weights.views
+        return (self._narrow or self.weights).views
 
     @property
     def total(self) -> int:
@@ -140,6 +151,8 @@ class Training(ABC):
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 1."""
+        if self.rates:
+            return self.rates[min(step, len(self.rates)) - 1]
         config = self._config
         base = config.lr * schedules.SCALINGS[config.lr_scaling](self._worker_count)
         return schedules.rate(base, config.schedule, step, self.total, config.warmup)
@@ -220,6 +233,24 @@ class Training(ABC):
             **{f"buffer/{name}": buffer.shape for name, buffer in self.buffers.items()},
         }
 
+    def _take_over(self) -> None:
+        """Parameters have changed, and so must their copy in the type to compute in.
+
+        To be called after each update.
+        """
+        if self._narrow is not None:
+            self._narrow.vector[...] = self.weights.vector
+
+    def _watch_scale(self, skipped: bool) -> None:
+        """Dynamic loss scaling (Micikevicius et al. 2018)."""
+        if self._config.first_scale is None:
+            return
+        self.good += 1
+        if skipped:
+            self.scale, self.good = max(1.0, self.scale / 2), 0
+        elif self.good == _PATIENCE:
+            self.scale, self.good = min(_HIGHEST, self.scale * 2), 0
+
     @abstractmethod
     def _kept(self) -> Iterator[tuple[str, int, Array]]:
         """What this rank keeps of vectors laid out as the parameters are.
@@ -239,6 +270,7 @@ class Training(ABC):
                     saved.read(f"buffer/{name}", 0, buffer.reshape(-1))
         for values in (self.weights.vector, *self.buffers.values()):
             self._workers.broadcast(values)
+        self._take_over()
 
     def _restored(self, saved: Saved) -> Iterator[tuple[str, int, Array]]:
         """Restore the model; then yield, on all ranks, the optimizer's arrays one at a time.

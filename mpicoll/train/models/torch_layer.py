@@ -1,0 +1,111 @@
+"""A PyTorch module as a layer; tensors and arrays look at the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpicoll.base.arrays import Array
+from mpicoll.train.data.batch import Batch
+from mpicoll.train.models.flat import Parameters
+from mpicoll.train.models.layers import Layer, Outputs, Shape, Slopes
+
+
+class TorchLayer(Layer):
+    """A module of PyTorch in a chain of layers.
+
+    `forward` keeps the graph that autograd has made, `backward` goes along it.  The module is
+    called with the parameters that are passed in; its own are what a run begins with, on rank 0,
+    and stay as they are.  PyTorch draws dropout by rank.
+
+    Args:
+        module: Takes the samples as one tensor, and gives one tensor with a row for each.
+        name: Of the layer; layers of one name share their parameters.
+
+    Raises:
+        ValueError: A parameter is not on the CPU.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str | None = None) -> None:
+        for own, parameter in module.named_parameters():
+            if parameter.device.type != "cpu":
+                raise ValueError(
+                    f"parameter {own} is on {parameter.device}: move the module to the CPU"
+                )
+        self._module, self.name = module, name
+        self._trained = [own for own, p in module.named_parameters() if p.requires_grad]
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """Found by a call of the module with one sample of zeros."""
+        trained = next(self._module.parameters(), None)
+        dtype = torch.get_default_dtype() if trained is None else trained.dtype
+        try:
+            outputs = self._evaluated({}, torch.zeros((1, *shape), dtype=dtype))
+        except (RuntimeError, IndexError):  # as of tables, which take whole numbers
+            try:
+                outputs = self._evaluated({}, torch.zeros((1, *shape), dtype=torch.long))
+            except (RuntimeError, IndexError) as error:
+                raise ValueError(
+                    f"{type(self._module).__name__} takes no samples of shape {shape}: {error}"
+                ) from None
+        return tuple(outputs.shape[1:])
+
+    def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
+        """Those that the module has."""
+        return {
+            name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32)).numpy()
+            for name, parameter in self._module.named_parameters()
+            if name in self._trained
+        }
+
+    def buffers(self, shape: Shape) -> dict[str, Array]:
+        """Those that the module has and saves."""
+        saved = self._module.state_dict()
+        return {
+            name: buffer.detach().numpy().copy()
+            for name, buffer in self._module.named_buffers()
+            if name in saved
+        }
+
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
+        values = torch.from_numpy(np.ascontiguousarray(inputs))
+        if not values.is_floating_point():
+            values = values.long()  # as tables of PyTorch take their rows
+        tensors = {name: torch.from_numpy(array) for name, array in parameters.items()}
+        if batch is None:
+            return self._evaluated(tensors, values).numpy(), None
+        for tensor in (values, *(tensors[name] for name in self._trained)):
+            if tensor.is_floating_point():
+                tensor.requires_grad_()
+        self._module.train()
+        with torch.enable_grad():
+            outputs = torch.func.functional_call(self._module, tensors, (values,))
+        return outputs.detach().numpy(), (values, tensors, outputs)
+
+    def backward(self, parameters: Parameters, memory: Any, error: Array, first: bool) -> Slopes:
+        values, tensors, outputs = memory
+        wanted = {name: tensors[name] for name in self._trained}
+        if values.requires_grad and not first:
+            wanted[""] = values
+        if not wanted:
+            return None, {}
+        slopes = torch.autograd.grad(
+            outputs,
+            list(wanted.values()),
+            torch.from_numpy(np.ascontiguousarray(error)),
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        found = {name: slope.numpy() for name, slope in zip(wanted, slopes, strict=True)}
+        return found.pop("", None), found
+
+    def _evaluated(self, tensors: Mapping[str, torch.Tensor], values: torch.Tensor) -> torch.Tensor:
+        self._module.eval()
+        with torch.no_grad():
+            outputs: torch.Tensor = torch.func.functional_call(
+                self._module, dict(tensors), (values,)
+            )
+        return outputs
