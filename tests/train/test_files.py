@@ -277,7 +277,14 @@ clip = 0.5
 bucket = 4096
 groups = ["*.bias:decay=0"]
 """
-YAML = "dataset: mnist5k\nhidden: [128, 64]\nlr: 1\nclip: 0.5\nbucket: 4096\ngroups: ['*.bias:decay=0']\n"
+YAML = """
+dataset: mnist5k
+hidden: [128, 64]
+lr: 1
+clip: 0.5
+bucket: 4096
+groups: ["*.bias:decay=0"]
+"""
 
 
 @pytest.mark.parametrize(("name", "text"), [("run.toml", TOML), ("run.yaml", YAML)])
