@@ -302,6 +302,7 @@ EVEN = (
         (["bench"], "missing argument"),
         (["train", "cats"], "unknown dataset 'cats': known are digits, mnist5k"),
         (["train", "mnist5k", "--hidden", "a,b"], "--hidden 'a,b' is no list of sizes"),
+        (["train", "mnist5k", "--groups", "*.bias:decay=0,b"], "'b' is no group of parameters"),
         (["frobnicate"], "no such command 'frobnicate'; see `mpicoll --help`"),
         (["lst"], "no such command 'lst'. Did you mean 'list'? See `mpicoll --help`"),
         (["list", "--frobnicate"], "no such option: --frobnicate"),

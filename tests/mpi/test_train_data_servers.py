@@ -43,19 +43,22 @@ def pictures(samples=60):
     [
         {"batch": 7, "augment": "shift:1,flip", "accumulate": 2},
         {"batch": 64, "dtype": "float32", "strategy": "local_sgd", "average_every": 1},
+        {"batch": 20, "dtype": "bfloat16"},
         {"batch": 8, "strategy": "parameter_server"},
         {"batch": 2, "strategy": "parameter_server", "servers": "1", "augment": "shift:2"},
     ],
-    ids=["augmented", "few batches", "colocated", "servers of both kinds"],
+    ids=["augmented", "few batches", "narrow", "colocated", "servers of both kinds"],
 )
 def test_served_data_train_as_data_read(comm, servers, changes):
+    if changes.get("dtype") == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
     config = Config(epochs=2, data_servers=servers, lr=0.01, **changes)
     if comm.size <= servers + (changes.get("servers") == "1"):
         pytest.skip("more ranks")
     ours = run(config, comm, dataset=pictures())
     reference = run(config.alone(config.worker_count(comm.size)), dataset=pictures())
     assert (ours.steps, len(ours.history)) == (reference.steps, 2)
-    limit = 1e-12 if config.dtype == "float64" else 1e-4
+    limit = {"float64": 1e-12, "float32": 1e-4, "bfloat16": 0.01}[config.dtype]
     assert max(parity.differences(ours.parameters, reference.parameters).values()) <= limit
 
 

@@ -278,15 +278,25 @@ hidden = [128, 64]
 lr = 1
 clip = 0.5
 bucket = 4096
+groups = ["*.bias:decay=0"]
 """
-YAML = "dataset: mnist5k\nhidden: [128, 64]\nlr: 1\nclip: 0.5\nbucket: 4096\n"
+YAML = """
+dataset: mnist5k
+hidden: [128, 64]
+lr: 1
+clip: 0.5
+bucket: 4096
+groups: ["*.bias:decay=0"]
+"""
 
 
 @pytest.mark.parametrize(("name", "text"), [("run.toml", TOML), ("run.yaml", YAML)])
 def test_a_file_says_what_arguments_would(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     found = Config(**config_file.read(tmp_path / name))
-    assert found == Config(hidden=(128, 64), lr=1.0, clip=0.5, bucket=4096)
+    assert found == Config(
+        hidden=(128, 64), lr=1.0, clip=0.5, bucket=4096, groups=("*.bias:decay=0",)
+    )
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,25 @@ def test_a_module_that_shares_a_weight_has_it_once():
     np.testing.assert_allclose(gradients["layer1.table.weight"], tied.table.weight.grad, rtol=1e-5)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_both_parts_of_the_backward_pass_are_the_whole_in_bits(first):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3))
+    layer, generator = TorchLayer(net), np.random.default_rng(0)
+    parameters = layer.initial((5,), generator)
+    inputs = generator.standard_normal((4, 5)).astype(np.float32)
+    error = generator.standard_normal((4, 3)).astype(np.float32)
+    given = Batch(inputs, np.zeros(4, int), 4)
+    memories = [layer.forward(parameters, inputs, given)[1] for _ in range(2)]
+    slopes, gradients = layer.backward(parameters, memories[0], error, first)
+    by_input, kept = layer.backward_input(parameters, memories[1], error, first)
+    by_weight = layer.backward_weight(parameters, memories[1], kept)
+    assert (by_input is None) == (slopes is None) == first
+    assert first or by_input.tobytes() == slopes.tobytes()
+    assert list(by_weight) == list(gradients) == list(parameters)
+    assert all(by_weight[name].tobytes() == gradients[name].tobytes() for name in gradients)
+
+
 def test_buffers_that_are_passed_in_are_changed_in_place():
     layer = TorchLayer(torch.nn.BatchNorm1d(3))
     assert list(layer.initial((3,), None)) == ["weight", "bias"]

@@ -58,7 +58,7 @@ class DistributedSampler:
             for mine, total in DistributedSampler(len(labels), 64, comm).batches(epoch):
                 ...  # gradients of the rows `mine`, summed and divided by `total`
 
-    As `batch_sampler` of a PyTorch DataLoader it gives lists of the numbers of rows:
+    As `batch_sampler` of a PyTorch DataLoader it gives lists of the numbers of rows::
 
         loader = DataLoader(data, batch_sampler=DistributedSampler(len(data), 64, comm))
         for epoch in range(1, 11):

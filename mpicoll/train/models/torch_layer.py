@@ -86,21 +86,25 @@ class TorchLayer(Layer):
         return outputs.detach().numpy(), (values, tensors, outputs)
 
     def backward(self, parameters: Parameters, memory: Any, error: Array, first: bool) -> Slopes:
-        values, tensors, outputs = memory
+        values, tensors, _ = memory
         wanted = {name: tensors[name] for name in self._trained}
         if values.requires_grad and not first:
             wanted[""] = values
-        if not wanted:
-            return None, {}
-        slopes = torch.autograd.grad(
-            outputs,
-            list(wanted.values()),
-            torch.from_numpy(np.ascontiguousarray(error)),
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        found = {name: slope.numpy() for name, slope in zip(wanted, slopes, strict=True)}
+        found = _slopes(memory, wanted, error)
         return found.pop("", None), found
+
+    def backward_input(
+        self, parameters: Parameters, memory: Any, error: Array, first: bool
+    ) -> tuple[Array | None, Array]:
+        """The first part of `backward`; the second needs what it returns beside the slopes."""
+        values = memory[0]
+        wanted = {"": values} if values.requires_grad and not first else {}
+        return _slopes(memory, wanted, error, more=True).get(""), error
+
+    def backward_weight(self, parameters: Parameters, memory: Any, kept: Array) -> dict[str, Array]:
+        """The second part of `backward`, at any later time."""
+        tensors = memory[1]
+        return _slopes(memory, {name: tensors[name] for name in self._trained}, kept)
 
     def _evaluated(self, tensors: Mapping[str, torch.Tensor], values: torch.Tensor) -> torch.Tensor:
         self._module.eval()
@@ -109,3 +113,27 @@ class TorchLayer(Layer):
                 self._module, dict(tensors), (values,)
             )
         return outputs
+
+
+def _slopes(
+    memory: Any, wanted: Mapping[str, torch.Tensor], error: Array, more: bool = False
+) -> dict[str, Array]:
+    """Slopes of the loss by some of the tensors that a call was made with.
+
+    Args:
+        memory: As `forward` gives it.
+        wanted: The tensors by name.
+        error: Slopes of the loss by the outputs.
+        more: Whether others will be asked for later: the graph stays.
+    """
+    if not wanted:
+        return {}
+    found = torch.autograd.grad(
+        memory[2],
+        list(wanted.values()),
+        torch.from_numpy(np.ascontiguousarray(error)),
+        retain_graph=more,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return {name: slope.numpy() for name, slope in zip(wanted, found, strict=True)}
