@@ -75,8 +75,8 @@ ORDER = {
     ),
     "mpicoll.train": (
         "__init__ > driver > pytorch jax distributed > strategies > config > servers > exchange > "
-        "ranks > models > data > groups > optimizers schedules > "
-        "records threads history options registry"
+        "ranks > models > data > groups > optimizers schedules history > "
+        "records threads options registry"
     ),
     "mpicoll.train.data": (
         "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "

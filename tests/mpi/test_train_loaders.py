@@ -34,12 +34,12 @@ class Counting(torch.utils.data.Dataset):
     def __getitem__(self, number):
         self.reads.append(number)
         data = clouds()
-        return data.train_inputs[number], int(data.train_labels[number])
+        return data.train_inputs[number], int(data.train_targets[number])
 
 
 def held_out():
     data = clouds()
-    held = torch.from_numpy(data.test_inputs), torch.from_numpy(data.test_labels)
+    held = torch.from_numpy(data.test_inputs), torch.from_numpy(data.test_targets)
     return DataLoader(TensorDataset(*held), batch_size=7)
 
 
@@ -69,14 +69,14 @@ def test_a_loader_with_our_sampler_gives_the_batches_of_one_process(comm, change
     ours = run(config, comm, dataset=sampled(comm, config.batch))
     reference = run(config.alone(comm.size), dataset=clouds())
     assert largest(ours, reference) <= 1e-12
-    assert [e.test_accuracy for e in ours.history] == [e.test_accuracy for e in reference.history]
+    assert [e.test["accuracy"] for e in ours.history] == [e.test["accuracy"] for e in reference.history]
 
 
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 2, reason="1 and 2 ranks show it")
 @pytest.mark.timeout(180)
 def test_processes_of_the_loader_read_ahead(comm):
     data = clouds()
-    pairs = TensorDataset(torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_labels))
+    pairs = TensorDataset(torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_targets))
     options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
     config = Config(batch=8, epochs=1)
     ours = run(config, comm, dataset=sampled(comm, source=pairs, **options))

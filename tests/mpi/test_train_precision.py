@@ -62,7 +62,7 @@ def overflowing(comm):
     data = clouds()
     inputs = data.train_inputs.copy()
     inputs[:] = np.where(np.arange(101)[:, None] == 50, 1000 * inputs, inputs)
-    return Dataset("one", 4, inputs, data.train_labels, data.test_inputs, data.test_labels)
+    return Dataset("one", 4, inputs, data.train_targets, data.test_inputs, data.test_targets)
 
 
 @pytest.mark.parametrize("name", ["allreduce", "zero1", "local_sgd", "gossip"])
@@ -103,9 +103,9 @@ def test_what_overflows_on_one_rank_is_left_out_by_all(comm, name, where):
         def loss_and_gradients(self, parameters, batch):
             self.calls += 1
             value = np.inf if self.calls == 2 and comm.rank == rank else 1.0
-            return 0.0, {"w": np.full(9, value * len(batch.labels) / batch.total, np.float32)}
+            return 0.0, {"w": np.full(9, value * len(batch.targets) / batch.total, np.float32)}
 
-        def losses_and_scores(self, parameters, inputs, labels):
+        def losses_and_outputs(self, parameters, inputs, labels):
             return np.zeros(len(labels)), np.zeros((len(labels), 4))
 
     config = configured(

@@ -178,7 +178,7 @@ def test_groups_are_those_of_pytorch():
     for _ in range(20):
         optimizer.zero_grad()
         scores = net(torch.from_numpy(data.train_inputs))
-        torch.nn.functional.cross_entropy(scores, torch.from_numpy(data.train_labels)).backward()
+        torch.nn.functional.cross_entropy(scores, torch.from_numpy(data.train_targets)).backward()
         optimizer.step()
     for name, layer in named.items():
         np.testing.assert_allclose(ours[f"{name}.weight"], layer.weight.detach().T, rtol=1e-9)

@@ -23,7 +23,7 @@ def modules():
 
 def batch(dtype):
     data = clouds()
-    return Batch(data.train_inputs[:20].astype(dtype), data.train_labels[:20], 20)
+    return Batch(data.train_inputs[:20].astype(dtype), data.train_targets[:20], 20)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -36,10 +36,10 @@ def test_a_chain_of_modules_has_the_bits_of_the_module_whole(dtype):
     whole = torch.nn.Sequential(*parts)
     scores = whole(torch.from_numpy(given.inputs))
     losses = torch.nn.functional.cross_entropy(
-        scores, torch.from_numpy(given.labels), reduction="none"
+        scores, torch.from_numpy(given.targets), reduction="none"
     )
     # From the same slopes of the outputs on: those of a softmax are NumPy's in the chain.
-    slopes = chain.loss.evaluate(scores.detach().numpy(), given.labels)[1] / 20
+    slopes = chain.loss.evaluate(scores.detach().numpy(), given.targets)[1] / 20
     scores.backward(torch.from_numpy(slopes))
     assert loss == pytest.approx(float(losses.detach().mean()), rel=1e-6)
     reference = [parameter.grad.numpy() for parameter in whole.parameters()]
@@ -77,7 +77,7 @@ def test_a_layer_keeps_nothing_of_what_it_is_given():
     model = Sequential([TorchLayer(linear)], (3,), "float32")
     ones = {n: np.ones_like(a) for n, a in model.initial_parameters(0).items()}
     inputs, labels = np.ones((2, 3), np.float32), np.array([0, 1])
-    losses, scores = model.losses_and_scores(ones, inputs, labels)
+    losses, scores = model.losses_and_outputs(ones, inputs, labels)
     assert np.array_equal(scores, np.full((2, 2), 4.0)) and np.allclose(losses, np.log(2))
     assert torch.equal(linear.weight, before) and linear.weight.grad is None
 
