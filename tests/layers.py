@@ -80,12 +80,12 @@ ORDER = {
     "mpicoll.train.data": (
         "__init__ feeds > datasets > augment numpy_files labels > draws batch rows sampler"
     ),
-    "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire",
+    "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
     "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server apart > allreduce server_trainer > lockstep placement > "
-        "protocol > training > gradients balance"
+        "protocol > training > gradients balance > buffers"
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop > observers checkpointing data_servers > "

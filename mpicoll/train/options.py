@@ -23,15 +23,22 @@ class Options:
     )
     data: str | None = option(None, "Where the files of fashion-mnist are.", metavar="FOLDER")
     """None: where the Debian package puts them."""
-    model: str = option("softmax", "softmax, mlp, or conv (a small convolutional net).")
+    model: str = option("softmax", "softmax, mlp, conv or resnet (small convolutional nets).")
     hidden: tuple[int, ...] = option(
         (64,), "Sizes of the hidden layers, as 128,64.", metavar="LIST"
     )
     """Of an `mlp`, or of `conv` after its convolutions."""
     channels: tuple[int, ...] = option(
-        (16, 32), "Channels of the convolutions of conv, as 16,32.", metavar="LIST"
+        (16, 32), "Channels of conv's convolutions or resnet's stages, as 16,32.", metavar="LIST"
     )
     """Output channels, first to last."""
+    blocks: int = option(1, "Residual blocks in each stage of resnet.")
+    norm: str = option(
+        "global", "resnet normalises over the global batch, or local: each rank over its part."
+    )
+    """`global`: as one process does, for sums over the ranks in each layer. `local`: without them,
+    and what is learnt depends on the number of ranks; strategies without common steps need it. With
+    `invariant` each virtual shard is normalised by itself, with either."""
     augment: str | None = option(None, "Of images: shift:N, flip or shift:N,flip.")
     """`shift:N` moves each image by up to N pixels, `flip` mirrors half of them, anew in each epoch
     (`mpicoll.train.data.augment`)."""

@@ -65,8 +65,10 @@ class TorchModel(PushingModel):
     """A module as a `mpicoll.train.Model`.
 
     A run trains the module's own parameters, from the values they have on rank 0 on: they become
-    views of the run's vector, without copies. What a module keeps beside parameters, such as the
-    statistics of batch normalisation, stays each rank's own, and PyTorch draws dropout by rank.
+    views of the run's vector, without copies. A batch normalisation is over each rank's part of a
+    batch; its statistics, as all buffers that the module's `state_dict` has, are averaged over the
+    ranks, by their samples, before they are measured, saved or returned. PyTorch draws dropout by
+    rank.
 
     Args:
         module: Gives a score of each class, shape (samples, classes).
@@ -87,6 +89,8 @@ class TorchModel(PushingModel):
         self._module, self._shape = module, shape
         self._loss = loss or partial(torch.nn.functional.cross_entropy, reduction="none")
         self._parameters = dict(_trained(module))
+        saved = module.state_dict()
+        self._buffers = [name for name, _ in module.named_buffers() if name in saved]
         self._dtype = next(iter(self._parameters.values())).dtype
         self._push: Push | None = None
         for name, parameter in self._parameters.items():
@@ -101,6 +105,10 @@ class TorchModel(PushingModel):
         # Those that the module has.
         return {name: array.copy() for name, array in arrays(self._module).items()}
 
+    def initial_buffers(self) -> dict[str, Array]:
+        """Those that the module has."""
+        return {name: tensor.numpy().copy() for name, tensor in self._kept().items()}
+
     def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
         self._bind(parameters)
         self._module.train()
@@ -108,6 +116,8 @@ class TorchModel(PushingModel):
         total = 0.0
         if len(batch.labels):
             losses = self._losses(batch.inputs, batch.labels)[0].sum() / batch.total
+            for name, tensor in self._kept().items():
+                parameters[name][...] = tensor.numpy()
             self._push = push
             try:
                 losses.backward()
@@ -135,11 +145,18 @@ class TorchModel(PushingModel):
         return self._loss(scores, torch.from_numpy(labels).long()), scores
 
     def _bind(self, parameters: Parameters) -> None:
-        """Let the module's parameters lie where those of the run are."""
+        """Let the module's parameters lie where those of the run are; its buffers are copies."""
         for name, parameter in self._parameters.items():
             array = parameters[name]
             if parameter.data_ptr() != array.ctypes.data:
                 parameter.data = torch.from_numpy(array)
+        for name, tensor in self._kept().items():
+            tensor.copy_(torch.from_numpy(parameters[name]))
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        """The buffers of a run by name; a module may put other tensors in their place."""
+        found = dict(self._module.named_buffers())
+        return {name: found[name].detach() for name in self._buffers}
 
     def _found(self, name: str, parameter: torch.Tensor) -> None:
         """Autograd has a gradient; somebody else's, if this model has asked for none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
@@ -122,6 +122,8 @@ class Result:
             callback) or `signal`.
         communicated: Mean seconds a step in which this rank communicated, exposed or hidden.
         predicted: The same, by the fitted model; None where it says nothing of it.
+        buffers: What the model keeps beside its parameters, such as statistics of a batch norm, by
+            name.
     """
 
     parameters: dict[str, NDArray[Any]]
@@ -131,3 +133,4 @@ class Result:
     stopped: str
     communicated: float = 0.0
     predicted: float | None = None
+    buffers: dict[str, NDArray[Any]] = field(default_factory=dict)

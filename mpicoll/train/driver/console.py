@@ -191,6 +191,7 @@ def _header(config: Config, ranks: int, dataset: Dataset) -> str:
         "softmax": (dataset.features, dataset.classes),
         "mlp": (dataset.features, *config.hidden, dataset.classes),
         "conv": (*dataset.shape, *config.channels, *config.hidden, dataset.classes),
+        "resnet": (*dataset.shape, *config.channels, dataset.classes),
     }[config.model]
     return (
         f"train {dataset.name}: {config.model} {'-'.join(map(str, layers))} in {config.dtype}, "

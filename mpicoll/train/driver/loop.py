@@ -21,7 +21,7 @@ from mpicoll.train.driver.checkpointing import Checkpointing
 from mpicoll.train.driver.metrics import described as described_run
 from mpicoll.train.driver.observers import Observers
 from mpicoll.train.exchange import tree
-from mpicoll.train.models import MLP, Model, Sequential, convnet
+from mpicoll.train.models import MLP, Model, Sequential, buffers_of, convnet, resnet, sums_of
 from mpicoll.train.models.flat import Flat, described
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks import signals
@@ -63,6 +63,16 @@ def make_model(config: Config, dataset: Dataset) -> Sequential:
             dataset.classes,
             config.dtype,
             config.dropout,
+        )
+    if config.model == "resnet":
+        return resnet(
+            dataset.image,
+            config.channels,
+            dataset.classes,
+            config.blocks,
+            config.dtype,
+            config.dropout,
+            config.norm == "local",
         )
     hidden = config.hidden if config.model == "mlp" else ()
     sizes = (dataset.features, *hidden, dataset.classes)
@@ -166,6 +176,8 @@ def _prepare(
         model = model or make_model(config, dataset)
         dataset = _on(config.device, dataset)
         weights = _parameters(config, model)
+        buffers = {n: arrays.on(config.device, a) for n, a in buffers_of(model).items()}
+        sums = _sums(config, model)
         config.worker_count(workers.size)
         if config.invariant is not None:
             bits.require_one_thread()
@@ -179,6 +191,8 @@ def _prepare(
             "number of training samples": len(dataset.train_labels),
             "number of test samples": len(dataset.test_labels),
             **described(weights.views),
+            **described(buffers, "buffer"),
+            "lengths of sums": sums,
         },
         "give all ranks the same data and the same model",
     )
@@ -189,7 +203,7 @@ def _prepare(
         bucket = predicted.bucket(comm, config.algorithm, weights.vector.nbytes)
         config = replace(config, bucket=bucket)
     optimizer = optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay)
-    return Setup(config, workers, comm, dataset, model, weights, optimizer)
+    return Setup(config, workers, comm, dataset, model, weights, optimizer, buffers)
 
 
 def _parameters(config: Config, model: Model) -> Flat:
@@ -199,6 +213,18 @@ def _parameters(config: Config, model: Model) -> Flat:
         {name: arrays.on(config.device, array) for name, array in first.items()},
         "float32" if config.dtype == "float16" else None,
     )
+
+
+def _sums(config: Config, model: Model) -> tuple[int, ...]:
+    """Lengths of the sums over the ranks that a model makes; refused where there can be none."""
+    lengths = sums_of(model)
+    if lengths and not strategy_of(config).in_lockstep:
+        raise ValueError(
+            f"strategy {config.strategy} has no step that all ranks compute together, and the "
+            "model normalises over the batch of all: give norm local, or layers "
+            "BatchNorm(local=True)"
+        )
+    return lengths
 
 
 def _on(device: str, dataset: Dataset) -> Dataset:
@@ -264,6 +290,7 @@ class _Run:
             training.number,
             beginning,
             stopped,
+            buffers=arrays.hosted(training.buffers.views),
         )
 
     def _reason(self, epoch: Epoch) -> str | None:
@@ -316,6 +343,7 @@ class _Run:
         data, training = self._setup.dataset, self._training
         failure = training.failure
         totals = np.zeros(4 + (self._config.invariant or self._workers.size))
+        training.buffers.average()
         try:
             losses, trained = self._evaluate(data.train_inputs, data.train_labels)
             _, correct = self._evaluate(data.test_inputs, data.test_labels)
@@ -352,13 +380,14 @@ class _Run:
         """
         losses, correct, step = {}, 0, self._rows()
         workers, shards = self._workers, self._config.invariant
+        known = {**self._training.views, **self._training.buffers.views}
         for index in tree.shards_of(workers.rank, workers.size, shards or workers.size):
             loss, samples = 0.0, len(labels)
             first, count = part(samples, shards, index) if shards else workers.share(samples)
             for start in range(first, first + count, step):
                 rows = slice(start, min(start + step, first + count))
                 found, scores = self._setup.model.losses_and_scores(
-                    self._training.views, inputs[rows], labels[rows]
+                    known, inputs[rows], labels[rows]
                 )
                 loss += float(found.sum(dtype=np.float64))
                 correct += int(np.count_nonzero(scores.argmax(axis=1) == labels[rows]))

@@ -149,6 +149,8 @@ class ServerTrainer(Training):
         self._served = 0.0
         loss = self._source.compute(self.views, samples, epoch, lambda _: self._move_on())
         computed = time.perf_counter()
+        if not self._source.finite:
+            self.buffers.undo()
         mine = computed - started - self._served - self._source.loading
         used = time.process_time() - processor - self._served - self._source.loading_processor
         share = self._source.share(samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from mpicoll.base.json_lines import Attempt
 from mpicoll.train import schedules
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
+from mpicoll.train.exchange.layer_sums import LayerSums
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.records import Step
+from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.gradients import Gradients
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Setup:
         model: The model.
         weights: Parameters, equal on all ranks; changed in place.
         optimizer: What to make of a gradient.
+        buffers: The model's buffers to start from, by name.
     """
 
     config: Config
@@ -46,6 +49,7 @@ class Setup:
     model: Model
     weights: Flat
     optimizer: Optimizer
+    buffers: Mapping[str, Array] = field(default_factory=dict)
 
 
 class Training(ABC):
@@ -53,10 +57,11 @@ class Training(ABC):
 
     Args:
         setup: The run.
-        index, count, own: This rank's parts of a batch, as of `Gradients`.
+        index, count, own, sums: This rank's parts of a batch, as of `Gradients`.
 
     Attributes:
         weights: Parameters.
+        buffers: What the model keeps beside them.
         slots: Names of the arrays that the optimizer keeps.
         sampler: Global batches of a step, `accumulate` batches each.
         number: Steps made, those skipped included.
@@ -72,12 +77,16 @@ class Training(ABC):
         stamp: What its files say of each record; set before the first step.
     """
 
-    def __init__(self, setup: Setup, index: int, count: int, own: int = 1) -> None:
+    def __init__(
+        self, setup: Setup, index: int, count: int, own: int = 1, sums: LayerSums | None = None
+    ) -> None:
         config, workers = self._config, self._workers = setup.config, setup.workers
         self.weights, self._optimizer = setup.weights, setup.optimizer
         self.slots = setup.optimizer.slots
+        parts = range(index, index + own)
+        self.buffers = Buffers(workers, setup.buffers, parts, config.invariant)
         self._source = Gradients(
-            config, setup.dataset, setup.model, setup.weights, index, count, own
+            config, setup.dataset, setup.model, setup.weights, count, parts, self.buffers, sums
         )
         self.sampler = self._source.sampler
         self._worker_count = config.worker_count(workers.size)
@@ -152,13 +161,16 @@ class Training(ABC):
         """Name and shape of each array that a snapshot must have."""
         return {
             **{f"parameter/{name}": view.shape for name, view in self.weights.views.items()},
+            **{f"buffer/{name}": array.shape for name, array in self.buffers.views.items()},
             **{f"state/{slot}": self.weights.vector.shape for slot in self.slots},
         }
 
     def _arrays(self) -> dict[str, Array]:
-        """The arrays of a snapshot: parameters, and those that the optimizer keeps."""
+        """The arrays of a snapshot: parameters, buffers, and those that the optimizer keeps."""
+        self.buffers.average()
         return {
             **{f"parameter/{name}": view for name, view in self.weights.views.items()},
+            **{f"buffer/{name}": array for name, array in self.buffers.floating.items()},
             **{f"state/{slot}": self._whole(slot) for slot in self.slots},
         }
 
@@ -172,6 +184,8 @@ class Training(ABC):
         if first:
             self.weights.assign({name: arrays[f"parameter/{name}"] for name in self.weights.views})
         self._workers.broadcast(self.weights.vector)
+        known = {n: arrays[f"buffer/{n}"] for n in self.buffers.views} if first else {}
+        self.buffers.assign(known)
         for slot in self.slots:
             whole = np.empty_like(self.weights.vector)
             if first:

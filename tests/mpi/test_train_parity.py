@@ -1,0 +1,172 @@
+"""P ranks are one process: models of every kind after 200 steps, however batches are cut."""
+
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll.train import Config, optimizers
+from mpicoll.train.data.datasets import Feed
+from mpicoll.train.models import (
+    Attention,
+    BatchNorm,
+    Dense,
+    Embedding,
+    Gelu,
+    LayerNorm,
+    Residual,
+    Sequential,
+    SquaredError,
+    Unembedding,
+    buffers_of,
+    resnet,
+    transformer,
+)
+from mpicoll.train.models.flat import Flat
+from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.strategies import placement
+from mpicoll.train.strategies.protocol import strategy_of
+from mpicoll.train.strategies.training import Setup
+
+P = MPI.COMM_WORLD.size
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(P > 5, reason="5 ranks and fewer show it"),
+]
+few = pytest.mark.skipif(P > 3, reason="3 ranks and fewer show it")
+
+
+class Held(Feed):
+    """Samples of any shape, in memory."""
+
+    def __init__(self, inputs, targets):
+        self._inputs, self._targets = inputs, targets
+
+    def take(self, samples, epoch):
+        return self._inputs[samples], self._targets[samples]
+
+
+def texts(samples, tokens=5, vocabulary=11):
+    rows = np.random.default_rng(1).integers(0, vocabulary, (samples, tokens + 1))
+    rows[:, 1::2] = (rows[:, :-1:2] + 3) % vocabulary  # something to learn
+    return rows[:, :-1], rows[:, 1:]
+
+
+def images(samples, classes=4):
+    generator, labels = np.random.default_rng(1), np.arange(samples) % classes
+    return generator.standard_normal((samples, 36)) + np.eye(classes, 36)[labels] * 2, labels
+
+
+def curves(samples):
+    inputs = np.random.default_rng(1).standard_normal((samples, 3))
+    return inputs, np.stack([np.sin(inputs.sum(axis=1)), inputs[:, 0] * inputs[:, 1]], axis=1)
+
+
+def tied(width=6, vocabulary=11):
+    """Two layers with one weight, and one between them that has it, too."""
+    middle = (Residual((LayerNorm(), Dense(width), Gelu(), Dense(width))),)
+    mixing = (Residual((LayerNorm(), Attention(2))),)
+    layers = (Embedding(vocabulary, width, "words"), *mixing, *middle)
+    return Sequential([*layers, Unembedding(vocabulary, "words")], (5,), "float64")
+
+
+#: Model, samples and the learning rate of momentum.
+MODELS = {
+    "transformer": (lambda: transformer(11, 5, 8, 2, 2, "float64"), texts, 0.02),
+    "dropout": (lambda: transformer(11, 5, 8, 1, 2, "float64", dropout=0.2), texts, 0.02),
+    "resnet": (lambda: resnet((6, 6, 1), (3, 4), 4), images, 0.02),
+    "regression": (
+        lambda: Sequential(
+            [Dense(12), Gelu(), Dense(9, bias=False), BatchNorm(), Gelu(), Dense(2)],
+            (3,),
+            "float64",
+            SquaredError(),
+        ),
+        curves,
+        0.02,
+    ),
+    "tied": (tied, texts, 0.02),
+}
+CASES = {
+    **{name: (name, {}) for name in MODELS},
+    "resnet, accumulation, zero1": ("resnet", {"strategy": "zero1", "batch": 5, "accumulate": 2}),
+    "resnet, clipping, another algorithm": (
+        "resnet",
+        {"clip": 0.5, "algorithm": "recursive_doubling", "bucket": 500},
+    ),
+    "transformer, adam": ("transformer", {"optimizer": "adam", "lr": 0.003}),
+    "tied, adam, zero1": ("tied", {"optimizer": "adam", "lr": 0.003, "strategy": "zero1"}),
+}
+
+
+def trained(config, comm, name, samples=43):
+    """Parameters and buffers after all steps; 43 samples in tens leave some ranks without any."""
+    make, data, _ = MODELS[name]
+    workers = Workers() if comm is None else placement.members(config, comm)
+    model, (inputs, targets) = make(), data(samples)
+    weights = Flat(model.initial_parameters(config.seed))
+    optimizer = optimizers.make(config.optimizer, config.momentum, config.weight_decay)
+    dataset = SimpleNamespace(train_labels=targets, feed=Held(inputs, targets))
+    setup = Setup(config, workers, comm, dataset, model, weights, optimizer, buffers_of(model))
+    training = strategy_of(config).make(setup)
+    losses = []
+    for epoch in count(1):
+        losses += [step.loss for step in training.steps(epoch, 0)]
+        if training.number == config.steps:
+            break
+    training.buffers.average()
+    training.close()
+    assert losses[-1] < losses[0]
+    return dict(weights.views), training.buffers.views
+
+
+def configured(name, options, steps):
+    batch = {"batch": 10, "lr": MODELS[name][2], "epochs": steps, "steps": steps}
+    return Config(**{**batch, **options})
+
+
+def off(ours, reference, config):
+    """Largest difference of each array, relative to its values or to how far they could move."""
+    return {
+        name: np.abs(array - ours[name]).max()
+        / max(np.abs(array).max(), config.lr * config.steps * 1e-2)
+        for name, array in reference.items()
+    }
+
+
+def holds(comm, case, steps):
+    name, options = CASES[case]
+    config = configured(name, options, steps)
+    parameters, buffers = trained(config, comm, name)
+    expected, expected_buffers = trained(config.alone(P), None, name)
+    limit = 1e-10 if config.optimizer == "adam" else 1e-12
+    differences = off(parameters, expected, config) | off(buffers, expected_buffers, config)
+    assert max(differences.values()) <= limit, differences
+    everyone = comm.allgather({n: a.tobytes() for n, a in {**parameters, **buffers}.items()})
+    assert everyone == [everyone[0]] * P
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("case", CASES)
+def test_parity_after_200_steps(comm, case):
+    if P > 3 and case != CASES[case][0]:
+        pytest.skip("3 ranks and fewer show it")
+    holds(comm, case, 200)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", CASES)
+def test_parity_after_1000_steps(comm, case):
+    holds(comm, case, 1000)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_invariant_runs_have_the_same_bits(comm, name):
+    config = configured(name, {"invariant": 6}, 60)
+    parameters, buffers = trained(config, comm, name)
+    expected, expected_buffers = trained(config, None, name)
+    for ours, reference in ((parameters, expected), (buffers, expected_buffers)):
+        assert all(ours[key].tobytes() == reference[key].tobytes() for key in reference)
