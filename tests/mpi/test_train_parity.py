@@ -108,7 +108,8 @@ def trained(config, comm, name, samples=43):
     model, (inputs, targets) = make(), data(samples)
     weights = Flat(model.initial_parameters(config.seed))
     optimizer = optimizers.make(config.optimizer, config.momentum, config.weight_decay)
-    dataset = SimpleNamespace(train_labels=targets, feed=Held(inputs, targets))
+    held = Held(inputs, targets)
+    dataset = SimpleNamespace(train_labels=targets, feed=held)
     setup = Setup(config, workers, comm, dataset, model, weights, optimizer, buffers_of(model))
     training = strategy_of(config).make(setup)
     losses = []

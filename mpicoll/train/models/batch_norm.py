@@ -87,7 +87,7 @@ class BatchNorm(Layer):
         if total is not None:
             total(sums)
         means = sums[1:] / max(sums[0], 1)
-        by_bias, by_weight = np.split(_like(normed, means), 2)
+        by_bias, by_weight = (_like(normed, half) for half in np.split(means, 2))
         slopes = rows - by_bias
         slopes -= normed * by_weight
         slopes *= parameters["weight"] * _like(normed, scale)
