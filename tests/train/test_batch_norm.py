@@ -186,9 +186,14 @@ def test_ranks_that_fail_between_two_sums_leave_nobody_waiting(made, failing):
 )
 def test_other_sums_than_a_model_says_are_refused(lengths, message):
     sums = LayerSums(Workers(), (3, 5))
-    with pytest.raises(ValueError, match=message), sums.step(1):
-        for length in lengths:
-            sums(np.zeros(length))
+
+    def step():
+        with sums.step(1):
+            for length in lengths:
+                sums(np.zeros(length))
+
+    with pytest.raises(ValueError, match=message):
+        step()
 
 
 # --- buffers --------------------------------------------------------------------------------------
@@ -274,15 +279,6 @@ def test_evaluation_uses_the_statistics_and_the_result_has_them():
     known = {**result.parameters, **result.buffers}
     losses, _ = model.losses_and_scores(known, data.train_inputs, data.train_labels)
     assert result.history[-1].loss == pytest.approx(losses.mean(), rel=1e-13)
-
-
-def test_a_run_that_goes_on_has_the_statistics(tmp_path):
-    config = {"model": "resnet", "channels": (2,), "batch": 8, "invariant": 3, "checkpoint_every": 3}
-    whole = run(Config(epochs=2, **config), dataset=clouds())
-    run(Config(epochs=1, checkpoint=str(tmp_path), **config), dataset=clouds())
-    found = run(Config(epochs=2, resume=str(tmp_path), **config), dataset=clouds())
-    for ours, reference in ((found.parameters, whole.parameters), (found.buffers, whole.buffers)):
-        assert all(ours[name].tobytes() == reference[name].tobytes() for name in reference)
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "gossip", "parameter_server"])

@@ -239,7 +239,9 @@ class Doubled(Layer):
 
 def test_a_layer_may_define_backward_alone_also_in_a_residual():
     model = Sequential([Residual((Doubled(), Dense(2)))], (2,), "float64", SquaredError())
-    assert list(model.initial_parameters(0)) == [f"layer1.{n}" for n in ("0.factor", "1.weight", "1.bias")]
+    assert list(model.initial_parameters(0)) == [
+        f"layer1.{n}" for n in ("0.factor", "1.weight", "1.bias")
+    ]
     batch = Batch(np.array([[1.0, 2.0]]), np.zeros((1, 2)), 1)
     parameters = model.initial_parameters(0)
     _, gradients = model.loss_and_gradients(parameters, batch)

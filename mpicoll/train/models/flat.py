@@ -104,6 +104,5 @@ def require_names(arrays: Collection[str], parameters: Collection[str]) -> None:
 def described(arrays: Parameters, what: str = "parameter") -> dict[str, str]:
     """What has to be the same of arrays on all ranks, by what it is of."""
     return {
-        f"{what} {name}": f"{array.dtype} of shape {array.shape}"
-        for name, array in arrays.items()
+        f"{what} {name}": f"{array.dtype} of shape {array.shape}" for name, array in arrays.items()
     }

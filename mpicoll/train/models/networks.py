@@ -177,15 +177,15 @@ class Sequential(PushingModel):
         return parameters
 
     def initial_buffers(self) -> dict[str, Array]:
-        """In the type of the parameters, or in single precision where that is narrower."""
+        """Floating ones in the type of the parameters, or in single precision if that is wider."""
         wide, found = np.promote_types(self.dtype, np.float32), {}
         for layer, names, shape in zip(self.layers, self._buffers, self.shapes, strict=False):
             for name, array in layer.buffers(shape).items():
-                found[names[name]] = array.astype(wide)
+                found[names[name]] = array.astype(wide if array.dtype.kind == "f" else array.dtype)
         return found
 
     def sums(self) -> tuple[int, ...]:
-        """Those of the layers' forward passes; in reverse order, again those of the backward ones."""
+        """Those of the layers' forward passes, then of their backward ones, in reverse order."""
         inputs = zip(self.layers, self.shapes, strict=False)
         found = [length for layer, shape in inputs for length in layer.sums(shape)]
         return (*found, *reversed(found))

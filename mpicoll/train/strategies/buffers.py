@@ -90,7 +90,7 @@ class Buffers:
         self._fill(base)
 
     def assign(self, arrays: Mapping[str, Array]) -> None:
-        """Replace all sets on all ranks by arrays of the same names, those of rank 0; collective."""
+        """Replace all sets by arrays of the same names, everywhere those of rank 0; collective."""
         if not self.views:
             return
         values = _packed({name: arrays.get(name, array) for name, array in self.views.items()})
