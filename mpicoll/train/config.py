@@ -77,7 +77,7 @@ class Config(Options):
             )
         if self.model in ("conv", "resnet") and not self.channels:
             raise ValueError(
-                f"a {self.model} needs at least one number of channels: give channels, or model mlp"
+                f"a {self.model} needs at least one convolution: give channels, or model mlp"
             )
         self._check_numbers()
         self._check_bits()
