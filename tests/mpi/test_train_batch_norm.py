@@ -150,8 +150,10 @@ def test_waiting_for_sums_is_not_computing(comm):
     seen, counts = [], []
 
     class Paced(Layer):
+        awake = False
+
         def forward(self, parameters, inputs, batch):
-            if batch is not None:
+            if batch is not None and not Paced.awake:
                 counts.append(len(inputs))
                 time.sleep(len(inputs) * (0.003 if comm.rank == P - 1 else 0.001))
             return inputs, None
@@ -168,7 +170,8 @@ def test_waiting_for_sums_is_not_computing(comm):
     assert seen[0].slowest == P - 1
     if comm.rank == 0:
         assert seen[0].waiting > 0.01
-    reference = run(config.alone(P), dataset=clouds(80), model=net())
+    Paced.awake = True
+    reference = run(config.alone(P), dataset=clouds(80), model=model)
     assert largest(ours.parameters, reference.parameters) <= 1e-12
 
 
@@ -201,8 +204,8 @@ def test_local_statistics_are_averaged_by_the_samples_that_made_them(comm, strat
 @pytest.mark.parametrize("kind", ["global", "local", "invariant"])
 def test_statistics_are_in_checkpoints_and_go_on_elsewhere(comm, folder, kind):
     shards = 5 if kind == "invariant" else None
-    # In the middle of an epoch a checkpoint makes local statistics equal, and so moves them.
-    every = None if kind == "local" else 5
+    # Those of parts that are by themselves are made equal by a checkpoint, and so move a little.
+    every = 5 if kind == "global" else None
     config = Config(batch=8, epochs=2, lr=0.01, checkpoint_every=every, invariant=shards)
     model, data = net(local=kind == "local"), clouds()
     run(replace(config, epochs=1, checkpoint=str(folder)), comm, dataset=data, model=model)

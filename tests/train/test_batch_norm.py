@@ -324,7 +324,9 @@ def test_residual_nets_of_pictures_of_many_sizes(image):
     model = resnet(image, (4, 6, 8), 10, blocks=2, dropout=0.2)
     parameters = {**model.initial_parameters(0), **model.initial_buffers()}
     inputs = np.random.default_rng(0).standard_normal((2, np.prod(image)))
-    loss, gradients = model.loss_and_gradients(parameters, Batch(inputs, np.array([1, 2]), 2))
+    loss, gradients = model.loss_and_gradients(
+        parameters, Batch(inputs, np.array([1, 2]), 2, np.arange(2))
+    )
     assert np.isfinite(loss) and list(gradients) == list(model.initial_parameters(0))
     assert not [name for name in gradients if "bias" in name and gradients[name].shape == ()]
     with pytest.raises(ValueError, match="give fewer convolutions, or larger images"):
