@@ -38,15 +38,11 @@ class LayerSums:
         # Each vector travels behind the number of ranks that have failed.
         self._messages = {length: np.zeros(1 + length) for length in sorted(set(lengths))}
         self._plans = {
-            length: workers.plan_sum(message) for length, message in self._messages.items()
+            length: workers.plan_sum(message, short=True)
+            for length, message in self._messages.items()
         }
         self._made = self._wanted = 0
         self.seconds = 0.0
-
-    @property
-    def nbytes(self) -> list[int]:
-        """Bytes of each message of a batch."""
-        return [self._messages[length].nbytes for length in self.lengths]
 
     @contextmanager
     def step(self, batches: int) -> Iterator[None]:

@@ -118,12 +118,12 @@ class Trainer(Training):
         config, item = self._config, self._gradients.vector.itemsize
         if self._mixing is not None or config.wire != "full" or config.invariant is not None:
             return []
+        if self._layer_sums is not None and self._layer_sums.lengths:
+            return []
         names = ("reduce_scatter", "allgather") if self._sharded else ("allreduce",)
         sizes = [item * (end - start) for start, end in self._exchange.bounds]
-        small = [self._exchange.header.nbytes]
-        if self._layer_sums is not None:
-            small += self._layer_sums.nbytes * config.accumulate
-        return [*((name, n) for name in names for n in sizes), *(("allreduce", n) for n in small)]
+        header = ("allreduce", self._exchange.header.nbytes)
+        return [*((name, nbytes) for name in names for nbytes in sizes), header]
 
     def close(self, failed: bool = False) -> None:
         self._exchange.free()
