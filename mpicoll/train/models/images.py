@@ -144,7 +144,7 @@ class AveragePool(Layer):
         self, parameters: Parameters, memory: Shape, error: Array, first: bool
     ) -> tuple[Array, None]:
         pixels = memory[1] * memory[2]
-        return library_of(error).broadcast_to((error / pixels)[:, None, None], memory), None
+        return np.broadcast_to((error / pixels)[:, None, None], memory), None
 
 
 def _patches(padded: Array, width: int) -> Array:
