@@ -237,7 +237,7 @@ def test_the_program_of_the_guide(mpirun, tmp_path):
     assert done.status == 0, done.err
 
 
-@pytest.mark.parametrize("name", ["lines.py", "own.py", "decoder.py", "update.py"])
+@pytest.mark.parametrize("name", ["lines.py", "layers.py", "own.py", "decoder.py", "update.py"])
 def test_the_programs_of_training(name, mpirun, tmp_path):
     path = tmp_path / name
     path.write_text(dict(blocks(page("training"), "python"))[name])

@@ -19,7 +19,7 @@ from mpicoll.train.models.networks import (
     sums_of,
     transformer,
 )
-from mpicoll.train.models.resnet import resnet
+from mpicoll.train.models.resnets import resnet
 from mpicoll.train.models.sequences import (
     Attention,
     Embedding,
