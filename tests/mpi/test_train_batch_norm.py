@@ -249,3 +249,13 @@ def test_residual_nets_have_the_same_bits_on_any_number_of_ranks(comm):
     for mine, theirs in ((ours.parameters, alone.parameters), (ours.buffers, alone.buffers)):
         assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
     assert [e.loss for e in ours.history] == [e.loss for e in alone.history]
+
+
+@pytest.mark.skipif(P != 3, reason="3 ranks show it")
+def test_ranks_that_are_given_their_samples_normalise_together(comm):
+    config = Config(model="resnet", channels=(3,), batch=10, epochs=1, data_servers=1)
+    ours = run(config, comm, dataset=clouds())
+    if comm.rank < P - 1:
+        alone = run(config.alone(P - 1), dataset=clouds())
+        assert largest(ours.parameters, alone.parameters) <= 1e-12
+        assert largest(ours.buffers, alone.buffers) <= 1e-12

@@ -25,7 +25,7 @@ from mpicoll.train.models import (
     transformer,
 )
 from mpicoll.train.models.flat import Flat
-from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.ranks.workers import Workers, require_equal
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup
@@ -121,10 +121,16 @@ def trained(config, comm, name, samples=43):
         losses += [step.loss for step in training.steps(epoch, 0)]
         if training.number == config.steps:
             break
+    if config.invariant is None:  # else each shard has statistics of its own
+        require_equal(workers, _printed(training.buffers.views), "sums differ between ranks")
     training.buffers.average()
     training.close()
     assert losses[-1] < losses[0]
     return dict(weights.views), training.buffers.views
+
+
+def _printed(arrays):
+    return {name: array.tobytes().hex() for name, array in arrays.items()}
 
 
 def configured(name, options, steps):
@@ -149,7 +155,7 @@ def holds(comm, case, steps):
     limit = 1e-10 if config.optimizer == "adam" else 1e-12
     differences = off(parameters, expected, config) | off(buffers, expected_buffers, config)
     assert max(differences.values()) <= limit, differences
-    everyone = comm.allgather({n: a.tobytes() for n, a in {**parameters, **buffers}.items()})
+    everyone = comm.allgather(_printed(parameters))
     assert everyone == [everyone[0]] * P
 
 
