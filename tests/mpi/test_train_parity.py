@@ -72,12 +72,12 @@ def tied(width=6, vocabulary=11):
     return Sequential([*layers, Unembedding(vocabulary, "words")], (5,), "float64")
 
 
-#: Model, samples and the learning rate of momentum.
+#: Models, and their samples.
 MODELS = {
-    "transformer": (lambda: transformer(11, 5, 8, 2, 2, "float64"), texts, 0.02),
-    "dropout": (lambda: transformer(11, 5, 8, 1, 2, "float64", dropout=0.2), texts, 0.02),
-    "resnet": (lambda: resnet((6, 6, 1), (3,), 4), images, 0.02),
-    "two stages": (lambda: resnet((6, 6, 1), (3, 4), 4), images, 0.02),
+    "transformer": (lambda: transformer(11, 5, 8, 2, 2, "float64"), texts),
+    "dropout": (lambda: transformer(11, 5, 8, 1, 2, "float64", dropout=0.2), texts),
+    "resnet": (lambda: resnet((6, 6, 1), (3,), 4), images),
+    "two stages": (lambda: resnet((6, 6, 1), (3, 4), 4), images),
     "regression": (
         lambda: Sequential(
             [Dense(12), Gelu(), Dense(9, bias=False), BatchNorm(), Gelu(), Dense(2)],
@@ -86,9 +86,8 @@ MODELS = {
             SquaredError(),
         ),
         curves,
-        0.02,
     ),
-    "tied": (tied, texts, 0.02),
+    "tied": (tied, texts),
 }
 CASES = {
     **{name: (name, {}) for name in MODELS if name != "two stages"},
@@ -107,7 +106,7 @@ CASES = {
 
 def trained(config, comm, name, samples=43):
     """Parameters and buffers after all steps; 43 samples in tens leave some ranks without any."""
-    make, data, _ = MODELS[name]
+    make, data = MODELS[name]
     workers = Workers() if comm is None else placement.members(config, comm)
     model, (inputs, targets) = make(), data(samples)
     weights = Flat(model.initial_parameters(config.seed))
@@ -133,9 +132,10 @@ def _printed(arrays):
     return {name: array.tobytes().hex() for name, array in arrays.items()}
 
 
-def configured(name, options, steps):
-    batch = {"batch": 10, "lr": MODELS[name][2], "epochs": steps, "steps": steps}
-    return Config(**{**batch, **options})
+def configured(options, steps):
+    # With a larger rate rounding grows from step to step, in one process as on many ranks.
+    usual = {"batch": 10, "lr": 0.01, "epochs": steps, "steps": steps}
+    return Config(**{**usual, **options})
 
 
 def off(ours, reference, config):
@@ -149,7 +149,7 @@ def off(ours, reference, config):
 
 def holds(comm, case, steps):
     name, options = CASES[case]
-    config = configured(name, options, steps)
+    config = configured(options, steps)
     parameters, buffers = trained(config, comm, name)
     expected, expected_buffers = trained(config.alone(P), None, name)
     limit = 1e-10 if config.optimizer == "adam" else 1e-12
@@ -176,7 +176,7 @@ def test_parity_after_1000_steps(comm, case):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_invariant_runs_have_the_same_bits(comm, name):
-    config = configured(name, {"invariant": 6}, 60)
+    config = configured({"invariant": 6}, 60)
     parameters, buffers = trained(config, comm, name)
     expected, expected_buffers = trained(config, None, name)
     for ours, reference in ((parameters, expected), (buffers, expected_buffers)):
