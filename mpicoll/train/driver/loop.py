@@ -21,7 +21,16 @@ from mpicoll.train.driver.checkpointing import Checkpointing
 from mpicoll.train.driver.metrics import described as described_run
 from mpicoll.train.driver.observers import Observers
 from mpicoll.train.exchange import tree
-from mpicoll.train.models import MLP, Model, Sequential, buffers_of, convnet, resnet, sums_of
+from mpicoll.train.models import (
+    MLP,
+    Model,
+    Parameters,
+    Sequential,
+    buffers_of,
+    convnet,
+    resnet,
+    sums_of,
+)
 from mpicoll.train.models.flat import Flat, described
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks import signals
@@ -343,10 +352,10 @@ class _Run:
         data, training = self._setup.dataset, self._training
         failure = training.failure
         totals = np.zeros(4 + (self._config.invariant or self._workers.size))
-        training.buffers.average()
+        known = training.evaluated()
         try:
-            losses, trained = self._evaluate(data.train_inputs, data.train_labels)
-            _, correct = self._evaluate(data.test_inputs, data.test_labels)
+            losses, trained = self._evaluate(known, data.train_inputs, data.train_labels)
+            _, correct = self._evaluate(known, data.test_inputs, data.test_labels)
             loss = sum(losses.values())
             if not (np.isfinite(loss) and np.isfinite(training.weights.vector).all()):
                 raise FloatingPointError(
@@ -373,14 +382,15 @@ class _Run:
             compute=tuple(training.compute.tolist()),
         )
 
-    def _evaluate(self, inputs: Inputs, labels: Array) -> tuple[dict[int, float], int]:
+    def _evaluate(
+        self, known: Parameters, inputs: Inputs, labels: Array
+    ) -> tuple[dict[int, float], int]:
         """Sum of losses of each of this rank's parts of the samples, and number of correct answers.
 
         Samples are cut as batches are.
         """
         losses, correct, step = {}, 0, self._rows()
         workers, shards = self._workers, self._config.invariant
-        known = {**self._training.views, **self._training.buffers.views}
         for index in tree.shards_of(workers.rank, workers.size, shards or workers.size):
             loss, samples = 0.0, len(labels)
             first, count = part(samples, shards, index) if shards else workers.share(samples)

@@ -101,6 +101,11 @@ class Training(ABC):
         """Parameters by name, in the type to compute in."""
         return self.weights.views
 
+    def evaluated(self) -> dict[str, Array]:
+        """Parameters and buffers by name, for the model to evaluate; the same on all ranks."""
+        self.buffers.average()
+        return {**self.views, **self.buffers.views}
+
     @property
     def total(self) -> int:
         """Steps of the whole run, unless it is stopped."""
