@@ -26,6 +26,10 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 5, reason="5 ranks and few
 few = pytest.mark.skipif(P > 3, reason="3 ranks and fewer show it")
 
 
+def configured(**options):
+    return Config(**{"dtype": "float64", **options})
+
+
 def net(*extra, local=False):
     normed = (Dense(6, bias=False), BatchNorm(local=local))
     layers = [*normed, Gelu(), *extra, Residual((*normed, Gelu())), Dense(4)]
@@ -72,7 +76,7 @@ def test_a_layer_that_fails_on_one_rank_ends_the_run_on_all(comm, strategy, whic
             layers = net().layers
             layers = (extra, *layers) if place == "first" else (*layers, extra)
             model = Sequential(layers, (12,), "float64")
-        config = Config(batch=8, accumulate=2, strategy=strategy, bucket=100)
+        config = configured(batch=8, accumulate=2, strategy=strategy, bucket=100)
         step = (call + 1) // 2
         message = f"step {step} of epoch 1 failed on rank {rank}: OSError: the {which} pass is on"
         with pytest.raises(TrainingError, match=message):
@@ -84,7 +88,7 @@ def test_a_layer_that_fails_on_one_rank_ends_the_run_on_all(comm, strategy, whic
 def test_all_ranks_may_fail_at_once_and_the_first_is_named(comm):
     model = net(Breaks(True, "forward", 3))
     with pytest.raises(TrainingError, match="step 3 of epoch 1 failed on rank 0: OSError"):
-        run(Config(batch=8), comm, dataset=clouds(), model=model)
+        run(configured(batch=8), comm, dataset=clouds(), model=model)
 
 
 @few
@@ -107,7 +111,7 @@ def test_a_model_that_makes_other_sums_than_it_says_is_refused_on_all(comm):
     ):
         model = Sequential([layer, Dense(4)], (12,), "float64")
         with pytest.raises(TrainingError, match=f"step 1 of .* failed on rank {rank}: .*{words}"):
-            run(Config(batch=8), comm, dataset=clouds(), model=model)
+            run(configured(batch=8), comm, dataset=clouds(), model=model)
 
 
 @few
@@ -115,7 +119,7 @@ def test_a_model_that_makes_other_sums_than_it_says_is_refused_on_all(comm):
 def test_ranks_whose_models_make_other_sums_are_refused(comm):
     model = net(local=comm.rank == P - 1)
     with pytest.raises(TrainingError, match=f"lengths of sums is .* on rank {P - 1}: give all"):
-        run(Config(batch=8), comm, dataset=clouds(), model=model)
+        run(configured(batch=8), comm, dataset=clouds(), model=model)
 
 
 @few
@@ -134,7 +138,7 @@ def test_what_is_not_finite_on_one_rank_leaves_the_statistics_alone(comm):
 
     skipped = []
     result = run(
-        Config(batch=8, epochs=1),
+        configured(batch=8, epochs=1),
         comm,
         dataset=clouds(),
         model=Sequential([Spoilt(), *net().layers], (12,), "float64"),
@@ -162,7 +166,7 @@ def test_waiting_for_sums_is_not_computing(comm):
             return error, None
 
     model = Sequential([Paced(), *net().layers], (12,), "float64")
-    config = Config(balance="speed", batch=40, epochs=7)
+    config = configured(balance="speed", batch=40, epochs=7)
     ours = run(config, comm, dataset=clouds(80), model=model, on_step=seen.append)
     shares = np.array(comm.allgather(counts))
     assert shares[:, 0].tolist() == [40 // P] * P
@@ -180,7 +184,7 @@ def test_waiting_for_sums_is_not_computing(comm):
 def test_local_statistics_are_averaged_by_the_samples_that_made_them(comm, strategy):
     """Without learning, each rank's part of them can be written down."""
     options = {} if strategy != "local_sgd" else {"average_every": 3}
-    config = Config(batch=7, epochs=1, lr=1e-300, momentum=0, strategy=strategy, **options)
+    config = configured(batch=7, epochs=1, lr=1e-300, momentum=0, strategy=strategy, **options)
     data, model = clouds(), net(local=True)
     ours = run(config, comm, dataset=data, model=model).buffers
     parts, seen = [], []
@@ -206,7 +210,7 @@ def test_statistics_are_in_checkpoints_and_go_on_elsewhere(comm, folder, kind):
     shards = 5 if kind == "invariant" else None
     # Those of parts that are by themselves are made equal by a checkpoint, and so move a little.
     every = 5 if kind == "global" else None
-    config = Config(batch=8, epochs=2, lr=0.01, checkpoint_every=every, invariant=shards)
+    config = configured(batch=8, epochs=2, lr=0.01, checkpoint_every=every, invariant=shards)
     model, data = net(local=kind == "local"), clouds()
     run(replace(config, epochs=1, checkpoint=str(folder)), comm, dataset=data, model=model)
     path = checkpoints.find(folder)
@@ -230,7 +234,7 @@ def test_the_command_trains_a_residual_net(comm, monkeypatch, capfd):
     from mpicoll.train.data import DATASETS
 
     monkeypatch.setitem(DATASETS, "digits", clouds)
-    config = Config(dataset="digits", model="resnet", channels=(3, 4), epochs=1, batch=16)
+    config = configured(dataset="digits", model="resnet", channels=(3, 4), epochs=1, batch=16)
     assert main(config, comm, progress=False) == 0
     out = capfd.readouterr().out
     if comm.rank == 0:
@@ -243,7 +247,7 @@ def test_the_command_trains_a_residual_net(comm, monkeypatch, capfd):
 
 @few
 def test_residual_nets_have_the_same_bits_on_any_number_of_ranks(comm):
-    config = Config(model="resnet", channels=(3,), batch=24, epochs=2, invariant=6, lr=0.01)
+    config = configured(model="resnet", channels=(3,), batch=24, epochs=2, invariant=6, lr=0.01)
     alone = run(config, dataset=clouds())
     ours = run(config, comm, dataset=clouds())
     for mine, theirs in ((ours.parameters, alone.parameters), (ours.buffers, alone.buffers)):
@@ -253,7 +257,7 @@ def test_residual_nets_have_the_same_bits_on_any_number_of_ranks(comm):
 
 @pytest.mark.skipif(P != 3, reason="3 ranks show it")
 def test_ranks_that_are_given_their_samples_normalise_together(comm):
-    config = Config(model="resnet", channels=(3,), batch=10, epochs=1, data_servers=1)
+    config = configured(model="resnet", channels=(3,), batch=10, epochs=1, data_servers=1)
     ours = run(config, comm, dataset=clouds())
     if comm.rank < P - 1:
         alone = run(config.alone(P - 1), dataset=clouds())

@@ -76,8 +76,8 @@ def tied(width=6, vocabulary=11):
 MODELS = {
     "transformer": (lambda: transformer(11, 5, 8, 2, 2, "float64"), texts),
     "dropout": (lambda: transformer(11, 5, 8, 1, 2, "float64", dropout=0.2), texts),
-    "resnet": (lambda: resnet((6, 6, 1), (3,), 4), images),
-    "two stages": (lambda: resnet((6, 6, 1), (3, 4), 4), images),
+    "resnet": (lambda: resnet((6, 6, 1), (3,), 4, dtype="float64"), images),
+    "two stages": (lambda: resnet((6, 6, 1), (3, 4), 4, dtype="float64"), images),
     "regression": (
         lambda: Sequential(
             [Dense(12), Gelu(), Dense(9, bias=False), BatchNorm(), Gelu(), Dense(2)],
@@ -134,7 +134,7 @@ def _printed(arrays):
 
 def configured(options, steps):
     # With a larger rate rounding grows from step to step, in one process as on many ranks.
-    usual = {"batch": 10, "lr": 0.01, "epochs": steps, "steps": steps}
+    usual = {"batch": 10, "lr": 0.01, "epochs": steps, "steps": steps, "dtype": "float64"}
     return Config(**{**usual, **options})
 
 

@@ -13,6 +13,14 @@ from mpicoll.train.strategies.buffers import Buffers
 WEIGHTS = {"weight": np.array([1.5, -1.0, 2.0]), "bias": np.array([0.1, 0.2, 0.3])}
 
 
+def configured(**options):
+    return Config(**{"dtype": "float64", **options})
+
+
+def net(*sizes, **options):
+    return resnet(*sizes, dtype="float64", **options)
+
+
 def fresh(mean=0.0, dtype=float):
     return {**WEIGHTS, "mean": np.full(3, mean, dtype), "variance": np.ones(3, dtype)}
 
@@ -113,7 +121,7 @@ def test_half_precision_keeps_statistics_in_single():
 
 
 def test_a_model_says_which_sums_it_makes():
-    model, made = resnet((4, 4, 1), (2, 3), 3), []
+    model, made = net((4, 4, 1), (2, 3), 3), []
     parameters = {**model.initial_parameters(0), **model.initial_buffers()}
     inputs = np.random.default_rng(0).standard_normal((5, 16))
     model.loss_and_gradients(
@@ -121,7 +129,7 @@ def test_a_model_says_which_sums_it_makes():
         Batch(inputs, np.arange(5) % 3, 5, sum=lambda values: made.append(len(values))),
     )
     assert tuple(made) == model.sums() and len(made) == 12
-    assert resnet((4, 4, 1), (2,), 3, local=True).sums() == ()
+    assert net((4, 4, 1), (2,), 3, local=True).sums() == ()
 
 
 # --- sums that a rank does not come to ------------------------------------------------------------
@@ -247,7 +255,7 @@ def test_statistics_are_of_the_steps_that_count_alone():
 
     class Spoilt:
         def __init__(self):
-            self._model, self._calls = resnet((4, 4, 1), (2,), 3), 0
+            self._model, self._calls = net((4, 4, 1), (2,), 3), 0
             self.initial_parameters = self._model.initial_parameters
             self.initial_buffers = self._model.initial_buffers
             self.losses_and_scores = self._model.losses_and_scores
@@ -260,7 +268,7 @@ def test_statistics_are_of_the_steps_that_count_alone():
 
     skipped = []
     result = run(
-        Config(batch=8, epochs=1),
+        configured(batch=8, epochs=1),
         dataset=clouds(),
         model=Spoilt(),
         on_step=lambda step: skipped.append(step.skipped),
@@ -271,8 +279,8 @@ def test_statistics_are_of_the_steps_that_count_alone():
 
 
 def test_evaluation_uses_the_statistics_and_the_result_has_them():
-    data, model = clouds(), resnet((4, 4, 1), (2,), 3)
-    result = run(Config(batch=8, epochs=2), dataset=data, model=model)
+    data, model = clouds(), net((4, 4, 1), (2,), 3)
+    result = run(configured(batch=8, epochs=2), dataset=data, model=model)
     assert result.buffers.keys() == model.initial_buffers().keys()
     known = {**result.parameters, **result.buffers}
     losses, _ = model.losses_and_scores(known, data.train_inputs, data.train_labels)
@@ -284,8 +292,8 @@ def test_strategies_without_common_steps_take_the_local_one_alone(strategy):
     config = {"model": "resnet", "channels": (2,), "strategy": strategy, "epochs": 1}
     message = f"strategy {strategy} has no step .* give norm local, or layers BatchNorm"
     with pytest.raises(TrainingError, match=message):
-        run(Config(**config), dataset=clouds())
-    run(Config(norm="local", **config), dataset=clouds())
+        run(configured(**config), dataset=clouds())
+    run(configured(norm="local", **config), dataset=clouds())
 
 
 @pytest.mark.parametrize(
@@ -298,7 +306,7 @@ def test_strategies_without_common_steps_take_the_local_one_alone(strategy):
 )
 def test_options_of_the_residual_net_are_checked(options, message):
     with pytest.raises(ValueError, match=message):
-        Config(**options)
+        configured(**options)
 
 
 def test_a_residual_net_learns_shapes():
@@ -312,15 +320,15 @@ def test_a_residual_net_learns_shapes():
     rows = pictures.reshape(300, 64).astype(np.float32)
     data = Dataset("bars", 2, rows[:200], labels[:200], rows[200:], labels[200:], (8, 8, 1))
     options = {"optimizer": "adam", "lr": 0.01, "dtype": "float32", "batch": 20, "epochs": 6}
-    result = run(Config(model="resnet", channels=(4, 6), **options), dataset=data)
+    result = run(configured(model="resnet", channels=(4, 6), **options), dataset=data)
     assert result.history[-1].test_accuracy > 0.9
-    softmax = run(Config(model="softmax", **options), dataset=data)
+    softmax = run(configured(model="softmax", **options), dataset=data)
     assert softmax.history[-1].test_accuracy < 0.8
 
 
 @pytest.mark.parametrize("image", [(8, 8, 1), (28, 28, 1), (32, 32, 3)])
 def test_residual_nets_of_pictures_of_many_sizes(image):
-    model = resnet(image, (4, 6, 8), 10, blocks=2, dropout=0.2)
+    model = net(image, (4, 6, 8), 10, blocks=2, dropout=0.2)
     parameters = {**model.initial_parameters(0), **model.initial_buffers()}
     inputs = np.random.default_rng(0).standard_normal((2, np.prod(image)))
     loss, gradients = model.loss_and_gradients(
@@ -329,4 +337,4 @@ def test_residual_nets_of_pictures_of_many_sizes(image):
     assert np.isfinite(loss) and list(gradients) == list(model.initial_parameters(0))
     assert not [name for name in gradients if "bias" in name and gradients[name].shape == ()]
     with pytest.raises(ValueError, match="give fewer convolutions, or larger images"):
-        resnet((4, 4, 1), (2, 2, 2, 2), 10)
+        net((4, 4, 1), (2, 2, 2, 2), 10)

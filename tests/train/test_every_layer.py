@@ -163,7 +163,7 @@ def test_both_parts_of_backward_are_backward_to_the_bit(case, first):
 @pytest.mark.parametrize(
     "model",
     [
-        resnet((4, 4, 1), (2, 3), 3),
+        resnet((4, 4, 1), (2, 3), 3, dtype="float64"),
         transformer(5, 4, 6, 2, 3, "float64"),
     ],
     ids=["resnet", "transformer"],
