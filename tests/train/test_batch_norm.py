@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from fake_ranks import Ranks
 
-from mpicoll.train import Config, Dataset, TrainingError, run
+from mpicoll.train import Config, TrainingError, run
+from mpicoll.train.data import from_arrays
 from mpicoll.train.exchange.layer_sums import LayerSums, PeerFailed
 from mpicoll.train.models import Batch, BatchNorm, Dense, Sequential, resnet
 from mpicoll.train.ranks.workers import Workers
@@ -242,12 +243,18 @@ def test_a_step_that_does_not_count_is_undone():
     assert not buffers.views["a"].any()
 
 
-def clouds(samples=60, shape=(4, 4, 1)):
-    generator = np.random.default_rng(2)
-    labels = np.arange(samples) % 3
+def pictures(name, inputs, labels):
+    """A set of pictures, of which the last third is for the test."""
+    first = len(labels) * 2 // 3
+    parts = {"train": slice(first), "test": slice(first, None)}
+    arrays = {f"{part}_inputs": inputs[rows] for part, rows in parts.items()}
+    return from_arrays(name, arrays | {f"{part}_labels": labels[r] for part, r in parts.items()})
+
+
+def clouds(samples=60):
+    generator, labels = np.random.default_rng(2), np.arange(samples) % 3
     inputs = generator.standard_normal((samples, 16)) + np.eye(3, 16)[labels] * 3
-    train, test = slice(0, samples * 2 // 3), slice(samples * 2 // 3, None)
-    return Dataset("clouds", 3, inputs[train], labels[train], inputs[test], labels[test], shape)
+    return pictures("clouds", inputs.reshape(samples, 4, 4, 1), labels)
 
 
 def test_statistics_are_of_the_steps_that_count_alone():
@@ -312,13 +319,10 @@ def test_options_of_the_residual_net_are_checked(options, message):
 def test_a_residual_net_learns_shapes():
     """Bars that lie and bars that stand, anywhere in a noisy picture."""
     generator = np.random.default_rng(5)
-    pictures, labels = generator.standard_normal((300, 8, 8)) * 0.3, np.arange(300) % 2
-    for picture, label, place in zip(
-        pictures, labels, generator.integers(8, size=300), strict=True
-    ):
+    bars, labels = generator.standard_normal((300, 8, 8)) * 0.3, np.arange(300) % 2
+    for picture, label, place in zip(bars, labels, generator.integers(8, size=300), strict=True):
         (picture if label else picture.T)[place] += 1
-    rows = pictures.reshape(300, 64).astype(np.float32)
-    data = Dataset("bars", 2, rows[:200], labels[:200], rows[200:], labels[200:], (8, 8, 1))
+    data = pictures("bars", bars, labels)
     options = {"optimizer": "adam", "lr": 0.01, "dtype": "float32", "batch": 20, "epochs": 6}
     result = run(configured(model="resnet", channels=(4, 6), **options), dataset=data)
     assert result.history[-1].test_accuracy > 0.9

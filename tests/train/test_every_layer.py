@@ -172,9 +172,10 @@ def test_a_model_may_find_all_slopes_by_parameters_at_its_end(model):
     generator = np.random.default_rng(1)
     if model.shapes[0] == (4,):
         rows = generator.integers(0, 5, (3, 5))
-        batch = Batch(rows[:, :-1], rows[:, 1:], 3)
+        inputs, targets = rows[:, :-1], rows[:, 1:]
     else:
-        batch = Batch(generator.standard_normal((6, 16)), generator.integers(0, 3, 6), 6)
+        inputs, targets = generator.standard_normal((6, 16)), generator.integers(0, 3, 6)
+    batch = Batch(inputs, targets, len(inputs))
     parameters = {**model.initial_parameters(0), **model.initial_buffers()}
     _, expected = model.loss_and_gradients(parameters, batch)
 
@@ -183,7 +184,7 @@ def test_a_model_may_find_all_slopes_by_parameters_at_its_end(model):
     for layer, own in zip(model.layers, owned, strict=True):
         values, memory = layer.forward(own, values, batch)
         memories.append(memory)
-    error, kept = model.loss.evaluate(values, batch.labels)[1] / batch.total, {}
+    error, kept = model.loss.evaluate(values, targets)[1] / batch.total, {}
     for index in reversed(range(len(owned))):
         error, kept[index] = model.layers[index].backward_input(
             owned[index], memories[index], error, index == 0
