@@ -251,11 +251,11 @@ def test_the_command_trains_a_residual_net(comm, monkeypatch, capfd):
 
     monkeypatch.setitem(DATASETS, "digits", pictures)
     config = configured(dataset="digits", model="resnet", channels=(3, 4), epochs=1, batch=16)
-    assert main(config, comm, progress=False) == 0
+    assert main(config, comm, progress=False, compare=True) == 0
     out = capfd.readouterr().out
     if comm.rank == 0:
         assert "resnet 3-4-1-3-4-4 in float64" in out and "(limit 1e-09: ok)" in out
-    assert main(replace(config, norm="local"), comm, progress=False) == 0
+    assert main(replace(config, norm="local"), comm, progress=False, compare=True) == 0
     out = capfd.readouterr().out
     if comm.rank == 0:
         assert "largest difference" not in out
