@@ -1,5 +1,6 @@
 """P ranks are one process: models of every kind after 200 steps, however batches are cut."""
 
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -35,7 +36,6 @@ pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(P > 5, reason="5 ranks and fewer show it"),
 ]
-few = pytest.mark.skipif(P > 3, reason="3 ranks and fewer show it")
 
 
 class Held(Feed):
@@ -54,9 +54,9 @@ def texts(samples, tokens=5, vocabulary=11):
     return rows[:, :-1], rows[:, 1:]
 
 
-def images(samples, classes=4):
+def images(samples, values=36, classes=4):
     generator, labels = np.random.default_rng(1), np.arange(samples) % classes
-    return generator.standard_normal((samples, 36)) + np.eye(classes, 36)[labels] * 2, labels
+    return generator.standard_normal((samples, values)) + np.eye(classes, values)[labels], labels
 
 
 def curves(samples):
@@ -89,6 +89,17 @@ MODELS = {
     ),
     "tied": (tied, texts),
 }
+#: Larger ones, for the long tests.
+LARGE = {
+    "large transformer": (
+        lambda: transformer(40, 16, 32, 2, 4, "float64"),
+        partial(texts, tokens=16, vocabulary=40),
+    ),
+    "large resnet": (
+        lambda: resnet((12, 12, 2), (6, 8, 8), 8, blocks=2, dtype="float64"),
+        partial(images, values=288, classes=8),
+    ),
+}
 CASES = {
     **{name: (name, {}) for name in MODELS if name != "two stages"},
     "two stages, accumulation, zero1": (
@@ -106,7 +117,7 @@ CASES = {
 
 def trained(config, comm, name, samples=43):
     """Parameters and buffers after all steps; 43 samples in tens leave some ranks without any."""
-    make, data = MODELS[name]
+    make, data = (MODELS | LARGE)[name]
     workers = Workers() if comm is None else placement.members(config, comm)
     model, (inputs, targets) = make(), data(samples)
     weights = Flat(model.initial_parameters(config.seed))
@@ -147,11 +158,10 @@ def off(ours, reference, config):
     }
 
 
-def holds(comm, case, steps):
-    name, options = CASES[case]
-    config = configured(options, steps)
-    parameters, buffers = trained(config, comm, name)
-    expected, expected_buffers = trained(config.alone(P), None, name)
+def holds(comm, name, options, samples=43):
+    config = configured(options, 200)
+    parameters, buffers = trained(config, comm, name, samples)
+    expected, expected_buffers = trained(config.alone(P), None, name, samples)
     limit = 1e-10 if config.optimizer == "adam" else 1e-12
     differences = off(parameters, expected, config) | off(buffers, expected_buffers, config)
     assert max(differences.values()) <= limit, differences
@@ -164,14 +174,14 @@ def holds(comm, case, steps):
 def test_parity_after_200_steps(comm, case):
     if P > 3 and case != CASES[case][0]:
         pytest.skip("3 ranks and fewer show it")
-    holds(comm, case, 200)
+    holds(comm, *CASES[case])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("case", CASES)
-def test_parity_after_1000_steps(comm, case):
-    holds(comm, case, 1000)
+@pytest.mark.parametrize("name", LARGE)
+def test_parity_of_larger_models_after_200_steps(comm, name):
+    holds(comm, name, {"batch": 40}, samples=443)
 
 
 @pytest.mark.parametrize("name", MODELS)
