@@ -82,12 +82,12 @@ ORDER = {
         "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "
         "augment numpy_files targets > draws batch rows sampler"
     ),
-    "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire",
+    "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
     "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server apart > allreduce server_trainer > lockstep placement > "
-        "protocol > training > gradients balance"
+        "protocol > training > gradients balance > buffers"
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > observers checkpointing data_servers trained > "

@@ -241,6 +241,7 @@ def test_the_program_of_the_guide(mpirun, tmp_path):
     "name",
     [
         "lines.py",
+        "layers.py",
         "own_rate.py",
         "trained.py",
         "own.py",

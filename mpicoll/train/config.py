@@ -29,6 +29,7 @@ _OPTIONAL_COUNTS = (
     "invariant",
 )
 BALANCES = ("none", "speed")
+NORMS = ("global", "local")
 #: The field, and the word that leaves it to the fitted model.
 FROM_MODEL = ("bucket", "model")
 
@@ -46,6 +47,7 @@ class Config(Options):
         for name, least in (
             ("epochs", 1),
             ("batch", 1),
+            ("blocks", 1),
             ("accumulate", 1),
             ("warmup", 0),
             ("skip_limit", 0),
@@ -77,8 +79,10 @@ class Config(Options):
                 "resume auto goes on from the last checkpoint of the run's own: give checkpoint, "
                 "or the path of another as resume"
             )
-        if self.model == "conv" and not self.channels:
-            raise ValueError("a conv needs at least one convolution: give channels, or model mlp")
+        if self.model in ("conv", "resnet") and not self.channels:
+            raise ValueError(
+                f"a {self.model} needs at least one convolution: give channels, or model mlp"
+            )
         self._check_numbers()
         self._check_bits()
 
@@ -104,6 +108,7 @@ class Config(Options):
             one_of("all-reduce algorithm", self.algorithm, names)
         one_of("graph", self.graph, GRAPHS)
         one_of("balance", self.balance, BALANCES)
+        one_of("norm", self.norm, NORMS)
         strategy = STRATEGIES[self.strategy]
         strategy.check(self)
         if self.wire != "full" and "wire" not in strategy.takes:

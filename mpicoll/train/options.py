@@ -28,19 +28,27 @@ class Options:
     `text`."""
     context: int = option(128, "Bytes of a sample of text.")
     model: str = option(
-        "softmax", "softmax, mlp, conv (a small convolutional net) or transformer (a decoder)."
+        "softmax",
+        "softmax, mlp, conv or resnet (small convolutional nets) or transformer (a decoder).",
     )
     hidden: tuple[int, ...] = option(
         (64,), "Sizes of the hidden layers, as 128,64.", metavar="LIST"
     )
     """Of an `mlp`, or of `conv` after its convolutions."""
     channels: tuple[int, ...] = option(
-        (16, 32), "Channels of the convolutions of conv, as 16,32.", metavar="LIST"
+        (16, 32), "Channels of conv's convolutions or resnet's stages, as 16,32.", metavar="LIST"
     )
     """Output channels, first to last."""
     layers: int = option(2, "Of a transformer: attention and two dense layers each.")
     width: int = option(128, "Of a transformer: of the vector of a token.")
     heads: int = option(4, "Of a transformer: of each attention.")
+    blocks: int = option(1, "Residual blocks in each stage of resnet.")
+    norm: str = option(
+        "global", "resnet normalises over the global batch, or local: each rank over its part."
+    )
+    """`global`: as one process does, for sums over the ranks in each layer. `local`: without them,
+    and what is learnt depends on the number of ranks; strategies without common steps need it. With
+    `invariant` each virtual shard is normalised by itself, with either."""
     augment: str | None = option(None, "Of images: shift:N, flip or shift:N,flip.")
     """`shift:N` moves each image by up to N pixels, `flip` mirrors half of them, anew in each epoch
     (`mpicoll.train.data.augment`)."""

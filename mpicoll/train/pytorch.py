@@ -88,8 +88,10 @@ class TorchModel(PushingModel):
     """A module as a `mpicoll.train.Model`.
 
     A run trains the module's own parameters, from the values they have on rank 0 on: they become
-    views of the run's vector, without copies. What a module keeps beside parameters, such as the
-    statistics of batch normalisation, stays each rank's own, and PyTorch draws dropout by rank.
+    views of the run's vector, without copies. A batch normalisation is over each rank's part of a
+    batch; its statistics, as all buffers that the module's `state_dict` has, are averaged over the
+    ranks, by their samples, before they are measured, saved or returned. PyTorch draws dropout by
+    rank.
 
     Args:
         module: Gives what the loss is of: for cross entropy a score of each class, shape (samples,
@@ -112,6 +114,8 @@ class TorchModel(PushingModel):
         self._module, self._shape = module, shape
         self._loss = loss or partial(torch.nn.functional.cross_entropy, reduction="none")
         self._parameters = dict(_trained(module))
+        saved = module.state_dict()
+        self._buffers = [name for name, _ in module.named_buffers() if name in saved]
         self._push: Push | None = None
         for name, parameter in self._parameters.items():
             parameter.register_post_accumulate_grad_hook(partial(self._found, name))
@@ -128,6 +132,10 @@ class TorchModel(PushingModel):
             for name, array in arrays(self._module).items()
         }
 
+    def initial_buffers(self) -> dict[str, Array]:
+        """Those that the module has."""
+        return {name: _array(tensor).copy() for name, tensor in self._kept().items()}
+
     def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
         self._bind(parameters)
         self._module.train()
@@ -135,6 +143,8 @@ class TorchModel(PushingModel):
         total = 0.0
         if len(batch.targets):
             losses = self._losses(batch.inputs, batch.targets)[0].sum() / batch.total
+            for name, tensor in self._kept().items():
+                parameters[name][...] = _array(tensor)
             self._push = push
             try:
                 losses.backward()
@@ -170,11 +180,18 @@ class TorchModel(PushingModel):
         return _tensor(values).to(next(iter(self._parameters.values())).dtype)
 
     def _bind(self, parameters: Parameters) -> None:
-        """Let the module's parameters lie where those of the run are."""
+        """Let the module's parameters lie where those of the run are; its buffers are copies."""
         for name, parameter in self._parameters.items():
             array = parameters[name]
             if parameter.data_ptr() != array.ctypes.data:
                 parameter.data = _tensor(array)
+        for name, tensor in self._kept().items():
+            tensor.copy_(_tensor(parameters[name]))
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        """The buffers of a run by name; a module may put other tensors in their place."""
+        found = dict(self._module.named_buffers())
+        return {name: found[name].detach() for name in self._buffers}
 
     def _found(self, name: str, parameter: torch.Tensor) -> None:
         """Autograd has a gradient; somebody else's, if this model has asked for none."""

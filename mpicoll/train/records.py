@@ -149,6 +149,8 @@ class Result:
             where a signal ended the run.
         communicated: Mean seconds a step in which this rank communicated, exposed or hidden.
         predicted: The same, by the fitted model; None where it says nothing of it.
+        buffers: What the model keeps beside its parameters, such as statistics of a batch norm, by
+            name.
     """
 
     parameters: dict[str, NDArray[Any]]
@@ -159,6 +161,7 @@ class Result:
     test: Measures = field(default_factory=dict)
     communicated: float = 0.0
     predicted: float | None = None
+    buffers: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def upgraded(epoch: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,9 +76,17 @@ def test_a_checkpoint_of_a_gpu_goes_on_on_the_host(comm, cupy, folder):
         np.testing.assert_array_equal(last.parameters[name], expected)
 
 
-def test_a_convolution(comm, cupy):
-    config = {"model": "conv", "channels": (2,), "hidden": (4,), "epochs": 1, "batch": 24}
-    config["algorithm"] = "ring"
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"model": "conv", "hidden": (4,)},
+        {"model": "resnet"},
+        {"model": "resnet", "norm": "local", "dtype": "float16"},
+    ],
+    ids=lambda more: "-".join(map(str, more.values())),
+)
+def test_a_convolutional_net(comm, cupy, more):
+    config = {"channels": (2,), "epochs": 1, "batch": 24, "algorithm": "ring", **more}
     data = blobs(image=True)
     host = run(Config(**config), comm, dataset=data)
     device = run(Config(**config, device="gpu"), comm, dataset=data)

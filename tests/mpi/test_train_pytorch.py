@@ -78,6 +78,35 @@ def test_a_module_as_a_model_accumulates_and_takes_no_samples(comm):
     )
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "local_sgd"])
+def test_statistics_of_a_module_are_those_of_all_ranks(comm, folder, strategy):
+    def normed(seed):
+        torch.manual_seed(seed)
+        layers = torch.nn.Linear(12, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 4)
+        return torch.nn.Sequential(*layers).double()
+
+    config = Config(batch=16, epochs=2, strategy=strategy)
+    net, data = normed(comm.rank), clouds(96)
+    whole = run(config, comm, dataset=data, model=TorchModel(net))
+    assert list(whole.buffers) == [
+        f"1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+    ]
+    assert whole.buffers["1.num_batches_tracked"] == 12
+    everyone = comm.allgather({name: array.tobytes() for name, array in whole.buffers.items()})
+    assert everyone == [everyone[0]] * comm.size
+    for name, tensor in net.named_buffers():
+        assert np.array_equal(tensor.numpy(), whole.buffers[name])
+    # Its mean is that of all samples so far, whichever rank had them.
+    hidden = data.train_inputs @ arrays(net)["0.weight"].T + arrays(net)["0.bias"]
+    assert np.abs(whole.buffers["1.running_mean"] - hidden.mean(axis=0)).max() < 0.5
+
+    first = replace(config, epochs=1, checkpoint=str(folder))
+    run(first, comm, dataset=data, model=TorchModel(normed(comm.rank)))
+    resumed = replace(config, resume=str(folder))
+    found = run(resumed, comm, dataset=data, model=TorchModel(normed(7)))
+    assert all(found.buffers[n].tobytes() == whole.buffers[n].tobytes() for n in whole.buffers)
+
+
 @pytest.mark.parametrize("options", [{}, {"bucket": 200, "algorithm": "ring"}])
 def test_a_loop_of_ones_own(comm, options):
     net = module(comm.rank)

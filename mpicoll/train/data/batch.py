@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+#: Replaces a vector of float64 by its sum over the parts of a global batch; collective.
+Sum = Callable[[NDArray[np.float64]], object]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +25,9 @@ class Batch:
         samples: Shape (samples,), the index of each in the training set.
         epoch: Number of the epoch, counted from 1.
         seed: Of the run. What is drawn at random for a sample depends on (seed, epoch, sample).
+        sum: For a model that needs sums over all parts of the batch; None where each part is by
+            itself. All ranks ask for the same sums in the same order, those that the model's
+            `sums` says.
     """
 
     inputs: NDArray[Any]
@@ -29,3 +36,4 @@ class Batch:
     samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     epoch: int = 1
     seed: int = 0
+    sum: Sum | None = None

@@ -29,7 +29,7 @@ from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import described as described_run
 from mpicoll.train.driver.named import make_model
 from mpicoll.train.driver.observers import Observers
-from mpicoll.train.models import Measure, Model, Sequential
+from mpicoll.train.models import Measure, Model, Sequential, buffers_of, sums_of
 from mpicoll.train.models.flat import Flat, described
 from mpicoll.train.models.measures import usual
 from mpicoll.train.optimizers import Optimizer, Update
@@ -177,6 +177,8 @@ def _prepare(
         _check(config, dataset, model, measures)
         dataset = _on(config.device, dataset)
         weights = _parameters(config, model)
+        buffers = {n: arrays.on(config.device, a) for n, a in buffers_of(model).items()}
+        sums = _sums(config, model)
         config.worker_count(workers.size)
         if config.invariant is not None:
             bits.require_one_thread()
@@ -191,6 +193,8 @@ def _prepare(
             **_numbers(dataset),
             "measures": ", ".join(measure.name for measure in measures),
             **described(weights.views),
+            **described(buffers, "buffer"),
+            "lengths of sums": sums,
         },
         "give all ranks the same data and the same model",
     )
@@ -207,7 +211,7 @@ def _prepare(
             [groups.parse(text) for text in config.groups],
             config.decay_on,
         )
-    setup = Setup(config, workers, comm, dataset, model, weights, optimizer)
+    setup = Setup(config, workers, comm, dataset, model, weights, optimizer, buffers)
     return setup, Measuring(config, workers, dataset, model, measures)
 
 
@@ -256,6 +260,18 @@ def _parameters(config: Config, model: Model) -> Flat:
         {name: arrays.on(config.device, array) for name, array in first.items()},
         "float32" if config.is_narrow else None,
     )
+
+
+def _sums(config: Config, model: Model) -> tuple[int, ...]:
+    """Lengths of the sums over the ranks that a model makes; refused where there can be none."""
+    lengths = sums_of(model)
+    if lengths and not strategy_of(config).in_lockstep:
+        raise ValueError(
+            f"strategy {config.strategy} has no step that all ranks compute together, and the "
+            "model normalises over the batch of all: give norm local, or layers "
+            "BatchNorm(local=True)"
+        )
+    return lengths
 
 
 def _on(device: str, dataset: Dataset) -> Dataset:
@@ -328,13 +344,14 @@ class _Run:
             beginning,
             stopped,
             {} if stopped == "signal" else self._test(history),
+            buffers=arrays.hosted(training.buffers.views),
         )
 
     def _test(self, history: list[Epoch]) -> Measures:
         """Measures of the test set at the end; those of the last epoch, where it has them."""
         if history and history[-1].test:
             return history[-1].test
-        views = self._training.views
+        views = self._training.evaluated()
         found, _ = self._measuring.measure(("test",), views, "measuring the test set")
         return found.get("test", {})
 
@@ -391,7 +408,7 @@ class _Run:
         training = self._training
         found, share = self._measuring.measure(
             self._after_epochs,
-            training.views,
+            training.evaluated(),
             f"measuring after epoch {number}",
             training.failure,
             communication,

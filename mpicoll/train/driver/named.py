@@ -15,6 +15,7 @@ from mpicoll.train.models import (
     Sequential,
     SquaredError,
     convnet,
+    resnet,
     transformer,
 )
 from mpicoll.train.models.networks import head
@@ -41,12 +42,16 @@ def make_model(config: Config, dataset: Dataset) -> Sequential:
     if dataset.classes is not None:
         wanted = (*wanted, dataset.classes)
     outputs = prod(wanted)
-    if config.model == "conv":
+    if config.model in ("conv", "resnet"):
         if len(wanted) > 1 or dataset.classes is None:
             raise ValueError(
-                f"{dataset.name}: targets have shape {wanted}, and model conv gives one class for "
-                "an image: give model mlp"
+                f"{dataset.name}: targets have shape {wanted}, and model {config.model} gives one "
+                "class for an image: give model mlp"
             )
+        if config.model == "resnet":
+            stages = config.channels, outputs, config.blocks
+            local = config.norm == "local"
+            return resnet(dataset.image, *stages, dtype, config.dropout, local)
         sizes = config.channels, config.hidden, outputs
         net = convnet(dataset.image, *sizes, dtype, config.dropout)
         return Sequential(net.layers, dataset.shape, dtype)  # of samples as they are
@@ -94,5 +99,6 @@ def described(config: Config, dataset: Dataset) -> str:
         "softmax": (dataset.features, outputs),
         "mlp": (dataset.features, *config.hidden, outputs),
         "conv": (*dataset.shape, *config.channels, *config.hidden, outputs),
+        "resnet": (*dataset.shape, *config.channels, outputs),
     }[config.model]
     return "-".join(map(str, sizes))

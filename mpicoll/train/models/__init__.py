@@ -3,7 +3,8 @@
 A layer holds no arrays: parameters and what ``forward`` remembers are passed in.
 """
 
-from mpicoll.train.models.images import Convolution, MaxPool
+from mpicoll.train.models.batch_norm import BatchNorm
+from mpicoll.train.models.images import AveragePool, Convolution, MaxPool
 from mpicoll.train.models.layers import Dense, Dropout, Gelu, Layer, ReLU, Reshape, Residual
 from mpicoll.train.models.losses import CrossEntropy, Loss, SquaredError
 from mpicoll.train.models.measures import Accuracy, Measure, RSquared
@@ -13,10 +14,13 @@ from mpicoll.train.models.networks import (
     Model,
     Parameters,
     Sequential,
+    buffers_of,
     convnet,
     push_gradients,
+    sums_of,
     transformer,
 )
+from mpicoll.train.models.resnets import resnet
 from mpicoll.train.models.sequences import (
     Attention,
     Embedding,
@@ -29,7 +33,9 @@ __all__ = [
     "MLP",
     "Accuracy",
     "Attention",
+    "AveragePool",
     "Batch",
+    "BatchNorm",
     "Convolution",
     "CrossEntropy",
     "Dense",
@@ -51,7 +57,10 @@ __all__ = [
     "Sequential",
     "SquaredError",
     "Unembedding",
+    "buffers_of",
     "convnet",
     "push_gradients",
+    "resnet",
+    "sums_of",
     "transformer",
 ]

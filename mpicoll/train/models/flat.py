@@ -101,9 +101,8 @@ def require_names(arrays: Collection[str], parameters: Collection[str]) -> None:
         )
 
 
-def described(parameters: Parameters) -> dict[str, str]:
-    """What has to be the same of parameters on all ranks, by what it is of."""
+def described(arrays: Parameters, what: str = "parameter") -> dict[str, str]:
+    """What has to be the same of arrays on all ranks, by what it is of."""
     return {
-        f"parameter {name}": f"{array.dtype} of shape {array.shape}"
-        for name, array in parameters.items()
+        f"{what} {name}": f"{array.dtype} of shape {array.shape}" for name, array in arrays.items()
     }

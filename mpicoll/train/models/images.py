@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.flat import Parameters
-from mpicoll.train.models.layers import Layer, Outputs, Shape, Slopes, normal
+from mpicoll.train.models.layers import Layer, Outputs, Shape, normal
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,12 @@ class Convolution(Layer):
     Attributes:
         channels: Of the output.
         width: Of the kernel, odd.
+        bias: Whether there is one; none is needed where a normalisation follows.
     """
 
     channels: int
     width: int = 3
+    bias: bool = True
 
     def output_shape(self, shape: Shape) -> Shape:
         _require_image("convolution", shape)
@@ -34,7 +36,7 @@ class Convolution(Layer):
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
         inputs = self.width**2 * shape[2]
-        return normal((inputs, self.channels), 2.0 / inputs, generator)
+        return normal((inputs, self.channels), 2.0 / inputs, generator, self.bias)
 
     def kept(self, shape: Shape) -> int:
         return self.width**2 * prod(shape)
@@ -44,17 +46,17 @@ class Convolution(Layer):
         padded = np.pad(inputs, ((0, 0), (half, half), (half, half), (0, 0)))
         patches = _patches(padded, width).reshape(-1, width**2 * inputs.shape[3])
         outputs = patches @ parameters["weight"]
-        outputs += parameters["bias"]
+        if self.bias:
+            outputs += parameters["bias"]
         return outputs.reshape(*inputs.shape[:3], self.channels), (patches, inputs.shape)
 
-    def backward(
+    def backward_input(
         self, parameters: Parameters, memory: tuple[Array, Shape], error: Array, first: bool
-    ) -> Slopes:
-        patches, (samples, height, width, channels) = memory
+    ) -> tuple[Array | None, Array]:
+        _, (samples, height, width, channels) = memory
         rows = error.reshape(-1, self.channels)
-        gradients = {"weight": patches.T @ rows, "bias": rows.sum(axis=0)}
         if first:
-            return None, gradients
+            return None, rows
         half, kernel = self.width // 2, self.width
         pieces = (rows @ parameters["weight"].T).reshape(
             samples, height, width, kernel, kernel, channels
@@ -65,7 +67,15 @@ class Convolution(Layer):
         for y in range(kernel):
             for x in range(kernel):
                 padded[:, y : y + height, x : x + width] += pieces[:, :, :, y, x]
-        return padded[:, half : half + height, half : half + width], gradients
+        return padded[:, half : half + height, half : half + width], rows
+
+    def backward_weight(
+        self, parameters: Parameters, memory: tuple[Array, Shape], kept: Array
+    ) -> dict[str, Array]:
+        gradients = {"weight": memory[0].T @ kept}
+        if self.bias:
+            gradients["bias"] = kept.sum(axis=0)
+        return gradients
 
 
 @dataclass(frozen=True)
@@ -95,9 +105,9 @@ class MaxPool(Layer):
             np.maximum(outputs, place, out=outputs)
         return outputs, (inputs, outputs)
 
-    def backward(
+    def backward_input(
         self, parameters: Parameters, memory: tuple[Array, Array], error: Array, first: bool
-    ) -> Slopes:
+    ) -> tuple[Array, None]:
         """Of equal values the first was chosen."""
         inputs, outputs = memory
         slopes = library_of(error).zeros(inputs.shape, error.dtype)
@@ -107,13 +117,34 @@ class MaxPool(Layer):
             chosen &= left
             left ^= chosen
             np.multiply(error, chosen, out=target)
-        return slopes, {}
+        return slopes, None
 
     def _places(self, images: Array) -> list[Array]:
         """Views of the pixels at each place of a square, row by row."""
         k, (height, width) = self.width, images.shape[1:3]
         bottom, right = height // k * k, width // k * k
         return [images[:, y:bottom:k, x:right:k] for y in range(k) for x in range(k)]
+
+
+@dataclass(frozen=True)
+class AveragePool(Layer):
+    """The mean of each channel over all pixels (M. Lin et al., "Network in network", 2014)."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        _require_image("pooling", shape)
+        return shape[2:]
+
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
+        return inputs.mean(axis=(1, 2)), inputs.shape
+
+    def kept(self, shape: Shape) -> int:
+        return 0
+
+    def backward_input(
+        self, parameters: Parameters, memory: Shape, error: Array, first: bool
+    ) -> tuple[Array, None]:
+        pixels = memory[1] * memory[2]
+        return np.broadcast_to((error / pixels)[:, None, None], memory), None
 
 
 def _patches(padded: Array, width: int) -> Array:

@@ -6,6 +6,7 @@ Samples may have any shape; those of images are in `images`, those of sequences 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -26,7 +27,10 @@ _SLOPE, _CUBIC = 0.7978845608028654, 0.044715
 
 
 class Layer(ABC):
-    """A function of the samples of a batch, and its derivative. Shapes are those of one sample."""
+    """A function of the samples of a batch, and its derivative. Shapes are those of one sample.
+
+    A layer defines `backward_input`, and `backward_weight` if it has parameters; or `backward`.
+    """
 
     def output_shape(self, shape: Shape) -> Shape:
         """Shape of an output for inputs of this shape; raises ValueError where none fits."""
@@ -36,16 +40,57 @@ class Layer(ABC):
         """Parameters to start from, for inputs of this shape; empty where it has none."""
         return {}
 
-    @abstractmethod
-    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
-        """Outputs, and what `backward` needs. Without a batch this is evaluation."""
+    def buffers(self, shape: Shape) -> dict[str, Array]:
+        """Buffers to start from: arrays that `forward` changes in training, and no optimizer."""
+        return {}
+
+    def sums(self, shape: Shape) -> tuple[int, ...]:
+        """Lengths of the vectors that `forward` gives to `Batch.sum`.
+
+        `backward_input` gives it as many, in reverse order.
+        """
+        return ()
 
     @abstractmethod
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
+        """Outputs, and what `backward` needs. Without a batch this is evaluation.
+
+        Args:
+            parameters: Parameters and buffers by name.
+            inputs: Shape (samples, ...).
+            batch: What the inputs are made of.
+        """
+
     def backward(self, parameters: Parameters, memory: Any, error: Array, first: bool) -> Slopes:
         """Slopes of the loss by the inputs and by the parameters, from that by the outputs.
 
         The first layer of a model need not return that by the inputs.
         """
+        slopes, kept = self.backward_input(parameters, memory, error, first)
+        return slopes, self.backward_weight(parameters, memory, kept)
+
+    def backward_input(
+        self, parameters: Parameters, memory: Any, error: Array, first: bool
+    ) -> tuple[Array | None, Any]:
+        """The first part of `backward`: slopes by the inputs, and what the second part needs.
+
+        A layer that has `backward` alone does all of it here.
+        """
+        if type(self).backward is Layer.backward:
+            raise NotImplementedError(
+                f"layer {type(self).__name__} has no derivative: define backward_input and "
+                "backward_weight, or backward"
+            )
+        return self.backward(parameters, memory, error, first)
+
+    def backward_weight(self, parameters: Parameters, memory: Any, kept: Any) -> dict[str, Array]:
+        """The second part, at any later time: slopes by the parameters.
+
+        Args:
+            parameters, memory: As of the first part.
+            kept: What that has returned; the slopes themselves, where they were found there.
+        """
+        return kept or {}
 
     def kept(self, shape: Shape) -> int:
         """Values of a sample that `backward` needs, an estimate, for inputs of this shape."""
@@ -73,8 +118,7 @@ class Dense(Layer):
         return (*shape[:-1], self.outputs)
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        found = normal((shape[-1], self.outputs), self.gain / shape[-1], generator)
-        return found if self.bias else {"weight": found["weight"]}
+        return normal((shape[-1], self.outputs), self.gain / shape[-1], generator, self.bias)
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         outputs = rows_of(inputs) @ parameters["weight"]
@@ -82,14 +126,20 @@ class Dense(Layer):
             outputs += parameters["bias"]
         return outputs.reshape(*inputs.shape[:-1], self.outputs), inputs
 
-    def backward(self, parameters: Parameters, memory: Array, error: Array, first: bool) -> Slopes:
+    def backward_input(
+        self, parameters: Parameters, memory: Array, error: Array, first: bool
+    ) -> tuple[Array | None, Array]:
         rows = rows_of(error)
-        gradients = {"weight": rows_of(memory).T @ rows}
+        slopes = None if first else (rows @ parameters["weight"].T).reshape(memory.shape)
+        return slopes, rows
+
+    def backward_weight(
+        self, parameters: Parameters, memory: Array, kept: Array
+    ) -> dict[str, Array]:
+        gradients = {"weight": rows_of(memory).T @ kept}
         if self.bias:
-            gradients["bias"] = rows.sum(axis=0)
-        if first:
-            return None, gradients
-        return (rows @ parameters["weight"].T).reshape(memory.shape), gradients
+            gradients["bias"] = kept.sum(axis=0)
+        return gradients
 
 
 @dataclass(frozen=True)
@@ -100,8 +150,10 @@ class ReLU(Layer):
         outputs = np.maximum(inputs, 0)
         return outputs, outputs
 
-    def backward(self, parameters: Parameters, memory: Array, error: Array, first: bool) -> Slopes:
-        return error * (memory > 0), {}
+    def backward_input(
+        self, parameters: Parameters, memory: Array, error: Array, first: bool
+    ) -> tuple[Array, None]:
+        return error * (memory > 0), None
 
 
 @dataclass(frozen=True)
@@ -123,9 +175,9 @@ class Gelu(Layer):
         outputs *= 0.5
         return outputs, (inputs, bent)
 
-    def backward(
+    def backward_input(
         self, parameters: Parameters, memory: tuple[Array, Array], error: Array, first: bool
-    ) -> Slopes:
+    ) -> tuple[Array, None]:
         inputs, bent = memory
         slopes = np.square(inputs)
         slopes *= 3 * _CUBIC
@@ -137,7 +189,7 @@ class Gelu(Layer):
         slopes += 1
         slopes *= error
         slopes *= 0.5
-        return slopes, {}
+        return slopes, None
 
 
 @dataclass(frozen=True)
@@ -163,8 +215,10 @@ class Reshape(Layer):
         wanted = self.output_shape(inputs.shape[1:])
         return inputs.reshape(len(inputs), *wanted), inputs.shape
 
-    def backward(self, parameters: Parameters, memory: Shape, error: Array, first: bool) -> Slopes:
-        return error.reshape(memory), {}
+    def backward_input(
+        self, parameters: Parameters, memory: Shape, error: Array, first: bool
+    ) -> tuple[Array, None]:
+        return error.reshape(memory), None
 
 
 @dataclass(frozen=True)
@@ -194,10 +248,10 @@ class Dropout(Layer):
         kept = library_of(inputs).asarray(kept, inputs.dtype)
         return inputs * kept, kept
 
-    def backward(
+    def backward_input(
         self, parameters: Parameters, memory: Array | None, error: Array, first: bool
-    ) -> Slopes:
-        return error if memory is None else error * memory, {}
+    ) -> tuple[Array, None]:
+        return error if memory is None else error * memory, None
 
 
 @dataclass(frozen=True)
@@ -227,36 +281,47 @@ class Residual(Layer):
         return shape
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        found = {}
-        shapes = self._shapes(shape)[:-1]
-        for number, (layer, inner) in enumerate(zip(self.layers, shapes, strict=True)):
-            for name, array in layer.initial(inner, generator).items():
-                found[f"{number}.{name}"] = array
-        return found
+        return _joined(layer.initial(inner, generator) for layer, inner in self._inner(shape))
+
+    def buffers(self, shape: Shape) -> dict[str, Array]:
+        return _joined(layer.buffers(inner) for layer, inner in self._inner(shape))
+
+    def sums(self, shape: Shape) -> tuple[int, ...]:
+        return tuple(n for layer, inner in self._inner(shape) for n in layer.sums(inner))
 
     def kept(self, shape: Shape) -> int:
-        shapes = self._shapes(shape)[:-1]
-        return sum(layer.kept(inner) for layer, inner in zip(self.layers, shapes, strict=True))
+        return sum(layer.kept(inner) for layer, inner in self._inner(shape))
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         values, memories = inputs, []
         for number, layer in enumerate(self.layers):
-            values, memory = layer.forward(_inner(parameters, number), values, batch)
+            values, memory = layer.forward(_of(parameters, number), values, batch)
             memories.append(memory)
         return inputs + values, memories
 
-    def backward(
+    def backward_input(
         self, parameters: Parameters, memory: list[Any], error: Array, first: bool
-    ) -> Slopes:
+    ) -> tuple[Array | None, list[Any]]:
         slopes: Array | None = error
-        gradients: dict[str, Array] = {}
+        every: list[Any] = [None] * len(self.layers)
         for number in reversed(range(len(self.layers))):
             assert slopes is not None
-            slopes, own = self.layers[number].backward(
-                _inner(parameters, number), memory[number], slopes, first and number == 0
+            slopes, every[number] = self.layers[number].backward_input(
+                _of(parameters, number), memory[number], slopes, first and number == 0
             )
-            gradients = {f"{number}.{name}": array for name, array in own.items()} | gradients
-        return None if slopes is None else slopes + error, gradients
+        return None if slopes is None else slopes + error, every
+
+    def backward_weight(
+        self, parameters: Parameters, memory: list[Any], kept: list[Any]
+    ) -> dict[str, Array]:
+        return _joined(
+            layer.backward_weight(_of(parameters, number), memory[number], kept[number])
+            for number, layer in enumerate(self.layers)
+        )
+
+    def _inner(self, shape: Shape) -> list[tuple[Layer, Shape]]:
+        """Each layer, and the shape of its inputs."""
+        return list(zip(self.layers, self._shapes(shape)[:-1], strict=True))
 
     def _shapes(self, shape: Shape) -> list[Shape]:
         """Of the inputs of each layer, and of the last one's outputs."""
@@ -266,7 +331,12 @@ class Residual(Layer):
         return shapes
 
 
-def _inner(parameters: Parameters, number: int) -> dict[str, Array]:
+def _joined(every: Iterable[dict[str, Array]]) -> dict[str, Array]:
+    """Arrays of the layers of a chain, each under the number of its layer."""
+    return {f"{number}.{name}": own[name] for number, own in enumerate(every) for name in own}
+
+
+def _of(parameters: Parameters, number: int) -> dict[str, Array]:
     """The parameters of a layer of a chain, under the names it knows."""
     start = f"{number}."
     return {n.removeprefix(start): array for n, array in parameters.items() if n.startswith(start)}
@@ -278,8 +348,8 @@ def rows_of(values: Array) -> Array:
 
 
 def normal(
-    shape: tuple[int, int], variance: float, generator: np.random.Generator
+    shape: tuple[int, int], variance: float, generator: np.random.Generator, bias: bool = True
 ) -> dict[str, Array]:
-    """A weight drawn from a normal distribution, and a bias of zeros."""
+    """A weight drawn from a normal distribution, and a bias of zeros if it is wanted."""
     weights = generator.standard_normal(shape) * np.sqrt(variance)
-    return {"weight": weights, "bias": np.zeros(shape[1])}
+    return {"weight": weights, "bias": np.zeros(shape[1])} if bias else {"weight": weights}

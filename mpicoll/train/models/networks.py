@@ -37,6 +37,13 @@ class Model(Protocol):
     A model may also have a method `push_gradients(parameters, batch, push)` that returns the loss
     alone and calls `push(name, gradient)` for each parameter as soon as its gradient is final: then
     the gradients of the last layers are sent while those of the first are still computed.
+
+    `initial_buffers()` gives arrays by name that the model keeps beside its parameters, such as
+    statistics. It finds them among the parameters that it is given, and changes them in place when
+    it computes gradients.
+
+    `sums()` gives the lengths of the vectors that it hands to `Batch.sum` in a batch, in order. It
+    hands over as many for a batch without samples.
     """
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
@@ -72,23 +79,42 @@ class PushingModel(Model, Protocol):
     ) -> tuple[float, dict[str, Array | None]]:
         found: dict[str, Array | None] = {}
         loss = self.push_gradients(parameters, batch, found.__setitem__)
-        return loss, {name: found[name] for name in parameters}
+        return loss, {name: found[name] for name in parameters if name in found}
 
 
-def push_gradients(model: Model, parameters: Parameters, batch: Batch, push: Push) -> float:
+def push_gradients(
+    model: Model,
+    parameters: Parameters,
+    batch: Batch,
+    push: Push,
+    buffers: Parameters | None = None,
+) -> float:
     """Loss of a batch; its gradients go to `push`, as they are found where the model can do that.
 
     Raises:
         ValueError: The model returned gradients of other names than the parameters'.
     """
+    given = {**parameters, **(buffers or {})}
     own = getattr(model, "push_gradients", None)
     if own is not None:
-        return float(own(parameters, batch, push))
-    loss, gradients = model.loss_and_gradients(parameters, batch)
+        return float(own(given, batch, push))
+    loss, gradients = model.loss_and_gradients(given, batch)
     require_names(gradients, parameters)
     for name in reversed(list(parameters)):
         push(name, gradients[name])
     return float(loss)
+
+
+def buffers_of(model: Model) -> dict[str, Array]:
+    """The buffers of a model to start from, by name; none if it has none."""
+    own = getattr(model, "initial_buffers", None)
+    return {} if own is None else dict(own())
+
+
+def sums_of(model: Model) -> tuple[int, ...]:
+    """Lengths of the sums over the ranks that a model makes in a batch; none if it makes none."""
+    own = getattr(model, "sums", None)
+    return () if own is None else tuple(own())
 
 
 class Sequential(PushingModel):
@@ -122,14 +148,17 @@ class Sequential(PushingModel):
         for layer in self.layers:
             self.shapes.append(layer.output_shape(self.shapes[-1]))
         self._names: list[dict[str, str]] = []
+        self._buffers: list[dict[str, str]] = []
         self._uses: Counter[str] = Counter()
         shapes: dict[str, tuple[int, ...]] = {}
         number = 0
         for index, layer in enumerate(self.layers):
             own = self._drawn(index, 0)
-            number += bool(own)
+            buffers = layer.buffers(self.shapes[index])
+            number += bool(own or buffers)
             start = getattr(layer, "name", None) or f"layer{number}"
             self._names.append({name: f"{start}.{name}" for name in own})
+            self._buffers.append({name: f"{start}.{name}" for name in buffers})
             for name, array in own.items():
                 full = f"{start}.{name}"
                 if shapes.setdefault(full, array.shape) != array.shape:
@@ -150,6 +179,20 @@ class Sequential(PushingModel):
             for name, array in self._drawn(index, seed).items():
                 parameters.setdefault(names[name], array.astype(self.dtype))
         return parameters
+
+    def initial_buffers(self) -> dict[str, Array]:
+        """Floating ones in the type of the parameters, or in single precision if that is wider."""
+        wide, found = np.promote_types(self.dtype, np.float32), {}
+        for layer, names, shape in zip(self.layers, self._buffers, self.shapes, strict=False):
+            for name, array in layer.buffers(shape).items():
+                found[names[name]] = array.astype(wide if array.dtype.kind == "f" else array.dtype)
+        return found
+
+    def sums(self) -> tuple[int, ...]:
+        """Those of the layers' forward passes, then of their backward ones, in reverse order."""
+        inputs = zip(self.layers, self.shapes, strict=False)
+        found = [length for layer, shape in inputs for length in layer.sums(shape)]
+        return (*found, *reversed(found))
 
     def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
         parameters, rounded = computing(parameters)
@@ -190,8 +233,9 @@ class Sequential(PushingModel):
         return self.layers[index].initial(self.shapes[index], generator)
 
     def _own(self, parameters: Parameters, index: int) -> dict[str, Array]:
-        """The parameters of a layer, under the names it knows."""
-        return {own: parameters[name] for own, name in self._names[index].items()}
+        """The parameters and buffers of a layer, under the names it knows."""
+        names = {**self._names[index], **self._buffers[index]}
+        return {own: parameters[name] for own, name in names.items()}
 
 
 class MLP(Sequential):
@@ -305,4 +349,4 @@ def transformer(
 
 
 #: Names of the models that come with mpicoll.
-MODELS = ("softmax", "mlp", "conv", "transformer")
+MODELS = ("softmax", "mlp", "conv", "resnet", "transformer")

@@ -11,7 +11,7 @@ import numpy as np
 from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.flat import Parameters
-from mpicoll.train.models.layers import Layer, Outputs, Shape, Slopes, normal, rows_of
+from mpicoll.train.models.layers import Layer, Outputs, Shape, normal, rows_of
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,29 @@ class Embedding(Layer):
         return (*shape, self.width)
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        return {"weight": normal((self.tokens, self.width), 1 / self.width, generator)["weight"]}
+        return normal((self.tokens, self.width), 1 / self.width, generator, bias=False)
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         return parameters["weight"][inputs], inputs
 
-    def backward(self, parameters: Parameters, memory: Array, error: Array, first: bool) -> Slopes:
+    def backward_input(
+        self, parameters: Parameters, memory: Array, error: Array, first: bool
+    ) -> tuple[None, Array]:
+        return None, error
+
+    def backward_weight(
+        self, parameters: Parameters, memory: Array, kept: Array
+    ) -> dict[str, Array]:
         # Sums of sorted rows: far quicker than adding row by row.
-        library, tokens = library_of(error), memory.reshape(-1)
-        gradient = library.zeros(parameters["weight"].shape, error.dtype)
+        library, tokens = library_of(kept), memory.reshape(-1)
+        gradient = library.zeros(parameters["weight"].shape, kept.dtype)
         order = tokens.argsort(kind="stable")
         ordered = tokens[order]
         starts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
         if len(ordered):
             starts = library.concatenate([library.zeros(1, starts.dtype), starts])
-            gradient[ordered[starts]] = np.add.reduceat(rows_of(error)[order], starts, axis=0)
-        return None, {"weight": gradient}
+            gradient[ordered[starts]] = np.add.reduceat(rows_of(kept)[order], starts, axis=0)
+        return {"weight": gradient}
 
 
 @dataclass(frozen=True)
@@ -66,16 +73,22 @@ class Unembedding(Layer):
         return (*shape[:-1], self.tokens)
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
-        return {"weight": normal((self.tokens, shape[-1]), 1 / shape[-1], generator)["weight"]}
+        return normal((self.tokens, shape[-1]), 1 / shape[-1], generator, bias=False)
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         scores = rows_of(inputs) @ parameters["weight"].T
         return scores.reshape(*inputs.shape[:-1], self.tokens), inputs
 
-    def backward(self, parameters: Parameters, memory: Array, error: Array, first: bool) -> Slopes:
+    def backward_input(
+        self, parameters: Parameters, memory: Array, error: Array, first: bool
+    ) -> tuple[Array, Array]:
         rows = rows_of(error)
-        gradients = {"weight": rows.T @ rows_of(memory)}
-        return (rows @ parameters["weight"]).reshape(memory.shape), gradients
+        return (rows @ parameters["weight"]).reshape(memory.shape), rows
+
+    def backward_weight(
+        self, parameters: Parameters, memory: Array, kept: Array
+    ) -> dict[str, Array]:
+        return {"weight": kept.T @ rows_of(memory)}
 
 
 @dataclass(frozen=True)
@@ -87,14 +100,19 @@ class Position(Layer):
             raise ValueError(
                 f"positions are of inputs of shape {shape}: give sequences of (tokens, width)"
             )
-        return {"weight": normal((shape[0], shape[1]), 0.01 / shape[1], generator)["weight"]}
+        return normal((shape[0], shape[1]), 0.01 / shape[1], generator, bias=False)
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         # Sequences to go on from may be shorter than those of the training.
         return inputs + parameters["weight"][: inputs.shape[1]], None
 
-    def backward(self, parameters: Parameters, memory: Any, error: Array, first: bool) -> Slopes:
-        return error, {"weight": error.sum(axis=0)}
+    def backward_input(
+        self, parameters: Parameters, memory: Any, error: Array, first: bool
+    ) -> tuple[Array, Array]:
+        return error, error
+
+    def backward_weight(self, parameters: Parameters, memory: Any, kept: Array) -> dict[str, Array]:
+        return {"weight": kept.sum(axis=0)}
 
 
 @dataclass(frozen=True)
@@ -124,17 +142,24 @@ class LayerNorm(Layer):
         outputs += parameters["bias"]
         return outputs.astype(inputs.dtype, copy=False), (normed, scale)
 
-    def backward(
+    def backward_input(
         self, parameters: Parameters, memory: tuple[Array, Array], error: Array, first: bool
-    ) -> Slopes:
+    ) -> tuple[Array, Array]:
         normed, scale = memory
-        slopes = error * normed
-        gradients = {"weight": rows_of(slopes).sum(axis=0), "bias": rows_of(error).sum(axis=0)}
         slopes = error * parameters["weight"]
         along = (slopes * normed).mean(axis=-1, keepdims=True)
         slopes = slopes - slopes.mean(axis=-1, keepdims=True) - normed * along
         slopes *= scale
-        return slopes.astype(error.dtype, copy=False), gradients
+        return slopes.astype(error.dtype, copy=False), error
+
+    def backward_weight(
+        self, parameters: Parameters, memory: tuple[Array, Array], kept: Array
+    ) -> dict[str, Array]:
+        normed, _ = memory
+        return {
+            "weight": rows_of(kept * normed).sum(axis=0),
+            "bias": rows_of(kept).sum(axis=0),
+        }
 
 
 @dataclass(frozen=True)
@@ -195,8 +220,10 @@ class Attention(Layer):
         outputs += parameters["out_bias"]
         return outputs.reshape(inputs.shape), (inputs, joint, shares, mixed)
 
-    def backward(self, parameters: Parameters, memory: Any, error: Array, first: bool) -> Slopes:
-        inputs, joint, shares, mixed = memory
+    def backward_input(
+        self, parameters: Parameters, memory: Any, error: Array, first: bool
+    ) -> tuple[Array | None, tuple[Array, Array]]:
+        inputs, joint, shares, _ = memory
         samples, tokens, width = inputs.shape
         rows = rows_of(error)
         by_mixed = rows @ parameters["out_weight"].T
@@ -213,15 +240,21 @@ class Attention(Layer):
         by_query[...] = by_score @ keys
         by_key[...] = by_score.swapaxes(-1, -2) @ queries
         flat = slopes.reshape(-1, 3 * width)
-        gradients = {
+        by_input = None if first else (flat @ parameters["weight"].T).reshape(inputs.shape)
+        return by_input, (rows, flat)
+
+    def backward_weight(
+        self, parameters: Parameters, memory: Any, kept: tuple[Array, Array]
+    ) -> dict[str, Array]:
+        inputs, _, _, mixed = memory
+        (rows, flat), width = kept, inputs.shape[-1]
+        return {
             "weight": rows_of(inputs).T @ flat,
             "query_bias": flat[:, :width].sum(axis=0),
             "value_bias": flat[:, 2 * width :].sum(axis=0),
             "out_weight": mixed.T @ rows,
             "out_bias": rows.sum(axis=0),
         }
-        by_input = None if first else (flat @ parameters["weight"].T).reshape(inputs.shape)
-        return by_input, gradients
 
     def _by_head(self, joint: Array) -> Array:
         """Queries, keys and values, each of shape (samples, heads, tokens, width of a head)."""

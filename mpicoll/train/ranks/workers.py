@@ -135,8 +135,13 @@ class Workers:
         """Receive the values of the rank so many places before, into an array of their shape."""
         received[...] = values
 
-    def plan_sum(self, values: Array) -> Started:
-        """As `sum`, to be started many times."""
+    def plan_sum(self, values: Array, short: bool = False) -> Started:
+        """As `sum`, to be started many times.
+
+        Args:
+            values: The array.
+            short: Whether ranks will wait for it with nothing else to do, and it is short.
+        """
         return Done()
 
     def plan_reduce_scatter(self, values: Array, own: Array) -> Started:
@@ -168,7 +173,8 @@ class AllReduceWorkers(Workers):
     Args:
         comm: An `mpicoll.Intracomm`, or any communicator of mpi4py if `algorithm` is None.
         algorithm: Algorithm of sums, None for the communicator's choice; also of reduce-scatter and
-            all-gather, where there is one of that name.
+            all-gather, where there is one of that name. Short sums are by recursive doubling, where
+            it is not the library's own.
     """
 
     def __init__(self, comm: MPI.Intracomm, algorithm: str | None) -> None:
@@ -180,6 +186,9 @@ class AllReduceWorkers(Workers):
         self._in_place = MPI.IN_PLACE
         self._operator = MPI.SUM
         self._choice: dict[str, Any] = {} if algorithm is None else {"algorithm": algorithm}
+        # The fewest rounds, with the same bits on all ranks.
+        own = algorithm not in (None, "native")
+        self._short = {"algorithm": "recursive_doubling"} if own else self._choice
 
     def _choice_for(self, collective: str) -> dict[str, Any]:
         known = (*algorithms.names(collective), "native")
@@ -207,8 +216,9 @@ class AllReduceWorkers(Workers):
         target, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
         self._comm.Sendrecv(values, target, recvbuf=received, source=source)
 
-    def plan_sum(self, values: Array) -> Started:
-        return self._comm.Allreduce_init(self._in_place, values, op=self._operator, **self._choice)
+    def plan_sum(self, values: Array, short: bool = False) -> Started:
+        choice = self._short if short else self._choice
+        return self._comm.Allreduce_init(self._in_place, values, op=self._operator, **choice)
 
     def plan_reduce_scatter(self, values: Array, own: Array) -> Started:
         return self._comm.Reduce_scatter_init(

@@ -17,6 +17,7 @@ class AllReduce(Strategy):
     """Gradients are all-reduced; what differs in other strategies in lockstep is in methods."""
 
     takes = frozenset({"wire", "invariant", "deterministic", "balance"})
+    in_lockstep = True
     #: Whether each rank updates a part of the parameters.
     _sharded = False
 

@@ -77,6 +77,7 @@ class _Apart(AllReduce):
     """What strategies have in common in which each rank updates parameters of its own."""
 
     takes = frozenset[str]()
+    in_lockstep = False
 
     def check(self, config: Config) -> None:
         """Refuse what needs one set of parameters after each step."""

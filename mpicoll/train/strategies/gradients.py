@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -18,8 +19,10 @@ from mpicoll.train.data.batch import Batch
 from mpicoll.train.data.feeds import Reading
 from mpicoll.train.data.sampler import Sampler, shared
 from mpicoll.train.exchange import tree
+from mpicoll.train.exchange.layer_sums import LayerSums
 from mpicoll.train.models import Model, Parameters, push_gradients
 from mpicoll.train.models.flat import Flat
+from mpicoll.train.strategies.buffers import Buffers
 
 
 class Gradients:
@@ -30,10 +33,11 @@ class Gradients:
         dataset: The data, of the type to compute in.
         model: The model.
         weights: Parameters: names, shapes and the type to add gradients up in.
-        index: Which part of each batch is this rank's.
         count: Number of parts.
-        own: Parts from `index` on that are this rank's; each is computed by itself, and their
-            gradients are added along the tree over all parts (`mpicoll.train.exchange.tree`).
+        parts: This rank's; each is computed by itself, and their gradients are added along the tree
+            over all parts (`mpicoll.train.exchange.tree`).
+        buffers: Those of the model, a set for each of these parts.
+        sums: Makes sums over all parts that the model asks for; None where each part is by itself.
 
     Attributes:
         flat: Gradients by name, in one vector: the first of `rows`.
@@ -53,12 +57,14 @@ class Gradients:
         dataset: Dataset,
         model: Model,
         weights: Flat,
-        index: int,
         count: int,
-        own: int = 1,
+        parts: range,
+        buffers: Buffers,
+        sums: LayerSums | None,
     ) -> None:
         self._config, self._model = config, model
-        self._parts, self._count = range(index, index + own), count
+        self._parts, self._count = parts, count
+        self._buffers, self._layer_sums = buffers, sums
         self._batch = config.global_batch(count)
         self._program = tree.program(self._parts, count)
         self._sums = len(tree.subtrees(self._parts, count))
@@ -111,7 +117,7 @@ class Gradients:
         """Compute the gradients of a step.
 
         Args:
-            parameters: Parameters by name.
+            parameters: Parameters by name, without buffers.
             samples: Indices of the samples of all ranks together.
             epoch: Number of the epoch, counted from 1.
             ready: Called with each name as soon as its gradients in `rows` are final.
@@ -122,12 +128,32 @@ class Gradients:
 
         Raises:
             Exception: Any of the model's.
+            PeerFailed: A rank has failed from which this one needs a sum.
         """
         self.finite = True
         self.losses.clear()
         self.loading = self.loading_processor = 0.0
-        batches = self._batches(samples)
-        for index, leaf in zip(self._parts, self._program, strict=True):
+        self._buffers.keep()
+        batches, sums = self._batches(samples), self._layer_sums
+        with nullcontext() if sums is None else sums.step(len(batches)):
+            self._compute(parameters, batches, len(samples) / scale, epoch, ready)
+        self.finite = self.finite and all(map(math.isfinite, self.losses))
+        return sum(self.losses)
+
+    @property
+    def summing(self) -> float:
+        """Seconds of the last step in which the model made sums over the ranks."""
+        return 0.0 if self._layer_sums is None else self._layer_sums.seconds
+
+    def _compute(
+        self,
+        parameters: Parameters,
+        batches: list[NDArray[np.int64]],
+        total: float,
+        epoch: int,
+        ready: Callable[[str], object],
+    ) -> None:
+        for own, (index, leaf) in enumerate(zip(self._parts, self._program, strict=True)):
             loss = 0.0
             for number, whole in enumerate(batches):
                 mine = self._cut(whole, index)
@@ -135,19 +161,20 @@ class Gradients:
                 batch = Batch(
                     inputs,
                     targets,
-                    len(samples) / scale,
+                    total,
                     mine,
                     epoch,
                     self._config.seed,
+                    self._layer_sums,
                 )
                 done = partial(self._fold, leaf.folds, ready if index == self._parts[-1] else None)
                 last = number == len(batches) - 1
                 take = _Take(self._slots[leaf.slot], done if last else None, first=number == 0)
-                loss += push_gradients(self._model, parameters, batch, take)
+                buffers = self._buffers.sets[own]
+                loss += push_gradients(self._model, parameters, batch, take, buffers)
                 take.require_all()
+                self._buffers.saw(own, len(mine))
             self.losses.append(loss)
-        self.finite = self.finite and all(map(math.isfinite, self.losses))
-        return sum(self.losses)
 
     def _load(self, mine: NDArray[np.int64], epoch: int) -> tuple[Array, Array]:
         asked, processor = time.perf_counter(), time.process_time()

@@ -22,8 +22,10 @@ from mpicoll.train import optimizers
 from mpicoll.train.data.sampler import shared
 from mpicoll.train.exchange import tree
 from mpicoll.train.exchange.buckets import Exchange, split
+from mpicoll.train.exchange.layer_sums import LayerSums, PeerFailed
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.groups import part_of
+from mpicoll.train.models import sums_of
 from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
@@ -70,7 +72,10 @@ class Trainer(Training):
         config, workers, weights = setup.config, setup.workers, setup.weights
         parts = config.invariant or workers.size
         own = tree.shards_of(workers.rank, workers.size, parts)
-        super().__init__(setup, own.start, parts, len(own))
+        # Virtual shards are by themselves, so that it does not matter where they are computed.
+        alone = config.invariant is not None or workers.size == 1 or mixing is not None
+        self._layer_sums = None if alone else LayerSums(workers, sums_of(setup.model))
+        super().__init__(setup, own.start, parts, len(own), self._layer_sums)
         assert not isinstance(config.bucket, str)  # it is resolved
         self._parts = slice(own.start, own.stop)
         self._gradients = self._source.flat
@@ -102,6 +107,8 @@ class Trainer(Training):
         config, item = self._config, self._gradients.vector.itemsize
         if self._mixing is not None or config.wire != "full" or config.invariant is not None:
             return []
+        if self._layer_sums is not None and self._layer_sums.lengths:
+            return []
         names = ("reduce_scatter", "allgather") if self._sharded else ("allreduce",)
         sizes = [item * (end - start) for start, end in self._exchange.bounds]
         header = ("allreduce", self._exchange.header.nbytes)
@@ -109,6 +116,8 @@ class Trainer(Training):
 
     def close(self, failed: bool = False) -> None:
         self._exchange.free()
+        if self._layer_sums is not None:
+            self._layer_sums.free()
         for plan in self._sharing:
             plan.Free()
 
@@ -192,9 +201,11 @@ class Trainer(Training):
         loss = math.nan
         try:
             loss = source.compute(self.views, samples, epoch, exchange.ready, self.scale)
+        except PeerFailed:
+            source.losses[:] = [loss]  # the step ends below, by what the other rank has to say
         except Exception as error:
             failure = failure or error
-        mine = time.perf_counter() - start - exchange.calls - source.loading
+        mine = time.perf_counter() - start - exchange.calls - source.loading - source.summing
         header[_FAILED] = failure is not None
         if not source.finite:
             header[_NOT_FINITE] = 1
@@ -233,7 +244,8 @@ class Trainer(Training):
             loss = math.nan
         else:
             self.losses += loss * len(samples), len(samples)
-        waiting = min(exchange.reduced - exchange.computed, float(computed.max()) - mine)
+        exposed = exchange.reduced - exchange.computed + source.summing
+        waiting = min(exposed, float(computed.max()) - mine)
         return Step(
             number=self.number,
             epoch=epoch,
@@ -243,7 +255,7 @@ class Trainer(Training):
             lr=lr,
             skipped=skipped,
             compute=mine,
-            exposed=exchange.exposed - waiting,
+            exposed=exchange.exposed + source.summing - waiting,
             hidden=exchange.hidden,
             waiting=waiting,
             slowest=int(computed.argmax()),
@@ -307,6 +319,7 @@ class Trainer(Training):
     def _skip(self, where: str, failure: Exception | None) -> None:
         self.skipped += 1
         self.skipped_in_a_row += 1
+        self.buffers.undo()
         if self.skipped_in_a_row <= self._config.skip_limit:
             return
         # The sum may overflow where no rank's own gradient does.

@@ -166,6 +166,8 @@ class ServerTrainer(Training):
             loss /= self.scale
             self._source.flat.vector *= 1 / self.scale
         computed = time.perf_counter()
+        if not self._source.finite:
+            self.buffers.undo()
         mine = computed - started - self._served - self._source.loading
         used = time.process_time() - processor - self._served - self._source.loading_processor
         share = self._source.share(samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,11 +14,13 @@ from mpicoll.base.json_lines import Attempt
 from mpicoll.train import schedules
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
+from mpicoll.train.exchange.layer_sums import LayerSums
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks.workers import Workers, together
 from mpicoll.train.records import Step
+from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.gradients import Gradients
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Setup:
         model: The model.
         weights: Parameters, equal on all ranks; changed in place.
         optimizer: What to make of a gradient.
+        buffers: The model's buffers to start from, by name.
     """
 
     config: Config
@@ -50,6 +53,7 @@ class Setup:
     model: Model
     weights: Flat
     optimizer: Optimizer
+    buffers: Mapping[str, Array] = field(default_factory=dict)
 
 
 class Part(NamedTuple):
@@ -91,12 +95,11 @@ class Training(ABC):
 
     Args:
         setup: The run.
-        index, count, own: This rank's parts of a batch, as of `Gradients`.
+        index, count, own, sums: This rank's parts of a batch, as of `Gradients`.
 
     Attributes:
         weights: Parameters.
-        buffers: Other arrays of the model by name, equal on all ranks where a checkpoint is
-            written or read.
+        buffers: What the model keeps beside them.
         slots: Names of the arrays that the optimizer keeps.
         sampler: Global batches of a step, `accumulate` batches each.
         number: Steps made, those skipped included.
@@ -116,13 +119,16 @@ class Training(ABC):
         stamp: What its files say of each record; set before the first step.
     """
 
-    def __init__(self, setup: Setup, index: int, count: int, own: int = 1) -> None:
+    def __init__(
+        self, setup: Setup, index: int, count: int, own: int = 1, sums: LayerSums | None = None
+    ) -> None:
         config, workers = self._config, self._workers = setup.config, setup.workers
         self.weights, self._optimizer = setup.weights, setup.optimizer
         self.slots = setup.optimizer.slots
-        self.buffers: dict[str, Array] = {}
+        parts = range(index, index + own)
+        self.buffers = Buffers(workers, setup.buffers, parts, config.invariant)
         self._source = Gradients(
-            config, setup.dataset, setup.model, setup.weights, index, count, own
+            config, setup.dataset, setup.model, setup.weights, count, parts, self.buffers, sums
         )
         self.sampler = self._source.sampler
         self._worker_count = config.worker_count(workers.size)
@@ -142,6 +148,11 @@ class Training(ABC):
     def views(self) -> dict[str, Array]:
         """Parameters by name, in the type to compute in."""
         return (self._narrow or self.weights).views
+
+    def evaluated(self) -> dict[str, Array]:
+        """Parameters and buffers by name, for the model to evaluate; the same on all ranks."""
+        self.buffers.average()
+        return {**self.views, **self.buffers.views}
 
     @property
     def total(self) -> int:
@@ -183,6 +194,7 @@ class Training(ABC):
 
         All ranks iterate to the end, together; all their parts make up each array exactly.
         """
+        self.buffers.average()
         for kind, start, values in self._kept():
             for name, (first, last) in self.weights.spans.items():
                 low, high = max(first, start), min(last, start + values.size)
@@ -190,7 +202,7 @@ class Training(ABC):
                     piece = values[low - start : high - start]
                     yield Part(f"{kind}/{name}", self.weights.views[name].shape, low - first, piece)
         if self._workers.rank == 0:
-            for name, buffer in self.buffers.items():
+            for name, buffer in self.buffers.views.items():
                 yield Part(f"buffer/{name}", buffer.shape, 0, buffer.reshape(-1))
 
     @property
@@ -230,7 +242,7 @@ class Training(ABC):
         return {
             **{f"parameter/{name}": view.shape for name, view in views.items()},
             **{f"state/{s}/{name}": view.shape for s in self.slots for name, view in views.items()},
-            **{f"buffer/{name}": buffer.shape for name, buffer in self.buffers.items()},
+            **{f"buffer/{name}": array.shape for name, array in self.buffers.views.items()},
         }
 
     def _take_over(self) -> None:
@@ -266,10 +278,10 @@ class Training(ABC):
         with together(self._workers, "reading a checkpoint"):
             if self._workers.rank == 0:
                 self._read(saved, "parameter", 0, self.weights.vector)
-                for name, buffer in self.buffers.items():
+                for name, buffer in self.buffers.views.items():
                     saved.read(f"buffer/{name}", 0, buffer.reshape(-1))
-        for values in (self.weights.vector, *self.buffers.values()):
-            self._workers.broadcast(values)
+        self._workers.broadcast(self.weights.vector)
+        self.buffers.assign(self.buffers.views)
         self._take_over()
 
     def _restored(self, saved: Saved) -> Iterator[tuple[str, int, Array]]:
