@@ -253,7 +253,10 @@ def test_alone_does_what_the_ranks_do():
     ("changes", "message"),
     [
         ({"dataset": "mnist"}, "unknown dataset 'mnist': known are digits, mnist5k, fashion-mnist"),
-        ({"model": "cnn"}, "unknown model 'cnn': known are softmax, mlp, conv, transformer"),
+        (
+            {"model": "cnn"},
+            "unknown model 'cnn': known are softmax, mlp, conv, resnet, tr",
+        ),
         ({"dtype": "int8"}, "unknown dtype 'int8': known are float64, float32, float16"),
         ({"model": "conv", "channels": ()}, "at least one convolution"),
         ({"channels": (0,)}, "number of channels is 0"),

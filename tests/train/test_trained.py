@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -168,10 +167,10 @@ def test_a_model_that_cannot_be_made_again_says_why_and_is_exported(tmp_path, mo
     [
         (lambda facts, _: facts["model"]["layers"][0].update(kind="exec"), "KeyError: 'exec'"),
         (lambda facts, _: facts["model"]["layers"][0].update(more=1), "unexpected keyword"),
-        (lambda facts, _: facts["model"].update(inputs=[13]), "has other parameters than those"),
+        (lambda facts, _: facts["model"].update(inputs=[13]), "has other parameters or buffers"),
         (lambda facts, _: facts["model"].pop("loss"), "KeyError: 'loss'"),
         (lambda facts, _: facts.pop("model"), "is of format 1, which does not say"),
-        (lambda _, arrays: arrays.pop("parameter/layer1.bias"), "has other parameters than those"),
+        (lambda _, arrays: arrays.pop("parameter/layer1.bias"), "has other parameters or buffers"),
     ],
 )
 def test_a_specification_that_is_not_understood_is_refused(tmp_path, change, words):
@@ -435,28 +434,35 @@ def test_a_name_without_a_format_is_refused(decoder, tmp_path, capsys):
     assert "give one that ends with .npz, .safetensors, .pt, .pth" in capsys.readouterr().err
 
 
-def test_buffers_of_a_training_go_on(tmp_path, monkeypatch):
-    """As a model with running statistics has them: kept by rank 0, restored on all."""
-    from mpicoll.train.strategies import training
+def test_running_statistics_are_kept_and_go_on(tmp_path):
+    config = {**CONFIG, "model": "resnet", "channels": (2,), "checkpoint": str(tmp_path)}
+    data = clouds(shape=(4, 3, 1))
+    half = run(Config(**{**config, "epochs": 1}), dataset=data)
+    model, parameters, buffers = load_model(tmp_path)
+    assert buffers.keys() == half.buffers.keys() == model.initial_buffers().keys() != set()
+    for name, array in buffers.items():
+        np.testing.assert_array_equal(array, half.buffers[name])
+    known = {**parameters, **buffers}
+    losses, _ = model.losses_and_outputs(known, data.test_inputs[:], data.test_targets)
+    assert losses.mean() == pytest.approx(half.history[0].test["loss"], rel=1e-12)
+    resumed = run(Config(**config, resume="auto"), dataset=data)
+    whole = run(Config(**{**config, "checkpoint": None}), dataset=data)
+    for name, array in whole.buffers.items():
+        np.testing.assert_array_equal(array, resumed.buffers[name])
+    rewrite(checkpoints.find(tmp_path), lambda _, arrays: arrays.pop(f"buffer/{min(buffers)}"))
+    with pytest.raises(TrainingError, match=r"has no array buffer/.*, and the run needs it"):
+        run(Config(**{**config, "epochs": 3}, resume="auto"), dataset=data)
 
-    first = training.Training.__init__
 
-    def with_buffers(self, *arguments):
-        first(self, *arguments)
-        self.buffers["norm.mean"] = np.full((2, 2), float(started))
-        self.buffers["norm.count"] = np.array(started)
-        held.append(self)
+def test_a_checkpoint_without_the_buffers_of_its_model_is_refused(tmp_path):
+    config = {**CONFIG, "model": "resnet", "channels": (2,), "checkpoint": str(tmp_path)}
+    run(Config(**{**config, "epochs": 1}), dataset=clouds(shape=(4, 3, 1)))
+    rewrite(
+        checkpoints.find(tmp_path), lambda _, arrays: arrays.pop(max(filter(is_buffer, arrays)))
+    )
+    with pytest.raises(ValueError, match="has other parameters or buffers than those"):
+        load_model(tmp_path)
 
-    held, started = [], 7
-    monkeypatch.setattr(training.Training, "__init__", with_buffers)
-    config = Config(**{**CONFIG, "epochs": 1}, checkpoint=str(tmp_path))
-    run(config, dataset=clouds())
-    assert load_model(tmp_path).buffers.keys() == {"norm.mean", "norm.count"}
-    started = 0
-    run(replace(config, resume="auto", epochs=2), dataset=clouds())
-    assert (held[-1].buffers["norm.mean"] == 7).all() and held[-1].buffers["norm.count"] == 7
-    rewrite(checkpoints.find(tmp_path), lambda _, arrays: arrays.pop("buffer/norm.mean"))
-    with pytest.raises(
-        TrainingError, match=r"has no array buffer/norm\.mean, and the run needs it"
-    ):
-        run(replace(config, resume="auto", epochs=3), dataset=clouds())
+
+def is_buffer(name):
+    return name.startswith("buffer/")

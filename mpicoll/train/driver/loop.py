@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-
 def run(
     config: Config,
     comm: MPI.Intracomm | None = None,

@@ -73,13 +73,17 @@ def trained_of(path: Path, facts: Mapping[str, Any], found: Mapping[str, Array])
             "export writes"
         ) from None
     parameters, buffers = _by_kind(found)
-    wanted = {name: array.shape for name, array in model.initial_parameters(0).items()}
-    if wanted != {name: array.shape for name, array in parameters.items()}:
+    wanted = model.initial_parameters(0), model.initial_buffers()
+    if [*map(_shapes, wanted)] != [*map(_shapes, (parameters, buffers))]:
         raise ValueError(
-            f"{path}: the model that it says has other parameters than those that are there: take "
-            "another checkpoint"
+            f"{path}: the model that it says has other parameters or buffers than those that are "
+            "there: take another checkpoint"
         )
     return Trained(model, parameters, buffers)
+
+
+def _shapes(arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays.items()}
 
 
 def _by_kind(found: Mapping[str, Array]) -> tuple[Arrays, Arrays]:

@@ -44,14 +44,6 @@ class Buffers:
         """The first set: after `average`, that of all ranks."""
         return self.sets[0]
 
-    @property
-    def floating(self) -> dict[str, Array]:
-        """The same, whole numbers as float64: for files, which have floating types alone."""
-        return {
-            name: array if array.dtype.kind == "f" else array.astype(np.float64)
-            for name, array in self.views.items()
-        }
-
     def saw(self, index: int, samples: int) -> None:
         """So many samples have gone into the set of this rank's part of this index."""
         self._seen[index] += samples
