@@ -24,7 +24,9 @@ _PARTS = (
     "_packing",
     "_library",
     "_flight",
+    "_routes",
     "_fast_path",
+    "_starter",
 )
 ENGINE = tuple(f"mpicoll.engine.{part}" for part in _PARTS)
 #: Modules of Python that calls go through; compiled as they are, which saves 0.1 or 0.2

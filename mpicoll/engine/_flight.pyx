@@ -7,12 +7,6 @@ from mpi4py cimport MPI
 
 
 cdef enum:
-    # Stages of a request, see `mpicoll.requests`.
-    INACTIVE = 0
-    COMPLETE = 1
-    ACTIVE = 2
-
-cdef enum:
     PATIENCE = 200  # rounds without progress before the processor is offered
 
 

@@ -11,10 +11,9 @@ from collections.abc import Hashable
 
 from mpicoll.engine.plan import Plan, Shape
 from mpicoll.engine.planning import SPACE
+from mpicoll.engine.spans import ALIGNMENT
 from mpicoll.schedule.layout import Layout
 
-#: Offsets in temporary space are multiples of it.
-_ALIGNMENT = 64
 #: Most temporary space, bytes, of a plan that is kept for others to be scaled from.
 _KEPT = 1 << 20
 
@@ -57,7 +56,7 @@ class Scale:
         messages = [message for phase in phases for message in (*phase.receives, *phase.sends)]
         longest = max((message.span.length for message in messages), default=0)
         space = sum(plan.temporary)
-        aligned = not space or part % _ALIGNMENT == 0
+        aligned = not space or part % ALIGNMENT == 0
         self._segments, self._longest, self._piece = segments, longest, piece
         self._space, self._most = space, SPACE // max(len(plan.temporary), 1)
         self.part = part if aligned and longest < piece and space <= _KEPT else 0

@@ -24,10 +24,11 @@ from mpicoll.errors import TransportWarning
 _PROBLEM = ""
 try:
     from mpicoll.engine._execution import Execution
-    from mpicoll.engine._fast_path import FastPath, Starter
+    from mpicoll.engine._fast_path import FastPath
     from mpicoll.engine._flight import Airspace, Flight, finish_all
     from mpicoll.engine._packing import Packing, StridedPacking, TypedPacking
     from mpicoll.engine._signature import meet_tensor
+    from mpicoll.engine._starter import Starter
     from mpicoll.engine._transport import BUILT_FOR, Device, library, read_memory, space
 except (ImportError, ValueError) as error:
     #: What runs a plan, makes calls again, starts persistent calls, and packs what goes by value;

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -130,38 +130,18 @@ class FastCalls:
             *(None, (False, False), False),
         )
 
-    def pass_on(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        choice: tuning.Choice,
-        call: Call,
-        function: Callable[..., Any],
-        kind: int = 0,
-    ) -> None:
-        """The same for a call that a function of the MPI library serves.
-
-        ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
-        """
-        path = self._path_for(call, arguments, choice, any_operator=kind > 0)
-        if path is not None:
-            pass_on(path, method, arguments, choice, call, function, kind)
+    def pass_on(self, served: Served) -> None:
+        """The same for a call that a function of the MPI library serves."""
+        if self.path is not None and served.is_repeatable(self._nodes):
+            pass_on(self.path, served)
 
     def _path_for(
-        self,
-        call: Call,
-        arguments: tuple[Any, ...],
-        choice: tuning.Choice,
-        any_operator: bool = False,
+        self, call: Call, arguments: tuple[Any, ...], choice: tuning.Choice
     ) -> transport.FastPath | None:
-        """The fast path of a call; a user's operator may be another one next time."""
-        op = arguments[2]
-        if self.path is None or not (any_operator or op is None or op.is_predefined):
+        """The fast path of a call, None if it may not go there."""
+        if self.path is None or not _is_repeatable(call, arguments[2], choice, self._nodes):
             return None
-        if call.beyond:  # which is reported each time
-            return None
-        collective = call.definition.name
-        return self.path if tuning.is_default(collective, choice, self._nodes) else None
+        return self.path
 
     def starter(self, runnable: Runnable, lane: Lane, call: Call) -> transport.Starter | None:
         """The fast path of a persistent call, None if it has none."""
@@ -186,20 +166,48 @@ class FastCalls:
             self.path.open = False
 
 
-def pass_on(
-    path: transport.FastPath,
-    method: Method,
-    arguments: tuple[Any, ...],
-    choice: tuning.Choice,
-    call: Call,
-    function: Callable[..., Any],
-    kind: int,
-) -> None:
-    """Let a fast path make calls of the same arguments, buffers apart, by a function of the MPI
-    library.
+class Served(NamedTuple):
+    """A call that the MPI library has served.
 
-    ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
+    Attributes:
+        method: what was called.
+        arguments: send buffer, receive buffer, operator, root, counts.
+        choice: why the library has served it.
+        call: the parsed call.
+        function: mpi4py's method.
+        kind: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
     """
+
+    method: Method
+    arguments: tuple[Any, ...]
+    choice: tuning.Choice
+    call: Call
+    function: Callable[..., Any]
+    kind: int = 0
+
+    def is_repeatable(self, nodes: tuple[int, ...] = ()) -> bool:
+        """Whether calls of the same arguments, buffers apart, are served in the same way.
+
+        ``nodes``: the number of each rank's node.
+        """
+        # A call that is started keeps its operator.
+        op = None if self.kind else self.arguments[2]
+        return _is_repeatable(self.call, op, self.choice, nodes)
+
+
+def _is_repeatable(
+    call: Call, op: MPI.Op | None, choice: tuning.Choice, nodes: tuple[int, ...]
+) -> bool:
+    """The same for any call by an operator; a user's may be another one next time."""
+    if call.beyond:  # which is reported each time
+        return False
+    predefined = op is None or op.is_predefined
+    return predefined and tuning.is_default(call.definition.name, choice, nodes)
+
+
+def pass_on(path: transport.FastPath, served: Served) -> None:
+    """Let a fast path make calls like one that the MPI library has served."""
+    method, arguments, choice, call, function, kind = served
     _meet_tensors(arguments)
     if not _understood(call):
         return
