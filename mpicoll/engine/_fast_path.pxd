@@ -21,6 +21,9 @@ cdef class FastPath(Routes):
 
     cdef Flight take_off(self, Route route, const Signature *signature, comm, sendbuf, recvbuf)
     cdef object pass_through(self, Route route, comm, sendbuf, recvbuf, op, root, counts)
+    cdef int by_library(
+        self, Route route, Side *sides, comm, sendbuf, recvbuf, op, root, counts
+    ) except -1
     cdef bint run(self, Route route, Side *sides, sendbuf, recvbuf) except -1
     cdef int pack(self, Route route, Side *sides) except -1
     cdef bint pass_packed(

@@ -4,6 +4,7 @@ What a `FastPath` does not know goes the slow path, which parses the call and ch
 (:mod:`mpicoll.comm.dispatch`), and lets it be remembered (`_routes`).
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 from mpi4py cimport MPI
@@ -13,7 +14,7 @@ cimport numpy as cnp
 
 from mpicoll.engine._execution cimport Execution
 from mpicoll.engine._flight cimport Airspace, CallCount, Flight
-from mpicoll.engine._library cimport start
+from mpicoll.engine._library cimport Given, call
 from mpicoll.engine._packing cimport Packing
 from mpicoll.engine._routes cimport Route, Routes, are_apart
 from mpicoll.engine._signature cimport Side, Signature, read, release
@@ -76,8 +77,7 @@ cdef class FastPath(Routes):
                 return self.pass_packed(
                     route, signature.sides, comm, sendbuf, recvbuf, op, root, counts
                 )
-            self.pass_through(route, comm, sendbuf, recvbuf, op, root, counts)
-            route.count.calls += 1
+            self.by_library(route, signature.sides, comm, sendbuf, recvbuf, op, root, counts)
             return True
         finally:
             release(&signature)
@@ -91,6 +91,8 @@ cdef class FastPath(Routes):
         cdef Signature signature
         cdef Route route
         cdef MPI.Request request
+        cdef Side *sides
+        cdef object kept
         if not self.open or self.hooks or self.forks:
             return None
         try:
@@ -101,14 +103,19 @@ cdef class FastPath(Routes):
                 return None
             if route.pool is not None:
                 return self.take_off(route, &signature, comm, sendbuf, recvbuf)
-            if route.direct:
-                request = _started(route, signature.sides, comm, op, root)
-            else:
+            if route.direct is None:
                 request = self.pass_through(route, comm, sendbuf, recvbuf, op, root, counts)
+                kept = request.ob_buf
+            else:
+                request = MPI.Request.__new__(MPI.Request)
+                kept, sides = _kept(route, signature.sides), signature.sides
+                if kept is not None:
+                    sides = <Side *> PyBytes_AS_STRING(kept)
+                _call(route, sides, comm, op, root, &request.ob_mpi)
         finally:
             release(&signature)
         if sendbuf is not None or recvbuf is not None:
-            request.ob_buf = (sendbuf, recvbuf, op, route, request.ob_buf)
+            request.ob_buf = (sendbuf, recvbuf, op, route, kept)
         route.count.calls += 1
         if self.under_way:
             self.poll()
@@ -142,8 +149,19 @@ cdef class FastPath(Routes):
         flight.depart()
         return flight
 
-    cdef object pass_through(self, Route route, comm, sendbuf, recvbuf, op, root, counts):
+    cdef int by_library(
+        self, Route route, Side *sides, comm, sendbuf, recvbuf, op, root, counts
+    ) except -1:
         """Let the MPI library make a call."""
+        if route.direct is None:
+            self.pass_through(route, comm, sendbuf, recvbuf, op, root, counts)
+        else:
+            _call(route, sides, comm, op, root, NULL)
+        route.count.calls += 1
+        return 0
+
+    cdef object pass_through(self, Route route, comm, sendbuf, recvbuf, op, root, counts):
+        """Call mpi4py's method."""
         cdef PyObject *every[5]
         cdef PyObject *arguments[6]
         cdef int i
@@ -178,7 +196,7 @@ cdef class FastPath(Routes):
             self.execute(route, sendbuf, recvbuf)
             if route.stores:
                 (<Packing> route.packings[1]).store(
-                    memory, sides[route.sources[1]].datatype, execution.bases[1]
+                    memory, sides[route.sources[1]].handles[0], execution.bases[1]
                 )
         finally:
             self.packs = False
@@ -199,7 +217,7 @@ cdef class FastPath(Routes):
                 continue
             packed = self.space(i, packing.length)
             if route.loads[i]:
-                packing.load(execution.bases[i], sides[route.sources[i]].datatype, packed)
+                packing.load(execution.bases[i], sides[route.sources[i]].handles[0], packed)
             execution.bases[i] = packed
         return 0
 
@@ -217,13 +235,12 @@ cdef class FastPath(Routes):
                 packing = route.packings[i]
                 if packing is not None and route.loads[i]:
                     packing.load(
-                        sides[i].address + route.offsets[i], sides[i].datatype, _memory(route, i)
+                        sides[i].address + route.offsets[i], sides[i].handles[0], _memory(route, i)
                     )
-            self.pass_through(route, comm, sendbuf, recvbuf, op, root, counts)
-            route.count.calls += 1
+            self.by_library(route, sides, comm, sendbuf, recvbuf, op, root, counts)
             if route.stores:
                 (<Packing> route.packings[1]).store(
-                    sides[1].address + route.offsets[1], sides[1].datatype, _memory(route, 1)
+                    sides[1].address + route.offsets[1], sides[1].handles[0], _memory(route, 1)
                 )
         finally:
             self.packs = False
@@ -297,26 +314,38 @@ cdef object _owner(message):
     return message[0] if type(message) is list or type(message) is tuple else message
 
 
-cdef object _started(Route route, const Side *sides, MPI.Comm comm, op, root):
-    """Start a call by a function of the MPI library."""
-    cdef MPI.Request request = MPI.Request.__new__(MPI.Request)
+cdef bytes _kept(Route route, const Side *sides):
+    """What the MPI library may look at until a call that is started is complete."""
+    if route.direct.given[0].typed or route.direct.given[1].typed:
+        return PyBytes_FromStringAndSize(<const char *> sides, 2 * sizeof(Side))
+    return None
+
+
+cdef int _call(
+    Route route, Side *sides, comm, op, root, mpi.MPI_Request *request
+) except -1:
+    """Make a call by a function of the MPI library; start it where there is a request."""
+    cdef Given given[2]
     cdef void *buffers[2]
     cdef mpi.MPI_Op reduced = mpi.MPI_OP_NULL if op is None else (<MPI.Op> op).ob_mpi
-    cdef int code, i, number = root
+    cdef mpi.MPI_Comm handle = (<MPI.Comm> comm).ob_mpi
+    cdef int code, i, number = root, method = route.direct.method
     for i in range(2):
+        given[i] = route.direct.given[i]
+        if given[i].typed:
+            given[i].datatype, given[i].datatypes = sides[i].handles[0], sides[i].handles
         buffers[i] = NULL
-        if route.sources[i] == i:
-            buffers[i] = sides[i].address + route.offsets[i]
-        elif route.messages is not None and route.messages[i] is not None:
+        if route.messages is not None and route.messages[i] is not None:
             buffers[i] = _memory(route, i)
+        elif route.sources[i] == i:
+            buffers[i] = sides[i].address + route.offsets[i]
     with nogil:
-        code = start(
-            route.method, buffers[0], &route.given[0], buffers[1], &route.given[1], reduced,
-            number, comm.ob_mpi, &request.ob_mpi,
+        code = call(
+            method, buffers[0], &given[0], buffers[1], &given[1], reduced, number, handle, request
         )
     if code != mpi.MPI_SUCCESS:
         raise _MPI.Exception(code)
-    return request
+    return 0
 
 
 cdef char *_memory(Route route, int side) except NULL:

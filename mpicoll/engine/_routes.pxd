@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 from mpicoll._kernels cimport fold_function
 from mpicoll.engine._execution cimport Execution
 from mpicoll.engine._flight cimport CallCount
-from mpicoll.engine._library cimport Given
+from mpicoll.engine._library cimport Direct
 from mpicoll.engine._signature cimport Side, Signature
 
 
@@ -24,10 +24,7 @@ cdef class Route:
     cdef object function
     cdef int numbers[5]
     cdef int taken
-    # The library's own function, where `direct`.
-    cdef bint direct
-    cdef int method
-    cdef Given given[2]
+    cdef Direct direct  # the library's own function, None where that is not called
     cdef tuple messages  # in place of what goes by value, else None
     # By an execution, else None: the sides of its two buffers, -1 for none, and where in them.
     cdef Execution execution

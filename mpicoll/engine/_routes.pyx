@@ -7,14 +7,13 @@ makes it again.
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
-from mpi4py cimport MPI
-from mpi4py cimport libmpi as mpi
 
 from mpicoll.engine._execution cimport Execution
 from mpicoll.engine._flight cimport CallCount
+from mpicoll.engine._library cimport Direct
 from mpicoll.engine._packing cimport Packing
 from mpicoll.engine._program cimport kernel_of
-from mpicoll.engine._signature cimport Signature, is_same, read, release
+from mpicoll.engine._signature cimport HANDLES, Signature, is_same, read, release
 
 
 cdef enum:
@@ -114,7 +113,7 @@ cdef class Routes:
 
     def pass_on(
         self, int method, tuple arguments, algorithm, name, call, function, tuple numbers,
-        tuple packings, tuple loads, bint stores, tuple messages, given,
+        tuple packings, tuple loads, bint stores, tuple messages, Direct direct,
     ):
         """Remember a call that the MPI library has served, if it has a signature.
 
@@ -124,8 +123,7 @@ cdef class Routes:
             numbers: which of the arguments it takes.
             packings, loads, stores: as for `learn`.
             messages: what it gets in place of a buffer that goes by value, [memory, ...], or None.
-            given: for a function of the library's own what it gets of each buffer, None if in
-                place, else the number of elements and the datatype; None for mpi4py's method.
+            direct: the library's own function; None for mpi4py's method.
         """
         cdef Signature signature
         cdef Route route
@@ -140,14 +138,8 @@ cdef class Routes:
             if not _take_packings(route, packings, loads, stores, KEPT_EACH):
                 return
             route.messages = messages
-            if given is not None:
-                route.direct, route.method = True, method % STARTED
-                for i in range(2):
-                    route.given[i].in_place = given[i] is None
-                    route.given[i].count, route.given[i].datatype = 0, mpi.MPI_BYTE
-                    if given[i] is not None:
-                        route.given[i].count = given[i][0]
-                        route.given[i].datatype = (<MPI.Datatype> given[i][1]).ob_mpi
+            if _are_kept(&signature):
+                route.direct = direct
             self.remember(&signature, route)
         finally:
             release(&signature)
@@ -208,3 +200,8 @@ cdef bint _take_packings(
         ):
             return False
     return True
+
+
+cdef bint _are_kept(const Signature *signature) noexcept:
+    """Whether the handles of all datatypes are there."""
+    return signature.sides[0].named <= HANDLES and signature.sides[1].named <= HANDLES

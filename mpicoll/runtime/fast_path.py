@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpicoll import hooks, tuning
 from mpicoll.base import caller
-from mpicoll.buffers import Buffer
+from mpicoll.buffers import Buffer, typemaps, vectors
 from mpicoll.cuda.group import CUDA_IPC
 from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lane, Lanes
@@ -238,7 +238,7 @@ def pass_on(path: transport.FastPath, served: Served) -> None:
         method.arguments,
         *packed,
         messages,
-        _given(call) if kind == STARTED and not method.varies else None,
+        _direct(call, method),
     )
 
 
@@ -270,26 +270,45 @@ def _understood(call: Call) -> bool:
     return True
 
 
-_Given = tuple[int, MPI.Datatype] | None
-
-
-def _given(call: Call) -> tuple[_Given, _Given] | None:
-    """What a function of the MPI library gets of each buffer, None if in place.
-
-    None where mpi4py's method knows better: of derived datatypes, and of counts beyond an int.
+def _direct(call: Call, method: Method) -> transport.Direct | None:
+    """The MPI library's own function, with what it gets of the buffers; None where mpi4py's method
+    knows better: of counts beyond an int, and of most derived datatypes of blocks of any lengths.
     """
-    found: list[_Given] = []
+    found: list[tuple[Any, ...] | None] = []
     both = 0 if call.definition.name == "scatter" else 1
-    for number, buffer in enumerate((call.send, call.recv)):
-        if call.in_place and call.definition.name != "bcast" and number != both:
+    for side, buffer in enumerate((call.send, call.recv)):
+        if call.in_place and call.definition.name != "bcast" and side != both:
             found.append(None)
-        elif buffer is None:
-            found.append((0, MPI.BYTE))
-        elif buffer.packed is not None or buffer.datatype is None or buffer.count >= 1 << 31:
+            continue
+        given = (0, MPI.BYTE) if buffer is None else _given(call, method, buffer, side)
+        if given is None:
             return None
-        else:
-            found.append((buffer.count, buffer.datatype))
-    return found[0], found[1]
+        found.append(given)
+    try:
+        return transport.Direct(method.number, *found)
+    except OverflowError:
+        return None
+
+
+def _given(call: Call, method: Method, buffer: Buffer, side: int) -> tuple[Any, ...] | None:
+    """What it gets of one of the buffers, see `mpicoll/engine/_library.pyx`; None: not known."""
+    definition = call.definition
+    if method.name == "Alltoallw":
+        counts, places, datatypes = vectors.typed(call.given[side], call.place.size, "buffer")
+        # The names of datatypes are mpi4py's.
+        named = any(not isinstance(datatype, MPI.Datatype) for datatype in datatypes)
+        return None if named else (counts, places, None)
+    if buffer.packed is not None and not buffer.packed.for_all:
+        parts = buffer.packed.parts
+        if method.varies or parts is None or len(parts) > 1 or parts[0].offset:
+            return None
+        return parts[0].count // buffer.blocks, None
+    alone = (definition.input_alone, definition.output_alone)[side]
+    if call.layouts is None or (alone and not definition.reduces):
+        return buffer.count, buffer.datatype
+    unit = 1 if definition.reduces else buffer.itemsize
+    numbers = ([n // unit for n in each] for each in reversed(call.layouts[side]))
+    return *numbers, buffer.datatype
 
 
 _Packed = tuple[tuple[Any, Any] | None, tuple[bool, bool], bool]
@@ -325,7 +344,16 @@ def _packing(buffer: Buffer | None) -> transport.Packing | None:
     packed = buffer.packed
     if packed.arrays is not None and packed.memory.size == buffer.memory.size:
         return transport.StridedPacking(*packed.arrays)
-    if packed.parts is not None and buffer.array is None:
+    if packed.parts is not None and buffer.array is None and _names_one(buffer.given[-1]):
+        datatype = packed.parts[0].datatype
+        if not transport.is_described(datatype):
+            transport.describe(datatype, typemaps.regular(datatype))
         parts = [(part.offset, part.count) for part in packed.parts]
         return transport.TypedPacking(parts, packed.memory.size)
     raise ValueError("several datatypes, or a part of an array")
+
+
+def _names_one(datatypes: Any) -> bool:
+    """Whether all of some datatypes are one; those of empty blocks too."""
+    several = datatypes if isinstance(datatypes, (list, tuple)) else [datatypes]
+    return all(each == several[0] for each in several)
