@@ -55,8 +55,9 @@ ORDER = {
     ),
     "mpicoll.engine": (
         "__init__ > windows > transport > _starter > _fast_path > _routes > "
-        "_packing _library _flight > _signature > _datatypes > _execution > _folding > "
-        "_program > _transport > scaling > runner lowering planning > rows > plan lanes > spans progress"
+        "_packing _library _flight > _signature > _datatypes > "
+        "_execution > _folding > _program > _transport > "
+        "scaling > runner lowering planning > rows > plan lanes > spans progress"
     ),
     "mpicoll.buffers": (
         "__init__ > buckets vectors > pair > parsing > datatypes > buffer > "

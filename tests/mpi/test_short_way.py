@@ -47,9 +47,9 @@ def counted(comm, call, turns=3):
     return sum(path.calls().values()) - before
 
 
-def made(method, *given):
+def made(method, *given, **more):
     """A call of a method."""
-    return lambda comm: getattr(comm, method)(*given)
+    return lambda comm: getattr(comm, method)(*given, **more)
 
 
 @pytest.mark.parametrize("n", [2, 256, 1 << 14])
@@ -135,11 +135,10 @@ def test_elements_of_derived_datatypes(ours, name, count, algorithm):
         kind.Pack(sent, whole, 0, WORLD)
         kind.Unpack(whole, 0, expected, WORLD)
         found = sent.copy() if RANK == 0 else box
-        assert (
-            counted(ours, lambda comm: comm.Bcast([found, count, kind], algorithm=algorithm)) == 3
-        )
+        message = [found, count, kind]
+        assert counted(ours, made("Bcast", message, algorithm=algorithm)) == 3
         np.testing.assert_array_equal(found, sent if RANK == 0 else expected)
-        ours.Ibcast([found, count, kind], algorithm=algorithm).Wait()
+        ours.Ibcast(message, algorithm=algorithm).Wait()
         np.testing.assert_array_equal(found, sent if RANK == 0 else expected)
         if turn % 2:
             kind.Free()
