@@ -36,6 +36,7 @@ AS_THEY_ARE = (
     "mpicoll.comm.blocking",
     "mpicoll.comm.nonblocking",
     "mpicoll.comm.messages",
+    "mpicoll.engine.lanes",
     "mpicoll.requests.own",
 )
 

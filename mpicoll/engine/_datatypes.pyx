@@ -49,18 +49,23 @@ cdef const Known *known_of(mpi.MPI_Datatype handle, Known *space) noexcept:
     cdef const Known *found = kept(handle)
     cdef Known *known
     cdef int integers, addresses, datatypes, combiner
+    cdef bint predefined
     if found != NULL:
         return found
     memset(space, 0, sizeof(Known))
+    # The envelope of what a function of large counts has made cannot be had in this way.
+    predefined = (
+        mpi.MPI_Type_get_envelope(handle, &integers, &addresses, &datatypes, &combiner) == 0
+        and combiner == mpi.MPI_COMBINER_NAMED
+    )
     if (
-        mpi.MPI_Type_get_envelope(handle, &integers, &addresses, &datatypes, &combiner)
-        or mpi.MPI_Type_size(handle, &space.size)
+        mpi.MPI_Type_size(handle, &space.size)
         or mpi.MPI_Type_get_extent(handle, &space.low, &space.extent)
         or mpi.MPI_Type_get_true_extent(handle, &space.first, &space.length)
         or space.size < 0  # more than MPI counts in an int
     ):
         return NULL
-    if combiner == mpi.MPI_COMBINER_NAMED:
+    if predefined:
         if space.size == space.extent and _nflat < FLAT_KNOWN:
             _flat[_nflat] = handle
             _nflat += 1

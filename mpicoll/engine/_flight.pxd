@@ -15,7 +15,7 @@ cdef enum:
 
 cdef class CallCount:
     cdef readonly object name
-    cdef int64_t calls
+    cdef readonly int64_t calls
 
 
 cdef class Airspace:

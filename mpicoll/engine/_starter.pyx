@@ -1,8 +1,33 @@
-"""The fast path of persistent calls."""
+"""The fast path of persistent calls, by an algorithm or by the MPI library."""
+
+from mpi4py cimport MPI
+from mpi4py cimport libmpi as mpi
 
 from mpicoll.engine._execution cimport Execution
 from mpicoll.engine._fast_path cimport FastPath
 from mpicoll.engine._flight cimport ACTIVE, INACTIVE, CallCount
+
+
+from mpi4py import MPI as _MPI
+
+
+cdef class CountedPrequest(MPI.Prequest):
+    """A persistent collective of the MPI library's, whose starts are counted."""
+
+    cdef CallCount count
+
+    def count_by(self, CallCount count not None):
+        """Count starts there from now on."""
+        self.count = count
+
+    def Start(self):
+        """Start the collective."""
+        cdef int code
+        with nogil:
+            code = mpi.MPI_Start(&self.ob_mpi)
+        if code != mpi.MPI_SUCCESS:
+            raise _MPI.Exception(code)
+        self.count.calls += 1
 
 
 cdef class Starter:

@@ -70,6 +70,11 @@ def build(shape: Shape, piece: int = PIECE, space: int = SPACE) -> Plan:
     return _Builder(shape, algorithm, nblocks, piece, space).plan()
 
 
+def in_elements(piece: int, itemsize: int) -> int:
+    """Bytes of the longest message, of whole elements."""
+    return max(piece // itemsize, 1) * itemsize
+
+
 class _Builder:
     """Translates one rank's schedule."""
 
@@ -81,7 +86,7 @@ class _Builder:
         self.definition = algorithm.definition
         self.place = Place(shape.rank, shape.size, shape.root, nblocks)
         self.nblocks, self.nscratch = nblocks, algorithm.scratch(shape.size)
-        self.piece = max(piece // shape.itemsize, 1) * shape.itemsize
+        self.piece = in_elements(piece, shape.itemsize)
         self.space = space
         self.segments = 1
         self.held = frozenset(self.definition.held(self.place))
