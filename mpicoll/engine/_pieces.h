@@ -11,27 +11,45 @@
 
 #include "_copy.h"
 
-/* Pieces of a length that the compiler knows. */
-#define PIECES_OF(LENGTH)                                                      \
-    case LENGTH:                                                               \
-        if (back)                                                              \
-            for (i = 0; i < count; i++)                                        \
+/* Pieces of a length that the compiler knows.  Four of them at a time are one access to what is
+ * packed, and no instruction waits for the one before. */
+#define PIECES_OF(LENGTH, TYPE)                                                \
+    case LENGTH: {                                                             \
+        TYPE four[4];                                                          \
+        for (; count >= 4; count -= 4, memory += 4 * stride) {                 \
+            if (back)                                                          \
+                memcpy(four, packed, sizeof(four));                            \
+            for (i = 0; i < 4; i++)                                            \
+                if (back)                                                      \
+                    memcpy(memory + i * stride, &four[i], (LENGTH));           \
+                else                                                           \
+                    memcpy(&four[i], memory + i * stride, (LENGTH));           \
+            if (!back)                                                         \
+                memcpy(packed, four, sizeof(four));                            \
+            packed += sizeof(four);                                            \
+        }                                                                      \
+        for (i = 0; i < count; i++)                                            \
+            if (back)                                                          \
                 memcpy(memory + i * stride, packed + i * (LENGTH), (LENGTH));  \
-        else                                                                   \
-            for (i = 0; i < count; i++)                                        \
+            else                                                               \
                 memcpy(packed + i * (LENGTH), memory + i * stride, (LENGTH));  \
-        break;
+        break;                                                                 \
+    }
+
+typedef struct {
+    uint64_t halves[2];
+} sixteen_t;
 
 /* Copy pieces along one axis. */
 static inline void pieces_along(char *packed, char *memory, int64_t count, int64_t stride,
                                 int64_t length, int back) {
     int64_t i;
     switch (length) {
-        PIECES_OF(1)
-        PIECES_OF(2)
-        PIECES_OF(4)
-        PIECES_OF(8)
-        PIECES_OF(16)
+        PIECES_OF(1, uint8_t)
+        PIECES_OF(2, uint16_t)
+        PIECES_OF(4, uint32_t)
+        PIECES_OF(8, uint64_t)
+        PIECES_OF(16, sixteen_t)
     default:
         for (i = 0; i < count; i++) {
             char *there = memory + i * stride, *here = packed + i * length;
