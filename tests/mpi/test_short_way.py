@@ -186,6 +186,33 @@ def test_the_librarys_own_gives_what_it_gives_mpi4py(api_cost, ours, method, way
                 np.testing.assert_array_equal(mine, its)
 
 
+IN_PLACE = [name for name in METHODS if name not in ("Barrier", "Bcast")]
+
+
+@pytest.mark.parametrize("way", ["", "I"])
+@pytest.mark.parametrize("method", IN_PLACE)
+def test_in_place_by_the_library(api_cost, ours, method, way):
+    numbers = np.random.default_rng(RANK)
+    definition = METHODS[method].definition
+    for turn in range(4):
+        pair = [api_cost.arguments(method, api_cost.SPELLINGS["array"], 5, ours) for _ in "12"]
+        for given in pair:
+            if definition.name == "reduce_scatter":
+                given[1] = given[0]
+            if not definition.rooted or RANK == 0:
+                given[definition.name == "scatter"] = MPI.IN_PLACE
+        for mine, its in zip(*map(memory, pair), strict=True):
+            mine[:] = its[:] = numbers.integers(0, 100, mine.size) + turn
+        name = f"I{method.lower()}" if way else method
+        for comm, given, more in ((WORLD, pair[0], {}), (ours, pair[1], {"algorithm": "native"})):
+            request = getattr(comm, name)(*given, **more)
+            if way:
+                request.Wait()
+        for mine, its in zip(*map(memory, pair), strict=True):
+            end = 5 if definition.name == "reduce_scatter" else mine.size
+            np.testing.assert_array_equal(mine[:end], its[:end])
+
+
 def memory(given):
     """The arrays in the arguments of a call."""
     owners = [each[0] if isinstance(each, list) else each for each in given]
