@@ -20,11 +20,14 @@ _PARTS = (
     "_program",
     "_folding",
     "_execution",
+    "_datatypes",
     "_signature",
     "_packing",
     "_library",
     "_flight",
+    "_routes",
     "_fast_path",
+    "_starter",
 )
 ENGINE = tuple(f"mpicoll.engine.{part}" for part in _PARTS)
 #: Modules of Python that calls go through; compiled as they are, which saves 0.1 or 0.2
@@ -33,6 +36,7 @@ AS_THEY_ARE = (
     "mpicoll.comm.blocking",
     "mpicoll.comm.nonblocking",
     "mpicoll.comm.messages",
+    "mpicoll.engine.lanes",
     "mpicoll.requests.own",
 )
 
@@ -123,6 +127,7 @@ extensions = [
                 "mpicoll/_kernels.pxd",
                 "mpicoll/base/_call_cache.pxd",
                 "mpicoll/engine/_copy.h",
+                "mpicoll/engine/_pieces.h",
                 "mpicoll/engine/_shared.h",
             ],
             include_dirs=["mpicoll/engine", mpi4py.get_include(), numpy.get_include()],

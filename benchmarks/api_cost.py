@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--json", help="file that a line is added to for each row")
     parser.add_argument("--sizes", default=",".join(SIZES), help="bytes of a block: 8,1K,64K,1M")
     parser.add_argument("--samples", type=int, default=31)
+    parser.add_argument("--methods", help="these alone: Bcast,Ibarrier,...")
     parser.add_argument("--torch", action="store_true", help="also tensors of PyTorch")
     options = parser.parse_args()
     world = MPI.COMM_WORLD
@@ -200,6 +201,8 @@ def main() -> None:
         n = max(size // 4, 1)
         table = [*rows(native, n, spellings), *persistent(ours, native, n)]
         for method, spelling, call in table:
+            if options.methods and method not in options.methods.split(","):
+                continue
             line = {"method": method, "spelling": spelling, "bytes": size}
             line |= {"ranks": world.Get_size(), **measure(call, ours, native, options.samples)}
             lines.append(line)

@@ -7,7 +7,7 @@ read it.  To add an algorithm is to write one schedule and one :func:`register` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -178,21 +178,6 @@ class Algorithm:
                     f"number for each rank, or leave {name} out"
                 )
         return ""
-
-    def tried(self, size: int, segments: Sequence[int] = ()) -> list[dict[str, Value]]:
-        """Parameters with which it is to be verified on a number of ranks.
-
-        Each value of each parameter is in one of them at least; not all combinations are there.
-        ``segments``: the values of that parameter.
-        """
-        values = {name: kind.tried(size) for name, kind in self.kinds.items()}
-        if "segments" in self.parameters:
-            values["segments"] = tuple(segments)
-        values = {name: tried for name, tried in values.items() if tried}
-        return [
-            {name: tried[number % len(tried)] for name, tried in values.items()}
-            for number in range(max(map(len, values.values()), default=1))
-        ]
 
     def count(
         self, name: str, size: int, root: int = 0, parameters: Mapping[str, Parameter] | None = None

@@ -25,7 +25,7 @@ from mpicoll.simulate.clock import check_call, clock
 from mpicoll.simulate.machine import STEPS
 from mpicoll.simulate.symmetry import repeats_every
 
-__all__ = ["Case", "Counts", "checked", "count", "programs_of", "verify"]
+__all__ = ["Case", "Counts", "checked", "count", "programs_of", "tried", "verify"]
 
 
 class Counts(NamedTuple):
@@ -93,6 +93,22 @@ def verify(
         depth,
         tuple(problems),
     )
+
+
+def tried(algorithm: Algorithm, size: int, segments: Sequence[int] = ()) -> list[dict[str, Value]]:
+    """Parameters with which an algorithm is to be verified on a number of ranks.
+
+    Each value of each parameter is in one of them at least; not all combinations are there.
+    ``segments``: the values of that parameter.
+    """
+    values = {name: kind.tried(size) for name, kind in algorithm.kinds.items()}
+    if "segments" in algorithm.parameters:
+        values["segments"] = tuple(segments)
+    values = {name: several for name, several in values.items() if several}
+    return [
+        {name: several[number % len(several)] for name, several in values.items()}
+        for number in range(max(map(len, values.values()), default=1))
+    ]
 
 
 Program = tuple[Channel, ...]

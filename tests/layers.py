@@ -43,8 +43,9 @@ ORDER = {
         errors hooks
     """,
     "mpicoll.comm": (
-        "arrays > __init__ > intracomm > nonblocking persistent passed blocking handle > "
-        "dispatch messages > device refusing job"
+        "arrays > __init__ > intracomm > inspection > "
+        "nonblocking persistent passed blocking handle > "
+        "dispatch messages > decisions > device refusing job"
     ),
     "mpicoll.requests": "__init__ device > library own > standalone > several > base",
     "mpicoll.runtime": (
@@ -53,9 +54,10 @@ ORDER = {
         "agree watch trace family handles unavailable > settings places > schedules"
     ),
     "mpicoll.engine": (
-        "__init__ > windows > transport > _fast_path > _packing _library _flight > _signature > "
-        "_execution > _folding > "
-        "_program > _transport > scaling > runner lowering planning > plan lanes > spans progress"
+        "__init__ > windows > transport > _starter > _fast_path > _routes > "
+        "_packing _library _flight > _signature > _datatypes > "
+        "_execution > _folding > _program > _transport > "
+        "scaling > runner lowering planning > rows > plan lanes > spans progress"
     ),
     "mpicoll.buffers": (
         "__init__ > buckets vectors > pair > parsing > datatypes > buffer > "

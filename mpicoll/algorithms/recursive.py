@@ -193,12 +193,7 @@ def _gathered_max(P: int) -> int:
     return P - 1
 
 
-_one_pass = partial(
-    register,
-    rounds=log_rounds,
-    messages=log_messages,
-    reference=_REFERENCE,
-)
+_one_pass = partial(register, rounds=log_rounds, messages=log_messages, reference=_REFERENCE)
 #: Registers an all-reduce in which partners halve what they exchange, then double it.
 halving_doubling = partial(
     register,

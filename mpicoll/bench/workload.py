@@ -1,25 +1,21 @@
-"""What is measured: the buffers of one collective at one size, the call, and the right answer.
-
-All of it follows from the collective's definition (:mod:`mpicoll.schedule.collectives`): which
-blocks a rank gives, which it gets, and what is in them. The variants whose blocks may differ in
-length have the same, with other lengths and another method.
-"""
+"""What is measured: the buffers of one collective at one size, the call, and the right answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpicoll import algorithms
 from mpicoll.base import arrays
+from mpicoll.bench.blocks import Blocks, base
 from mpicoll.bench.pattern import Array, Pattern, Wrong, is_float
 from mpicoll.registry import EQUAL_BLOCKS
-from mpicoll.schedule.collectives import COLLECTIVES, Collective, Content, Place
+from mpicoll.schedule.collectives import COLLECTIVES, Collective, Place
 from mpicoll.schedule.methods import OWN, VARIANTS
 
 if TYPE_CHECKING:
@@ -38,11 +34,6 @@ _ONE_BUFFER = ("bcast", "barrier")
 AUTO = "auto"
 
 _LINE = 64  # bytes of a cache line
-
-
-def base(collective: str) -> str:
-    """The collective with equal blocks that a variant is of; others are their own."""
-    return VARIANTS[collective].collective
 
 
 def serving(collective: str, ranks: int | None = None) -> list[str]:
@@ -68,18 +59,6 @@ def elements(collective: str, size: int, itemsize: int, ranks: int) -> int:
         return 0
     blocks = ranks if COLLECTIVES[base(collective)].block_per_rank else 1
     return max(1, size // (itemsize * blocks)) * blocks
-
-
-def lengths(count: int, blocks: int, skew: float) -> tuple[int, ...]:
-    """Lengths of blocks that grow evenly from 1 - skew to 1 + skew times their mean."""
-    if blocks == 1:
-        return (count,)
-    growth = skew / (blocks - 1)
-    ends = [
-        round(count / blocks * block * (1 - skew + growth * (block - 1)))
-        for block in range(blocks + 1)
-    ]
-    return tuple(end - start for start, end in pairwise(ends))
 
 
 @dataclass
@@ -155,61 +134,6 @@ def _spoil(output: Array, expected: Array) -> None:
         np.invert(expected, out=output)
 
 
-class _Blocks:
-    """Which blocks of the vector a rank gives and gets, and what is in them."""
-
-    def __init__(
-        self, collective: str, count: int, place: Place, skew: float, pattern: Pattern
-    ) -> None:
-        self.definition = COLLECTIVES[base(collective)]
-        self._count, self._place, self._pattern = count, place, pattern
-        self._mean = lengths(count, place.nblocks, skew if VARIANTS[collective].varies else 0.0)
-        self.lengths = self.lengths_at(place.rank)
-        self.own = self._span(self.definition.held(place))
-        self._wanted = list(self.definition.wanted(place))
-        self.sent = self.own.stop - self.own.start
-        self.received = sum(self.lengths[block] for block in self._wanted)
-
-    def lengths_at(self, rank: int) -> tuple[int, ...]:
-        """Lengths of the blocks that a rank gives, or gets, as far as it does.
-
-        In an all-to-all they are dealt such that all ranks give and get as much.
-        """
-        if self.definition.name != "alltoall":
-            return self._mean
-        return (*self._mean[rank:], *self._mean[:rank])
-
-    def _span(self, blocks: Iterable[int]) -> slice:
-        """Where blocks that follow one another lie in the vector."""
-        held = list(blocks)
-        if not held:
-            return slice(0, 0)
-        return slice(sum(self.lengths[: held[0]]), sum(self.lengths[: held[-1] + 1]))
-
-    def given(self) -> Array | None:
-        """What the rank gives, None if nothing."""
-        if not list(self.definition.held(self._place)):
-            return None
-        return self._pattern.given(self._place.rank, self._count)[self.own]
-
-    def expected(self) -> Array | None:
-        """What the rank must get, None if nothing."""
-        if not self._wanted:
-            return None
-        return np.concatenate([self._content(block) for block in self._wanted])
-
-    def _content(self, block: int) -> Array:
-        length = self.lengths[block]
-        content: Content = self.definition.end(self._place, block)
-        if self.definition.reduces:
-            start = sum(self.lengths[:block])
-            return self._pattern.reduced(content.first, content.last, length, start)
-        source = content.first
-        # The sender of an all-to-all has it where it keeps what is for this rank.
-        at = self._place.rank if self.definition.name == "alltoall" else block
-        return self._pattern.given(source, length, sum(self.lengths_at(source)[:at]))
-
-
 class Footprint(NamedTuple):
     """Bytes that a workload takes.
 
@@ -242,7 +166,7 @@ def footprint(
     if collective == "barrier":
         return Footprint(0, 0)
     place = Place(rank, ranks, root, ranks if definition.block_per_rank else 1)
-    blocks = _Blocks(collective, count, place, skew, Pattern(dtype, "max", ranks))
+    blocks = Blocks(collective, count, place, skew, Pattern(dtype, "max", ranks))
     sent, received = (n * dtype.itemsize for n in (blocks.sent, blocks.received))
     if definition.name == "exscan":
         received = sent  # rank 0 has a buffer too
@@ -278,7 +202,7 @@ def prepare(
         op: Name of the operator for collectives that reduce.
         root: Root for collectives that have one.
         in_place: Whether input and output are the same memory, where there is such a form.
-        skew: How far block lengths of the variants lie apart, see `lengths`.
+        skew: How far block lengths of the variants lie apart, see `mpicoll.bench.blocks`.
         pool: Bytes over which the places for the buffers are spread; 0 for a single place.
         device: Where the buffers are, one of `mpicoll.base.arrays.DEVICES`.
     """
@@ -288,7 +212,7 @@ def prepare(
     ranks = comm.Get_size()
     place = Place(comm.Get_rank(), ranks, root, ranks if definition.block_per_rank else 1)
     pattern = Pattern(dtype, op if definition.reduces else "max", ranks)
-    blocks = _Blocks(collective, count, place, skew, pattern)
+    blocks = Blocks(collective, count, place, skew, pattern)
     given, expected = blocks.given(), blocks.expected()
     in_place = in_place and collective not in _ONE_BUFFER
     joined = in_place and (place.is_root or definition.name not in ("reduce", "gather", "scatter"))
@@ -348,7 +272,7 @@ def _rows(places: int, values: Array) -> Array:
 
 def _arguments(
     collective: str,
-    blocks: _Blocks,
+    blocks: Blocks,
     op: str,
     root: int,
     sends: Array | None,

@@ -49,6 +49,79 @@ def runs(datatype: MPI.Datatype) -> Runs:
     return found
 
 
+class Regular(NamedTuple):
+    """Pieces of one length at regular distances, in the order in which they are packed.
+
+    Attributes:
+        start: bytes from the beginning of an element to the first piece.
+        axes: how many there are, and how many bytes apart, the outermost axis first.
+        length: bytes of a piece.
+    """
+
+    start: int
+    axes: tuple[tuple[int, int], ...]
+    length: int
+
+    def along(self, count: int, stride: int) -> Regular:
+        """The same again and again, on a new outermost axis."""
+        if count == 1:
+            return self
+        if not self.axes and stride == self.length:
+            return self._replace(length=count * stride)
+        if self.axes and stride == self.axes[0][0] * self.axes[0][1]:
+            (inner, step), *more = self.axes
+            return self._replace(axes=((count * inner, step), *more))
+        return self._replace(axes=((count, stride), *self.axes))
+
+
+def regular(datatype: MPI.Datatype) -> Regular | None:
+    """Of an element of a datatype; None where its bytes do not lie so, or it has none."""
+    if datatype.is_predefined:
+        flat = 0 < datatype.size == datatype.extent
+        return Regular(0, (), datatype.size) if flat else None
+    if not datatype.size:
+        return None
+    base, combiner, parameters = datatype.decode()
+    made = _REGULAR.get(combiner)
+    found = None if made is None else regular(base)
+    if made is not None and found is not None:
+        found = made(found, base.extent, **parameters)
+    for part in (base, *parameters.get("datatypes", ())):
+        if not part.is_predefined:
+            part.Free()  # what has been decoded is the caller's
+    return found
+
+
+def _regular_subarray(
+    found: Regular,
+    extent: int,
+    sizes: list[int],
+    subsizes: list[int],
+    starts: list[int],
+    order: int,
+) -> Regular:
+    axes, step = [*zip(sizes, subsizes, starts, strict=True)], extent
+    for size, subsize, start in axes if order == MPI.ORDER_FORTRAN else axes[::-1]:
+        found = found.along(subsize, step)._replace(start=found.start + step * start)
+        step *= size
+    return found
+
+
+#: By what a datatype is made with.
+_REGULAR: dict[str, Callable[..., Regular]] = {
+    "DUP": lambda found, extent: found,
+    "RESIZED": lambda found, step, lb, extent: found,
+    "CONTIGUOUS": lambda found, extent, count: found.along(count, extent),
+    "VECTOR": lambda found, extent, count, blocklength, stride: found.along(
+        blocklength, extent
+    ).along(count, stride * extent),
+    "HVECTOR": lambda found, extent, count, blocklength, stride: found.along(
+        blocklength, extent
+    ).along(count, stride),
+    "SUBARRAY": _regular_subarray,
+}
+
+
 def _packed(datatype: MPI.Datatype) -> Runs:
     """Found out by packing memory that says where each byte is, one digit of it at a time."""
     low, length = datatype.Get_true_extent()

@@ -105,16 +105,8 @@ def _by_value(
 
 def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tuple[Buffer, Layout]:
     """The memory of a vector with a datatype a block, and its blocks in bytes."""
-    owner, counts, displacements, datatypes = _unpack_typed(message, what)
-    if counts is None and displacements is None:
-        counts, displacements = 1, 0
-    if len(datatypes) != blocks:
-        raise ValueError(
-            f"{what}: {plural(len(datatypes), 'datatype')} for {plural(blocks, 'rank')}; "
-            "pass one a rank"
-        )
-    numbers = naturals(counts, blocks, "counts", what)
-    places = naturals(displacements, blocks, "displacements", what)
+    owner = _unpack_typed(message, what)[0]
+    numbers, places, datatypes = typed(message, blocks, what)
     if any(goes_by_value(owner, datatype) for datatype in datatypes):
         kinds = [
             d if goes_by_value(owner, d) else MPI.Datatype(kind_of(d, what).datatype)
@@ -131,6 +123,20 @@ def parse_typed(message: Any, *, what: str, writable: bool, blocks: int) -> tupl
     _check_blocks(vector, seen.memory.size, what, writable)
     used = seen.memory[: vector.extent]
     return seen.buffer(used, sum(vector.counts), 1, writable), vector
+
+
+def typed(message: Any, blocks: int, what: str) -> tuple[list[int], list[int], list[Any]]:
+    """Count, displacement in bytes and datatype of each block of such a vector."""
+    _, counts, displacements, datatypes = _unpack_typed(message, what)
+    if counts is None and displacements is None:
+        counts, displacements = 1, 0
+    if len(datatypes) != blocks:
+        raise ValueError(
+            f"{what}: {plural(len(datatypes), 'datatype')} for {plural(blocks, 'rank')}; "
+            "pass one a rank"
+        )
+    numbers = naturals(counts, blocks, "counts", what)
+    return numbers, naturals(displacements, blocks, "displacements", what), datatypes
 
 
 def count(message: Any, *, what: str) -> int:

@@ -23,7 +23,8 @@ def algorithms(
         UsageError: for an unknown collective or algorithm, naming the known ones.
     """
     from mpicoll import registry
-    from mpicoll.bench.workload import AUTO, base, serving
+    from mpicoll.bench.blocks import base
+    from mpicoll.bench.workload import AUTO, serving
     from mpicoll.files import schedule_files
     from mpicoll.schedule.methods import VARIANTS
     from mpicoll.tuning import NATIVE
@@ -63,7 +64,7 @@ def algorithm(collective: str, name: str) -> Algorithm:
 
 def check_parameters(chosen: dict[str, tuple[str, ...]], parameters: dict[str, Value]) -> None:
     """Refuse parameters that an algorithm to be measured does not have."""
-    from mpicoll.bench.workload import base
+    from mpicoll.bench.blocks import base
     from mpicoll.files import schedule_files
     from mpicoll.tuning import check
 

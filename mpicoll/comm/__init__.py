@@ -6,9 +6,9 @@ from mpicoll.comm.intracomm import (
     Graphcomm,
     Intercomm,
     Intracomm,
-    Stats,
 )
 from mpicoll.comm.job import abort_on_exception, end_job
+from mpicoll.runtime.state import Stats
 
 __all__ = [
     "Cartcomm",

@@ -12,9 +12,8 @@ mpi4py's topology methods.  Unpickled objects are made ready by their first coll
 
 Every collective goes one way, see :mod:`mpicoll.comm.dispatch`.  A mistake that all ranks make
 raises on all of them; one that a single rank makes raises there, while the others wait for it.  So
-let an
-uncaught exception end the job: start scripts by ``python -m mpi4py script.py``, or run their main
-part within :func:`abort_on_exception`.
+let an uncaught exception end the job: start scripts by ``python -m mpi4py script.py``, or run their
+main part within :func:`abort_on_exception`.
 """
 
 from __future__ import annotations
@@ -24,29 +23,28 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll import algorithms, tuning
 from mpicoll.base import launcher
 from mpicoll.base.consensus import combined
 from mpicoll.base.wording import plural
 from mpicoll.comm.blocking import Blocking
 from mpicoll.comm.handle import Handle
+from mpicoll.comm.inspection import Inspection
 from mpicoll.comm.messages import Messages
 from mpicoll.comm.nonblocking import Nonblocking
-from mpicoll.comm.passed import NEIGHBOURHOOD, Intercomm, Neighbourhood
+from mpicoll.comm.passed import Intercomm, Neighbourhood
 from mpicoll.comm.persistent import Persistent
 from mpicoll.engine import progress
 from mpicoll.runtime import schedules
 from mpicoll.runtime.first_calls import FirstCalls
-from mpicoll.runtime.state import State, Stats, find, inherit
-from mpicoll.schedule import collectives
-from mpicoll.tuning import NATIVE, Table, hints
+from mpicoll.runtime.state import find, inherit
+from mpicoll.tuning import Table, hints
 
 _C = TypeVar("_C", bound="Intracomm")
 #: Of mpi4py's several constructors the one that all bases have.
 _NEW: Any = MPI.Intracomm.__new__
 
 
-class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
+class Intracomm(Messages, Handle, Inspection, Blocking, Nonblocking, Persistent):
     """An intracommunicator whose collectives run by an algorithm of one's choice.
 
     Args:
@@ -318,81 +316,6 @@ class Intracomm(Messages, Handle, Blocking, Nonblocking, Persistent):
                 or its schedule is wrong.
         """
         self._ready().load(path)
-
-    # --- what ran and would run ---
-
-    def stats(self) -> Stats:
-        """What ran on this rank: this communicator's collectives by algorithm, and fallbacks."""
-        return self._local().stats()
-
-    def shared_memory(self) -> dict[str, int] | None:
-        """The memory that the ranks of this node share for this communicator; None if none.
-
-        ``bytes`` in all, but for windows; ``slots`` of each rank of ``slot`` bytes each;
-        ``inside``: longest message, in bytes, that needs no slot; ``reads``: whether large messages
-        are read from the memory of their sender; ``windows``: bytes in arrays of
-        :func:`mpicoll.empty`.
-        """
-        connection = self._local().connection
-        device = None if connection is None else connection.plans.device
-        return None if device is None else device.memory_of_node()
-
-    def gpu_transport(self) -> str | None:
-        """How arrays in device memory travel on this communicator, and why not faster.
-
-        ``cuda_ipc``, ``aware`` or ``staged``, and in parentheses what has kept a faster one from
-        serving; None where nothing was agreed, and such arrays go through the host as a whole.  See
-        :mod:`mpicoll.cuda.group`.
-        """
-        gpus = self._local().gpus
-        return None if gpus is None else gpus.described()
-
-    def explain(self, collective: str, nbytes: int = 0) -> str:
-        """Which algorithm a call without ``algorithm=`` would run, why, and how long it takes.
-
-        The time is predicted where ``MPICOLL_MODEL`` names fitted parameters.
-
-        Args:
-            collective: name as in ``mpicoll list``, or of a neighbourhood collective.
-            nbytes: bytes of the whole vector (of all blocks, for all-gather, reduce-scatter, ...).
-
-        Raises:
-            ValueError: unknown collective, or a negative number of bytes.
-        """
-        state = self._local()
-        if collective in NEIGHBOURHOOD:
-            return (
-                f"{collective} on {plural(state.size, 'rank')}: {NATIVE} (passed through: "
-                f"neighbourhood collectives are the MPI library's own); known are {NATIVE}"
-            )
-        collectives.collective(collective)
-        if nbytes < 0:
-            raise ValueError(f"nbytes={nbytes} must not be negative")
-        choice = tuning.choose_fitting(collective, state.size, nbytes, state.table)
-        time = ""
-        if state.settings.model is not None:
-            from mpicoll.tuning import predict  # with all that a simulation needs
-
-            time = "; " + predict.in_words(
-                state.settings.model, collective, choice, state.size, nbytes, state.nodes
-            )
-        choice = tuning.placed(collective, choice, state.nodes)
-        known = ", ".join((*algorithms.names(collective), NATIVE))
-        return (
-            f"{collective} of {plural(nbytes, 'byte')} on {plural(state.size, 'rank')}: "
-            f"{choice.words} ({choice.source}){time}; known are {known}"
-        )
-
-    def _local(self) -> State:
-        """What belongs to the handle, without setting it up (which is collective)."""
-        state = self._state or find(self)
-        if state is None and self._fast_path is self._first_calls:
-            state = self._begun()
-        if state is None:
-            raise ValueError("no collective has been called on this communicator yet")
-        self._state = state
-        state.guard.check()
-        return state
 
 
 class Cartcomm(Neighbourhood, Intracomm, MPI.Cartcomm):

@@ -44,6 +44,15 @@ _LISTS = frozenset((list, tuple))
 
 #: mpi4py's methods; a class that derived from it could not be combined with others of mpi4py's.
 _COMM: Any = MPI.Comm
+_SENDRECV: Any = MPI.Comm.Sendrecv
+
+
+def _is_on_host(buf: Any) -> bool:
+    """Whether it is clear at once that a buffer is in memory of the host."""
+    kind = type(buf)
+    if kind is _ARRAY:
+        return True
+    return (type(buf[0]) if kind in _LISTS and buf else kind) in _ON_HOST
 
 
 def _leaving(buf: Any) -> Buffer:
@@ -78,8 +87,7 @@ class Messages:
 
         Where the library takes it, what is on its stream is done when this returns.
         """
-        owner = buf[0] if type(buf) in _LISTS and buf else buf
-        if type(owner) in _ON_HOST or not is_device(buf):
+        if _is_on_host(buf) or not is_device(buf):
             return False
         forced = self._state is not None and self._state.settings.gpu == STAGED
         if forced or not library_takes():
@@ -128,13 +136,13 @@ class Messages:
     ) -> None:
         """Send and receive a message; see mpi4py's method."""
         packed = None
-        if type(sendbuf) is not _ARRAY and self._by_value(sendbuf):
+        if not _is_on_host(sendbuf) and self._by_value(sendbuf):
             sendbuf = _leaving(sendbuf).message(reduced=False)
-        if type(recvbuf) is not _ARRAY and self._by_value(recvbuf):
+        if not _is_on_host(recvbuf) and self._by_value(recvbuf):
             staged, packed = _arriving(recvbuf)
             recvbuf = staged.message(reduced=False)
             status = MPI.Status() if status is None else status
-        _COMM.Sendrecv(self, sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
+        _SENDRECV(self, sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
         if packed is not None and status is not None:
             _arrived(packed, status)
 

@@ -7,7 +7,7 @@ ranks of the same node go through memory that both map where the communicator ha
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 from mpi4py cimport MPI
 from mpi4py cimport libmpi as mpi
 
@@ -15,7 +15,7 @@ from mpicoll.engine._folding cimport Folding
 from mpicoll.engine._program cimport Channel, Phase
 from mpicoll.engine._transport cimport (
     DONE, POSTED, PUBLISHED, WAITING, Idle, Receive, Send, at, copy_bytes, shared_acked,
-    shared_acknowledge, shared_offer, shared_relax, shared_try, shared_unlock
+    shared_offer, shared_relax, shared_try, shared_unlock
 )
 
 from mpi4py import MPI as _MPI
@@ -163,24 +163,6 @@ cdef class Execution(Folding):
         )
         shared_unlock(&self.device.lock)
 
-    cdef void release(self) noexcept nogil:
-        """Bring messages that a fold still waits with to their places, and free their entries."""
-        cdef int c, i
-        cdef Receive *receive
-        for c in range(self.nchannels):
-            if self.channels[c].closed or self.channels[c].receives == 0:
-                continue
-            for i in range(
-                self.phases[self.channels[c].current].receives,
-                self.phases[self.channels[c].current].receives_end,
-            ):
-                receive = &self.receives[i]
-                if receive.use and receive.data != NULL:
-                    memcpy(at(self.bases, &receive.landing), receive.data, receive.landing.length)
-                    receive.data = at(self.bases, &receive.landing)
-                    shared_acknowledge(&self.device.shared, receive.local, receive.use)
-                    receive.use = 0
-
     cdef void copy(self, int start, int end) noexcept nogil:
         cdef int i
         for i in range(start, end):
@@ -309,13 +291,8 @@ cdef class Execution(Folding):
             receive.data, receive.use = NULL, 0
             if receive.local < 0:
                 self.code = mpi.MPI_Irecv(
-                    at(self.bases, &receive.landing),
-                    <int> receive.landing.length,
-                    mpi.MPI_BYTE,
-                    receive.peer,
-                    receive.tag & 0xffff,
-                    self.comm,
-                    &self.requests[self.nrequests],
+                    at(self.bases, &receive.landing), <int> receive.landing.length, mpi.MPI_BYTE,
+                    receive.peer, receive.tag & 0xffff, self.comm, &self.requests[self.nrequests],
                 )
                 if self.code != mpi.MPI_SUCCESS:
                     return -1
@@ -326,13 +303,8 @@ cdef class Execution(Folding):
             send.state, send.slot = WAITING, -1
             if send.local < 0:
                 self.code = mpi.MPI_Isend(
-                    at(self.bases, &send.source),
-                    <int> send.source.length,
-                    mpi.MPI_BYTE,
-                    send.peer,
-                    send.tag & 0xffff,
-                    self.comm,
-                    &self.requests[self.nrequests],
+                    at(self.bases, &send.source), <int> send.source.length, mpi.MPI_BYTE,
+                    send.peer, send.tag & 0xffff, self.comm, &self.requests[self.nrequests],
                 )
                 if self.code != mpi.MPI_SUCCESS:
                     return -1

@@ -6,9 +6,16 @@ from mpi4py cimport MPI
 from mpicoll.engine._execution cimport Execution
 
 
+cdef enum:
+    # Stages of a request, see `mpicoll.requests`.
+    INACTIVE = 0
+    COMPLETE = 1
+    ACTIVE = 2
+
+
 cdef class CallCount:
     cdef readonly object name
-    cdef int64_t calls
+    cdef readonly int64_t calls
 
 
 cdef class Airspace:

@@ -7,12 +7,6 @@ from mpi4py cimport MPI
 
 
 cdef enum:
-    # Stages of a request, see `mpicoll.requests`.
-    INACTIVE = 0
-    COMPLETE = 1
-    ACTIVE = 2
-
-cdef enum:
     PATIENCE = 200  # rounds without progress before the processor is offered
 
 
@@ -112,7 +106,12 @@ cdef class Flight:
         After a failure too, which is raised there.
         """
         cdef Airspace air = self.air
-        if self._stage != ACTIVE or not self.begun or air.pollers or air.forks:
+        if air.forks or self._error is not None:
+            return False
+        if self._stage == COMPLETE:
+            self._stage = INACTIVE
+            return True
+        if self._stage != ACTIVE or not self.begun or air.pollers:
             return False
         try:
             self.execution.wait(air.pause)

@@ -26,3 +26,6 @@ cdef class StridedPacking(Packing):
 
 cdef class TypedPacking(Packing):
     cdef list parts
+    cdef int move(
+        self, char *address, mpi.MPI_Datatype datatype, char *packed, bint back
+    ) except -1

@@ -6,6 +6,7 @@ memory that lies elsewhere, and by the datatype's handle of this time.
 
 from mpi4py cimport libmpi as mpi
 
+from mpicoll.engine._datatypes cimport Known, copy_elements, kept
 from mpicoll.engine._signature cimport DIMENSIONS
 
 cimport numpy as cnp
@@ -70,6 +71,8 @@ cdef class StridedPacking(Packing):
 cdef class TypedPacking(Packing):
     """Elements of a derived datatype.
 
+    What is known to be regular is copied here, anything else by the MPI library.
+
     Args:
         parts: (offset in bytes, number of elements) of each part; they lie one behind the other.
         length: bytes of all packed elements.
@@ -81,27 +84,32 @@ cdef class TypedPacking(Packing):
         self.parts, self.length = parts, length
 
     cdef int load(self, char *address, mpi.MPI_Datatype datatype, char *packed) except -1:
-        cdef int position = 0, code, count
-        cdef mpi.MPI_Aint offset
-        for offset, count in self.parts:
-            with nogil:
-                code = mpi.MPI_Pack(
-                    address + offset, count, datatype, packed, <int> self.length, &position,
-                    mpi.MPI_COMM_SELF,
-                )
-            if code != mpi.MPI_SUCCESS:
-                raise _MPI.Exception(code)
-        return 0
+        return self.move(address, datatype, packed, False)
 
     cdef int store(self, char *address, mpi.MPI_Datatype datatype, char *packed) except -1:
-        cdef int position = 0, code, count
+        return self.move(address, datatype, packed, True)
+
+    cdef int move(
+        self, char *address, mpi.MPI_Datatype datatype, char *packed, bint back
+    ) except -1:
+        cdef const Known *known = kept(datatype)
+        cdef int position = 0, code = mpi.MPI_SUCCESS, count, length = <int> self.length
         cdef mpi.MPI_Aint offset
         for offset, count in self.parts:
             with nogil:
-                code = mpi.MPI_Unpack(
-                    packed, <int> self.length, &position, address + offset, count, datatype,
-                    mpi.MPI_COMM_SELF,
-                )
+                if known != NULL and known.regular:
+                    copy_elements(known, address + offset, count, packed + position, back)
+                    position += count * known.size
+                elif back:
+                    code = mpi.MPI_Unpack(
+                        packed, length, &position, address + offset, count, datatype,
+                        mpi.MPI_COMM_SELF,
+                    )
+                else:
+                    code = mpi.MPI_Pack(
+                        address + offset, count, datatype, packed, length, &position,
+                        mpi.MPI_COMM_SELF,
+                    )
             if code != mpi.MPI_SUCCESS:
                 raise _MPI.Exception(code)
         return 0

@@ -8,6 +8,7 @@ from mpi4py cimport libmpi as mpi
 cdef enum:
     WORDS = 48  # that a signature has room for by itself
     DIMENSIONS = 32
+    HANDLES = 32  # datatypes of a side that are kept
 
 
 cdef struct Side:
@@ -15,8 +16,8 @@ cdef struct Side:
     char *address  # NULL: it has none
     int64_t length  # bytes, where they lie one behind the other
     bint strided  # an array whose elements do not lie one behind the other in C order
-    int derived  # datatypes that are derived, or have holes
-    mpi.MPI_Datatype datatype  # the last of them
+    int named  # datatypes, of which the first ones are kept
+    mpi.MPI_Datatype handles[HANDLES]
     bint held  # until it is released
     Py_buffer view
 

@@ -22,6 +22,8 @@ from mpi4py cimport libmpi as mpi
 
 cimport numpy as cnp
 
+from mpicoll.engine._datatypes cimport Known, is_flat, known_of
+
 import array as _arrays
 
 from numpy import integer
@@ -53,7 +55,6 @@ cdef enum:
     SHAPE = -13
 
 cdef enum:
-    FLAT_KNOWN = 64
     DEPTH = 3
 
 cdef object _IN_PLACE = _MPI.IN_PLACE
@@ -62,10 +63,6 @@ cdef object _Integer = integer
 
 #: The classes of PyTorch's tensors, once one has been passed.
 cdef set _tensors = set()
-
-# Predefined datatypes without holes, whose handles stay theirs.
-cdef mpi.MPI_Datatype _flat[FLAT_KNOWN]
-cdef int _nflat = 0
 
 
 def meet_tensor(kind):
@@ -81,7 +78,7 @@ cdef bint read(
     self.sides[0].address = self.sides[1].address = NULL
     self.sides[0].length = self.sides[1].length = 0
     self.sides[0].strided = self.sides[1].strided = False
-    self.sides[0].derived = self.sides[1].derived = 0
+    self.sides[0].named = self.sides[1].named = 0
     self.words, self.room, self.n, self.mixed = self.own, WORDS, 0, 0
     put(self, method)
     if not put_number(self, root):
@@ -308,54 +305,28 @@ cdef bint put_array(Signature *self, cnp.ndarray value) except -1:
 
 cdef bint put_datatype(Signature *self, Side *side, MPI.Datatype datatype) except -1:
     cdef mpi.MPI_Datatype handle = datatype.ob_mpi
-    cdef mpi.MPI_Aint low, extent, first, length
-    cdef int size
+    cdef const Known *known = NULL
+    cdef Known space
     if handle == mpi.MPI_DATATYPE_NULL:
         return False
-    if is_flat(handle):
+    if side != NULL:
+        if side.named < HANDLES:
+            side.handles[side.named] = handle
+        side.named += 1
+    if not is_flat(handle):
+        known = known_of(handle, &space)
+        if known == NULL and not is_flat(handle):
+            return False
+    if known == NULL:
         put(self, FLAT)
         put(self, <int64_t> handle)
         return True
-    if (
-        mpi.MPI_Type_size(handle, &size) != mpi.MPI_SUCCESS
-        or mpi.MPI_Type_get_extent(handle, &low, &extent) != mpi.MPI_SUCCESS
-        or mpi.MPI_Type_get_true_extent(handle, &first, &length) != mpi.MPI_SUCCESS
-        or size < 0  # more than MPI counts in an int
-    ):
-        return False
-    if side != NULL:
-        side.derived += 1
-        side.datatype = handle
     put(self, DERIVED)
-    put(self, size)
-    put(self, low)
-    put(self, extent)
-    put(self, first)
-    put(self, length)
-    return True
-
-
-cdef bint is_flat(mpi.MPI_Datatype handle) noexcept:
-    """Whether it is predefined and its elements have no holes."""
-    global _nflat
-    cdef int i, integers, addresses, datatypes, combiner, size
-    cdef mpi.MPI_Aint low, extent
-    for i in range(_nflat):
-        if _flat[i] == handle:
-            return True
-    if mpi.MPI_Type_get_envelope(
-        handle, &integers, &addresses, &datatypes, &combiner
-    ) != mpi.MPI_SUCCESS or combiner != mpi.MPI_COMBINER_NAMED:
-        return False
-    if (
-        mpi.MPI_Type_size(handle, &size) != mpi.MPI_SUCCESS
-        or mpi.MPI_Type_get_extent(handle, &low, &extent) != mpi.MPI_SUCCESS
-        or size != extent
-    ):
-        return False
-    if _nflat < FLAT_KNOWN:
-        _flat[_nflat] = handle
-        _nflat += 1
+    put(self, known.size)
+    put(self, known.low)
+    put(self, known.extent)
+    put(self, known.first)
+    put(self, known.length)
     return True
 
 

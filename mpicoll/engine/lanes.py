@@ -39,8 +39,9 @@ class Lane(NamedTuple):
     number: int
 
 
-#: The lane of blocking calls.
+#: The lane of blocking calls, and those of calls that are not.
 BLOCKING = Lane(0, 0)
+_OF_CALLS = tuple(Lane(0, number) for number in CALLS)
 
 
 class Pool(Generic[_T]):
@@ -128,10 +129,14 @@ class Lanes:
     def join(self, call: Hashable) -> Lane:
         """The lane of a non-blocking call, the next one in sequence; see :meth:`is_first`."""
         with self._lock:
-            number = CALLS[self._calls % len(CALLS)]
+            lane = _OF_CALLS[self._calls % len(_OF_CALLS)]
             self._calls += 1
-            self._queues.setdefault(number, deque()).append(call)
-        return Lane(0, number)
+            queue = self._queues.get(lane.number)
+            if queue is None:
+                self._queues[lane.number] = deque((call,))
+            else:
+                queue.append(call)
+        return lane
 
     def is_first(self, call: Hashable, lane: Lane) -> bool:
         """Whether the lane is free for this call."""

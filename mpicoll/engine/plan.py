@@ -8,10 +8,11 @@ communication, so one rank may find a plan in its cache where another builds it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpicoll.engine.spans import Span
+from mpicoll.engine.spans import Span, adjacent
 from mpicoll.schedule.layout import Layout
 from mpicoll.schedule.parameters import Value
 
@@ -47,6 +48,24 @@ class Fold(NamedTuple):
     operands: tuple[Span, ...]
     wide_first: bool = False
     wide_target: bool = False
+
+
+def merged(folds: Iterable[Fold]) -> tuple[Fold, ...]:
+    """Folds of adjacent blocks as one, without empty ones."""
+    merged: list[Fold] = []
+    for fold in folds:
+        if not fold.target.length:
+            continue
+        spans = (fold.target, *fold.operands)
+        before = (merged[-1].target, *merged[-1].operands) if merged else ()
+        if len(before) == len(spans) and all(map(adjacent, before, spans)):
+            target, *operands = (
+                a._replace(length=a.length + b.length) for a, b in zip(before, spans, strict=True)
+            )
+            merged[-1] = merged[-1]._replace(target=target, operands=tuple(operands))
+        else:
+            merged.append(fold)
+    return tuple(merged)
 
 
 class Phase(NamedTuple):

@@ -8,10 +8,9 @@ What the schedule leaves open is settled here, the same way on both sides of a m
 * blocks that are not adjacent are packed;
 * messages longer than :data:`mpicoll.engine.plan.PIECE` are cut, so that no count nears 2^31 and
   receive space is bounded;
-* what is reduced is received aside.  Where that would take more than :data:`SPACE`, the pieces of
-  a round are received row by row (piece p of every sender, then piece p + 1), and within a row, if
-  need be, sender by sender into an accumulator.  The fold is the same expression all the same.
-  Only a round that also sends what it reduces needs room for the whole block.
+* what is reduced is received aside; where that would take more than :data:`SPACE`, row by row (see
+  :mod:`mpicoll.engine.rows`).  Only a round that also sends what it reduces needs room for the
+  whole block.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ from mpicoll.engine.plan import (
     PlannedChannel,
     PlannedMessage,
     Shape,
+    merged,
 )
-from mpicoll.engine.spans import Span, adjacent, cut_out, joined, laid, overlap, sub
+from mpicoll.engine.rows import Rows
+from mpicoll.engine.spans import Arena, Span, joined, laid, overlap
 from mpicoll.registry import Algorithm
 from mpicoll.schedule import Block, Copy, Recv, RecvReduce, Round, Send, blocks, layout
 from mpicoll.schedule.collectives import Place
@@ -43,9 +44,6 @@ from mpicoll.schedule.steps import GIVEN, WORK
 
 #: Most receive space of a plan, bytes.
 SPACE = 64 << 20
-
-
-_ALIGNMENT = 64
 
 
 def build(shape: Shape, piece: int = PIECE, space: int = SPACE) -> Plan:
@@ -72,21 +70,9 @@ def build(shape: Shape, piece: int = PIECE, space: int = SPACE) -> Plan:
     return _Builder(shape, algorithm, nblocks, piece, space).plan()
 
 
-class _Arena:
-    """A temporary buffer, handed out in order, and again from the start after ``rewind``."""
-
-    def __init__(self, buffer: int) -> None:
-        self.buffer = buffer
-        self.next = self.end = 0
-
-    def take(self, length: int) -> Span:
-        span = Span(self.buffer, self.next, length)
-        self.next += -(-length // _ALIGNMENT) * _ALIGNMENT
-        self.end = max(self.end, self.next)
-        return span
-
-    def rewind(self) -> None:
-        self.next = 0
+def in_elements(piece: int, itemsize: int) -> int:
+    """Bytes of the longest message, of whole elements."""
+    return max(piece // itemsize, 1) * itemsize
 
 
 class _Builder:
@@ -100,7 +86,7 @@ class _Builder:
         self.definition = algorithm.definition
         self.place = Place(shape.rank, shape.size, shape.root, nblocks)
         self.nblocks, self.nscratch = nblocks, algorithm.scratch(shape.size)
-        self.piece = max(piece // shape.itemsize, 1) * shape.itemsize
+        self.piece = in_elements(piece, shape.itemsize)
         self.space = space
         self.segments = 1
         self.held = frozenset(self.definition.held(self.place))
@@ -110,7 +96,7 @@ class _Builder:
         self.input_buffer = OUTPUT if shape.in_place and not stays else INPUT
         # In a reduce-scatter in place the output lies on top of input that is still needed.
         self.output_is_free = not (shape.in_place and self.definition.output_alone)
-        self.fixed = _Arena(BLOCKS)
+        self.fixed = Arena(BLOCKS)
         self.homes: dict[tuple[str, int], Span] = {}
         self.written: set[Cell] = set()
         self.before: list[Move] = []
@@ -123,7 +109,7 @@ class _Builder:
         self.segments = first.segments
         # Channels whose numbers differ by this much are never open together: they share space.
         together = min(first.window, first.segments) * (len(program) // first.segments)
-        arenas = [_Arena(MESSAGES + number) for number in range(together)]
+        arenas = [Arena(MESSAGES + number) for number in range(together)]
         channels = []
         for number, channel in enumerate(program):
             arena = arenas[number % together]
@@ -210,7 +196,7 @@ class _Builder:
 
     # --- rounds ------------------------------------------------------------------------------
 
-    def _round(self, steps: Round, segment: int, arena: _Arena, budget: int) -> list[Phase]:
+    def _round(self, steps: Round, segment: int, arena: Arena, budget: int) -> list[Phase]:
         moves: list[Move] = []
         for step in steps:
             if isinstance(step, Copy):
@@ -239,12 +225,16 @@ class _Builder:
             for cell, received in values.items()
         ]
         opening = Phase(
-            _filled(moves), tuple(receives), tuple(sends), tuple(stores), _merged(folds), True
+            _filled(moves), tuple(receives), tuple(sends), tuple(stores), merged(folds), True
         )
         phases = [opening]
         if reduced:
             peers = [step.peer for step in steps if isinstance(step, RecvReduce)]
-            phases = self._by_rows(opening, peers, reduced, arena, budget)
+            ratio = self.shape.wide // self.shape.itemsize
+            rows = Rows(self.shape.rank, ratio, self.piece, arena, budget)
+            targets = [self._target(cell) for cell in reduced]
+            owns = [self._source(cell) for cell in reduced]
+            phases = rows.phases(opening, peers, targets, owns)
         for step in steps:
             if isinstance(step, (Recv, RecvReduce)):
                 self.written.update(self._cells(step.block, segment))
@@ -256,7 +246,7 @@ class _Builder:
         if step.peer == rank or not 0 <= step.peer < size:
             raise no_peer(step, rank, size)
 
-    def _copied(self, step: Copy, segment: int, arena: _Arena) -> list[Move]:
+    def _copied(self, step: Copy, segment: int, arena: Arena) -> list[Move]:
         """The moves of a copy: all its blocks at once, so through other space if they overlap."""
         cells = self._cells(step.dst, segment)
         sources = [self._source(cell) for cell in self._cells(step.src, segment)]
@@ -277,7 +267,7 @@ class _Builder:
             Move(t, a) for t, a in zip(targets, aside, strict=True)
         ]
 
-    def _packed(self, spans: list[Span], arena: _Arena, moves: list[Move]) -> Span:
+    def _packed(self, spans: list[Span], arena: Arena, moves: list[Move]) -> Span:
         """One span with the content of several."""
         if len(spans) == 1:
             return spans[0]
@@ -298,7 +288,7 @@ class _Builder:
         self,
         step: Recv,
         segment: int,
-        arena: _Arena,
+        arena: Arena,
         sends: list[PlannedMessage],
         receives: list[PlannedMessage],
         stores: list[Move],
@@ -338,7 +328,7 @@ class _Builder:
         self,
         step: RecvReduce,
         segment: int,
-        arena: _Arena,
+        arena: Arena,
         receives: list[PlannedMessage],
         values: dict[Cell, list[tuple[int, Span]]],
     ) -> None:
@@ -353,84 +343,6 @@ class _Builder:
     def _in_rank_order(self, received: list[tuple[int, Span]], own: Span) -> tuple[Span, ...]:
         pairs = sorted([*received, (self.shape.rank, own)], key=lambda pair: pair[0])
         return tuple(span for _, span in pairs)
-
-    def _by_rows(
-        self, opening: Phase, peers: list[int], cells: list[Cell], arena: _Arena, budget: int
-    ) -> list[Phase]:
-        """Piece p of every sender, then piece p + 1, ..."""
-        targets = [self._target(cell) for cell in cells]
-        owns = [self._source(cell) for cell in cells]
-        total = sum(target.length for target in targets)
-        order = sorted([*peers, self.shape.rank])
-        phases = [opening._replace(stores=(), last=False)]
-        mark = arena.next
-        for lo in range(0, total, self.piece):
-            length = min(self.piece, total - lo)
-            arena.next = mark
-            phases += self._row(
-                order,
-                cut_out(targets, lo, length),
-                cut_out(owns, lo, length),
-                length,
-                arena,
-                budget,
-            )
-        # What was received aside may have to wait for the sends, so it is stored last.
-        return [*phases[:-1], phases[-1]._replace(stores=opening.stores, last=True)]
-
-    def _row(
-        self,
-        order: list[int],
-        targets: list[Span],
-        owns: list[Span],
-        length: int,
-        arena: _Arena,
-        budget: int,
-    ) -> list[Phase]:
-        """One piece of every sender, as many senders at a time as there is space for."""
-        rank, ratio = self.shape.rank, self.shape.wide // self.shape.itemsize
-        together = max((budget - ratio * length) // length, 1)
-        groups = [order[i : i + together] for i in range(0, len(order), together)]
-        accumulator = arena.take(ratio * length) if len(groups) > 1 else None
-        mark = arena.next
-        phases = []
-        for number, group in enumerate(groups):
-            arena.next = mark
-            landings = {peer: arena.take(length) for peer in group if peer != rank}
-            folds = []
-            for index, target in enumerate(targets):
-                start = sum(t.length for t in targets[:index])
-                operands = [
-                    owns[index] if peer == rank else sub(landings[peer], start, target.length)
-                    for peer in group
-                ]
-                first, final = number == 0, number == len(groups) - 1
-                if accumulator is not None:
-                    partial = sub(accumulator, ratio * start, ratio * target.length)
-                    operands = operands if first else [partial, *operands]
-                    target = target if final else partial
-                folds.append(Fold(target, tuple(operands), not first, not final))
-            receives = tuple(PlannedMessage(peer, landing) for peer, landing in landings.items())
-            phases.append(Phase((), receives, (), (), _merged(folds), False))
-        return phases
-
-
-def _merged(folds: Iterable[Fold]) -> tuple[Fold, ...]:
-    """Folds of adjacent blocks as one, without empty ones."""
-    merged: list[Fold] = []
-    for fold in folds:
-        if not fold.target.length:
-            continue
-        spans = (fold.target, *fold.operands)
-        before = (merged[-1].target, *merged[-1].operands) if merged else ()
-        if len(before) == len(spans) and all(map(adjacent, before, spans)):
-            target, *operands = (
-                a._replace(length=a.length + b.length) for a, b in zip(before, spans, strict=True)
-            )
-            merged[-1] = merged[-1]._replace(target=target, operands=tuple(operands))
-        else:
-            merged.append(fold)
-    return tuple(merged)
 
 
 def _filled(moves: Iterable[Move]) -> tuple[Move, ...]:

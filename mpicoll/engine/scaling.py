@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from mpicoll.engine.plan import Plan, Shape
-from mpicoll.engine.planning import SPACE
+from mpicoll.engine.planning import SPACE, in_elements
+from mpicoll.engine.spans import ALIGNMENT
 from mpicoll.schedule.layout import Layout
 
-#: Offsets in temporary space are multiples of it.
-_ALIGNMENT = 64
 #: Most temporary space, bytes, of a plan that is kept for others to be scaled from.
 _KEPT = 1 << 20
 
@@ -56,11 +55,15 @@ class Scale:
         phases = [phase for channel in plan.channels for phase in channel.phases]
         messages = [message for phase in phases for message in (*phase.receives, *phase.sends)]
         longest = max((message.span.length for message in messages), default=0)
+        piece = in_elements(piece, plan.shape.itemsize)
+        # That depends on how much space there is.
+        by_rows = any(fold.wide_first or fold.wide_target for p in phases for fold in p.folds)
         space = sum(plan.temporary)
-        aligned = not space or part % _ALIGNMENT == 0
+        aligned = not space or part % ALIGNMENT == 0
         self._segments, self._longest, self._piece = segments, longest, piece
         self._space, self._most = space, SPACE // max(len(plan.temporary), 1)
-        self.part = part if aligned and longest < piece and space <= _KEPT else 0
+        serves = aligned and not by_rows and longest < piece and space <= _KEPT
+        self.part = part if serves else 0
 
     def part_of(self, shape: Shape) -> int:
         """Bytes of a segment of another shape of the pattern; 0 if that must be planned."""

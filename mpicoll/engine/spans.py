@@ -1,10 +1,13 @@
-"""Runs of bytes in buffers, and how they are joined and cut."""
+"""Runs of bytes in buffers: how they are joined and cut, and handed out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
+
+#: Offsets in temporary space are multiples of it.
+ALIGNMENT = 64
 
 
 class Span(NamedTuple):
@@ -60,3 +63,22 @@ def joined(spans: Iterable[Span]) -> list[Span]:
         else:
             joined.append(span)
     return joined
+
+
+class Arena:
+    """A temporary buffer, handed out in order, and again from the start after ``rewind``."""
+
+    def __init__(self, buffer: int) -> None:
+        self.buffer = buffer
+        self.next = self.end = 0
+
+    def take(self, length: int) -> Span:
+        """Bytes that nobody else has until it is rewound."""
+        span = Span(self.buffer, self.next, length)
+        self.next += -(-length // ALIGNMENT) * ALIGNMENT
+        self.end = max(self.end, self.next)
+        return span
+
+    def rewind(self) -> None:
+        """Hand out the same again."""
+        self.next = 0

@@ -23,18 +23,22 @@ from mpicoll.errors import TransportWarning
 
 _PROBLEM = ""
 try:
+    from mpicoll.engine._datatypes import describe, is_described
     from mpicoll.engine._execution import Execution
-    from mpicoll.engine._fast_path import FastPath, Starter
-    from mpicoll.engine._flight import Airspace, Flight, finish_all
+    from mpicoll.engine._fast_path import FastPath
+    from mpicoll.engine._flight import Airspace, CallCount, Flight, finish_all
+    from mpicoll.engine._library import Direct
     from mpicoll.engine._packing import Packing, StridedPacking, TypedPacking
     from mpicoll.engine._signature import meet_tensor
+    from mpicoll.engine._starter import CountedPrequest, Starter
     from mpicoll.engine._transport import BUILT_FOR, Device, library, read_memory, space
 except (ImportError, ValueError) as error:
     #: What runs a plan, makes calls again, starts persistent calls, and packs what goes by value;
     #: None where they are not built.
     Execution = FastPath = Starter = None
-    Airspace = Flight = finish_all = None
-    Packing = StridedPacking = TypedPacking = meet_tensor = None
+    Airspace = CallCount = CountedPrequest = Flight = finish_all = None
+    Direct = Packing = StridedPacking = TypedPacking = meet_tensor = None
+    describe = is_described = None
     if isinstance(error, ModuleNotFoundError):
         _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
     else:  # built for another MPI, whose handles differ in size

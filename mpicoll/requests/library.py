@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
+from mpicoll.engine import transport
 from mpicoll.engine.lanes import Pool
 from mpicoll.requests.base import Limited
 from mpicoll.requests.standalone import StandalonePrequest
@@ -48,6 +49,14 @@ class CountedPrequest(OwnedPrequest):
         """Start the collective."""
         MPI.Prequest.Start(self)
         self._state.count(self._prepared.definition.name, NATIVE)
+
+
+class _NotBuilt:
+    """What stands for the engine's class where that is not built."""
+
+
+class FastPrequest(transport.CountedPrequest or _NotBuilt, OwnedPrequest):  # type: ignore[misc]
+    """The same, which the engine starts."""
 
 
 class _LimitedPrequest(Limited):
@@ -145,10 +154,13 @@ def bound(
 
     ``observed``: whether a trace or hooks hear of its starts.
     """
-    made: CountedPrequest | LibraryPrequest
+    made: CountedPrequest | FastPrequest | LibraryPrequest
     if state.watch is not None or observed:
         made = LibraryPrequest(request)
         made._bind(state, prepared)
+    elif transport.CountedPrequest is not None:
+        made = FastPrequest(request)
+        made.count_by(state.counter(prepared.definition.name, NATIVE))
     else:
         made = CountedPrequest(request)
         made._state, made._prepared = state, prepared

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from mpicoll import hooks, tuning
 from mpicoll.base import caller
-from mpicoll.buffers import Buffer
+from mpicoll.buffers import Buffer, typemaps, vectors
 from mpicoll.cuda.group import CUDA_IPC
 from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lane, Lanes
@@ -130,38 +130,18 @@ class FastCalls:
             *(None, (False, False), False),
         )
 
-    def pass_on(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        choice: tuning.Choice,
-        call: Call,
-        function: Callable[..., Any],
-        kind: int = 0,
-    ) -> None:
-        """The same for a call that a function of the MPI library serves.
-
-        ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
-        """
-        path = self._path_for(call, arguments, choice, any_operator=kind > 0)
-        if path is not None:
-            pass_on(path, method, arguments, choice, call, function, kind)
+    def pass_on(self, served: Served) -> None:
+        """The same for a call that a function of the MPI library serves."""
+        if self.path is not None and served.is_repeatable(self._nodes):
+            pass_on(self.path, served)
 
     def _path_for(
-        self,
-        call: Call,
-        arguments: tuple[Any, ...],
-        choice: tuning.Choice,
-        any_operator: bool = False,
+        self, call: Call, arguments: tuple[Any, ...], choice: tuning.Choice
     ) -> transport.FastPath | None:
-        """The fast path of a call; a user's operator may be another one next time."""
-        op = arguments[2]
-        if self.path is None or not (any_operator or op is None or op.is_predefined):
+        """The fast path of a call, None if it may not go there."""
+        if self.path is None or not _is_repeatable(call, arguments[2], choice, self._nodes):
             return None
-        if call.beyond:  # which is reported each time
-            return None
-        collective = call.definition.name
-        return self.path if tuning.is_default(collective, choice, self._nodes) else None
+        return self.path
 
     def starter(self, runnable: Runnable, lane: Lane, call: Call) -> transport.Starter | None:
         """The fast path of a persistent call, None if it has none."""
@@ -186,20 +166,48 @@ class FastCalls:
             self.path.open = False
 
 
-def pass_on(
-    path: transport.FastPath,
-    method: Method,
-    arguments: tuple[Any, ...],
-    choice: tuning.Choice,
-    call: Call,
-    function: Callable[..., Any],
-    kind: int,
-) -> None:
-    """Let a fast path make calls of the same arguments, buffers apart, by a function of the MPI
-    library.
+class Served(NamedTuple):
+    """A call that the MPI library has served.
 
-    ``kind``: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
+    Attributes:
+        method: what was called.
+        arguments: send buffer, receive buffer, operator, root, counts.
+        choice: why the library has served it.
+        call: the parsed call.
+        function: mpi4py's method.
+        kind: what is added to the method's number, see :mod:`mpicoll.schedule.methods`.
     """
+
+    method: Method
+    arguments: tuple[Any, ...]
+    choice: tuning.Choice
+    call: Call
+    function: Callable[..., Any]
+    kind: int = 0
+
+    def is_repeatable(self, nodes: tuple[int, ...] = ()) -> bool:
+        """Whether calls of the same arguments, buffers apart, are served in the same way.
+
+        ``nodes``: the number of each rank's node.
+        """
+        # A call that is started keeps its operator.
+        op = None if self.kind else self.arguments[2]
+        return _is_repeatable(self.call, op, self.choice, nodes)
+
+
+def _is_repeatable(
+    call: Call, op: MPI.Op | None, choice: tuning.Choice, nodes: tuple[int, ...]
+) -> bool:
+    """The same for any call by an operator; a user's may be another one next time."""
+    if call.beyond:  # which is reported each time
+        return False
+    predefined = op is None or op.is_predefined
+    return predefined and tuning.is_default(call.definition.name, choice, nodes)
+
+
+def pass_on(path: transport.FastPath, served: Served) -> None:
+    """Let a fast path make calls like one that the MPI library has served."""
+    method, arguments, choice, call, function, kind = served
     _meet_tensors(arguments)
     if not _understood(call):
         return
@@ -230,7 +238,7 @@ def pass_on(
         method.arguments,
         *packed,
         messages,
-        _given(call) if kind == STARTED and not method.varies else None,
+        _direct(call, method),
     )
 
 
@@ -262,26 +270,45 @@ def _understood(call: Call) -> bool:
     return True
 
 
-_Given = tuple[int, MPI.Datatype] | None
-
-
-def _given(call: Call) -> tuple[_Given, _Given] | None:
-    """What a function of the MPI library gets of each buffer, None if in place.
-
-    None where mpi4py's method knows better: of derived datatypes, and of counts beyond an int.
+def _direct(call: Call, method: Method) -> transport.Direct | None:
+    """The MPI library's own function, with what it gets of the buffers; None where mpi4py's method
+    knows better: of counts beyond an int, and of most derived datatypes of blocks of any lengths.
     """
-    found: list[_Given] = []
+    found: list[tuple[Any, ...] | None] = []
     both = 0 if call.definition.name == "scatter" else 1
-    for number, buffer in enumerate((call.send, call.recv)):
-        if call.in_place and call.definition.name != "bcast" and number != both:
+    for side, buffer in enumerate((call.send, call.recv)):
+        if call.in_place and call.definition.name != "bcast" and side != both:
             found.append(None)
-        elif buffer is None:
-            found.append((0, MPI.BYTE))
-        elif buffer.packed is not None or buffer.datatype is None or buffer.count >= 1 << 31:
+            continue
+        given = (0, MPI.BYTE) if buffer is None else _given(call, method, buffer, side)
+        if given is None:
             return None
-        else:
-            found.append((buffer.count, buffer.datatype))
-    return found[0], found[1]
+        found.append(given)
+    try:
+        return transport.Direct(method.number, *found)
+    except OverflowError:
+        return None
+
+
+def _given(call: Call, method: Method, buffer: Buffer, side: int) -> tuple[Any, ...] | None:
+    """What it gets of one of the buffers, see `mpicoll/engine/_library.pyx`; None: not known."""
+    definition = call.definition
+    if method.name == "Alltoallw":
+        counts, places, datatypes = vectors.typed(call.given[side], call.place.size, "buffer")
+        # The names of datatypes are mpi4py's.
+        named = any(not isinstance(datatype, MPI.Datatype) for datatype in datatypes)
+        return None if named else (counts, places, None)
+    if buffer.packed is not None and not buffer.packed.for_all:
+        parts = buffer.packed.parts
+        if method.varies or parts is None or len(parts) > 1 or parts[0].offset:
+            return None
+        return parts[0].count // buffer.blocks, None
+    alone = (definition.input_alone, definition.output_alone)[side]
+    if call.layouts is None or (alone and not definition.reduces):
+        return buffer.count, buffer.datatype
+    unit = 1 if definition.reduces else buffer.itemsize
+    numbers = ([n // unit for n in each] for each in reversed(call.layouts[side]))
+    return *numbers, buffer.datatype
 
 
 _Packed = tuple[tuple[Any, Any] | None, tuple[bool, bool], bool]
@@ -317,7 +344,16 @@ def _packing(buffer: Buffer | None) -> transport.Packing | None:
     packed = buffer.packed
     if packed.arrays is not None and packed.memory.size == buffer.memory.size:
         return transport.StridedPacking(*packed.arrays)
-    if packed.parts is not None and buffer.array is None:
+    if packed.parts is not None and buffer.array is None and _names_one(buffer.given[-1]):
+        datatype = packed.parts[0].datatype
+        if not transport.is_described(datatype):
+            transport.describe(datatype, typemaps.regular(datatype))
         parts = [(part.offset, part.count) for part in packed.parts]
         return transport.TypedPacking(parts, packed.memory.size)
     raise ValueError("several datatypes, or a part of an array")
+
+
+def _names_one(datatypes: Any) -> bool:
+    """Whether all of some datatypes are one; those of empty blocks too."""
+    several = datatypes if isinstance(datatypes, (list, tuple)) else [datatypes]
+    return all(each == several[0] for each in several)

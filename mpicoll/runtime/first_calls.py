@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -19,10 +18,9 @@ from mpicoll import hooks, tuning
 from mpicoll.base import caller
 from mpicoll.engine import progress, transport
 from mpicoll.runtime import handles
-from mpicoll.runtime.calls import Call
 from mpicoll.runtime.family import Family
-from mpicoll.runtime.fast_path import pass_on
-from mpicoll.schedule.methods import METHODS, STARTED, Method
+from mpicoll.runtime.fast_path import Served, pass_on
+from mpicoll.schedule.methods import METHODS, STARTED
 from mpicoll.tuning import NATIVE
 
 #: Calls that name no algorithm and go to the MPI library, where a communicator comes from another.
@@ -112,21 +110,10 @@ class FirstCalls:
         if error is None or error.Get_error_class() not in _IN_ARGUMENTS:
             self.left -= 1
 
-    def pass_on(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        choice: tuning.Choice,
-        call: Call,
-        function: Callable[..., Any],
-        kind: int = 0,
-    ) -> None:
+    def pass_on(self, served: Served) -> None:
         """Let calls of the same arguments, buffers apart, be made by a function of the library."""
-        op = arguments[2]
-        same = kind > 0 or op is None or op.is_predefined
-        same &= not call.beyond  # which is reported each time
-        if self._known is not None and same and tuning.is_default(method.collective, choice):
-            pass_on(self._known, method, arguments, choice, call, function, kind)
+        if self._known is not None and served.is_repeatable():
+            pass_on(self._known, served)
 
     def calls(self) -> dict[tuple[str, str], int]:
         """Number of calls that were known, by (collective, algorithm)."""

@@ -87,15 +87,11 @@ class Plans:
 
     def build(self, shape: Shape) -> Runnable:
         """A new plan, scaled from another one where that can be."""
-        kind = pattern(shape)
-        scale, first = self._scales.get(kind, (None, None))
+        scale, first = self._scales.get(pattern(shape), (None, None))
         part = 0 if scale is None else scale.part_of(shape)
         if scale is not None and first is not None and part:
-            last = first.execution, scale.part, part
-            try:
-                return Runnable(None, shape, transport.Execution(None, self.device, *last))
-            except ValueError:  # it has parts that are not of a segment's length
-                self._scales.pop(kind, None)
+            execution = transport.Execution(None, self.device, first.execution, scale.part, part)
+            return Runnable(None, shape, execution)
         return Runnable(self.plan(shape), shape)
 
     def plan(self, shape: Shape) -> Plan:

@@ -108,6 +108,11 @@ class State:
         return Counter()
 
     @cached_property
+    def counters(self) -> dict[tuple[str, str], transport.CallCount]:
+        """What counts those of them that the engine starts, see :meth:`counter`."""
+        return {}
+
+    @cached_property
     def fallbacks(self) -> Counter[tuple[str, str]]:
         """See :class:`Stats`."""
         return Counter()
@@ -262,9 +267,15 @@ class State:
         with _COUNTING:
             self.calls[collective, algorithm] += 1
 
+    def counter(self, collective: str, algorithm: str) -> transport.CallCount:
+        """What counts calls that the engine starts."""
+        name = collective, algorithm
+        return self.counters.setdefault(name, transport.CallCount(name))
+
     def stats(self) -> Stats:
         """What has run so far."""
         calls = self.calls + Counter(self.first_calls.calls())
+        calls += Counter({name: counter.calls for name, counter in self.counters.items()})
         if self._fast is not None:
             calls += Counter(self._fast.calls())
         return Stats(dict(calls), dict(self.fallbacks))

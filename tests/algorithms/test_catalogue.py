@@ -15,7 +15,7 @@ from mpicoll.schedule import Send
 from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.schedule.parameters import PERMUTATION, in_words, read_value
 from mpicoll.simulate import Machine, simulate
-from mpicoll.verify import verify
+from mpicoll.verify import tried, verify
 
 CATALOGUE = algorithms.catalogue()
 SIZES = range(1, 34)
@@ -34,8 +34,8 @@ WINDOWS = {1: 8, 5: 2, 16: 16}
 
 def settings(algorithm, size):
     """Parameters: values of each, not all combinations."""
-    tried = algorithm.tried(size, list(WINDOWS))
-    return [{**t, "window": WINDOWS[t["segments"]]} if "segments" in t else t for t in tried]
+    settings = tried(algorithm, size, list(WINDOWS))
+    return [{**t, "window": WINDOWS[t["segments"]]} if "segments" in t else t for t in settings]
 
 
 def even_settings(algorithm, size):

@@ -13,7 +13,7 @@ from mpicoll.schedule.parameters import LABELS
 from mpicoll.schedule.topology import nodes_of
 from mpicoll.simulate.clock import trace
 from mpicoll.tuning import ARGUMENT, NATIVE, Choice, check, from_environment, is_default, placed
-from mpicoll.verify import verify
+from mpicoll.verify import tried, verify
 
 HIERARCHICAL = [a for a in algorithms.catalogue() if LABELS in a.kinds.values()]
 every_one = pytest.mark.parametrize("algorithm", HIERARCHICAL, ids=lambda a: a.collective)
@@ -165,14 +165,14 @@ def test_nodes_of_another_number_of_ranks_are_refused(algorithm, size):
 @every_one
 def test_what_is_tried_shows_all_kinds_of_placements(algorithm):
     for size in (1, 2, 7, 16):
-        tried = algorithm.tried(size, [1, 2, 5])
-        assert {t["segments"] for t in tried} == {1, 2, 5} or size == 1
-        known = [nodes_of(t["nodes"] or tuple(range(size))) for t in tried]
+        settings = tried(algorithm, size, [1, 2, 5])
+        assert {t["segments"] for t in settings} == {1, 2, 5} or size == 1
+        known = [nodes_of(t["nodes"] or tuple(range(size))) for t in settings]
         counts = {len(nodes.ranks) for nodes in known}
         assert {1, size, min(1 + isqrt(size), size)} <= counts
         if size > 3:
             assert any(len(set(nodes.lengths)) > 1 for nodes in known)
-    assert algorithm.tried(64, [1]) == [
+    assert tried(algorithm, 64, [1]) == [
         {"nodes": (0,) * 3 + (1,) * 61, "segments": 1},
         {"nodes": tuple(rank % 9 for rank in range(64)), "segments": 1},
     ]

@@ -10,6 +10,7 @@ from mpicoll import algorithms, local, ops
 from mpicoll.ops import exact
 from mpicoll.registry import COMMUTATIVE, RANK_ORDER, SAME_BITS, Algorithm
 from mpicoll.schedule import RecvReduce, Send, given
+from mpicoll.verify import tried
 
 REDUCING = [a for a in algorithms.catalogue() if a.definition.reduces]
 SIZES = (1, 2, 3, 4, 5, 7, 8, 13)
@@ -25,7 +26,7 @@ def calls(algorithm):
     """Numbers of ranks, roots and parameters."""
     for size in filter(algorithm.runs_on, SIZES):
         roots = sorted({0, size // 2, size - 1}) if algorithm.definition.rooted else [0]
-        yield from product([size], roots, algorithm.tried(size, [1, 3]))
+        yield from product([size], roots, tried(algorithm, size, [1, 3]))
 
 
 def exposing(size, dtype):

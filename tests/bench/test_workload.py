@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpicoll.bench.blocks import lengths
 from mpicoll.bench.pattern import TYPES, Pattern, element_type
 from mpicoll.bench.repetition import in_turn
-from mpicoll.bench.workload import Workload, elements, lengths, serving
+from mpicoll.bench.workload import Workload, elements, serving
 
 OPERATORS = {
     "sum": sum,

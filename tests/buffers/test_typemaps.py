@@ -94,8 +94,38 @@ def test_any_datatype(base, makers):
         starts, width = found.equal()
         pieces = starts[:, None] + np.arange(width)
         np.testing.assert_array_equal(pieces.ravel() + origin, where)
+    shape = typemaps.regular(datatype)
+    if shape is not None:
+        places = np.array([shape.start])
+        for count, stride in shape.axes:
+            places = (places[:, None] + stride * np.arange(count)).ravel()
+        pieces = places[:, None] + np.arange(shape.length)
+        np.testing.assert_array_equal(pieces.ravel() + origin, where)
     for each in made:
         each.Free()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "start", "axes", "length"),
+    [
+        (MPI.DOUBLE, 0, [], 8),
+        (MPI.INT.Create_contiguous(5), 0, [], 20),
+        (MPI.INT.Create_vector(3, 2, 4), 0, [(3, 16)], 8),
+        (MPI.INT.Create_vector(3, 2, 2), 0, [], 24),
+        (MPI.INT.Create_vector(3, 1, 2).Create_resized(0, 8), 0, [(3, 8)], 4),
+        (MPI.INT.Create_vector(3, 1, 2).Create_hvector(4, 1, 24), 0, [(12, 8)], 4),
+        (MPI.INT.Create_subarray([4, 6], [2, 3], [1, 2]), 32, [(2, 24)], 12),
+        (MPI.INT.Create_subarray([4, 6], [2, 3], [1, 2], MPI.ORDER_FORTRAN), 36, [(3, 16)], 8),
+        (MPI.INT.Create_subarray([4, 6, 5], [2, 3, 2], [0] * 3), 0, [(2, 120), (3, 20)], 8),
+    ],
+)
+def test_what_is_regular(datatype, start, axes, length):
+    assert typemaps.regular(datatype) == (start, tuple(axes), length)
+
+
+def test_what_is_not_regular():
+    for datatype in (MPI.DOUBLE_INT, MPI.INT.Create_indexed([1, 3], [5, 0])):
+        assert typemaps.regular(datatype) is None
 
 
 @pytest.mark.parametrize(

@@ -88,5 +88,12 @@ def test_others_are_built_anew():
     uneven = layout.even(7, 4)
     shape = shape_of("allreduce", "ring", 4, 1, 1, 4)
     assert pattern(replace(shape, input=uneven, output=uneven)) is None
+    # A message of two blocks is cut between elements, before it is as long as a piece.
+    cut = planning.build(shape_of("allgather", "recursive_doubling", 4, 1, 5, 12), 64)
+    assert max(m.span.length for c in cut.channels for p in c.phases for m in p.sends) == 60
+    assert Scale(cut, 64).part == 0
+    by_rows = planning.build(shape_of("allreduce", "linear", 4, 0, 16, 4), PIECE, 128)
+    assert any(fold.wide_target for c in by_rows.channels for p in c.phases for fold in p.folds)
+    assert Scale(by_rows, PIECE).part == 0
     odd = planning.build(shape_of("allreduce", "ring", 4, 1, 3, 4))
     assert Scale(odd, PIECE).part == 0  # offsets of its temporary space are no multiples

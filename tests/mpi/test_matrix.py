@@ -15,6 +15,7 @@ from mpi4py import MPI
 from mpicoll import algorithms, local, ops
 from mpicoll.comm import Intracomm
 from mpicoll.registry import COMMUTATIVE
+from mpicoll.verify import tried
 
 pytestmark = pytest.mark.mpi
 
@@ -103,13 +104,13 @@ def run(comm, entry, send, recv, op, root, parameters):
 
 def settings(entry):
     """Parameters: those of several segments, and of several placements of the ranks."""
-    tried = entry.tried(P, [3])
-    for parameters in tried:
+    found = tried(entry, P, [3])
+    for parameters in found:
         if "segments" in parameters:
             parameters["window"] = 2
         if parameters.get("nodes") == ():
             parameters["nodes"] = tuple(range(P))  # where the ranks are is another question
-    return tried
+    return found
 
 
 @pytest.mark.timeout(300)

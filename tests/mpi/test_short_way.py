@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.engine import progress
+from mpicoll.schedule.methods import METHODS
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 WORLD = MPI.COMM_WORLD
@@ -46,9 +47,9 @@ def counted(comm, call, turns=3):
     return sum(path.calls().values()) - before
 
 
-def made(method, *given):
+def made(method, *given, **more):
     """A call of a method."""
-    return lambda comm: getattr(comm, method)(*given)
+    return lambda comm: getattr(comm, method)(*given, **more)
 
 
 @pytest.mark.parametrize("n", [2, 256, 1 << 14])
@@ -103,6 +104,156 @@ def test_derived_datatypes_are_told_by_what_they_are(ours):
         if RANK:
             assert set(np.delete(box, np.s_[::length])) == {-1}
         kind.Free()  # the next one may have its handle
+
+
+KINDS = {
+    "vector": lambda: MPI.FLOAT.Create_vector(5, 1, 2),
+    "blocks": lambda: MPI.FLOAT.Create_vector(3, 3, 4),
+    "bytes": lambda: MPI.BYTE.Create_hvector(7, 1, 3),
+    "shorts": lambda: MPI.SHORT.Create_vector(2, 1, 5).Create_hvector(3, 1, 40),
+    "pairs": lambda: MPI.DOUBLE.Create_vector(3, 2, 5),
+    "subarray": lambda: MPI.DOUBLE.Create_subarray([3, 4, 3], [2, 2, 2], [1, 1, 0]),
+    "fortran": lambda: MPI.INT.Create_subarray([4, 5], [2, 3], [1, 1], MPI.ORDER_FORTRAN),
+    "indexed": lambda: MPI.INT.Create_indexed([1, 3], [5, 0]),
+    "structure": lambda: MPI.Datatype.Create_struct([2, 1], [0, 24], [MPI.INT, MPI.DOUBLE]),
+    "pair with a hole": lambda: MPI.DOUBLE_INT.Dup(),
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("algorithm", ["binomial", "native"])
+def test_elements_of_derived_datatypes(ours, name, count, algorithm):
+    """Each call is made again; every second time the handle is a new one."""
+    numbers = np.random.default_rng(5)
+    for turn in range(6):
+        if turn % 2 == 0:
+            kind = KINDS[name]().Commit()
+        sent, box = numbers.integers(0, 256, (2, count * kind.extent), np.uint8)
+        expected = box.copy()
+        whole = np.zeros(count * kind.size, np.uint8)
+        kind.Pack(sent, whole, 0, WORLD)
+        kind.Unpack(whole, 0, expected, WORLD)
+        found = sent.copy() if RANK == 0 else box
+        message = [found, count, kind]
+        assert counted(ours, made("Bcast", message, algorithm=algorithm)) == 3
+        np.testing.assert_array_equal(found, sent if RANK == 0 else expected)
+        ours.Ibcast(message, algorithm=algorithm).Wait()
+        np.testing.assert_array_equal(found, sent if RANK == 0 else expected)
+        if turn % 2:
+            kind.Free()
+
+
+def test_datatypes_of_empty_blocks_are_not_those_of_others(ours):
+    """Those of rank 0 are of another datatype than the rest."""
+    holes = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+    other = MPI.DOUBLE.Create_vector(2, 1, 3).Commit()
+    kinds = [other] + [holes] * (P - 1)
+    counts, places = [0] + [1] * (P - 1), [32 * rank for rank in range(P)]
+    counts = counts if RANK else [0] * P
+    for algorithm in ("native", "linear"):
+        for turn in range(4):
+            sent, found = np.arange(4.0 * P) + 100 * RANK + turn, np.full(4 * P, -1.0)
+            given = [[x, (counts, places), kinds] for x in (sent, found)]
+            ours.Alltoallw(*given, algorithm=algorithm)
+            blocks = found.reshape(P, 4)
+            for rank in range(P):
+                want = [-1.0] * 4
+                if rank and RANK:
+                    want[::2] = [4.0 * RANK + 100 * rank + turn, 4.0 * RANK + 2 + 100 * rank + turn]
+                assert blocks[rank].tolist() == want
+    holes.Free()
+    other.Free()
+
+
+@pytest.mark.parametrize("way", ["", "I"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_librarys_own_gives_what_it_gives_mpi4py(api_cost, ours, method, way):
+    numbers = np.random.default_rng(RANK)
+    for spelling in ("array", "[x, T]"):
+        for turn in range(4):
+            given = api_cost.arguments(method, api_cost.SPELLINGS[spelling], 5, ours)
+            again = api_cost.arguments(method, api_cost.SPELLINGS[spelling], 5, ours)
+            for mine, its in zip(memory(given), memory(again), strict=True):
+                mine[:] = its[:] = numbers.integers(0, 100, mine.size) + turn
+            name = f"I{method.lower()}" if way else method
+            for comm, arguments in ((WORLD, again), (ours, given)):
+                more = {"algorithm": "native"} if comm is ours else {}
+                request = getattr(comm, name)(*arguments, **more)
+                if way:
+                    request.Wait()
+            for mine, its in zip(memory(given), memory(again), strict=True):
+                np.testing.assert_array_equal(mine, its)
+
+
+IN_PLACE = [name for name in METHODS if name not in ("Barrier", "Bcast")]
+
+
+@pytest.mark.parametrize("way", ["", "I"])
+@pytest.mark.parametrize("method", IN_PLACE)
+def test_in_place_by_the_library(api_cost, ours, method, way):
+    numbers = np.random.default_rng(RANK)
+    definition = METHODS[method].definition
+    for turn in range(4):
+        pair = [api_cost.arguments(method, api_cost.SPELLINGS["array"], 5, ours) for _ in "12"]
+        for given in pair:
+            if definition.name == "reduce_scatter":
+                given[1] = given[0]
+            if not definition.rooted or RANK == 0:
+                given[definition.name == "scatter"] = MPI.IN_PLACE
+        for mine, its in zip(*map(memory, pair), strict=True):
+            mine[:] = its[:] = numbers.integers(0, 100, mine.size) + turn
+        name = f"I{method.lower()}" if way else method
+        for comm, given, more in ((WORLD, pair[0], {}), (ours, pair[1], {"algorithm": "native"})):
+            request = getattr(comm, name)(*given, **more)
+            if way:
+                request.Wait()
+        for mine, its in zip(*map(memory, pair), strict=True):
+            end = 5 if definition.name == "reduce_scatter" else mine.size
+            np.testing.assert_array_equal(mine[:end], its[:end])
+
+
+def memory(given):
+    """The arrays in the arguments of a call."""
+    owners = [each[0] if isinstance(each, list) else each for each in given]
+    return [each for each in owners if isinstance(each, np.ndarray)]
+
+
+@pytest.mark.parametrize("way", ["", "I"])
+@pytest.mark.parametrize("root", {0, P - 1})
+def test_blocks_of_other_lengths_by_the_library(ours, way, root):
+    """Rank r has r + 1 numbers, which lie two apart from the next one's."""
+    counts = [rank + 1 for rank in range(P)]
+    places = [sum(counts[:rank]) + 2 * rank for rank in range(P)]
+    end = places[-1] + P
+    for turn in range(4):
+        mine, every = np.full(RANK + 1, RANK + turn), np.full(end, -1)
+        vector = [every, (counts, places), MPI.INT64_T]
+        whole = np.full(end, -1)
+        for rank in range(P):
+            whole[places[rank] :][: counts[rank]] = rank + turn
+
+        def run(method, *given):
+            made = getattr(ours, f"I{method.lower()}" if way else method)
+            request = made(*given, algorithm="native")
+            if way:
+                request.Wait()
+
+        run("Allgatherv", mine, vector)
+        assert every.tolist() == whole.tolist()
+        every[:] = -1
+        run("Gatherv", mine, vector if RANK == root else None, root)
+        assert every.tolist() == (whole.tolist() if RANK == root else [-1] * end)
+        got = np.zeros(RANK + 1, int)
+        run("Scatterv", [whole, (counts, places), MPI.INT64_T] if RANK == root else None, got, root)
+        assert got.tolist() == mine.tolist()
+        every[:] = -1
+        sent = [whole, ([RANK + 1] * P, [places[RANK]] * P), MPI.INT64_T]
+        run("Alltoallv", sent, vector)
+        assert every.tolist() == whole.tolist()
+        run("Reduce_scatter", np.arange(sum(counts)), got, counts)
+        first = sum(counts[:RANK])
+        assert got.tolist() == [P * (first + i) for i in range(RANK + 1)]
 
 
 def test_counts_and_displacements_are_part_of_a_call(ours):

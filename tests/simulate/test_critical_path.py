@@ -10,6 +10,7 @@ from mpicoll.simulate import simulate
 from mpicoll.simulate.costs import INTER, INTRA, Costs, Piece
 from mpicoll.simulate.critical_path import Path, critical_path, evened, reference
 from mpicoll.simulate.machine import Machine
+from mpicoll.verify import tried
 
 
 def costs(nodes=()):
@@ -24,7 +25,7 @@ CASES = [
     for size in (1, 2, 3, 5, 8)
     if entry.runs_on(size)
     for nbytes, segments in ((8, (1,)), (100_003, (3,)))
-    for parameters in entry.tried(size, segments)
+    for parameters in tried(entry, size, segments)
 ]
 
 

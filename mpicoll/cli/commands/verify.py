@@ -110,12 +110,14 @@ def _calls(
     parameters: dict[str, Value],
     segments: tuple[int, ...],
 ) -> Iterator[_Arguments]:
+    from mpicoll.verify import tried
+
     for algorithm in chosen:
         for size in sizes:
             if algorithm.misfit(size, parameters):
                 continue
             pieces = parse.segments_of(segments, algorithm.blocks(size))
-            settings = [parameters] if parameters else algorithm.tried(size, pieces)
+            settings = [parameters] if parameters else tried(algorithm, size, pieces)
             roots = parse.roots_of(written, size) if algorithm.definition.rooted else (0,)
             roots = roots if algorithm.root is None else (algorithm.root,)
             for root in roots:
