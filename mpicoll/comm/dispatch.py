@@ -115,7 +115,7 @@ class Dispatch(MPI.Intracomm):
         """Run a collective."""
         state = self._ready()
         if not state.connected:
-            few = algorithm is None and state.first_calls.left <= 0
+            few = algorithm is None and not state.first_calls.may_pass(METHODS[method].number)
             needs = few or reproducible
             state = self._meet(state, method, algorithm, parameters, given, needs)
         asked = algorithm, parameters, True, reproducible
@@ -139,9 +139,9 @@ class Dispatch(MPI.Intracomm):
             try:
                 self._run_native(state, arguments, call)
             except MPI.Exception as error:
-                state.first_calls.count(error)
+                state.first_calls.count(arguments.method.number, error)
                 raise
-            state.first_calls.count()
+            state.first_calls.count(arguments.method.number)
             state.count(definition.name, NATIVE)
             if call is not None:
                 function = getattr(MPI.Intracomm, arguments.method.name)

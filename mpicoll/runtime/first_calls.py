@@ -12,6 +12,7 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from mpicoll import hooks, tuning
@@ -30,6 +31,11 @@ _IN_ARGUMENTS = frozenset(
     {MPI.ERR_BUFFER, MPI.ERR_COUNT, MPI.ERR_TYPE, MPI.ERR_OP, MPI.ERR_ROOT, MPI.ERR_ARG}
 )
 _NUMBERED = {method.number: method for method in METHODS.values()}
+#: What the MPI library always makes unless an algorithm is asked for, so that it is not counted.
+_ALWAYS_PASSED = METHODS["Alltoallw"].number
+#: So many of those that are not known go to mpi4py's method before any is learned, which costs as
+#: much as a hundred of them.
+UNSEEN = 32
 
 
 class FirstCalls:
@@ -45,18 +51,18 @@ class FirstCalls:
         left: the same, now.  Equal on all ranks: only calls count that all of them make.
     """
 
-    __slots__ = ("_closed", "_known", "_served", "family", "hints", "left")
+    __slots__ = ("_closed", "_known", "_served", "_unseen", "family", "hints", "left")
 
     def __init__(self, family: Family, hints: tuning.Table | None = None, left: int = FEW) -> None:
         self.family, self.hints, self.left = family, hints, left
-        self._closed, self._known = False, None
+        self._closed, self._known, self._unseen = False, None, UNSEEN
         self._served: dict[int, int] | None = None
 
     # --- in place of a FastPath of the engine's; the last argument is the algorithm ---
 
     def serve(self, comm: MPI.Intracomm, method: int, *arguments: Any) -> bool:
         """Make a blocking call that is known; False if it has to go the slow path."""
-        if self.left <= 0 and arguments[-1] is None:
+        if arguments[-1] is None and not self.may_pass(method):
             return False
         known = self._path(comm)
         if known is None:
@@ -64,12 +70,42 @@ class FirstCalls:
         try:
             served: bool = known.serve(comm, method, *arguments)
         except MPI.Exception as error:
-            self.count(error)
+            self.count(method, error)
             raise
         if served:
-            self.left -= 1
+            self.count(method)
             self._has_served(method)
-        return served
+            return True
+        return self._pass_unseen(comm, method, arguments)
+
+    def _pass_unseen(self, comm: MPI.Intracomm, method: int, arguments: tuple[Any, ...]) -> bool:
+        """Make a call that is not known by mpi4py's method, which costs less than to learn it.
+
+        Whether this is done is up to each rank: it takes part in the same collective.
+        """
+        if (
+            self._unseen <= 0
+            or arguments[-1] is not None
+            or hooks.installed
+            or caller.parent
+            or not (self._always_passes(method) and _are_plain(*arguments[:2]))
+        ):
+            return False
+        self._unseen -= 1
+        try:
+            with progress.meanwhile():
+                MPI.Intracomm.Alltoallw(comm, *arguments[:2])
+        except (TypeError, ValueError, LookupError, BufferError):
+            return False  # the slow path says what is wrong
+        self._has_served(method)
+        return True
+
+    def may_pass(self, method: int) -> bool:
+        """Whether a blocking call that names no algorithm goes to the MPI library."""
+        return self.left > 0 or self._always_passes(method)
+
+    def _always_passes(self, method: int) -> bool:
+        return method == _ALWAYS_PASSED and self.family.is_plain and not self.hints
 
     def start(self, comm: MPI.Intracomm, method: int, *arguments: Any) -> Any:
         """Start a call that is known; None if it has to go the slow path."""
@@ -105,9 +141,11 @@ class FirstCalls:
         """What makes known calls again."""
         return self
 
-    def count(self, error: MPI.Exception | None = None) -> None:
+    def count(self, method: int, error: MPI.Exception | None = None) -> None:
         """The MPI library has served a blocking call, or has failed in it."""
-        if error is None or error.Get_error_class() not in _IN_ARGUMENTS:
+        if error is not None and error.Get_error_class() in _IN_ARGUMENTS:
+            return
+        if not self._always_passes(method):
             self.left -= 1
 
     def pass_on(self, served: Served) -> None:
@@ -128,6 +166,22 @@ class FirstCalls:
     def close(self) -> None:
         """Let every call go the slow path from now on."""
         self._closed = True
+
+
+def _are_plain(sendbuf: Any, recvbuf: Any) -> bool:
+    """Whether messages of Alltoallw mean to mpi4py what they mean here, in memory of the host."""
+    if sendbuf is MPI.IN_PLACE:
+        return _is_plain(recvbuf)
+    if not (_is_plain(sendbuf) and _is_plain(recvbuf)):
+        return False
+    return not np.may_share_memory(sendbuf[0], recvbuf[0])
+
+
+def _is_plain(message: Any) -> bool:
+    if type(message) not in (list, tuple) or not message or type(message[0]) is not np.ndarray:
+        return False
+    # Not all MPI libraries take that one.
+    return type(message[-1]) in (list, tuple) and MPI.DATATYPE_NULL not in message[-1]
 
 
 @cache

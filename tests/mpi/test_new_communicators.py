@@ -102,6 +102,29 @@ def test_known_first_calls_build_nothing(ours, made):
 
 
 @pytest.mark.skipif(MPI.Query_thread() < MPI.THREAD_MULTIPLE, reason="without a fast path")
+def test_alltoallw_builds_nothing_however_often_it_is_called(ours, made):
+    comm = ours.Dup()
+    for count in range(1, first_calls.UNSEEN + 3):  # each with datatypes that are new
+        block = MPI.DOUBLE.Create_vector(count, 1, 2).Commit()
+        extent = 8 * 2 * count
+        places = [extent * rank for rank in range(P)]
+        send = np.arange(2.0 * count * P) + 1000 * RANK
+        recv = np.full_like(send, -1)
+        given = ([x, ([1] * P, places), [block] * P] for x in (send, recv))
+        comm.Alltoallw(*given)
+        expected = np.full((P, count, 2), -1.0)
+        sent = np.arange(2.0 * count * P).reshape(P, count, 2)[RANK, :, 0]
+        expected[:, :, 0] = sent + 1000 * np.arange(P)[:, None]
+        np.testing.assert_array_equal(recv.reshape(P, count, 2), expected)
+        block.Free()
+    assert not made
+    assert comm.stats().calls == {("alltoall", "native"): first_calls.UNSEEN + 2}
+    message = [np.zeros(P), ([1] * P, [8 * rank for rank in range(P)]), [MPI.DOUBLE] * P]
+    with pytest.raises(ValueError, match="overlap"):
+        comm.Alltoallw(message, message)
+    comm.Free()
+
+
 def test_known_calls_that_are_not_blocking_build_nothing(ours, made):
     """Any number of them: no rank waits for another one."""
     given, blocks = np.full(2, 1.0 + RANK), np.zeros((P, 2))
