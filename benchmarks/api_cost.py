@@ -173,12 +173,13 @@ def measure(call: Call, ours: Any, native: Any, samples: int) -> dict[str, float
             times.append((time.perf_counter() - begin) / calls * 1e6)
     least = [native.allreduce(min(times), MPI.MAX) for times in found]
     middle = [native.allreduce(statistics.median(times), MPI.MAX) for times in found]
-    return {
+    summary = {
         "ours": least[0],
         "native": least[1],
         "ratio": least[0] / least[1],
         "median_ratio": middle[0] / middle[1],
     }
+    return {name: round(value, 3) for name, value in summary.items()}
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ cdef class Execution(Folding):
     cdef throw(self)
     cdef int spin(self, Idle *idle) noexcept nogil
     cdef void ease(self, int offers) noexcept nogil
+    cdef void release(self) noexcept nogil
     cdef void copy(self, int start, int end) noexcept nogil
     cdef int begin(self) noexcept nogil
     cdef int step(self) noexcept nogil

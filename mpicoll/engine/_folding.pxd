@@ -10,4 +10,3 @@ cdef class Folding(Program):
     cdef int fold(self, Fold *fold) noexcept nogil
     cdef int fold_in_python(self, Fold *fold) noexcept with gil
     cdef int fold_late(self, int index) noexcept with gil
-    cdef void release(self) noexcept nogil

@@ -6,7 +6,6 @@ A fold reads a message where the transport has it (:mod:`mpicoll.engine.lowering
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memcpy
 
 from mpicoll.engine._program cimport Channel, Fold, Operand, Phase, Program, Unit
 from mpicoll.engine._transport cimport (
@@ -154,24 +153,6 @@ cdef class Folding(Program):
             self.error = error
             return -1
         return 0
-
-    cdef void release(self) noexcept nogil:
-        """Bring messages that a fold still waits with to their places, and free their entries."""
-        cdef int c, i
-        cdef Receive *receive
-        for c in range(self.nchannels):
-            if self.channels[c].closed or self.channels[c].receives == 0:
-                continue
-            for i in range(
-                self.phases[self.channels[c].current].receives,
-                self.phases[self.channels[c].current].receives_end,
-            ):
-                receive = &self.receives[i]
-                if receive.use and receive.data != NULL:
-                    memcpy(at(self.bases, &receive.landing), receive.data, receive.landing.length)
-                    receive.data = at(self.bases, &receive.landing)
-                    shared_acknowledge(&self.device.shared, receive.local, receive.use)
-                    receive.use = 0
 
     def _bytes(self, span):
         """The memory of a span."""
