@@ -92,7 +92,8 @@ ORDER = {
         "protocol > training > gradients balance > buffers"
     ),
     "mpicoll.train.driver": (
-        "__init__ > console > loop evaluation > observers checkpointing data_servers trained > "
+        "__init__ > console > loop evaluation > "
+        "observers checkpointing data_servers preparation trained > "
         "board metrics checkpoints bits memory measuring > array_files callbacks "
         "failure_detector first_format parity predicted config_file named"
     ),

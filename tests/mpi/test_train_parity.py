@@ -123,7 +123,7 @@ def trained(config, comm, name, samples=43):
     weights = Flat(model.initial_parameters(config.seed))
     optimizer = optimizers.make(config.optimizer, config.momentum, config.weight_decay)
     held = Held(inputs, targets)
-    dataset = SimpleNamespace(train_targets=targets, feed=held)
+    dataset = SimpleNamespace(train_inputs=inputs, train_targets=targets, feed=held)
     setup = Setup(config, workers, comm, dataset, model, weights, optimizer, buffers_of(model))
     training = strategy_of(config).make(setup)
     losses = []

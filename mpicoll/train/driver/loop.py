@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpicoll.base import arrays
-from mpicoll.train import groups, optimizers, schedules
+from mpicoll.train import optimizers, schedules
 from mpicoll.train.config import Config
-from mpicoll.train.data import Dataset, load, targets
-from mpicoll.train.driver import bits, data_servers, memory, predicted
+from mpicoll.train.data import Dataset, load
+from mpicoll.train.driver import data_servers, memory, predicted
 from mpicoll.train.driver.callbacks import (
     Callback,
     OnBegin,
@@ -27,24 +27,19 @@ from mpicoll.train.driver.callbacks import (
 from mpicoll.train.driver.checkpointing import Checkpointing
 from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import described as described_run
-from mpicoll.train.driver.named import make_model
 from mpicoll.train.driver.observers import Observers
-from mpicoll.train.models import Measure, Model, Sequential, buffers_of, sums_of
-from mpicoll.train.models.flat import Flat, described
-from mpicoll.train.models.measures import usual
+from mpicoll.train.driver.preparation import prepare
+from mpicoll.train.models import Measure, Model
 from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import (
     TrainingError,
-    Workers,
     raise_together,
-    require_equal,
     together,
 )
 from mpicoll.train.records import Beginning, Epoch, Measures, Result, Step
 from mpicoll.train.schedules import Schedule
-from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup, Training
 
@@ -113,7 +108,7 @@ def run(
             train,
         )
     given = dataset, model, own
-    setup, measuring = _prepare(config, comm, *given, measures)
+    setup, measuring = prepare(config, comm, *given, measures)
     config, workers = setup.config, setup.workers
     training = strategy_of(config).make(setup)
     checkpoints = Checkpointing(setup, training)
@@ -153,135 +148,6 @@ def run(
         stacks.close()
     observers.free()
     return replace(result, communicated=observers.communicated, predicted=expected)
-
-
-def _prepare(
-    config: Config,
-    comm: MPI.Intracomm | None,
-    dataset: Dataset | None,
-    model: Model | None,
-    optimizer: Optimizer | None,
-    measures: Sequence[Measure] | None,
-) -> tuple[Setup, Measuring]:
-    """What the run is made of: fits into memory, and is the same on all ranks; collective."""
-    workers = Workers() if comm is None else placement.members(config, comm)
-    require_equal(workers, asdict(config), "give all ranks the same configuration")
-    if dataset is None:
-        memory.make_room(workers, memory.reading(config))
-    with together(workers, "making data and model ready"):
-        dataset = dataset or load(config.dataset, config.data, config.context)
-        dataset = dataset.astype(arrays.dtype_of(config.dtype))
-        model = model or make_model(config, dataset)
-        measures = usual(model, dataset.classes) if measures is None else measures
-        _check(config, dataset, model, measures)
-        dataset = _on(config.device, dataset)
-        weights = _parameters(config, model)
-        buffers = {n: arrays.on(config.device, a) for n, a in buffers_of(model).items()}
-        sums = _sums(config, model)
-        config.worker_count(workers.size)
-        if config.invariant is not None:
-            bits.require_one_thread()
-        if config.deterministic and config.algorithm is not None:
-            bits.require_fixed_order(config.algorithm, workers.size)
-        needed = memory.estimate(config, workers.rank, workers.size, model, weights)
-    memory.make_room(workers, needed, memory.taken(dataset, weights), config.device)
-    require_equal(
-        workers,
-        {
-            "data": dataset.about or dataset.name,
-            **_numbers(dataset),
-            "measures": ", ".join(measure.name for measure in measures),
-            **described(weights.views),
-            **described(buffers, "buffer"),
-            "lengths of sums": sums,
-        },
-        "give all ranks the same data and the same model",
-    )
-    if config.invariant is not None:
-        require_equal(workers, bits.machine(), "invariant bits are those of one kind of machine")
-    workers.broadcast(weights.vector)
-    if config.bucket == "model":
-        bucket = predicted.bucket(comm, config.algorithm, weights.vector.nbytes)
-        config = replace(config, bucket=bucket)
-    with together(workers, "making the optimizer"):
-        optimizer = groups.grouped(
-            optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay),
-            weights.views,
-            [groups.parse(text) for text in config.groups],
-            config.decay_on,
-        )
-    setup = Setup(config, workers, comm, dataset, model, weights, optimizer, buffers)
-    return setup, Measuring(config, workers, dataset, model, measures)
-
-
-def _check(config: Config, dataset: Dataset, model: Model, measures: Sequence[Measure]) -> None:
-    """Refuse what does not fit the data: augmentation, the model's loss, and stop rules.
-
-    Raises:
-        ValueError: With the remedy.
-    """
-    if config.augment is not None:
-        _ = dataset.image
-    if isinstance(model, Sequential):
-        for _, wanted in dataset.parts.values():
-            for _, piece in targets.pieces(wanted):
-                model.loss.check(model.shapes[-1], piece)
-    for name, asked, known in (
-        ("target_loss", config.target_loss, ("loss",)),
-        ("target_accuracy", config.target_accuracy, tuple(m.name for m in measures)),
-    ):
-        if asked is None:
-            continue
-        if dataset.held_out is None:
-            raise ValueError(
-                f"{name} is of a validation or a test set, and {dataset.name} has none: give one, "
-                f"or leave {name} out"
-            )
-        if name.removeprefix("target_") not in known:
-            raise ValueError(
-                f"{name} is {asked:g}, and this run measures {', '.join(('loss', *known))}: give "
-                f"target_loss, or leave {name} out"
-            )
-
-
-def _numbers(dataset: Dataset) -> dict[str, int]:
-    """How many samples each set has, by what to call that."""
-    return {
-        f"number of {'training' if part == 'train' else part} samples": len(wanted)
-        for part, (_, wanted) in dataset.parts.items()
-    }
-
-
-def _parameters(config: Config, model: Model) -> Flat:
-    """A model's first parameters on the run's device, in the type in which they are kept."""
-    first = model.initial_parameters(config.seed)
-    return Flat(
-        {name: arrays.on(config.device, array) for name, array in first.items()},
-        "float32" if config.is_narrow else None,
-    )
-
-
-def _sums(config: Config, model: Model) -> tuple[int, ...]:
-    """Lengths of the sums over the ranks that a model makes; refused where there can be none."""
-    lengths = sums_of(model)
-    if lengths and not strategy_of(config).in_lockstep:
-        raise ValueError(
-            f"strategy {config.strategy} has no step that all ranks compute together, and the "
-            "model normalises over the batch of all: give norm local, or layers "
-            "BatchNorm(local=True)"
-        )
-    return lengths
-
-
-def _on(device: str, dataset: Dataset) -> Dataset:
-    """A data set whose samples are on a device, all of them."""
-    if device == "cpu":
-        return dataset
-    moved: dict[str, Any] = {}
-    for part, (inputs, wanted) in dataset.parts.items():
-        moved[f"{part}_inputs"] = arrays.on(device, inputs[:])
-        moved[f"{part}_targets"] = arrays.on(device, wanted[:])
-    return replace(dataset, **moved)
 
 
 class _Run:
