@@ -51,9 +51,9 @@ class _JaxModel(Model):
     ) -> None:
         self._given = parameters
         shapes = jax.eval_shape(parameters, jax.random.key(0)) if callable(parameters) else None
-        pairs, self._tree = jax.tree_util.tree_flatten_with_path(
-            parameters if shapes is None else shapes
-        )
+        given = parameters if shapes is None else shapes
+        flat: Any = jax.tree_util.tree_flatten_with_path(given)
+        pairs, self._tree = flat
         self._names = [".".join(map(_word, path)) for path, _ in pairs]
         twice = {name for name in self._names if self._names.count(name) > 1}
         if twice:

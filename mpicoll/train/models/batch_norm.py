@@ -33,6 +33,7 @@ class BatchNorm(Layer):
             the number of ranks.
     """
 
+    keeps_inputs = False
     epsilon: float = 1e-5
     momentum: float = 0.1
     local: bool = False
@@ -53,6 +54,9 @@ class BatchNorm(Layer):
 
     def kept(self, shape: Shape) -> int:
         return prod(shape)
+
+    def working(self, shape: Shape) -> int:
+        return 4 * prod(shape)
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         rows = rows_of(inputs)

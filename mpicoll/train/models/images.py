@@ -27,6 +27,7 @@ class Convolution(Layer):
     """
 
     channels: int
+    keeps_inputs = False
     width: int = 3
     bias: bool = True
 
@@ -40,6 +41,9 @@ class Convolution(Layer):
 
     def kept(self, shape: Shape) -> int:
         return self.width**2 * prod(shape)
+
+    def working(self, shape: Shape) -> int:
+        return prod(self.output_shape(shape)) + (self.width**2 + 2) * prod(shape)
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         half, width = self.width // 2, self.width
@@ -86,6 +90,7 @@ class MaxPool(Layer):
         width: Of a square.
     """
 
+    keeps_outputs = True
     width: int = 2
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -130,15 +135,14 @@ class MaxPool(Layer):
 class AveragePool(Layer):
     """The mean of each channel over all pixels (M. Lin et al., "Network in network", 2014)."""
 
+    keeps_inputs = False
+
     def output_shape(self, shape: Shape) -> Shape:
         _require_image("pooling", shape)
         return shape[2:]
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         return inputs.mean(axis=(1, 2)), inputs.shape
-
-    def kept(self, shape: Shape) -> int:
-        return 0
 
     def backward_input(
         self, parameters: Parameters, memory: Shape, error: Array, first: bool

@@ -6,10 +6,11 @@ Samples may have any shape; those of images are in `images`, those of sequences 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,7 +31,14 @@ class Layer(ABC):
     """A function of the samples of a batch, and its derivative. Shapes are those of one sample.
 
     A layer defines `backward_input`, and `backward_weight` if it has parameters; or `backward`.
+
+    Attributes:
+        keeps_inputs, keeps_outputs: Whether what `forward` hands to `backward` has these arrays,
+            which may be those of its neighbours, too.
     """
+
+    keeps_inputs: ClassVar[bool] = True
+    keeps_outputs: ClassVar[bool] = False
 
     def output_shape(self, shape: Shape) -> Shape:
         """Shape of an output for inputs of this shape; raises ValueError where none fits."""
@@ -93,8 +101,32 @@ class Layer(ABC):
         return kept or {}
 
     def kept(self, shape: Shape) -> int:
-        """Values of a sample that `backward` needs, an estimate, for inputs of this shape."""
-        return prod(shape)
+        """Values of a sample that `backward` needs beside inputs and outputs, an estimate."""
+        return 0
+
+    def working(self, shape: Shape) -> int:
+        """Values of a sample that `backward` makes, and the slopes that it is given: an estimate.
+
+        As many as are there at a time, beside what is kept.
+        """
+        return prod(self.output_shape(shape)) + 2 * prod(shape)
+
+
+def held(layers: Sequence[Layer], shapes: Sequence[Shape]) -> list[int]:
+    """Values of a sample that each layer of a chain adds to what is kept for `backward`.
+
+    Args:
+        layers: First to last.
+        shapes: Of the inputs of each, and of the last one's outputs.
+    """
+    found, known = [], False
+    for layer, (shape, after) in zip(layers, pairwise(shapes), strict=True):
+        values = layer.kept(shape)
+        values += prod(shape) if layer.keeps_inputs and not known else 0
+        values += prod(after) if layer.keeps_outputs else 0
+        found.append(values)
+        known = layer.keeps_outputs
+    return found
 
 
 @dataclass(frozen=True)
@@ -119,6 +151,9 @@ class Dense(Layer):
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
         return normal((shape[-1], self.outputs), self.gain / shape[-1], generator, self.bias)
+
+    def working(self, shape: Shape) -> int:
+        return prod(self.output_shape(shape)) + prod(shape)
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         outputs = rows_of(inputs) @ parameters["weight"]
@@ -146,6 +181,8 @@ class Dense(Layer):
 class ReLU(Layer):
     """What is above zero."""
 
+    keeps_inputs, keeps_outputs = False, True
+
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         outputs = np.maximum(inputs, 0)
         return outputs, outputs
@@ -162,6 +199,12 @@ class Gelu(Layer):
 
     D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016, section 2.
     """
+
+    def kept(self, shape: Shape) -> int:
+        return prod(shape)
+
+    def working(self, shape: Shape) -> int:
+        return 4 * prod(shape)
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         bent = np.square(inputs)
@@ -200,6 +243,7 @@ class Reshape(Layer):
         shape: Of an output.
     """
 
+    keeps_inputs = False
     shape: Shape = ()
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -230,8 +274,12 @@ class Dropout(Layer):
         stream: Another number for each dropout layer of a model.
     """
 
+    keeps_inputs = False
     rate: float
     stream: int
+
+    def kept(self, shape: Shape) -> int:
+        return prod(shape)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
@@ -262,6 +310,7 @@ class Residual(Layer):
         layers: First to last; together they keep the shape.
     """
 
+    keeps_inputs = False
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
@@ -290,7 +339,15 @@ class Residual(Layer):
         return tuple(n for layer, inner in self._inner(shape) for n in layer.sums(inner))
 
     def kept(self, shape: Shape) -> int:
-        return sum(layer.kept(inner) for layer, inner in self._inner(shape))
+        return sum(held(self.layers, self._shapes(shape)))
+
+    def working(self, shape: Shape) -> int:
+        # The slopes by the outputs wait for the sum, and those of each layer for `backward_weight`.
+        waiting, most = prod(shape), 0
+        for layer, inner in reversed(self._inner(shape)):
+            most = max(most, waiting + layer.working(inner))
+            waiting += prod(layer.output_shape(inner))
+        return most
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         values, memories = inputs, []

@@ -17,7 +17,16 @@ from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.flat import Parameters, require_names
 from mpicoll.train.models.images import Convolution, MaxPool
-from mpicoll.train.models.layers import Dense, Dropout, Gelu, Layer, ReLU, Reshape, Residual
+from mpicoll.train.models.layers import (
+    Dense,
+    Dropout,
+    Gelu,
+    Layer,
+    ReLU,
+    Reshape,
+    Residual,
+    held,
+)
 from mpicoll.train.models.losses import CrossEntropy, Loss
 from mpicoll.train.models.precision import computing
 from mpicoll.train.models.sequences import (
@@ -169,9 +178,14 @@ class Sequential(PushingModel):
                 self._uses[full] += 1
 
     def activations(self, samples: int) -> int:
-        """Values kept from the forward pass to the backward pass, an estimate."""
-        inputs = zip(self.layers, self.shapes[:-1], strict=True)
-        return samples * (sum(layer.kept(s) for layer, s in inputs) + prod(self.shapes[-1]))
+        """Values of forward and backward pass that are there at a time, an estimate."""
+        kept, most = 0, 0
+        every = zip(self.layers, self.shapes, held(self.layers, self.shapes), strict=False)
+        for layer, shape, more in every:
+            kept += more
+            most = max(most, kept + layer.working(shape))
+        # The loss has the outputs, their slopes, and one array more.
+        return samples * max(most, kept + 3 * prod(self.shapes[-1]))
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         parameters: dict[str, Array] = {}
@@ -204,6 +218,7 @@ class Sequential(PushingModel):
         losses, slopes = self.loss.evaluate(values, batch.targets)
         slopes /= batch.total
         error: Array | None = slopes
+        del values, slopes  # which nothing needs while the slopes by the layers are found
         waiting: dict[str, list[Array]] = {}
         for index in reversed(range(len(self.layers))):
             assert error is not None

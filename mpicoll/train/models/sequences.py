@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ class Embedding(Layer):
 
     def output_shape(self, shape: Shape) -> Shape:
         return (*shape, self.width)
+
+    def working(self, shape: Shape) -> int:
+        return 2 * prod(self.output_shape(shape))
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
         return normal((self.tokens, self.width), 1 / self.width, generator, bias=False)
@@ -75,6 +78,9 @@ class Unembedding(Layer):
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
         return normal((self.tokens, shape[-1]), 1 / shape[-1], generator, bias=False)
 
+    def working(self, shape: Shape) -> int:
+        return prod(self.output_shape(shape)) + prod(shape)
+
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         scores = rows_of(inputs) @ parameters["weight"].T
         return scores.reshape(*inputs.shape[:-1], self.tokens), inputs
@@ -94,6 +100,8 @@ class Unembedding(Layer):
 @dataclass(frozen=True)
 class Position(Layer):
     """Adds a vector to each place of a sequence."""
+
+    keeps_inputs = False
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
         if len(shape) != 2:
@@ -123,13 +131,17 @@ class LayerNorm(Layer):
         epsilon: Added to the variance.
     """
 
+    keeps_inputs = False
     epsilon: float = 1e-5
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
         return {"weight": np.ones(shape[-1]), "bias": np.zeros(shape[-1])}
 
     def kept(self, shape: Shape) -> int:
-        return super().kept(shape) + super().kept(shape[:-1])
+        return prod(shape) + prod(shape[:-1])
+
+    def working(self, shape: Shape) -> int:
+        return 4 * prod(shape)
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         wide = inputs.astype(np.promote_types(inputs.dtype, np.float32), copy=False)
@@ -205,7 +217,11 @@ class Attention(Layer):
 
     def kept(self, shape: Shape) -> int:
         tokens, width = shape
-        return 5 * tokens * width + self.heads * tokens**2
+        return 4 * tokens * width + self.heads * tokens**2
+
+    def working(self, shape: Shape) -> int:
+        tokens, width = shape
+        return 6 * tokens * width + 2 * self.heads * tokens**2
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         samples, tokens, width = inputs.shape
