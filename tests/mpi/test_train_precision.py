@@ -65,18 +65,16 @@ def overflowing(comm):
     return Dataset("one", 4, inputs, data.train_targets, data.test_inputs, data.test_targets)
 
 
+def scaled_too_much(comm, name, folder):
+    """A run in float16 whose first scale makes large slopes overflow."""
+    more = {"dtype": "float16", "loss_scale": 2.0**24, "skip_limit": 30, "epochs": 3}
+    return configured(comm, name, **more, checkpoint=str(folder))
+
+
 @pytest.mark.parametrize("name", ["allreduce", "zero1", "local_sgd", "gossip"])
 def test_all_ranks_leave_out_the_same_steps(comm, folder, name):
     """Slopes overflow on the ranks that have large ones, at a first scale that is too high."""
-    config = configured(
-        comm,
-        name,
-        dtype="float16",
-        loss_scale=2.0**24,
-        skip_limit=30,
-        epochs=3,
-        checkpoint=str(folder),
-    )
+    config = scaled_too_much(comm, name, folder)
     steps = []
     result = run(config, comm, dataset=overflowing(comm), on_step=steps.append)
     skipped = [step.skipped for step in steps]
@@ -119,15 +117,7 @@ def test_what_overflows_on_one_rank_is_left_out_by_all(comm, name, where):
 
 @pytest.mark.parametrize("name", ["colocated", "decentralized", "server"])
 def test_servers_in_lockstep_leave_out_the_whole_step(comm, folder, name):
-    config = configured(
-        comm,
-        name,
-        dtype="float16",
-        loss_scale=2.0**24,
-        skip_limit=30,
-        epochs=3,
-        checkpoint=str(folder),
-    )
+    config = scaled_too_much(comm, name, folder)
     seen = []
     result = run(config, comm, dataset=overflowing(comm), on_step=lambda s: seen.append(s.skipped))
     mine = comm.allgather(seen)

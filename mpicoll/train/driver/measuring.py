@@ -16,8 +16,8 @@ from mpicoll.train.ranks.workers import Workers, raise_together
 from mpicoll.train.records import Measures
 
 #: Samples evaluated at once: few, so that what layers hand on stays in the processor's caches; and
-#: the values at most that a model keeps of them, where it says how many that are.
-_ROWS, _VALUES = 128, 1 << 22
+#: the values at most that a training pass would have of them, where the model says how many.
+_ROWS, _VALUES = 128, 6 << 20
 
 
 class Measuring:
@@ -134,5 +134,5 @@ class Measuring:
         if self._config.device != "cpu":
             batch = self._config.global_batch(self._workers.size)
             return max(_ROWS, batch // self._workers.size)
-        kept = getattr(self._model, "activations", None)
-        return _ROWS if kept is None else max(1, min(_ROWS, _VALUES // max(1, kept(1))))
+        count = getattr(self._model, "activations", None)
+        return _ROWS if count is None else max(1, min(_ROWS, _VALUES // max(1, count(1))))

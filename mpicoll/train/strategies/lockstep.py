@@ -154,7 +154,6 @@ class Trainer(Training):
                 self._workers.broadcast(values)
         for start, residual in self._exchange.residuals():
             self._restore_residual(saved, start, residual)
-        self._take_over()
         for name in _COUNTERS:
             setattr(self, name, counters[name])
 
