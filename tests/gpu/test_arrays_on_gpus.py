@@ -269,6 +269,9 @@ def test_dlpack_and_pytorch(ours, cupy):
         {"strategy": "gossip"},
         {"strategy": "parameter_server"},
         {"strategy": "allreduce", "model": "conv", "channels": (3, 4)},
+        {"strategy": "allreduce", "model": "resnet", "channels": (3, 4)},
+        {"strategy": "zero1", "optimizer": "adamw", "weight_decay": 0.1, "decay_on": "matrices"},
+        {"strategy": "allreduce", "weight_decay": 0.1, "groups": ("*.bias:lr=0.5:decay=0",)},
     ],
     ids=lambda more: "-".join(str(value) for value in more.values()),
 )
@@ -296,6 +299,22 @@ def test_training(ours, cupy, more):
         alone = mpicoll.Intracomm(MPI.COMM_SELF)
         one = run(Config(**config, device="gpu").alone(P), alone, dataset=data)
         assert_near(device, one, limit)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_training_a_decoder(ours, cupy, dtype):
+    from mpicoll.train import Config, data, run
+
+    tokens = np.random.default_rng(3).integers(0, 7, (200, 9)).cumsum(axis=1) % 11
+    arrays = {"train_inputs": tokens[:, :-1], "train_labels": tokens[:, 1:], "vocabulary": 11}
+    texts = data.from_arrays("sums", arrays)
+    config = {"model": "transformer", "width": 16, "layers": 1, "optimizer": "adam", "lr": 0.001}
+    config |= {"steps": 30, "batch": 20, "epochs": 5, "dtype": dtype, "algorithm": "ring"}
+    device = run(Config(**config, device="gpu"), ours, dataset=texts)
+    if dtype == "float64":
+        assert_near(device, run(Config(**config).alone(P), dataset=texts), 1e-9)
+    else:
+        assert_near(device, run(Config(**config), ours, dataset=texts), 0.02)
 
 
 def assert_near(found, expected, limit):
