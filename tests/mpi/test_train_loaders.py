@@ -8,7 +8,7 @@ from clouds import clouds
 from float64 import Config
 from mpi4py import MPI
 
-from mpicoll.train import DistributedSampler, TrainingError, run
+from mpicoll.train import Dataset, DistributedSampler, TrainingError, run
 from mpicoll.train.driver import parity
 
 if MPI.COMM_WORLD.size not in (1, 2, 3, 5):
@@ -98,6 +98,26 @@ def test_a_sampler_of_another_seed_is_refused(comm):
     message = "ValueError: the sampler of the loader gives other samples than the run asks for"
     with pytest.raises(TrainingError, match=message):
         run(Config(batch=8), comm, dataset=sampled(comm, seed=1))
+
+
+@pytest.mark.parametrize("kind", ["real numbers", "tokens"])
+def test_targets_of_any_kind(comm, kind):
+    if kind == "tokens":
+        numbers = np.arange(9 * 60).reshape(60, 9) * 7 % 11
+        inputs, targets, vocabulary = numbers[:, :-1], numbers[:, 1:], 11
+        options = {"model": "transformer", "width": 8, "heads": 2, "layers": 1}
+    else:
+        inputs = clouds().train_inputs[:60]
+        targets, vocabulary, options = inputs @ np.ones((inputs.shape[1], 2)), None, {}
+    pairs = TensorDataset(torch.from_numpy(inputs), torch.from_numpy(targets))
+    sampler = DistributedSampler(60, 8, comm)
+    loader = DataLoader(pairs, batch_sampler=sampler)
+    ours = from_loader(loader, DataLoader(pairs, batch_size=60), vocabulary=vocabulary)
+    whole = Dataset("whole", ours.classes, inputs, targets, inputs, targets, vocabulary=vocabulary)
+    assert ours.classes == (11 if kind == "tokens" else None)
+    config = Config(batch=8, epochs=2, lr=0.01, **options)
+    alone = run(config.alone(comm.size), dataset=whole)
+    assert largest(run(config, comm, dataset=ours), alone) <= 1e-12
 
 
 def test_other_loaders_are_read_in_their_order(comm):

@@ -1,6 +1,12 @@
 """What a run says it will take, beside what it takes."""
 
+import json
+import os
+import subprocess
+import sys
+import threading
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,18 +30,20 @@ def text(samples, tokens):
     return from_arrays("text", arrays)
 
 
-@pytest.mark.parametrize(
-    ("config", "dataset"),
-    [
-        ({"model": "mlp", "hidden": (2000, 2000), "optimizer": "adam"}, lambda: images(64)),
-        ({"model": "conv", "batch": 400}, lambda: images(400)),
-        ({"model": "resnet", "batch": 64}, lambda: images(64)),
-        ({"model": "transformer", "batch": 32}, lambda: text(32, 128)),
-        ({"model": "transformer", "batch": 4, "width": 256}, lambda: text(4, 512)),
-        ({"model": "transformer", "batch": 32, "dtype": "bfloat16"}, lambda: text(32, 128)),
-    ],
-    ids=["mlp", "conv", "resnet", "transformer", "long texts", "bfloat16"],
-)
+RUNS = {
+    "mlp": ({"model": "mlp", "hidden": (2000, 2000), "optimizer": "adam"}, lambda: images(64)),
+    "conv": ({"model": "conv", "batch": 400}, lambda: images(400)),
+    "resnet": ({"model": "resnet", "batch": 64}, lambda: images(64)),
+    "transformer": ({"model": "transformer", "batch": 32}, lambda: text(32, 128)),
+    "long texts": ({"model": "transformer", "batch": 4, "width": 256}, lambda: text(4, 512)),
+    "bfloat16": (
+        {"model": "transformer", "batch": 32, "dtype": "bfloat16"},
+        lambda: text(32, 128),
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "dataset"), RUNS.values(), ids=RUNS)
 def test_the_estimate_is_near_the_peak(config, dataset, monkeypatch):
     said = []
     for name in ("estimate", "taken"):
@@ -54,6 +62,47 @@ def test_the_estimate_is_near_the_peak(config, dataset, monkeypatch):
     assert estimate == pytest.approx(peak, rel=0.1), (estimate / peak, needed)
 
 
+@pytest.mark.parametrize(
+    "name", [name if name == "mlp" else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
+)
+def test_the_estimate_is_near_the_growth_of_anonymous_memory(name):
+    """In a process of its own, where the allocator has nothing left over, with one BLAS thread."""
+    command = [sys.executable, __file__, name]
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=alone, capture_output=True, text=True, timeout=120, check=True
+    )
+    estimate, growth = json.loads(done.stdout.splitlines()[-1])
+    assert growth == pytest.approx(estimate, rel=0.2)
+
+
+def grown(name):
+    """Bytes that a run says it will take, and those by which RssAnon grows at most."""
+    config, dataset = RUNS[name]
+    said, data, ended = [], dataset(), threading.Event()
+    for function in ("estimate", "taken"):
+        setattr(memory, function, spy(getattr(memory, function), said))
+    before = anonymous()
+    seen = [before]
+
+    def watch():
+        while not ended.wait(0.002):
+            seen.append(anonymous())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    run(Config(steps=4, epochs=4, **config), dataset=data)
+    ended.set()
+    watching.join()
+    needed, taken = said
+    return sum(needed.values()) + taken["parameters"], max(seen) - before
+
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
 def spy(function, said):
     def called(*arguments):
         said.append(function(*arguments))
@@ -67,3 +116,7 @@ def test_an_array_that_two_layers_keep_counts_once():
     assert held(layers, [(4,), (5,), (5,), (3,), (3,)]) == [4, 5, 0, 3]
     inner = Residual((LayerNorm(), Dense(8), Gelu(), Dense(4)))
     assert held([inner], [(4,), (4,)]) == [(4 + 1) + 4 + (8 + 8) + 8]
+
+
+if __name__ == "__main__":
+    print(json.dumps(grown(sys.argv[1])))

@@ -14,7 +14,9 @@ from mpicoll.train.data.datasets import Dataset, Feed, Samples
 from mpicoll.train.data.sampler import DistributedSampler
 
 
-def from_loader(loader: Any, test: Any, name: str = "loader") -> Dataset:
+def from_loader(
+    loader: Any, test: Any, name: str = "loader", vocabulary: int | None = None
+) -> Dataset:
     """A data set whose training samples a PyTorch DataLoader gives, on each rank its own.
 
     With ``batch_sampler=DistributedSampler(...)`` of the run's number of samples, batch and seed
@@ -24,9 +26,11 @@ def from_loader(loader: Any, test: Any, name: str = "loader") -> Dataset:
     and a warning says so.
 
     Args:
-        loader: Of pairs of inputs and labels.  Its data set has a length and is indexed by number.
+        loader: Of pairs of inputs and targets.  Its data set has a length and is indexed by number.
+            Targets that are whole numbers are classes, others are to come close to.
         test: Another, which is read to its end at once.
         name: What reports call the set.
+        vocabulary: Inputs are tokens, whole numbers from 0 to below it; None: inputs are numbers.
 
     Raises:
         TypeError: The loader's data set cannot be indexed.
@@ -48,15 +52,19 @@ def from_loader(loader: Any, test: Any, name: str = "loader") -> Dataset:
             "batch_sampler=DistributedSampler(...)",
             stacklevel=2,
         )
-    tests = [(np.asarray(inputs), np.asarray(labels)) for inputs, labels in test]
-    labels, test_labels = _labels(source), np.concatenate([labels for _, labels in tests])
+    tests = [_pair(batch) for batch in test]
+    test_inputs, test_targets = (np.concatenate(arrays) for arrays in zip(*tests, strict=True))
+    targets, classes = _targets(source), None
+    if targets.dtype.kind != "f":
+        classes = 1 + int(max(targets.max(initial=0), test_targets.max(initial=0)))
     return Dataset(
         name,
-        1 + int(max(labels.max(initial=0), test_labels.max(initial=0))),
+        classes,
         _Rows(source),
-        labels,
-        np.concatenate([inputs for inputs, _ in tests]),
-        test_labels,
+        targets,
+        test_inputs,
+        test_targets,
+        vocabulary=vocabulary,
         feed=feed,
     )
 
@@ -82,8 +90,9 @@ class SampledFeed(Feed):
 
     def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
         if not len(samples):
-            inputs, labels = _pair(self._loader.dataset[0])
-            return np.zeros((0, *inputs.shape), inputs.dtype), np.zeros(0, labels.dtype)
+            first = _pair(self._loader.dataset[0])
+            inputs, targets = (np.zeros((0, *array.shape), array.dtype) for array in first)
+            return inputs, targets
         if not np.array_equal(samples, next(self._expected, ())):
             raise ValueError(
                 "the sampler of the loader gives other samples than the run asks for: make it of "
@@ -113,11 +122,11 @@ class StreamFeed(Feed):
         self._batches, self._held = self._all(), []
 
     def take(self, samples: Samples, epoch: int) -> tuple[Array, Array]:
-        while not self._held or sum(len(labels) for _, labels in self._held) < len(samples):
+        while not self._held or sum(len(targets) for _, targets in self._held) < len(samples):
             self._held.append(next(self._batches))
-        inputs, labels = (np.concatenate(parts) for parts in zip(*self._held, strict=True))
-        self._held = [(inputs[len(samples) :], labels[len(samples) :])]
-        return inputs[: len(samples)], labels[: len(samples)]
+        inputs, targets = (np.concatenate(parts) for parts in zip(*self._held, strict=True))
+        self._held = [(inputs[len(samples) :], targets[len(samples) :])]
+        return inputs[: len(samples)], targets[: len(samples)]
 
     def _all(self) -> Iterator[tuple[Array, Array]]:
         while True:
@@ -153,17 +162,17 @@ class _Rows:
         return _Rows(self._source, dtype)
 
 
-def _labels(source: Any) -> Array:
-    """All labels of a data set: where there are such, without reading the inputs."""
+def _targets(source: Any) -> Array:
+    """All targets of a data set: where there are such, without reading the inputs."""
     targets = getattr(source, "targets", None)
     if targets is None and hasattr(source, "tensors"):
         targets = source.tensors[1]
     if targets is not None:
         return np.asarray(targets)
-    return np.array([int(source[number][1]) for number in range(len(source))])
+    return np.array([np.asarray(source[number][1]) for number in range(len(source))])
 
 
 def _pair(batch: Any) -> tuple[Array, Array]:
-    """Inputs and labels as arrays of the same memory."""
-    inputs, labels = batch
-    return np.asarray(inputs), np.asarray(labels)
+    """Inputs and targets as arrays of the same memory."""
+    inputs, targets = batch
+    return np.asarray(inputs), np.asarray(targets)
