@@ -60,7 +60,7 @@ def reduction(op: Any, dtype: torch.dtype, what: str) -> Reduction:
         TypeError: it does not.
     """
     kind = op.op if isinstance(op, ReduceOp) else op
-    found = _known(kind, dtype)
+    found = _known(kind.value, dtype)
     if found is None:
         raise TypeError(
             f"{what}: {kind} of {dtype} tensors is not defined; convert them by tensor.to, or take "
@@ -70,8 +70,12 @@ def reduction(op: Any, dtype: torch.dtype, what: str) -> Reduction:
 
 
 @cache
-def _known(kind: Any, dtype: torch.dtype) -> Reduction | None:
-    """The same for what is defined, without a factor; None for what is not."""
+def _known(number: int, dtype: torch.dtype) -> Reduction | None:
+    """The same for what is defined, without a factor; None for what is not.
+
+    By the kind's number: PyTorch's own objects are slow to compare.
+    """
+    kind = _KINDS(number)
     narrow = dtype is torch.complex32 or (dtype.is_floating_point and dtype.itemsize == 1)
     bits = kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex)
     if narrow or bits or (kind in _ORDERED and dtype.is_complex):
