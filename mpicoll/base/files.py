@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +28,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    draft = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    draft = path.with_name(f".{path.stem}-{os.urandom(4).hex()}{path.suffix}")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield draft
@@ -60,6 +58,8 @@ def synchronise(path: Path) -> None:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
+    import hashlib  # every program imports this file
+
     digest, piece = hashlib.sha256(), memoryview(bytearray(1 << 17))
     with open(path, "rb") as file:
         while count := file.readinto(piece):

@@ -20,7 +20,6 @@ beginning of its content's SHA-256, so that a file that changes is another algor
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +38,6 @@ from mpicoll.registry import (
 from mpicoll.schedule import Copy, Recv, RecvReduce, Round, Schedule, Send, channels, strands
 from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.schedule.steps import MAX_OPEN_CHANNELS, MAX_SEGMENTS, as_channels
-from mpicoll.verify import count, verify
 
 FORMAT = "schedule 1"
 #: What a file can be of.
@@ -145,6 +143,8 @@ def load(path: str, collective: str | None = None) -> Algorithm:
 
 def refusal(algorithm: Algorithm) -> str:
     """What is wrong with the schedule of a file; "" if nothing."""
+    from mpicoll.verify import verify  # every program imports this file, few load one
+
     assert algorithm.only is not None
     if algorithm.collective == "allreduce" and SAME_BITS not in algorithm.order:
         return f"an all-reduce must promise {SAME_BITS!r} in its order"
@@ -197,6 +197,8 @@ def parse(path: str, content: bytes) -> Algorithm:
         raise ValueError(f"blocks: {definition.name} has one of each rank, not {file['blocks']}")
     if file["hosts"] and len(file["hosts"]) != ranks:
         raise ValueError(f"hosts: {len(file['hosts'])} labels for {ranks} ranks")
+    import hashlib
+
     named = hashlib.sha256(content).hexdigest()[:12]
     return _algorithm(f"{FILE_PREFIX}{path}#{named}", file, _steps(programs), content)
 
@@ -292,6 +294,8 @@ def _steps(programs: Any) -> Programs:
 
 def _algorithm(name: str, file: Mapping[str, Any], programs: Programs, content: bytes) -> Algorithm:
     """The algorithm of a file; its counts are counted."""
+    from mpicoll.verify import count
+
     ranks, nblocks, root = file["ranks"], file["blocks"], file["root"]
 
     def schedule(rank: int, size: int, segments: int, window: int) -> Schedule:

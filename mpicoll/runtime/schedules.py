@@ -22,15 +22,19 @@ def share(private: MPI.Intracomm, table: tuning.Table) -> None:
     Raises:
         ValueError: on all ranks, if one cannot read what rank 0 has read.
     """
-    named = {
+    for collective, name in sorted(_files(table)):  # the same on all ranks
+        _share(private, collective, name)
+
+
+def _files(table: tuning.Table) -> set[tuple[str, str]]:
+    """The schedule files that a table names, each with its collective."""
+    return {
         (collective, candidate.algorithm)
         for collective, rules in table.items()
         for rule in rules
         for candidate in rule.candidates
         if candidate.algorithm.startswith(FILE_PREFIX)
     }
-    for collective, name in sorted(named):  # the same on all ranks
-        _share(private, collective, name)
 
 
 def _share(private: MPI.Intracomm, collective: str, name: str) -> None:
@@ -51,6 +55,8 @@ def placed(table: tuning.Table, nodes: Sequence[int], rank: int) -> tuning.Table
 
     Those that are asked for by name stay, as they are right there too: rank 0 is warned.
     """
+    if not _files(table):  # of most communicators, which are to be made quickly
+        return table
 
     def serves(collective: str, candidate: tuning.Choice) -> bool:
         if not _is_misplaced(collective, candidate.algorithm, nodes):
