@@ -44,7 +44,7 @@ def main() -> None:
     rank = MPI.COMM_WORLD.Get_rank()
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    dist.init_process_group("mpicoll", init_method="mpi://", device_id=device)
+    dist.init_process_group("mpicoll", init_method="mpi://")
     groups = {"mpicoll": dist.new_group(), "nccl": dist.new_group(backend="nccl")}
     comm = mpicoll.Intracomm(MPI.COMM_WORLD.Dup())
     facts = {k: v for k, v in environment.gather(comm).items() if k in pairs.KEPT}
@@ -147,7 +147,7 @@ def steps(
             if number >= 5:  # DDP makes its buckets anew after the first
                 times[name].append(taken)
     pairs_of = zip(*(way.model.parameters() for way in ways.values()), strict=True)
-    apart = max(float((local(a) - local(b)).abs().max()) for a, b in pairs_of)
+    apart = max((local(a) - local(b)).abs().max().item() for a, b in pairs_of)
     apart = comm.allreduce(apart, MPI.MAX)
     facts = {"what": what.__name__, "parameters": parameters, "apart": f"{apart:.1e}"}
     return summary(comm, facts, times)
@@ -155,7 +155,7 @@ def steps(
 
 def local(parameter: Any) -> torch.Tensor:
     """What this rank holds of a parameter."""
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
+    return getattr(parameter, "to_local", lambda: parameter)().detach()
 
 
 def _parse() -> argparse.Namespace:
