@@ -113,21 +113,30 @@ def _run_relay(state: State, call: Call) -> None:
 
 
 def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
-    """Let a call of CuPy's own arrays, on their library's current stream, go the fast path."""
-    group, cupy = state.gpus, sys.modules.get("cupy")
+    """Let a call of arrays on the current stream of their library go the fast path.
+
+    The library is CuPy or PyTorch, the same of both buffers.
+    """
+    group = state.gpus
     assert group is not None
     sendbuf, recvbuf, op, root = given
-    plain = all(
-        buffer is None or buffer is MPI.IN_PLACE or (cupy and type(buffer) is cupy.ndarray)
-        for buffer in (sendbuf, recvbuf)
-    )
+    owners = [b for b in (sendbuf, recvbuf) if b is not None and b is not MPI.IN_PLACE]
+    plain = any(all(type(owner) in kinds for owner in owners) for kinds in _array_kinds())
     at_home = all(
         array.device == group.device and array.stream == current_stream(array.owner, array.device)
         for array in _devices(call)
     )
     direct = call.is_direct and type(root) is int
     if state.fast_path.path is not None and plain and at_home and direct:
-        group.peers.learn(call.definition.name, sendbuf, recvbuf, op, root)
+        element = _devices(call)[0].dtype
+        group.peers.learn(call.definition.name, sendbuf, recvbuf, op, root, element)
+
+
+def _array_kinds() -> list[tuple[type, ...]]:
+    """The classes of plain arrays, by library."""
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    of_cupy = [] if cupy is None else [(cupy.ndarray,)]
+    return of_cupy if torch is None else [*of_cupy, (torch.Tensor, torch.nn.Parameter)]
 
 
 def on_host(group: Group | None, prepared: Prepared, blocking: bool) -> Prepared:

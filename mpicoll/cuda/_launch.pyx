@@ -122,6 +122,8 @@ cdef class Launcher:
     cdef int newest
     cdef bint has_captured
     cdef object held, array, in_place, current
+    cdef object tensor_stream  # returns the handle of a device's current stream in PyTorch
+    cdef set tensors  # classes
     cdef list kept
     cdef tuple channels
     cdef public bint open
@@ -144,7 +146,7 @@ cdef class Launcher:
         self.device, self.array, self.in_place = device, array, in_place
         self.current = current
         self.kept = [None] * KNOWN
-        self.captured = set()
+        self.captured, self.tensors = set(), set()
         check(calls.ctx_get_current(&self.context), "context")
         check(calls.event_create(&self.event, EVENT_WITHOUT_TIMING), "event")
         check(calls.event_create(&self.used, EVENT_WITHOUT_TIMING), "event")
@@ -281,17 +283,31 @@ cdef class Launcher:
         cdef uintptr_t handle = stream if isinstance(stream, int) else stream.ptr
         self.go(&self.known[index], send_address, recv_address, <Handle> handle, stream)
 
+    def meet_tensors(self, kinds, current):
+        """Let PyTorch's tensors of some classes be served too.
+
+        Args:
+            kinds: the classes.
+            current: returns the handle of PyTorch's current stream on a device.
+        """
+        self.tensors.update(kinds)
+        self.tensor_stream = current
+
     def serve(self, collective, sendbuf, recvbuf, op, root):
-        """Enqueue a call that is remembered, of CuPy's arrays; False if it needs the slow path."""
+        """Enqueue a call that is remembered; False if it needs the slow path.
+
+        Its buffers are arrays of CuPy or tensors of PyTorch on the current stream of their library.
+        """
         cdef Key key
         cdef uint64_t addresses[2]
         cdef int64_t lengths[2]
         cdef Handle context = NULL
         cdef int index
+        cdef bint of_torch = False
         if not self.open or self.alarm.raised:
             return False
-        dtype = self.argument(recvbuf, &addresses[1], &lengths[1], None)
-        dtype = self.argument(sendbuf, &addresses[0], &lengths[0], dtype)
+        dtype = self.argument(recvbuf, &addresses[1], &lengths[1], None, &of_torch)
+        dtype = self.argument(sendbuf, &addresses[0], &lengths[0], dtype, &of_torch)
         if dtype is None or type(root) is not int:
             return False
         if (
@@ -307,14 +323,23 @@ cdef class Launcher:
         calls.ctx_get_current(&context)
         if context != self.context:
             return False
-        stream = self.current()
-        cdef uintptr_t handle = stream.ptr
+        cdef uintptr_t handle
+        if of_torch:
+            stream = handle = self.tensor_stream(self.device)
+        else:
+            stream = self.current()
+            handle = stream.ptr
         self.go(&self.known[index], addresses[0], addresses[1], <Handle> handle, stream)
         return True
 
-    cdef argument(self, buffer, uint64_t *address, int64_t *length, dtype):
+    cdef argument(
+        self, buffer, uint64_t *address, int64_t *length, dtype, bint *of_torch
+    ):
         """The common dtype of the buffers so far, None if a buffer is no plain array of it."""
         address[0] = 0
+        if type(buffer) in self.tensors:
+            of_torch[0] = True
+            return self.tensor(buffer, address, length, dtype)
         if type(buffer) is not self.array:
             length[0] = IN_PLACE if buffer is self.in_place else ABSENT
             if buffer is not None and buffer is not self.in_place:
@@ -328,6 +353,22 @@ cdef class Launcher:
         if memory.device_id != self.device:
             return None
         address[0], length[0] = memory.ptr, buffer.nbytes
+        return own
+
+    cdef tensor(self, buffer, uint64_t *address, int64_t *length, dtype):
+        """The same of a tensor, whose dtypes are PyTorch's."""
+        try:
+            own = buffer.dtype
+            if (
+                not (dtype is None or dtype is _ANY or own is dtype)
+                or not buffer.is_cuda or buffer.get_device() != self.device
+                or buffer.requires_grad or not buffer.is_contiguous()
+                or buffer.is_conj() or buffer.is_neg()
+            ):
+                return None
+            address[0], length[0] = buffer.data_ptr(), buffer.nbytes
+        except Exception:
+            return None  # the slow path says what is wrong
         return own
 
     cdef int go(

@@ -335,21 +335,30 @@ class Peers:
         if arguments is not None:
             self._launcher.run(*arguments, *_addresses(send, recv), stream)
 
-    def learn(self, collective: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> None:
-        """Let :meth:`serve` serve such a call of CuPy's arrays from now on.
+    def learn(
+        self, collective: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, element: Any
+    ) -> None:
+        """Let :meth:`serve` serve such a call from now on.
 
         Args:
             collective, sendbuf, recvbuf, op, root: as given to :meth:`serve`, of a call that has
                 gone the slow path and is supported.
+            element: dtype of the elements, as NumPy has it.
         """
-        import cupy
-
-        send, recv = (
-            buffer if type(buffer) is cupy.ndarray else None for buffer in (sendbuf, recvbuf)
-        )
+        send, recv = (None if buffer is MPI.IN_PLACE else buffer for buffer in (sendbuf, recvbuf))
         name = _OPERATORS.get(op.handle) if isinstance(op, MPI.Op) else None
         if op is None or name is not None:
-            self._remembered(collective, send, recv, name, op, root, sendbuf, recvbuf)
+            self._meet_tensors(send, recv)
+            given = sendbuf, recvbuf
+            self._remembered(collective, send, recv, name, op, root, element, given)
+
+    def _meet_tensors(self, *buffers: Any) -> None:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            kinds = {type(buffer) for buffer in buffers if isinstance(buffer, torch.Tensor)}
+            if kinds:
+                # PyTorch's Stream objects take longer to make than a kernel to start.
+                self._launcher.meet_tensors(kinds, torch._C._cuda_getCurrentRawStream)
 
     def _remembered(
         self,
@@ -359,22 +368,23 @@ class Peers:
         op: str | None,
         handle: Any,
         root: int,
-        sendbuf: Any = None,
-        recvbuf: Any = None,
+        element: Any = None,
+        given: tuple[Any, Any] = (None, None),
     ) -> tuple[Any, ...] | None:
         """What the launcher calls a call, of which it is told if it is new; None if it is empty."""
         collective = sys.intern(collective)
         lengths = [
-            _IN_PLACE if given is MPI.IN_PLACE else _ABSENT if buffer is None else buffer.nbytes
-            for buffer, given in ((send, sendbuf), (recv, recvbuf))
+            _IN_PLACE if own is MPI.IN_PLACE else _ABSENT if buffer is None else buffer.nbytes
+            for buffer, own in zip((send, recv), given, strict=True)
         ]
         dtype = (recv if send is None else send).dtype
         how = op if handle is None else handle
         arguments = (collective, how, dtype, root, *lengths)
         if self._launcher.known_call(*arguments):
             return arguments
-        given, wanted = (None if buffer is None else buffer.nbytes for buffer in (send, recv))
-        key = key_of(collective, given, wanted, op, dtype, self._rank, self._size, root)
+        sent, received = (None if buffer is None else buffer.nbytes for buffer in (send, recv))
+        element = dtype if element is None else element
+        key = key_of(collective, sent, received, op, element, self._rank, self._size, root)
         if key.nbytes == 0:
             return None
         launch = launch_of(key, self._limits, self._registry.any)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from torch.distributed.distributed_c10d import BarrierOptions, ProcessGroup
 import mpicoll
 from mpicoll.base.wording import plural
 from mpicoll.torch.turns import Turns
-from mpicoll.torch.work import Done, Operation, Several, keep
+from mpicoll.torch.work import Done, Enqueued, Operation, Several, keep
 
 #: Of options that PyTorch has made without a time limit.
 _UNSET = timedelta(0)
@@ -31,6 +32,9 @@ class Base(ProcessGroup):
     _timeout: float
     _started: list[Operation] | None = None  # between start and end of coalescing
     _sequence = 0
+    #: The streams of what PyTorch does not wait for, and what is enqueued there with its tensors.
+    _streams: dict[torch.device, torch.cuda.Stream]
+    _enqueued: deque[tuple[torch.cuda.Event, Callable[[], object]]]
 
     def _run(
         self, what: str, options: Any, function: Callable[[], object], tensors: list[Any]
@@ -48,13 +52,42 @@ class Base(ProcessGroup):
         given = options.timeout
         seconds = given.total_seconds() if given > _UNSET else self._timeout
         later = getattr(options, "asyncOp", True) or self._started is not None
-        if not later or _on_device(tensors):  # on a device it is ordered by the current stream
-            try:
-                self._turns.now(what, seconds, function)
-            except TimeoutError as error:
-                raise torch.distributed.DistBackendError(str(error)) from error
+        device = _cuda_device(tensors)
+        if not later:  # on a device it is ordered by the current stream
+            self._now(what, seconds, function)
             return self._begun(Done(tensors))
-        return self._begun(self._turns.later(what, seconds, function, tensors))
+        if device is None:
+            return self._begun(self._turns.later(what, seconds, function, tensors))
+        return self._begun(self._beside(what, seconds, function, tensors, device))
+
+    def _now(self, what: str, seconds: float, function: Callable[[], object]) -> None:
+        try:
+            self._turns.now(what, seconds, function)
+        except TimeoutError as error:
+            raise torch.distributed.DistBackendError(str(error)) from error
+
+    def _beside(
+        self,
+        what: str,
+        seconds: float,
+        function: Callable[[], object],
+        tensors: list[Any],
+        device: torch.device,
+    ) -> Operation:
+        """Enqueue a collective on the group's stream, beside what the current one gets next."""
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device, priority=-1)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            self._now(what, seconds, function)
+        event = stream.record_event()
+        if not torch.cuda.is_current_stream_capturing():  # the memory of a graph stays
+            # PyTorch gives away what nobody has any more, in the order of its own stream alone.
+            while self._enqueued and self._enqueued[0][0].query():
+                self._enqueued.popleft()
+            self._enqueued.append((event, function))
+        return Enqueued(tensors, event, stream)
 
     def _begun(self, operation: Operation) -> Operation:
         if self._started is not None:
@@ -111,11 +144,9 @@ class Base(ProcessGroup):
         return [*lists[0]]
 
 
-def _on_device(tensors: Sequence[Any]) -> bool:
-    """Whether a call is of tensors in device memory."""
+def _cuda_device(tensors: Sequence[Any]) -> torch.device | None:
+    """The CUDA device of the tensors of a call; None if they are in memory of the host."""
     first = tensors[0] if tensors else None
-    return bool(first) and first[0].is_cuda if isinstance(first, list) else _is_cuda(first)
-
-
-def _is_cuda(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.is_cuda
+    if isinstance(first, list):
+        first = first[0] if first else None
+    return first.device if first is not None and first.is_cuda else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -69,6 +70,7 @@ class Group(Reducing, Moving, Messages):
                 MPI.COMM_WORLD.Get_rank(),
             )
         self._turns = Turns(self._limit, threaded)
+        self._streams, self._enqueued = {}, deque()
         self._last_tag = int(comm.Get_attr(MPI.TAG_UB) or 0)
         self._ended = ""
 

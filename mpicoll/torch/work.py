@@ -121,6 +121,38 @@ class Done(Operation):
         self._over = True
 
 
+class Enqueued(Operation):
+    """An operation of CUDA tensors on a stream; who waits for it lets the current stream wait.
+
+    Args:
+        tensors: what it gives.
+        event: is recorded after it.
+        stream: where it is.
+    """
+
+    def __init__(self, tensors: Any, event: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
+        super().__init__(tensors)
+        self._event, self._stream = event, stream
+        self._over = True  # as far as the host is concerned
+
+    def wait(self, timeout: timedelta = NO_LIMIT) -> Literal[True]:
+        torch.cuda.current_stream(self._stream.device).wait_event(self._event)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._event.query()
+
+    def is_success(self) -> bool:
+        return self.is_completed()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        if self._future is None:
+            self._future = torch.futures.Future(devices=_devices(self._tensors))
+            with torch.cuda.stream(self._stream):  # for which those wait who wait for the future
+                self._future.set_result(self._tensors)
+        return self._future
+
+
 class Several(Operation):
     """Operations that were started together."""
 
@@ -137,6 +169,12 @@ class Several(Operation):
             self._finish(error)
         else:
             self._finish(None)
+
+    def wait(self, timeout: timedelta = NO_LIMIT) -> Literal[True]:
+        super().wait(timeout)
+        for part in self._parts:  # each time the current stream may be another one
+            part.wait(timeout)
+        return True
 
     def is_completed(self) -> bool:
         return all(part.is_completed() for part in self._parts)

@@ -93,6 +93,29 @@ def test_averages_strides_and_what_is_refused():
         dist.group.WORLD.all_gather_single(torch.empty(size), torch.ones(1, device="cuda"))
 
 
+def test_repeated_calls_go_the_fast_path(group, monkeypatch):
+    size, comm = dist.get_world_size(), group.comm
+    out = torch.empty(1000 * size, device="cuda")
+    for _ in range(2):
+        tensor = torch.ones(1000, device="cuda")
+        dist.all_reduce(tensor)
+        dist.all_gather_into_tensor(out, tensor)
+        assert set(out.tolist()) == {float(size)}
+    if not (comm.gpu_transport() or "").startswith("cuda_ipc"):
+        pytest.skip("tensors go through the host")
+    monkeypatch.setattr(type(comm), "_blocking", None)  # the slow path
+    stream = torch.cuda.Stream()
+    tensor = torch.full((1000,), 2.0, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(1_000_000)
+        tensor.mul_(2)
+        dist.all_reduce(tensor)
+        dist.all_gather_into_tensor(out, tensor)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert set(out.tolist()) == {4.0 * size}
+
+
 def test_the_current_stream_orders_calls():
     size = dist.get_world_size()
     stream = torch.cuda.Stream()
@@ -106,6 +129,35 @@ def test_the_current_stream_orders_calls():
             tensor.add_(1)
     torch.cuda.current_stream().wait_stream(stream)
     assert bool((tensor == size + 1).all())
+
+
+def test_what_is_not_waited_for_runs_beside_the_current_stream():
+    size = dist.get_world_size()
+    tensors = [torch.full((1 << 20,), float(k), device="cuda") for k in range(4)]
+    for tensor in tensors:
+        torch.cuda._sleep(2_000_000)
+        tensor.add_(1)
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    torch.cuda._sleep(1_000_000_000)  # the current stream is busy, the collectives are not
+    for work in works:
+        while not work.is_completed():
+            pass
+    assert not torch.cuda.current_stream().query()
+    for k, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+        work.wait()
+        tensor.mul_(2)
+        assert bool((tensor == 2 * size * (k + 1)).all())
+
+
+def test_memory_of_what_is_not_waited_for_is_not_given_to_others():
+    size = dist.get_world_size()
+    out = torch.zeros(size * (1 << 20), device="cuda")
+    torch.cuda._sleep(20_000_000)
+    work = dist.all_gather_into_tensor(out, torch.ones(1 << 20, device="cuda"), async_op=True)
+    for _ in range(20):  # would be where the input was
+        torch.full((1 << 20,), 7.0, device="cuda")
+    work.wait()
+    assert bool((out == 1).all())
 
 
 def test_groups_by_split(group):
