@@ -1,0 +1,11 @@
+"""A training step as a schedule: in which order ranks compute, and all that follows from it.
+
+An order says in a few lines when one rank computes which chunk of the model for which microbatch.
+Passes add messages and recomputation; the result is a program of each rank, which is verified,
+simulated, drawn, and run.  Needs the standard library alone.
+"""
+
+from mpicoll.train.step.catalogue import Order, Schedule, find, names, register, schedule
+from mpicoll.train.step.tasks import Durations, Task
+
+__all__ = ["Durations", "Order", "Schedule", "Task", "find", "names", "register", "schedule"]
