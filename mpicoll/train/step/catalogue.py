@@ -34,13 +34,17 @@ class Order:
         place: which rank has a chunk.
         fixed_chunks: chunks of a rank, unless the order has a parameter ``chunks``.
         trains: whether there are backward passes.
+        updates: whether weights are updated between microbatches.
         held: ``held(r, S, M, **parameters)``: the most microbatches whose activations rank r
             holds at a time, counted for each chunk.
         held_is_bound: it may be fewer.
+        recomputed: ``recomputed(r, S, M, **parameters)``: with recomputation, the most microbatches
+            whose activations rank r has computed again and holds.
         versions: ``versions(r, S, M, **parameters)``: the most versions of its weights that rank r
             keeps at a time.
         staleness: ``staleness(m, r, S, M, **parameters)``: how many updates are made on rank r
             between the weights that microbatch m sees and the update with its gradient.
+        messages: ``messages(S, M, **parameters)``: of all ranks.
         makespan: ``makespan(S, M, durations, **parameters)``: how long a step takes where messages
             take no time, of a rank's whole durations.
         valid: ``valid(S, M, **parameters)``: where ``makespan`` holds.
@@ -55,10 +59,13 @@ class Order:
     place: Place = looped
     fixed_chunks: int = 1
     trains: bool = True
+    updates: bool = False
     held: OfRank | None = None
     held_is_bound: bool = False
+    recomputed: OfRank | None = lambda r, S, M, **parameters: 1
     versions: OfRank = lambda r, S, M, **parameters: 1
     staleness: Callable[..., int] = lambda m, r, S, M, **parameters: 0
+    messages: Callable[..., int] | None = None
     makespan: Callable[..., int] | None = None
     valid: Callable[..., bool] = lambda S, M, **parameters: True
     where: str = ""
@@ -84,6 +91,8 @@ class Order:
             least = 1 if name == "chunks" else 0
             if value < least:
                 raise ValueError(f"{self.name}: {name}={value} is too small: give at least {least}")
+            if value > 1 and isinstance(self.parameters[name], bool):
+                raise ValueError(f"{self.name}: {name}={value} is neither 0 nor 1")
         return {**self.parameters, **given}
 
     def chunks(self, parameters: Mapping[str, int]) -> int:
@@ -138,12 +147,29 @@ class Schedule:
         """The programs of all ranks."""
         return tuple(map(self.program, range(self.stages)))
 
+    def makespan(self, durations: Durations) -> int | None:
+        """What is registered of how long a step takes where messages take no time, if anything.
+
+        Args:
+            durations: of all chunks of a rank together, alike on all ranks.
+        """
+        order, S, M = self.order, self.stages, self.microbatches
+        if order.makespan is None or not order.valid(S, M, **self.parameters):
+            return None
+        again = M * durations.forward if self.recompute and order.trains else 0
+        return order.makespan(S, M, durations, **self.parameters) + again
+
+    @property
+    def name(self) -> str:
+        """The order and its parameters: "1f1b ahead=1"."""
+        named = (f"{name}={value:d}" for name, value in self.parameters.items())
+        return " ".join([self.order.name, *named])
+
     @property
     def words(self) -> str:
         """The schedule in words: "1f1b ahead=1, S=4, M=8"."""
-        parameters = "".join(f" {name}={value}" for name, value in self.parameters.items())
         recompute = ", recompute" if self.recompute else ""
-        return f"{self.order.name}{parameters}, S={self.stages}, M={self.microbatches}{recompute}"
+        return f"{self.name}, S={self.stages}, M={self.microbatches}{recompute}"
 
 
 _CATALOGUE: dict[str, Order] = {}
@@ -223,13 +249,18 @@ def _zb_h2(S: int, M: int, t: Durations) -> int:
     return M * (t.forward + t.backward) + (S - 1) * t.forward
 
 
-def _versions(r: int, S: int, M: int, vertical: int) -> int:
+def _messages(S: int, M: int, chunks: int = 1, **parameters: int) -> int:
+    """Forward and backward over every edge, for each microbatch."""
+    return 2 * M * (S * chunks - 1) if S > 1 else 0
+
+
+def _versions(r: int, S: int, M: int, vertical: bool) -> int:
     lag = S - 1 if vertical else S - 1 - r
     early = min(lag, M - 1)
     return min(early, M - early) + 1
 
 
-def _staleness(m: int, r: int, S: int, M: int, vertical: int) -> int:
+def _staleness(m: int, r: int, S: int, M: int, vertical: bool) -> int:
     return min(m, S - 1 if vertical else S - 1 - r)
 
 
@@ -245,6 +276,8 @@ register(
     orders.forward_only,
     trains=False,
     held=lambda r, S, M: 0,
+    recomputed=None,
+    messages=lambda S, M: M * (S - 1),
     makespan=lambda S, M, t: (M + S - 1) * t.forward,
     formula="(M+S−1)·F",
     reference="An evaluation in a pipeline",
@@ -253,6 +286,7 @@ register(
     "naive",
     orders.naive,
     held=lambda r, S, M: 1,
+    messages=_messages,
     makespan=lambda S, M, t: M * S * (t.forward + t.backward),
     formula="M·S·(F+B)",
     reference=f"Model parallelism as in {_GPIPE}, figure 2b",
@@ -261,6 +295,7 @@ register(
     "gpipe",
     orders.gpipe,
     held=lambda r, S, M: M,
+    messages=_messages,
     makespan=_filled,
     formula="(M+S−1)·(F+B)",
     reference=_GPIPE,
@@ -269,6 +304,7 @@ register(
     "1f1b",
     orders.one_f_one_b,
     held=lambda r, S, M, ahead: min((S - 1 - r) * (1 + ahead) + 1, M),
+    messages=_messages,
     makespan=_filled,
     formula="(M+S−1)·(F+B)",
     reference=f"PipeDream-Flush in {_MEGATRON}, section 2.2",
@@ -277,6 +313,7 @@ register(
     "interleaved",
     orders.interleaved,
     held=lambda r, S, M, chunks: min(2 * (S - 1 - r) + (chunks - 1) * S + 1, M * chunks),
+    messages=_messages,
     makespan=_interleaved,
     valid=lambda S, M, chunks: M % S == 0,
     where="S divides M",
@@ -287,6 +324,8 @@ register(
     "zb_h1",
     orders.zb_h1,
     held=lambda r, S, M: min(S, M),
+    recomputed=lambda r, S, M: min(r + 1, M),
+    messages=_messages,
     makespan=_zb_h1,
     valid=lambda S, M: M >= 2 * S - 1,
     where="M ≥ 2S−1",
@@ -297,6 +336,8 @@ register(
     "zb_h2",
     orders.zb_h2,
     held=lambda r, S, M: min(2 * S - 1, M),
+    recomputed=lambda r, S, M: min(2 * r + 1, M),
+    messages=_messages,
     makespan=_zb_h2,
     valid=lambda S, M: M >= 2 * S,
     where="M ≥ 2S, F = I = W",
@@ -310,13 +351,16 @@ register(
     fixed_chunks=2,
     held=lambda r, S, M: min(2 * S, 2 * M),
     held_is_bound=True,
-    reference=f"{_ZERO_BUBBLE}, section 6, and Qi et al., Pipeline parallelism with controllable "
-    "memory, NeurIPS 2024; greedy here",
+    recomputed=lambda r, S, M: min(2 * S, 2 * M),
+    messages=lambda S, M: 4 * M * (S - 1),
+    reference=f"{_ZERO_BUBBLE}, section 6; the order here is found greedily",
 )
 register(
     "pipedream",
     orders.pipedream,
+    updates=True,
     held=lambda r, S, M, vertical: min(S - r, M),
+    messages=_messages,
     versions=_versions,
     staleness=_staleness,
     makespan=_filled,

@@ -155,10 +155,10 @@ def _slot_by_slot(stages: int, microbatches: int) -> tuple[tuple[Task, ...], ...
     return tuple(map(tuple, orders))
 
 
-def pipedream(rank: int, stages: int, microbatches: int, vertical: int = 0) -> Iterator[Task]:
+def pipedream(rank: int, stages: int, microbatches: int, vertical: bool = False) -> Iterator[Task]:
     """PipeDream: 1F1B that updates after each backward pass, so the pipeline never drains.
 
-    A microbatch comes back to the weights that it saw on its way forward.  With ``vertical=1`` it
+    A microbatch comes back to the weights that it saw on its way forward.  With ``vertical`` it
     sees weights of the same age on all ranks.
     """
     for task in one_f_one_b(rank, stages, microbatches):

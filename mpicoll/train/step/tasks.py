@@ -132,6 +132,10 @@ class Durations(NamedTuple):
         """Those of one of so many equal chunks."""
         return Durations(*(duration // chunks for duration in self))
 
+    def times(self, factor: int) -> Durations:
+        """Those of a rank that takes so many times as long."""
+        return Durations(*(duration * factor for duration in self))
+
 
 def looped(chunk: int, stages: int) -> int:
     """Chunks go round and round the ranks: 0, 1, 2, 0, 1, 2."""
