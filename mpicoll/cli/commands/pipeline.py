@@ -69,7 +69,7 @@ def show(
     from mpicoll.train.step.timing import simulate as timed
 
     S, M = _one("-S", stages), _one("-M", microbatches)
-    (schedule,) = _schedules([order], (S,), (M,), _parameters(set_), recompute)
+    (schedule,) = _schedules([order], (S,), (M,), _parameters(set_), recompute, few=True)
     try:
         timing = timed(schedule, SLOTS)
     except DeadlockError as error:
