@@ -50,7 +50,7 @@ def test_every_order_is_right(name, parameters):
 
 @every_order
 def test_every_order_is_right_with_recomputation(name, parameters):
-    right(name, parameters, (1, 2, 3, 5, 8), (1, 2, 4, 7, 15, 16, 32), recompute=True)
+    right(name, parameters, (1, 2, 5, 8), (1, 4, 15, 16, 32), recompute=True)
 
 
 @pytest.mark.long
@@ -59,20 +59,23 @@ def test_every_order_is_right_with_recomputation_everywhere(name, parameters):
     right(name, parameters, SIZES, BATCHES, recompute=True)
 
 
-@pytest.mark.parametrize("chunks", [2, 3])
-def test_interleaved_can_deadlock_where_ranks_do_not_divide_microbatches(chunks):
-    """Most do not: the check decides."""
-    wrong, tried = {}, 0
-    for S in SIZES:
-        for M in filter(lambda M: M % S, BATCHES):
-            tried += 1
-            verdict = check(schedule("interleaved", S, M, chunks=chunks))
-            if not verdict.ok:
-                wrong[S, M] = verdict.problems
-    assert (5, 7) in wrong or chunks == 3
-    assert 0 < len(wrong) < tried / 2
-    for problems in wrong.values():
-        assert problems[-1].startswith("deadlock: rank ")
+def deadlocks(whole):
+    try:
+        for _ in run(whole.programs):
+            pass
+    except DeadlockError:
+        return True
+    return False
+
+
+def test_interleaved_can_deadlock_where_ranks_do_not_divide_microbatches():
+    """However much room there is for messages. Most do not: the check decides."""
+    (problem,) = check(schedule("interleaved", 5, 7, chunks=2)).problems
+    assert problem.startswith("deadlock: rank 0 at RECV_F of edge 5, microbatch 6; rank 1")
+    shapes = [(S, M) for S in range(2, 9) for M in range(1, 25) if M % S]
+    wrong = [shape for shape in shapes if deadlocks(schedule("interleaved", *shape, chunks=2))]
+    assert (5, 7) in wrong and len(wrong) < len(shapes) / 4
+    assert check(schedule("interleaved", 5, 8, chunks=2)).ok and (5, 8) not in wrong
 
 
 @pytest.mark.parametrize("ahead", range(6))
@@ -89,16 +92,16 @@ def test_running_ahead_needs_room(ahead):
 def test_zb_v_needs_little_more_than_its_work():
     """Found greedily, it is no formula; but it is near the best, and within 1F1B's memory."""
     for S in SIZES:
-        for M in range(2 * S, 33):
+        for M in (2 * S, 2 * S + 1, 25, 32):
             timing = simulate(schedule("zb_v", S, M), SLOTS)
             work = 6 * M
-            assert work <= timing.makespan <= work + 3 * S
-            assert max(timing.gaps(rank) for rank in range(S)) <= S
+            assert work <= timing.makespan <= work + S + 2
+            assert max(timing.gaps(rank) for rank in range(S)) <= S + 2
 
 
 def test_zb_h2_is_never_idle_between_its_first_task_and_its_last():
     for S in SIZES:
-        for M in range(2 * S, 33):
+        for M in (2 * S, 2 * S + 1, 25, 32):
             timing = simulate(schedule("zb_h2", S, M), SLOTS)
             assert not any(timing.gaps(rank) for rank in range(S)), (S, M)
 

@@ -44,8 +44,8 @@ class Order:
             keeps at a time.
         staleness: ``staleness(m, r, S, M, **parameters)``: how many updates are made on rank r
             between the weights that microbatch m sees and the update with its gradient.
-        slots: ``slots(S, M, **parameters)``: how many messages of one direction of an edge must find
-            room at their receiver, if senders wait until they do, so that nothing deadlocks.
+        slots: ``slots(S, M, **parameters)``: for how many messages of one direction of an edge
+            there must be room at their receiver, if senders wait for it, so that nothing deadlocks.
         messages: ``messages(S, M, **parameters)``: of all ranks.
         makespan: ``makespan(S, M, durations, **parameters)``: how long a step takes where messages
             take no time, of a rank's whole durations.
