@@ -106,26 +106,30 @@ def test_zb_h2_is_never_idle_between_its_first_task_and_its_last():
             assert not any(timing.gaps(rank) for rank in range(S)), (S, M)
 
 
-@given(
-    st.sampled_from([case for case in ORDERS if find(case[0]).makespan]),
-    st.integers(1, 6),
-    st.integers(1, 12),
-    st.integers(1, 50),
-    st.integers(1, 50),
-)
-@settings(deadline=None)
-def test_makespans_hold_for_any_durations(case, S, M, forward, weight):
-    """Of zb_h2 for equal ones alone."""
-    name, parameters = case
+@pytest.mark.parametrize("name", [name for name in names() if find(name).makespan])
+@given(st.integers(1, 6), st.integers(1, 12), st.tuples(*[st.integers(1, 9)] * 3), st.data())
+@settings(deadline=None, max_examples=60)
+def test_makespans_hold_for_any_durations(name, S, M, times, data):
+    """Where they say that they do; of the zero bubbles there are conditions."""
+    values = [parameters for order, parameters in ORDERS if order == name]
+    parameters = data.draw(st.sampled_from(values))
     v = parameters.get("chunks", 1)
-    M *= S if name == "interleaved" else 1
-    if name == "zb_h2":
-        weight = forward
-    durations = Durations(forward * v, 2 * weight * v, weight * v)
-    found = schedule(name, S, M, **parameters)
-    formula = found.makespan(durations)
+    F, B, W = times[0], times[1] + times[2], times[2]
+    whole = schedule(name, S, M * S if v > 1 else M, **parameters)
+    formula = whole.makespan(Durations(F * v, B * v, W * v))
     if formula is not None:
-        assert simulate(found, durations.divided(v)).makespan == formula
+        assert simulate(whole, Durations(F, B, W)).makespan == formula
+
+
+def test_the_formulas_of_zero_bubbles_need_their_conditions():
+    for name, wrong in (
+        ("zb_h1", Durations(1, 4, 3)),
+        ("zb_h1", Durations(2, 7, 3)),
+        ("zb_h2", Durations(3, 4, 1)),
+    ):
+        whole = schedule(name, 4, 16)
+        assert whole.makespan(wrong) is None
+        assert simulate(whole, wrong).makespan > find(name).makespan(4, 16, wrong)
 
 
 # --- planted faults -------------------------------------------------------------------------------

@@ -331,8 +331,8 @@ register(
     recomputed=lambda r, S, M: min(r + 1, M),
     messages=_messages,
     makespan=_zb_h1,
-    valid=lambda S, M, t: M >= 2 * S - 1,
-    where="M ≥ 2S−1",
+    valid=lambda S, M, t: M >= 2 * S - 1 and t.weight <= min(t.forward, t.input),
+    where="M ≥ 2S−1, W ≤ F, W ≤ I",
     formula="M·(F+I+W) + (S−1)·(F+I−W)",
     reference=f"{_ZERO_BUBBLE}, section 2.1",
 )
@@ -343,8 +343,8 @@ register(
     recomputed=lambda r, S, M: min(2 * r + 1, M),
     messages=_messages,
     makespan=_zb_h2,
-    valid=lambda S, M, t: M >= 2 * S and t.forward == t.weight == t.backward - t.weight,
-    where="M ≥ 2S, F = I = W",
+    valid=lambda S, M, t: M >= 2 * S and t.input <= t.weight <= t.forward,
+    where="M ≥ 2S, I ≤ W ≤ F",
     formula="M·(F+I+W) + (S−1)·F",
     reference=f"{_ZERO_BUBBLE}, section 2.2",
 )
