@@ -8,6 +8,7 @@ from mpicoll.comm.intracomm import (
     Intracomm,
 )
 from mpicoll.comm.job import abort_on_exception, end_job
+from mpicoll.comm.survival import survival_obstacle
 from mpicoll.runtime.state import Stats
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "Stats",
     "abort_on_exception",
     "end_job",
+    "survival_obstacle",
 ]

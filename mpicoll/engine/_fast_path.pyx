@@ -38,7 +38,7 @@ cdef class FastPath(Routes):
         poll: moves on what is under way besides.
         under_way: what is, if there is anything.
         hooks, forks: must be empty: the hooks, the process that this one was forked from.
-        failed: told of an error and the execution.
+        failed: told of an error and the execution; returns the error that it means.
 
     A call is told by its number, buffers, operator, root, counts and the algorithm that the caller
     names, or None.
@@ -267,8 +267,10 @@ cdef class FastPath(Routes):
                 execution.go_through(self.pause)
         except BaseException as error:
             execution._send, execution._recv = (sendbuf, self.packed[0]), (recvbuf, self.packed[1])
-            self.failed(error, execution)
-            raise
+            meant = self.failed(error, execution)
+            if meant is error:
+                raise
+            raise meant from None
         route.count.calls += 1
         return 0
 
