@@ -43,7 +43,7 @@ ORDER = {
         errors hooks
     """,
     "mpicoll.comm": (
-        "arrays > __init__ > intracomm > inspection survival > "
+        "arrays > __init__ > intracomm > inspection survival objects > "
         "nonblocking persistent passed blocking handle > "
         "dispatch messages > decisions > device refusing job"
     ),

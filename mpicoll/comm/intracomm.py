@@ -26,11 +26,11 @@ from mpi4py import MPI
 from mpicoll.base import launcher
 from mpicoll.base.consensus import combined
 from mpicoll.base.wording import plural
-from mpicoll.comm.blocking import Blocking
 from mpicoll.comm.handle import Handle
 from mpicoll.comm.inspection import Inspection
 from mpicoll.comm.messages import Messages
 from mpicoll.comm.nonblocking import Nonblocking
+from mpicoll.comm.objects import Objects
 from mpicoll.comm.passed import Intercomm, Neighbourhood
 from mpicoll.comm.persistent import Persistent
 from mpicoll.comm.survival import Survival
@@ -45,7 +45,7 @@ _C = TypeVar("_C", bound="Intracomm")
 _NEW: Any = MPI.Intracomm.__new__
 
 
-class Intracomm(Messages, Handle, Inspection, Survival, Blocking, Nonblocking, Persistent):
+class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Persistent):
     """An intracommunicator whose collectives run by an algorithm of one's choice.
 
     Args:

@@ -25,6 +25,13 @@ from mpi4py import MPI as _MPI
 cnp.import_array()
 
 
+cdef extern from "<time.h>" nogil:
+    int CLOCK_MONOTONIC_COARSE
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int, timespec *)
+
 cdef extern from "Python.h":
     object PyObject_Vectorcall(object, PyObject **, size_t, PyObject *)
 
@@ -50,6 +57,17 @@ cdef class FastPath(Routes):
         self.open = True
         self.packed = [None, None]
 
+    cdef int hear(self) except -1:
+        """Look whether a rank has died, if the last look is a millisecond ago."""
+        cdef timespec now
+        cdef long milliseconds
+        clock_gettime(CLOCK_MONOTONIC_COARSE, &now)
+        milliseconds = now.tv_sec * 1000 + now.tv_nsec // 1000000
+        if milliseconds != self.looked:
+            self.looked = milliseconds
+            self.look()
+        return 0
+
     def forget(self):
         """Forget all calls, but not how often they were made."""
         Routes.forget(self)
@@ -61,6 +79,8 @@ cdef class FastPath(Routes):
         cdef Route route
         if not self.open or self.hooks or self.forks:
             return False
+        if self.look is not None:
+            self.hear()
         try:
             if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
                 return self.devices is not None and self.on_device(
@@ -95,6 +115,8 @@ cdef class FastPath(Routes):
         cdef object kept
         if not self.open or self.hooks or self.forks:
             return None
+        if self.look is not None:
+            self.hear()
         try:
             if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
                 return None

@@ -144,7 +144,7 @@ class Request(Limited, Standalone):
 
     def _fail(self, error: BaseException) -> None:
         """Messages may be under way: buffers and requests must stay, and no call follow."""
-        error = self._state.guard.fail(error)
+        error = self._state.guard.fail(error, self)
         self._tell(error)
         progress.remove(self)
         self._error = error

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from mpi4py import MPI
 
@@ -98,19 +98,11 @@ class Alarm:
         assert self.lost is not None
         raise self.lost.with_traceback(None)
 
-    def within(self, pause: Callable[[], object]) -> Callable[[], object]:
-        """A pause that looks, too."""
-
-        def both() -> None:
-            pause()
-            self.look()
-
-        return both
-
     def hear(self) -> RankLost | None:
         """What is raised if a rank has died, now or before; the others are told of a new death."""
         if self.lost is not None:
             return self.lost
+        MPI.COMM_SELF.Iprobe()  # lets the library take in what it is told
         ranks, told = dead(self._control), self._control.Is_revoked()
         if told and not ranks:
             ranks = self._await_names()
@@ -131,7 +123,6 @@ class Alarm:
             return None
         end = time.monotonic() + GRACE
         while self.hear() is None and time.monotonic() < end:
-            MPI.COMM_SELF.Iprobe()  # lets the library take in what it is told
             time.sleep(LOOK / 10)
         return self.lost
 

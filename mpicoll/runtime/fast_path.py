@@ -142,6 +142,8 @@ class FastCalls:
     def survive(self) -> None:
         """Make only such calls as hear of deaths while they wait, from now on."""
         self._survives, self._flies = True, False
+        if self.path is not None:
+            self.path.look = self._look
         self.forget()
 
     def _path_for(

@@ -80,18 +80,26 @@ class Guard:
 
     def survive(self, alarm: Alarm) -> None:
         """Hear of deaths in every wait from now on."""
-        self.alarm, self.pause = alarm, alarm.within(self.pause)
+        pause, self.alarm = self.pause, alarm
+
+        def both() -> None:
+            pause()
+            self.look()
+
+        self.pause = both
 
     def look(self) -> None:
         """Raise RankLost if a rank has died, where that is asked for."""
         if self.alarm is not None:
-            self.alarm.look()
+            with self.failing():
+                self.alarm.look()
 
     def check(self) -> None:
         """Raise if the communicator cannot be used, any more or by this thread or process."""
         caller.check()
         if self.closed:
             raise ValueError(FREED)
+        self.look()
         if isinstance(self.failure, RankLost):
             raise self.failure.with_traceback(None)
         if is_revoked(self.failure):
