@@ -263,7 +263,8 @@ class Prequest(Request):
         super().__init__(state, prepared, report)
         self._number = 0 if state.watch is None else state.watch.new_counter()
         self._plan = self._state.plans.build(self._shape)
-        self._lane, self._unbind = state.lanes.persistent.take(self, state.guard.pause)
+        with state.guard.failing():
+            self._lane, self._unbind = state.lanes.persistent.take(self, state.guard.pause)
         self._starter = state.fast_path.starter(self._plan, self._lane, self._call)
 
     def __bool__(self) -> bool:
