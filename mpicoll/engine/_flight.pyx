@@ -33,7 +33,16 @@ cdef class Airspace:
     """
 
     def __cinit__(
-        self, MPI.Comm comm, pause, poll, dict under_way, list pollers, list forks, lock, lanes, look
+        self,
+        MPI.Comm comm,
+        pause,
+        poll,
+        dict under_way,
+        list pollers,
+        list forks,
+        lock,
+        lanes,
+        look,
     ):
         self.comm = comm
         self.pause, self.poll, self.under_way = pause, poll, under_way

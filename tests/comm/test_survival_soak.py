@@ -1,4 +1,4 @@
-"""Many launches in which ranks are killed at points drawn at random: none hangs, no sum is wrong."""
+"""Many launches in which ranks are killed at random points: none hangs, no sum is wrong."""
 
 import contextlib
 import random
