@@ -15,7 +15,7 @@ FAULT_TOLERANT = ("--with-ft", "ulfm")
 #: One that also notices ranks of which it hears nothing.
 HEARTBEATS = (
     *(*FAULT_TOLERANT, "--mca", "mpi_ft_detector", "true"),
-    *("--mca", "mpi_ft_detector_period", "0.2", "--mca", "mpi_ft_detector_timeout", "1"),
+    *("--mca", "mpi_ft_detector_period", "0.5", "--mca", "mpi_ft_detector_timeout", "4"),
     *("--mca", "mpi_ft_propagator_with_rbcast", "true"),
 )
 
@@ -194,6 +194,25 @@ def test_a_rank_that_was_stopped_is_given_up_and_ends(program):
 
 
 @ulfm
+def test_an_exit_status_is_told_by_heartbeats_and_the_end_by_mpi_is_limited(program):
+    done = program(
+        3,
+        """
+        comm = mpicoll.Intracomm(MPI.COMM_WORLD, survive=True)
+        assert works(comm)
+        if comm.rank == 1:
+            os._exit(3)
+        until_lost(comm)
+        assert works(comm.survivors())
+        print("went on", flush=True)
+        return
+        """,
+        options=HEARTBEATS,
+    )
+    assert done.out.split("\n")[:2] == ["went on"] * 2, done.err
+
+
+@ulfm
 def test_hints_objects_on_the_handle_and_duplicates(program):
     done = program(
         4,
@@ -239,14 +258,14 @@ def test_several_requests_of_which_one_is_of_the_dead(program):
         if comm.rank == 1:
             kill_myself()
         if comm.rank == 0:
-            for complete in ("Waitall", "Testall", "waitall", "testall"):
+            for complete in ("Testall", "Waitall", "waitall", "testall"):
                 buffer = np.zeros(3)
                 requests = [comm.Irecv(buffer, 1), comm.Isend(np.ones(1), 0)]
                 requests.append(comm.Irecv(np.zeros(1), 0))
                 with pytest.raises(MPI.Exception) as caught:
                     while True:
                         getattr(mpicoll.Request, complete)(requests)
-                assert caught.value.Get_error_class() == MPI.ERR_PROC_FAILED
+                assert caught.value.Get_error_class() == MPI.ERR_PROC_FAILED, complete
         until_lost(comm)
         comm = comm.survivors()
         """,
