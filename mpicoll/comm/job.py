@@ -1,8 +1,9 @@
-"""How one rank ends the job of all."""
+"""How one rank ends the job of all, or itself alone."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from mpi4py import MPI
+
+from mpicoll.errors import RankLost
 
 #: Seconds between an error's message and the end of the job: a launcher that is told to end it may
 #: drop what it has not yet read from its processes.
@@ -31,13 +34,38 @@ def abort_on_exception() -> Iterator[None]:
         status = _exit_status(error)
         if status == 0 or MPI.Is_finalized() or MPI.COMM_WORLD.Get_size() == 1:
             raise
-        rank = f"[rank {MPI.COMM_WORLD.Get_rank()}] "
-        if isinstance(error, SystemExit):
-            text = f"exit with status {error.code}"
-        else:
-            text = "".join(traceback.format_exception(error)).rstrip()
-        sys.stderr.write("".join(f"{rank}{line}\n" for line in text.splitlines()))
+        _say(error)
         end_job(status)
+
+
+def _say(error: BaseException) -> None:
+    """Print what ends this process, with its rank."""
+    rank = f"[rank {MPI.COMM_WORLD.Get_rank()}] "
+    if isinstance(error, SystemExit):
+        text = f"exit with status {error.code}"
+    elif isinstance(error, RankLost) and error.given_up is not None:
+        text = str(error)  # there is nothing to look for in the program
+    else:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    sys.stderr.write("".join(f"{rank}{line}\n" for line in text.splitlines()))
+
+
+@contextmanager
+def exit_on_exception() -> Iterator[None]:
+    """Let an exception end this process alone, where the other ranks go on without it.
+
+    For programs whose communicators are built with ``survive=True``.  Prints the traceback with the
+    rank before it, and kills the process: ``MPI_Finalize`` would wait for the others, and of an
+    exit status other than 0 Open MPI's launcher does not tell them.  To be used as
+    ``with exit_on_exception(): main()``, or as a decorator.
+    """
+    try:
+        yield
+    except BaseException as error:
+        _say(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_job(status: int) -> NoReturn:
