@@ -7,6 +7,7 @@ when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mpicoll.errors import RankLost
 from mpicoll.schedule import (
     Channel,
     Copy,
@@ -40,6 +41,7 @@ __all__ = [
     "Intracomm",
     "Message",
     "Prequest",
+    "RankLost",
     "Recv",
     "RecvReduce",
     "Request",

@@ -43,14 +43,14 @@ ORDER = {
         errors hooks
     """,
     "mpicoll.comm": (
-        "arrays > __init__ > intracomm > inspection > "
+        "arrays > __init__ > intracomm > inspection survival objects > "
         "nonblocking persistent passed blocking handle > "
         "dispatch messages > decisions > device refusing job"
     ),
     "mpicoll.requests": "__init__ device > library own > standalone > several > base",
     "mpicoll.runtime": (
-        "__init__ > relay > staging observe > state arguments > connections first_calls > "
-        "fast_path > plans admission > guard > calls > "
+        "__init__ > relay > staging observe recovery > state arguments > "
+        "connections first_calls > fast_path > plans admission > guard > alarm calls > "
         "agree watch trace family handles unavailable > settings places > schedules"
     ),
     "mpicoll.engine": (

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import launch
 import pytest
 
 import mpicoll
@@ -259,6 +260,20 @@ def test_the_programs_of_training(name, mpirun, tmp_path, monkeypatch):
     path.write_text(dict(blocks(page("training"), "python"))[name])
     done = mpirun(2, "-m", "mpi4py", path)
     assert done.status == 0, done.err
+
+
+@pytest.mark.skipif(
+    "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
+)
+def test_the_program_of_survival(mpirun, tmp_path):
+    path = tmp_path / "survive.py"
+    path.write_text(dict(blocks(page("survival"), "python"))["survive.py"])
+    (shown,) = (text for _, text in blocks(page("survival"), "console") if "survive.py" in text)
+    command, line = shown.strip().splitlines()
+    assert command == "$ mpirun --with-ft ulfm -n 4 python survive.py"
+    done = mpirun(4, path, options=("--with-ft", "ulfm"))
+    found = sorted(done.out.splitlines())
+    assert found == [line.replace("rank 0 of", f"rank {rank} of") for rank in range(3)], done.err
 
 
 @pytest.mark.parametrize("name", ["hang.py", "differ.py"])

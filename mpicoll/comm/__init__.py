@@ -7,7 +7,8 @@ from mpicoll.comm.intracomm import (
     Intercomm,
     Intracomm,
 )
-from mpicoll.comm.job import abort_on_exception, end_job
+from mpicoll.comm.job import abort_on_exception, end_job, exit_on_exception
+from mpicoll.comm.survival import survival_obstacle
 from mpicoll.runtime.state import Stats
 
 __all__ = [
@@ -19,4 +20,6 @@ __all__ = [
     "Stats",
     "abort_on_exception",
     "end_job",
+    "exit_on_exception",
+    "survival_obstacle",
 ]

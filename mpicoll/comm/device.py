@@ -98,7 +98,7 @@ def run(
         _run_relay(state, call)
         state.count(prepared.definition.name, STAGED)
         return True
-    if state.gpus is None or _takes(state.gpus, prepared, blocking=state.watch is None):
+    if state.gpus is None or _takes(state.gpus, prepared, blocking=not state.waits):
         return False
     return staging.run(state, prepared, native, step)
 

@@ -133,7 +133,7 @@ class Dispatch(MPI.Intracomm):
             if device.run(state, prepared, arguments[1:5], native, step):
                 return
             # With a time limit it is a request that is waited for.
-            prepared = device.on_host(state.gpus, prepared, blocking=state.watch is None)
+            prepared = device.on_host(state.gpus, prepared, blocking=not state.waits)
         definition, _, choice, call = prepared
         if call is None or choice.algorithm == NATIVE:
             try:
@@ -153,9 +153,8 @@ class Dispatch(MPI.Intracomm):
         try:
             ran = state.plans.run(call, choice, step)
         except MPI.Exception as error:
-            meant = state.guard.meant(error)
-            self._report(meant)
-            raise meant from None
+            self._report(error)
+            raise
         call.write_back()
         state.count(definition.name, choice.algorithm)
         state.fast_path.learn(call, arguments[1:], choice, ran)
@@ -166,8 +165,8 @@ class Dispatch(MPI.Intracomm):
         if call is not None:
             call.load(native=True)
         method = arguments.method.name
-        if state.watch is not None:
-            # Within the library's blocking call nobody would look at the clock.
+        if state.waits:
+            # Within the library's blocking call nobody would look.
             request = self._native(arguments, "I" + method.lower())
             state.guard.wait(request, arguments)
         else:

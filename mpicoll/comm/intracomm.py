@@ -26,15 +26,16 @@ from mpi4py import MPI
 from mpicoll.base import launcher
 from mpicoll.base.consensus import combined
 from mpicoll.base.wording import plural
-from mpicoll.comm.blocking import Blocking
 from mpicoll.comm.handle import Handle
 from mpicoll.comm.inspection import Inspection
 from mpicoll.comm.messages import Messages
 from mpicoll.comm.nonblocking import Nonblocking
+from mpicoll.comm.objects import Objects
 from mpicoll.comm.passed import Intercomm, Neighbourhood
 from mpicoll.comm.persistent import Persistent
+from mpicoll.comm.survival import Survival
 from mpicoll.engine import progress
-from mpicoll.runtime import schedules
+from mpicoll.runtime import recovery, schedules
 from mpicoll.runtime.first_calls import FirstCalls
 from mpicoll.runtime.state import find, inherit
 from mpicoll.tuning import Table, hints
@@ -44,15 +45,20 @@ _C = TypeVar("_C", bound="Intracomm")
 _NEW: Any = MPI.Intracomm.__new__
 
 
-class Intracomm(Messages, Handle, Inspection, Blocking, Nonblocking, Persistent):
+class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Persistent):
     """An intracommunicator whose collectives run by an algorithm of one's choice.
 
     Args:
         comm: an intracommunicator.  Collective over it: all its ranks build theirs.  None: the
             null communicator.
+        survive: whether the other ranks go on when one dies, which Open MPI 5 allows under
+            ``mpirun --with-ft ulfm``: then their collectives raise :class:`mpicoll.RankLost`, and
+            :meth:`survivors` returns a communicator of those that are left.  The same on all ranks.
+            It holds for all objects on the handle from then on, and for its duplicates and parts.
 
     Raises:
         TypeError: not an intracommunicator.
+        RuntimeError: ``survive`` cannot be had in this launch; says why.
         ValueError: the null communicator; or the environment of rank 0 has a setting
             (``MPICOLL_ALLREDUCE=ring``, ``MPICOLL_FALLBACK=warn``) that is not understood.
 
@@ -79,7 +85,7 @@ class Intracomm(Messages, Handle, Inspection, Blocking, Nonblocking, Persistent)
     RuntimeError.
     """
 
-    def __new__(cls: type[_C], comm: MPI.Comm | None = None) -> _C:
+    def __new__(cls: type[_C], comm: MPI.Comm | None = None, *, survive: bool = False) -> _C:
         if comm is None:  # mpi4py is going to fill it in
             return _NEW(cls)
         if isinstance(comm, MPI.Intercomm):
@@ -91,7 +97,7 @@ class Intracomm(Messages, Handle, Inspection, Blocking, Nonblocking, Persistent)
             raise TypeError(f"expected an mpi4py communicator, not {type(comm).__name__}")
         return _NEW(_with_topology(cls, comm), comm)
 
-    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None, *, survive: bool = False) -> None:
         if comm is None:  # the null communicator, whose handle may be filled in by its address
             return
         if not comm:
@@ -99,6 +105,8 @@ class Intracomm(Messages, Handle, Inspection, Blocking, Nonblocking, Persistent)
         launcher.warn_if_alone(MPI.COMM_WORLD.Get_size())
         self._first_calls = getattr(comm, "_first_calls", None)
         self._state = self._begun()
+        if survive:
+            recovery.survive(self._state)
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
@@ -155,10 +163,12 @@ class Intracomm(Messages, Handle, Inspection, Blocking, Nonblocking, Persistent)
         """Set hints.  Collective.
 
         ``mpicoll_allreduce = "ring order=0,2,1"``, and the same of every collective, chooses for
-        calls on this communicator that name no algorithm, until ``default`` is set in its place;
-        rank 0's are taken.  Hints that are not named stay as they are.
+        calls on this communicator that name no algorithm, until ``default`` is set in its place.
+        ``mpicoll_survive = "true"`` is the same as ``survive=True`` of the class.  Rank 0's hints
+        are taken, and those that are not named stay as they are.
 
         Raises:
+            RuntimeError: ``mpicoll_survive`` cannot be had in this launch; says why.
             ValueError: on all ranks, for a hint of mpicoll's that is not understood.
             MPI.Exception: on all ranks, where one passes the null handle.
         """
@@ -173,6 +183,9 @@ class Intracomm(Messages, Handle, Inspection, Blocking, Nonblocking, Persistent)
         info = super().Get_info()
         for key, value in hints.written(self._hints()).items():
             info.Set(key, value)
+        state = self._state or find(self)
+        if state is not None and state.alarm is not None:
+            info.Set(hints.SURVIVE, "true")
         return info
 
     def Split(self, color: int = 0, key: int = 0) -> Intracomm:
@@ -213,6 +226,20 @@ class Intracomm(Messages, Handle, Inspection, Blocking, Nonblocking, Persistent)
         """Create a communicator without the processes that have failed."""
         with progress.meanwhile():
             return self._child(super().Shrink())
+
+    def survivors(self) -> Intracomm:
+        """A communicator of the ranks that are left, in the same order; collective over them.
+
+        It is ready for use: deaths are told of there, too, messages have a way of their own, and
+        the ranks of a node share new memory.  A topology is not kept.  Ranks may die meanwhile.
+        The :class:`mpicoll.RankLost` that this rank has caught then names all that have died, and
+        the last call that has finished on all others.
+
+        Raises:
+            ValueError: the communicator is not built with ``survive=True``.
+            RankLost: the other ranks have given up this one, and go on without it.
+        """
+        return Intracomm(recovery.survivors(self._begun()).comm)
 
     def Create_cart(self, *arguments: Any, **more: Any) -> Cartcomm:
         """Create a communicator with a Cartesian topology; see mpi4py's method."""
@@ -294,6 +321,9 @@ class Intracomm(Messages, Handle, Inspection, Blocking, Nonblocking, Persistent)
                 asked = hints.agreed(state.comm, info, state.hints)
                 schedules.share(state.comm, asked)
                 state.hint(asked)
+                survives = hints.ask_to_survive(state.comm, info)
+            if survives:
+                recovery.survive(state)
         return comm
 
     def _child(self, comm: MPI.Comm) -> Any:

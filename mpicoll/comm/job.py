@@ -1,4 +1,4 @@
-"""How one rank ends the job of all."""
+"""How one rank ends the job of all, or itself alone."""
 
 from __future__ import annotations
 
@@ -31,13 +31,35 @@ def abort_on_exception() -> Iterator[None]:
         status = _exit_status(error)
         if status == 0 or MPI.Is_finalized() or MPI.COMM_WORLD.Get_size() == 1:
             raise
-        rank = f"[rank {MPI.COMM_WORLD.Get_rank()}] "
-        if isinstance(error, SystemExit):
-            text = f"exit with status {error.code}"
-        else:
-            text = "".join(traceback.format_exception(error)).rstrip()
-        sys.stderr.write("".join(f"{rank}{line}\n" for line in text.splitlines()))
+        _say(error)
         end_job(status)
+
+
+def _say(error: BaseException) -> None:
+    """Print what ends this process, with its rank."""
+    rank = f"[rank {MPI.COMM_WORLD.Get_rank()}] "
+    if isinstance(error, SystemExit):
+        text = f"exit with status {error.code}"
+    else:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    sys.stderr.write("".join(f"{rank}{line}\n" for line in text.splitlines()))
+
+
+@contextmanager
+def exit_on_exception() -> Iterator[None]:
+    """Let an exception end this process alone, where the other ranks go on without it.
+
+    For programs whose communicators are built with ``survive=True``.  Prints the traceback with the
+    rank before it, and ends the process without ``MPI_Finalize``, which would wait for the others.
+    To be used as ``with exit_on_exception(): main()``, or as a decorator.
+    """
+    try:
+        yield
+    except BaseException as error:
+        _say(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_status(error))
 
 
 def end_job(status: int) -> NoReturn:

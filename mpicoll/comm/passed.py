@@ -61,7 +61,7 @@ class Neighbourhood(Dispatch):
         )
         state.guard.enter(prepared)
         with observing(state, prepared):
-            if state.watch is not None:
+            if state.waits:
                 state.guard.wait(non_blocking(self, *arguments, **more), arguments, more)
             else:
                 with progress.meanwhile():

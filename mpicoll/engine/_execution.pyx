@@ -390,9 +390,15 @@ cdef class Execution(Folding):
         """Take in what MPI has completed: how many messages, -1 after a failure."""
         cdef int i, n, index, kept = 0, found = 0
         cdef Receive *receive
+        n = 0
         self.code = mpi.MPI_Testsome(
-            self.nrequests, self.requests, &n, self.indices, mpi.MPI_STATUSES_IGNORE
+            self.nrequests, self.requests, &n, self.indices, self.statuses
         )
+        # MPI says that one has failed; of which, and why, its status knows.
+        for i in range(n):
+            if self.statuses[i].MPI_ERROR not in (mpi.MPI_SUCCESS, mpi.MPI_ERR_PENDING):
+                self.code = self.statuses[i].MPI_ERROR
+                break
         if self.code != mpi.MPI_SUCCESS:
             return -1
         if n <= 0:

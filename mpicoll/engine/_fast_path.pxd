@@ -11,6 +11,8 @@ from mpicoll.engine._signature cimport Side, Signature
 cdef class FastPath(Routes):
     cdef MPI.Comm comm
     cdef object pause, poll, under_way, failed
+    cdef public object look  # raises if a rank has died; None where that is not to be known
+    cdef long looked  # when, in milliseconds
     cdef list hooks, forks
     cdef public bint open
     cdef public object devices  # serves arrays in device memory, None if nothing does
@@ -19,6 +21,7 @@ cdef class FastPath(Routes):
     cdef Airspace air
     cdef object flights  # the class of requests of non-blocking calls
 
+    cdef int hear(self) except -1
     cdef Flight take_off(self, Route route, const Signature *signature, comm, sendbuf, recvbuf)
     cdef object pass_through(self, Route route, comm, sendbuf, recvbuf, op, root, counts)
     cdef int by_library(

@@ -25,6 +25,13 @@ from mpi4py import MPI as _MPI
 cnp.import_array()
 
 
+cdef extern from "<time.h>" nogil:
+    int CLOCK_MONOTONIC_COARSE
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int, timespec *)
+
 cdef extern from "Python.h":
     object PyObject_Vectorcall(object, PyObject **, size_t, PyObject *)
 
@@ -38,7 +45,7 @@ cdef class FastPath(Routes):
         poll: moves on what is under way besides.
         under_way: what is, if there is anything.
         hooks, forks: must be empty: the hooks, the process that this one was forked from.
-        failed: told of an error and the execution.
+        failed: told of an error and the execution; returns the error that it means.
 
     A call is told by its number, buffers, operator, root, counts and the algorithm that the caller
     names, or None.
@@ -49,6 +56,17 @@ cdef class FastPath(Routes):
         self.hooks, self.forks, self.failed = hooks, forks, failed
         self.open = True
         self.packed = [None, None]
+
+    cdef int hear(self) except -1:
+        """Look whether a rank has died, if the last look is a millisecond ago."""
+        cdef timespec now
+        cdef long milliseconds
+        clock_gettime(CLOCK_MONOTONIC_COARSE, &now)
+        milliseconds = now.tv_sec * 1000 + now.tv_nsec // 1000000
+        if milliseconds != self.looked:
+            self.looked = milliseconds
+            self.look()
+        return 0
 
     def forget(self):
         """Forget all calls, but not how often they were made."""
@@ -61,6 +79,8 @@ cdef class FastPath(Routes):
         cdef Route route
         if not self.open or self.hooks or self.forks:
             return False
+        if self.look is not None:
+            self.hear()
         try:
             if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
                 return self.devices is not None and self.on_device(
@@ -95,6 +115,8 @@ cdef class FastPath(Routes):
         cdef object kept
         if not self.open or self.hooks or self.forks:
             return None
+        if self.look is not None:
+            self.hear()
         try:
             if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
                 return None
@@ -267,8 +289,10 @@ cdef class FastPath(Routes):
                 execution.go_through(self.pause)
         except BaseException as error:
             execution._send, execution._recv = (sendbuf, self.packed[0]), (recvbuf, self.packed[1])
-            self.failed(error, execution)
-            raise
+            meant = self.failed(error, execution)
+            if meant is error:
+                raise
+            raise meant from None
         route.count.calls += 1
         return 0
 

@@ -20,7 +20,7 @@ cdef class CallCount:
 
 cdef class Airspace:
     cdef MPI.Comm comm
-    cdef object pause, poll, lock, is_locked, lanes
+    cdef object pause, poll, lock, is_locked, lanes, look
     cdef dict under_way
     cdef list pollers, forks
 

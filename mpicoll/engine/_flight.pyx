@@ -29,15 +29,25 @@ cdef class Airspace:
         forks: must be empty: the process that this one was forked from.
         lock: held by who moves operations under way on.
         lanes: of the communicator, see :mod:`mpicoll.engine.lanes`.
+        look: raises where what is under way never ends; None where that is not to be known.
     """
 
     def __cinit__(
-        self, MPI.Comm comm, pause, poll, dict under_way, list pollers, list forks, lock, lanes
+        self,
+        MPI.Comm comm,
+        pause,
+        poll,
+        dict under_way,
+        list pollers,
+        list forks,
+        lock,
+        lanes,
+        look,
     ):
         self.comm = comm
         self.pause, self.poll, self.under_way = pause, poll, under_way
         self.pollers, self.forks = pollers, forks
-        self.lock, self.is_locked, self.lanes = lock, lock.locked, lanes
+        self.lock, self.is_locked, self.lanes, self.look = lock, lock.locked, lanes, look
 
 
 cdef class Flight:
@@ -77,9 +87,9 @@ cdef class Flight:
         try:
             if not self.begun:
                 self.begin()
-                if not self.begun:
-                    return
-            if not self.execution.test():
+            if not self.begun or not self.execution.test():
+                if self.air.look is not None:
+                    self.air.look()
                 return
             self.finish()
         except BaseException as error:

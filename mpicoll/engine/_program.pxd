@@ -90,6 +90,7 @@ cdef class Program(Receiver):
     cdef mpi.MPI_Request *requests
     cdef int *owners
     cdef int *indices
+    cdef mpi.MPI_Status *statuses
     cdef int nrequests
     cdef int code  # of MPI
     cdef int lane, high  # that the tags are made for

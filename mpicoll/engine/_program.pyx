@@ -98,6 +98,9 @@ cdef class Program:
         )
         self.owners = <int *> self.space(self.nreceives + self.nsends, sizeof(int))
         self.indices = <int *> self.space(self.nreceives + self.nsends, sizeof(int))
+        self.statuses = <mpi.MPI_Status *> self.space(
+            self.nreceives + self.nsends, sizeof(mpi.MPI_Status)
+        )
         self.bases = <char **> self.space(self.nbases, sizeof(char *))
 
     def _hold(self, lengths):

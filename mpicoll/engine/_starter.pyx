@@ -63,6 +63,8 @@ cdef class Starter:
         self.started = self.waited = False
         if not path.open or path.hooks or path.forks or self.pollers:
             return False
+        if path.look is not None:
+            path.hear()
         if not waited and (self.execution.active or request._stage == ACTIVE):
             return False
         request._stage = ACTIVE

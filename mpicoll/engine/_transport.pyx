@@ -12,6 +12,8 @@ from mpi4py cimport MPI
 from mpi4py cimport libmpi as mpi
 from posix.types cimport pid_t
 
+from mpicoll.errors import MemoryGone
+
 
 cdef extern from *:
     """
@@ -77,7 +79,7 @@ cdef class Receiver(MemoryOwner):
         return -1
 
     cdef int fail_fetch(self, Receive *receive) noexcept with gil:
-        self.error = RuntimeError(
+        self.error = MemoryGone(
             f"the memory of rank {receive.peer} cannot be read any more; has it ended?"
         )
         return -1

@@ -77,7 +77,7 @@ class Execution:
     def test(self) -> bool:
         """Make what progress is possible without waiting; True once everything is done."""
         if not self.done:
-            self._progress(MPI.Request.Testsome(self._requests))
+            self._progress(completed(self._requests))
         return self.done
 
     def wait(self, pause: Callable[[], object] = os.sched_yield) -> None:
@@ -89,20 +89,20 @@ class Execution:
         idle = 0
         while not self.done:
             progress.poll()
-            completed = MPI.Request.Testsome(self._requests)
-            if completed:
+            found = completed(self._requests)
+            if found:
                 idle = 0
-                self._progress(completed)
+                self._progress(found)
             else:
                 idle += 1
                 if idle > progress.PATIENCE:
                     pause()
 
-    def _progress(self, completed: Sequence[int] | None) -> None:
-        if not completed:
+    def _progress(self, found: Sequence[int] | None) -> None:
+        if not found:
             return
         touched: dict[int, _Running] = {}
-        for index in completed:
+        for index in found:
             running, receive = self._owners[index]
             if receive:
                 running.receives -= 1
@@ -111,7 +111,7 @@ class Execution:
             touched[running.number] = running
             if self._step is not None:
                 self._step(*self._posted[index])
-        gone = set(completed)
+        gone = set(found)
         if self._step is not None:
             self._posted = [p for i, p in enumerate(self._posted) if i not in gone]
         self._requests = [r for i, r in enumerate(self._requests) if i not in gone]
@@ -223,6 +223,28 @@ def fold_spans(reduction: Reduction, fold: Fold, memory: Callable[[Span], np.nda
         result = np.empty(target.size, wide)
         widened.fold(result, operands)
         target[:] = result
+
+
+def completed(requests: list[MPI.Request]) -> list[int] | None:
+    """Indices of the requests that are complete; None if there are none.
+
+    Raises:
+        MPI.Exception: why the first of them has failed that has.
+    """
+    statuses: list[MPI.Status] = []
+    problem: MPI.Exception | None = None
+    found: list[int] | None = None
+    try:
+        found = MPI.Request.Testsome(requests, statuses)
+    except MPI.Exception as error:
+        problem = error
+    # Of several requests MPI says only that one has failed.
+    for status in statuses:
+        if status.Get_error() not in (MPI.SUCCESS, MPI.ERR_PENDING):
+            raise MPI.Exception(status.Get_error())
+    if problem is not None:
+        raise problem
+    return found
 
 
 #: Kind, peer, bytes, channel, phase, time.

@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from mpicoll.base import caller, processors
 from mpicoll.base.consensus import agreed, combined
+from mpicoll.base.forming import forming
 from mpicoll.errors import TransportWarning
 
 _PROBLEM = ""
@@ -152,7 +153,8 @@ def node_of(private: MPI.Intracomm) -> Iterator[MPI.Intracomm]:
     """A communicator of the ranks of this node, in the ``with`` block.  Collective."""
     node = MPI.Intracomm(private.Split_type(MPI.COMM_TYPE_SHARED, private.Get_rank()))
     try:
-        yield node
+        with forming(node):
+            yield node
     finally:
         node.Free()
 

@@ -1,10 +1,10 @@
 """The MPI library's own requests, and what mpicoll has to add to them.
 
 They keep what the caller has passed alive, a temporary for example, which mpi4py leaves to the
-caller.  With ``MPICOLL_TIMEOUT`` or ``MPICOLL_CHECK=1`` their own ``Wait``, ``Test``, ... and
-mpicoll's functions for several requests (:class:`mpicoll.requests.Request`) also look at the clock,
-and raise where the ranks do not agree.  The library's ``Waitall`` and its like take them for what
-they are, and do neither.
+caller.  With ``MPICOLL_TIMEOUT``, ``MPICOLL_CHECK=1`` or ``survive=True`` their own ``Wait``,
+``Test``, ... and mpicoll's functions for several requests (:class:`mpicoll.requests.Request`) also
+look at the clock, hear of deaths, and raise where the ranks do not agree.  The library's
+``Waitall`` and its like take them for what they are, and do none of it.
 """
 
 from __future__ import annotations
@@ -97,13 +97,31 @@ class LibraryRequest(Limited, OwnedRequest):
             self._state.guard.abandon(self)
             raise comparison.error
         over = comparison is None or comparison.over
-        return over and MPI.Request.Test(self, status)
+        return over and self._look(MPI.Request.Test, status)
+
+    def _begin(self) -> None:
+        """It has been started."""
+        self._state.started[id(self)] = self
+
+    def _look(self, test: Callable[..., bool], status: MPI.Status | None) -> bool:
+        """Whether it is complete; raises RankLost if it never will be, for a death."""
+        guard = self._state.guard
+        if guard.alarm is None:
+            over = test(self, status)
+        else:
+            with guard.failing(self):
+                over = test(self, status)
+                if not over:
+                    guard.look()
+        if over and test is MPI.Request.Test:
+            self._state.started.pop(id(self), None)
+        return over
 
     def _is_complete(self, status: MPI.Status | None) -> bool:
         comparison = self._comparison
         if comparison is not None and (comparison.error is not None or not comparison.over):
             return comparison.over
-        return MPI.Request.Get_status(self, status)
+        return self._look(MPI.Request.Get_status, status)
 
 
 def started(
@@ -114,11 +132,12 @@ def started(
     arguments: object,
 ) -> OwnedRequest:
     """The request of an operation that has just been started, looked after if that is wanted."""
-    if ticket is None and comparison is None:
+    if ticket is None and comparison is None and state.alarm is None:
         made = OwnedRequest(request)
     else:
         made = LibraryRequest(request)
         made._state, made._ticket, made._comparison = state, ticket, comparison
+        made._begin()
     made.kept = arguments
     return made
 
@@ -141,6 +160,7 @@ class LibraryPrequest(_LimitedPrequest, LibraryRequest, OwnedPrequest):
         with self._starting():
             MPI.Prequest.Start(self)
             self._started = True
+            self._begin()
 
     def _complete(self, status: MPI.Status | None) -> bool:
         self._started = not super()._complete(status)
@@ -155,7 +175,7 @@ def bound(
     ``observed``: whether a trace or hooks hear of its starts.
     """
     made: CountedPrequest | FastPrequest | LibraryPrequest
-    if state.watch is not None or observed:
+    if state.waits or observed:
         made = LibraryPrequest(request)
         made._bind(state, prepared)
     elif transport.CountedPrequest is not None:

@@ -106,11 +106,10 @@ class Request(Limited, Standalone):
     def advance(self) -> None:
         """See :class:`mpicoll.engine.progress.Operation`."""
         try:
-            if self._execution is None:
-                if not self._may_start():
-                    return
+            if self._execution is None and self._may_start():
                 self._execution = self._execute()
-            if not self._execution.test():
+            if self._execution is None or not self._execution.test():
+                self._state.guard.look()
                 return
             self._call.write_back()
         except BaseException as error:
@@ -145,7 +144,7 @@ class Request(Limited, Standalone):
 
     def _fail(self, error: BaseException) -> None:
         """Messages may be under way: buffers and requests must stay, and no call follow."""
-        self._state.guard.fail(error)
+        error = self._state.guard.fail(error, self)
         self._tell(error)
         progress.remove(self)
         self._error = error
@@ -264,7 +263,8 @@ class Prequest(Request):
         super().__init__(state, prepared, report)
         self._number = 0 if state.watch is None else state.watch.new_counter()
         self._plan = self._state.plans.build(self._shape)
-        self._lane, self._unbind = state.lanes.persistent.take(self, state.guard.pause)
+        with state.guard.failing():
+            self._lane, self._unbind = state.lanes.persistent.take(self, state.guard.pause)
         self._starter = state.fast_path.starter(self._plan, self._lane, self._call)
 
     def __bool__(self) -> bool:

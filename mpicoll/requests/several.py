@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from mpi4py import MPI
 
 from mpicoll.engine import progress, transport
-from mpicoll.requests.base import Watched
+from mpicoll.requests.base import Watched, copy_status
 
 Anyone: TypeAlias = Watched | MPI.Request
 
@@ -38,15 +38,13 @@ class Completion:
         flight = transport.Flight
         if requests and flight and all(isinstance(request, flight) for request in requests):
             transport.finish_all([*requests])
-        _until(lambda: _all_complete(requests), requests)
-        for request, status in zip(requests, _extended(statuses, len(requests)), strict=True):
-            request.Wait(status)
+        _wait_all(requests, statuses, lambda request, status: (request.Test(status), None))
         return True
 
     @staticmethod
     def Testall(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> bool:
         """Whether all requests are complete."""
-        return _all_complete(requests) and Completion.Waitall(requests, statuses)
+        return _test_all(requests, statuses, _testall) is not None
 
     @staticmethod
     def Waitany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> int:
@@ -78,18 +76,15 @@ class Completion:
     @staticmethod
     def waitall(requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None) -> list[Any]:
         """Wait for all requests; what each ``wait`` returns."""
-        _until(lambda: _all_complete(requests), requests)
-        pairs = zip(requests, _extended(statuses, len(requests)), strict=True)
-        return [request.wait(status) for request, status in pairs]
+        return _wait_all(requests, statuses, lambda request, status: request.test(status))
 
     @staticmethod
     def testall(
         requests: Sequence[Anyone], statuses: list[MPI.Status] | None = None
     ) -> tuple[bool, list[Any] | None]:
         """Whether all requests are complete, and what each ``wait`` returns then."""
-        if not _all_complete(requests):
-            return False, None
-        return True, Completion.waitall(requests, statuses)
+        messages = _test_all(requests, statuses, MPI.Request.testall)
+        return messages is not None, messages
 
     @staticmethod
     def waitany(requests: Sequence[Anyone], status: MPI.Status | None = None) -> tuple[int, Any]:
@@ -154,8 +149,62 @@ def _until(done: Callable[[], object], requests: Sequence[Anyone]) -> None:
     progress.until(done, pause)
 
 
-def _all_complete(requests: Sequence[Anyone]) -> bool:
-    return all(request.Get_status() for request in requests)
+def _wait_all(
+    requests: Sequence[Anyone],
+    statuses: list[MPI.Status] | None,
+    test: Callable[[Anyone, MPI.Status | None], tuple[bool, Any]],
+) -> list[Any]:
+    """Complete all requests, in whatever order; their messages.
+
+    By tests of each: ``Get_status`` of the MPI library never tells that the other rank has died.
+    """
+    given, messages = _extended(statuses, len(requests)), [None] * len(requests)
+    left = [*range(len(requests))]
+
+    def done() -> bool:
+        for index in [*left]:
+            over, message = test(requests[index], given[index])
+            if over:
+                messages[index] = message
+                left.remove(index)
+        return not left
+
+    _until(done, requests)
+    return messages
+
+
+def _testall(requests: list[MPI.Request], statuses: list[MPI.Status]) -> tuple[bool, list[None]]:
+    """mpi4py's ``Testall``, which leaves what an ``irecv`` has received unpickled."""
+    return MPI.Request.Testall(requests, statuses), [None] * len(requests)
+
+
+def _test_all(
+    requests: Sequence[Anyone],
+    statuses: list[MPI.Status] | None,
+    testall: Callable[..., tuple[bool, list[Any] | None]],
+) -> list[Any] | None:
+    """Complete all requests if all are complete; their messages, None if they are not.
+
+    ``testall``: mpi4py's, of several of the MPI library's own; for the reason see above.
+    """
+    ours = [index for index, each in enumerate(requests) if isinstance(each, Watched)]
+    theirs = [index for index in range(len(requests)) if index not in ours]
+    if not all(requests[index].Get_status() for index in ours):
+        progress.poll()
+        return None
+    told = [MPI.Status() for _ in theirs]
+    over, found = testall([requests[index] for index in theirs], told)
+    if not over:
+        return None
+    messages: list[Any] = [None] * len(requests)
+    given = _extended(statuses, len(requests))
+    for index, status, message in zip(theirs, told, found or (), strict=True):
+        messages[index], to = message, given[index]
+        if to is not None:
+            copy_status(status, to)
+    for index in ours:
+        requests[index].Wait(given[index])
+    return messages
 
 
 def _test(request: Anyone, status: MPI.Status | None, testany: _Testany) -> tuple[bool | None, Any]:

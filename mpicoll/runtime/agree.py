@@ -71,7 +71,7 @@ class Comparison:
 
     Args:
         private, facts: see :func:`share`.
-        fail: told of an error.
+        fail: told of an error; returns what that means.
 
     Attributes:
         over: there is an answer.
@@ -81,10 +81,13 @@ class Comparison:
     owner = None  # it is part of a call that has one
 
     def __init__(
-        self, private: MPI.Intracomm, facts: CallSignature, fail: Callable[[BaseException], object]
+        self,
+        private: MPI.Intracomm,
+        facts: CallSignature,
+        fail: Callable[[BaseException], BaseException],
     ) -> None:
         self.over = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._fail = fail
         self._exchange = _Exchange(private, facts)
         progress.add(self)
@@ -96,8 +99,7 @@ class Comparison:
                 return
             compare(self._exchange.facts())
         except (Disagreement, MPI.Exception) as error:
-            self.error = error
-            self._fail(error)
+            self.error = self._fail(error)
         progress.remove(self)
         self.over = True
 

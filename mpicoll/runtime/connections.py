@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.base.consensus import combined
+from mpicoll.base.forming import forming
 from mpicoll.cuda import driver, group
 from mpicoll.engine import transport
 from mpicoll.engine.lanes import Lanes
@@ -193,7 +194,8 @@ def _made(comm: MPI.Intracomm, settings: Settings) -> Connection:
     private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
     private.Set_errhandler(MPI.ERRORS_RETURN)
     try:
-        return Connection(private, settings)
+        with forming(private):
+            return Connection(private, settings)
     except BaseException:
         private.Free()
         raise

@@ -42,7 +42,7 @@ class FastCalls:
     def __init__(self, nodes: tuple[int, ...]) -> None:
         self._nodes = nodes
         self.path: transport.FastPath | None = None
-        self._flies = False
+        self._flies = self._survives = False
 
     def open(
         self, private: MPI.Intracomm, plans: Plans, lanes: Lanes, guard: Guard, peers: Any
@@ -58,6 +58,7 @@ class FastCalls:
         if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             return
         self._plans, self._around = plans, (private, guard.idle, lanes)
+        self._look = guard.look
         self.path = transport.FastPath(
             private,
             guard.idle,
@@ -118,7 +119,8 @@ class FastCalls:
         if not self._flies:
             private, pause, lanes = self._around
             lock, pollers = progress.lock, progress.pollers
-            around = progress.poll, progress.under_way, pollers, caller.parent, lock, lanes
+            look = self._look if self._survives else None
+            around = progress.poll, progress.under_way, pollers, caller.parent, lock, lanes, look
             path.serve_flights(transport.Airspace(private, pause, *around), flights)
             self._flies = True
         name = method.collective, choice.algorithm
@@ -132,8 +134,17 @@ class FastCalls:
 
     def pass_on(self, served: Served) -> None:
         """The same for a call that a function of the MPI library serves."""
-        if self.path is not None and served.is_repeatable(self._nodes):
+        # Nobody hears of deaths within a call of the library's.
+        passes = self.path is not None and not self._survives
+        if passes and served.is_repeatable(self._nodes):
             pass_on(self.path, served)
+
+    def survive(self) -> None:
+        """Make only such calls as hear of deaths while they wait, from now on."""
+        self._survives, self._flies = True, False
+        if self.path is not None:
+            self.path.look = self._look
+        self.forget()
 
     def _path_for(
         self, call: Call, arguments: tuple[Any, ...], choice: tuning.Choice

@@ -196,5 +196,5 @@ def _known(rank: int, size: int) -> Any:
         progress.under_way,
         hooks.installed,
         caller.parent,
-        lambda *failure: None,
+        lambda error, *kept: error,
     )

@@ -12,7 +12,9 @@ from mpi4py import MPI
 
 from mpicoll.base import caller
 from mpicoll.engine import progress
+from mpicoll.errors import RankLost
 from mpicoll.runtime import agree
+from mpicoll.runtime.alarm import Alarm
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.watch import Ticket, Watch
 from mpicoll.schedule.collectives import Collective
@@ -49,7 +51,9 @@ class Guard:
     Attributes:
         failure: the first error that left messages behind.
         closed: the communicator's handle was freed.
-        pause: called while a call waits: offers the processor to others, and keeps the time limit.
+        pause: called while a call waits: offers the processor to others, keeps the time limit, and
+            hears of deaths.
+        alarm: what tells of deaths, where that is asked for.
     """
 
     def __init__(self, comm: MPI.Intracomm, compares: bool, on_fail: Callable[[], object]) -> None:
@@ -58,6 +62,7 @@ class Guard:
         self.failure: BaseException | None = None
         self.closed = False
         self.pause: Callable[[], object] = os.sched_yield
+        self.alarm: Alarm | None = None
         self._abandoned: list[object] = []
         self._idle = 0
         self._comparisons: list[agree.Comparison] = []
@@ -73,11 +78,30 @@ class Guard:
         if watch is not None:
             self.pause = watch.pause
 
+    def survive(self, alarm: Alarm) -> None:
+        """Hear of deaths in every wait from now on."""
+        pause, self.alarm = self.pause, alarm
+
+        def both() -> None:
+            pause()
+            self.look()
+
+        self.pause = both
+
+    def look(self) -> None:
+        """Raise RankLost if a rank has died, where that is asked for."""
+        if self.alarm is not None:
+            with self.failing():
+                self.alarm.look()
+
     def check(self) -> None:
         """Raise if the communicator cannot be used, any more or by this thread or process."""
         caller.check()
         if self.closed:
             raise ValueError(FREED)
+        self.look()
+        if isinstance(self.failure, RankLost):
+            raise self.failure.with_traceback(None)
         if is_revoked(self.failure):
             raise MPI.Exception(MPI.ERR_REVOKED)
         if self.failure is not None:
@@ -140,7 +164,9 @@ class Guard:
         return agree.share(self._private, facts, self.wait)
 
     def meant(self, error: BaseException) -> BaseException:
-        """What an error means: of messages of a revoked communicator, that it has been revoked."""
+        """What an error means: that a rank has died, or that the communicator has been revoked."""
+        if self.alarm is not None and (lost := self.alarm.cause_of(error)) is not None:
+            return lost
         ours = isinstance(error, MPI.Exception) and not is_revoked(error) and _has_ulfm()
         return MPI.Exception(MPI.ERR_REVOKED) if ours and self._private.Is_revoked() else error
 
@@ -164,17 +190,19 @@ class Guard:
 
     @contextmanager
     def failing(self, *kept: object) -> Iterator[None]:
-        """:meth:`fail` by whatever the ``with`` block raises."""
+        """:meth:`fail` by whatever the ``with`` block raises; raises what that means."""
         try:
             yield
         except BaseException as error:
-            self.fail(error, *kept)
-            raise
+            meant = self.fail(error, *kept)
+            if meant is error:
+                raise
+            raise meant from None
 
-    def fail(self, error: BaseException, *kept: object) -> None:
+    def fail(self, error: BaseException, *kept: object) -> BaseException:
         """Let every later call raise: the first error is the one that tells why.
 
-        ``kept``: what MPI, or another rank, may still use.
+        ``kept``: what MPI, or another rank, may still use.  Returns what the error means.
         """
         self.abandon(*kept)
         error = self.meant(error)
@@ -182,3 +210,4 @@ class Guard:
             self._watch.fail()
         self.failure = self.failure or error
         self._on_fail()
+        return error

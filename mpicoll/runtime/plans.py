@@ -148,14 +148,12 @@ class Plans:
     def run(self, call: Call, choice: Choice, step: runner.Step | None = None) -> Runnable:
         """Run a call by an algorithm; ``step`` is told of every step that ends."""
         runnable = self.borrow(call.shape(choice))
-        execution: runner.Execution | None = None
-        try:
+        kept: list[object] = [runnable]
+        # After a failure messages may be under way that no later call must receive.
+        with self._guard.failing(kept):
             execution = self.execute(runnable, BLOCKING, call, step)
+            kept.append(execution)
             execution.wait(self._guard.idle)
-        except BaseException as error:
-            # Messages may be under way that no later call must receive.
-            self._guard.fail(error, runnable, execution)
-            raise
         self.give_back(runnable)
         return runnable
 

@@ -54,11 +54,14 @@ class Settings(NamedTuple):
     gpu: str = "auto"
     #: Whether its program may have arrays in device memory, and the driver for them.
     devices: bool = False
+    #: Whether the death of a rank is told to the others; asked for by the program.
+    survive: bool = False
 
     @property
     def is_watched(self) -> bool:
         """Whether something is to be known of every call from the first one on."""
-        return self.check or self.timeout > 0 or self.trace != "" or self.progress
+        kept = self.check or self.timeout > 0 or self.trace != ""
+        return kept or self.progress or self.survive
 
 
 def read(comm: MPI.Intracomm) -> Settings:

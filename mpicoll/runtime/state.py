@@ -12,7 +12,6 @@ library's.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -24,12 +23,12 @@ from mpi4py import MPI
 
 from mpicoll import tuning
 from mpicoll.base import caller
-from mpicoll.base.consensus import Problem, attempt
 from mpicoll.cuda import group
 from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lanes
 from mpicoll.engine.windows import Windows
 from mpicoll.runtime import connections, handles, places
+from mpicoll.runtime.alarm import Alarm
 from mpicoll.runtime.connections import Connection
 from mpicoll.runtime.family import Family
 from mpicoll.runtime.fast_path import FastCalls
@@ -78,6 +77,7 @@ class State:
         family, hints: what it has in common with those that it comes from; what it prefers.  Equal
             on all ranks.
         watch: the time limit of its calls, if there is one.
+        alarm: what tells of the deaths of its ranks, if that is asked for.
         tracer: writes down what its calls do, if that is wanted.
         closed: the handle has been freed.
     """
@@ -85,6 +85,7 @@ class State:
     connection: Connection | None = None
     connected = False
     watch: Watch | None = None
+    alarm: Alarm | None = None
     tracer: trace.Tracer | None = None
     closed = False
     _fast: FastCalls | None = None
@@ -131,6 +132,16 @@ class State:
     def restarted(self) -> set[object]:
         """The MPI library's collectives that run on communicators of their own, until complete."""
         return set()
+
+    @cached_property
+    def started(self) -> dict[int, object]:
+        """The MPI library's collectives that are looked after, by id, until complete."""
+        return {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing may block within the MPI library, where no limit and no death is seen."""
+        return self.watch is not None or self.alarm is not None
 
     @property
     def guard(self) -> Guard:
@@ -208,11 +219,15 @@ class State:
         connection, checked = self.connection, self.settings.check or self.watch
         fast = self._fast = FastCalls(self.nodes)
         self.guard.connect(connection.private, self.watch)
+        if self.alarm is not None:
+            self.guard.survive(self.alarm)
         connection.plans.serve(self.guard, fast.forget)
         if connection.plans.device is not None and not checked:
             peers = None if self.gpus is None else self.gpus.peers
             private, plans, lanes = connection.private, connection.plans, connection.lanes
             fast.open(private, plans, lanes, self.guard, peers)
+            if self.alarm is not None:
+                fast.survive()
         self.connected, self._table = True, None
         if self.settings.progress:
             progress.start()
@@ -228,7 +243,11 @@ class State:
         private, settings = connection.private, self.settings
         try:
             self.watch = Watch(private, settings.timeout) if settings.timeout else None
-            self.tracer = _tracer(private, settings.trace) if settings.trace else None
+            if settings.trace:
+                from mpicoll.runtime import trace  # seldom needed
+
+                self.tracer = trace.tracer(private, settings.trace)
+            self.alarm = Alarm(private) if settings.survive else None
         except BaseException:
             self.connection = None
             connections.give_back(connection)
@@ -300,8 +319,10 @@ class State:
         self.guard.closed = True
         self.fast_path.close()
         _OPEN.pop(self, None)
-        if self.guard.failure is None and not (self.under_way or self.restarted):
+        if self.guard.failure is None and not (self.under_way or self.restarted or self.started):
             self.made.clear()
+            if self.alarm is not None:
+                self.alarm.free()
             self.fast_path.forget()
             self.connection = self._fast = None
             connections.give_back(connection)
@@ -313,8 +334,6 @@ class State:
 _COUNTING = threading.Lock()
 #: All that is connected and not closed, oldest first.
 _OPEN: dict[State, None] = {}
-#: Numbers of the communicators whose rank 0 is this process.
-_NAMES = itertools.count()
 #: What was closed with messages under way.
 _LOST: list[State] = []
 
@@ -380,20 +399,3 @@ def _attached(comm: MPI.Intracomm, first_calls: FirstCalls) -> State:
         state.connect()
     handles.attach(comm, state)
     return state
-
-
-def _tracer(private: MPI.Intracomm, path: str) -> trace.Tracer:
-    """The trace of a communicator, under a name that its rank 0 gives it.  Collective.
-
-    Raises:
-        ValueError: on all ranks, if one cannot write its file.
-    """
-    from mpicoll.runtime import trace  # seldom needed
-
-    world = MPI.COMM_WORLD
-    place = world.Get_rank(), world.Get_size()
-    name = private.bcast(f"{place[0]}.{next(_NAMES)}")
-    made = attempt(private, lambda: trace.Tracer(path, place, name, private.Get_rank()), OSError)
-    if isinstance(made, Problem):
-        raise ValueError(f"MPICOLL_TRACE={path!r}: {made.text}; name files that can be written")
-    return made

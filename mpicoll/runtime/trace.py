@@ -18,17 +18,41 @@ alone knows when they end.  Each start of a persistent operation is a call.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from mpicoll.base.consensus import Problem, attempt
 from mpicoll.base.wording import plural
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: Numbers of the communicators whose rank 0 is this process.
+_NAMES = itertools.count()
 _FILES: dict[str, IO[str]] = {}
 _LOCK = threading.Lock()
+
+
+def tracer(private: MPI.Intracomm, path: str) -> Tracer:
+    """The trace of a communicator, under a name that its rank 0 gives it.  Collective.
+
+    Raises:
+        ValueError: on all ranks, if one cannot write its file.
+    """
+    from mpi4py import MPI  # traces are read without it
+
+    world = MPI.COMM_WORLD
+    place = world.Get_rank(), world.Get_size()
+    name = private.bcast(f"{place[0]}.{next(_NAMES)}")
+    made = attempt(private, lambda: Tracer(path, place, name, private.Get_rank()), OSError)
+    if isinstance(made, Problem):
+        raise ValueError(f"MPICOLL_TRACE={path!r}: {made.text}; name files that can be written")
+    return made
 
 
 class Tracer:

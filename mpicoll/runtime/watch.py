@@ -69,7 +69,8 @@ class Watch:
         self._rank = private.Get_rank()
         self._numbers: np.ndarray
         self._near: dict[int, int]
-        self._numbers, self._near = _shared(private) if share else _alone(self._rank)
+        found = shared_rows(private, WIDTH) if share else _alone(self._rank, WIDTH)
+        self._numbers, self._near = found
         self._far = [rank for rank in range(private.Get_size()) if rank not in self._near]
         self._heard = {rank: np.zeros(WIDTH, np.int64) for rank in self._far}
         self._sent: list[tuple[MPI.Request, np.ndarray]] = []
@@ -201,24 +202,24 @@ class Patience:
             self._watch.answer()
 
 
-def _shared(private: MPI.Intracomm) -> tuple[np.ndarray, dict[int, int]]:
-    """Numbers that all ranks of this node read and write, and the row of each rank's.
+def shared_rows(private: MPI.Intracomm, width: int) -> tuple[np.ndarray, dict[int, int]]:
+    """Zeros that all ranks of this node read and write, and the row of each rank's.  Collective.
 
     A node whose ranks cannot share memory has none, and each of them keeps its numbers to itself.
     """
     with transport.node_of(private) as node:
         ranks = node.allgather(private.Get_rank())
-        length = 8 * WIDTH * len(ranks)
+        length = 8 * width * len(ranks)
         memory, _ = transport.memory_of(node, length)
     if memory is None:
-        return _alone(private.Get_rank())
-    numbers = memory[:length].view(np.int64).reshape(-1, WIDTH)
+        return _alone(private.Get_rank(), width)
+    numbers = memory[:length].view(np.int64).reshape(-1, width)
     return numbers, {rank: row for row, rank in enumerate(ranks)}
 
 
-def _alone(rank: int) -> tuple[np.ndarray, dict[int, int]]:
+def _alone(rank: int, width: int) -> tuple[np.ndarray, dict[int, int]]:
     """The numbers of this rank, which no other can read."""
-    return np.zeros((1, WIDTH), np.int64), {rank: 0}
+    return np.zeros((1, width), np.int64), {rank: 0}
 
 
 def _absence(numbers: np.ndarray, ticket: Ticket) -> str:

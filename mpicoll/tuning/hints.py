@@ -14,6 +14,8 @@ from mpicoll.tuning import rules as tuning
 
 #: Of the keys that are mpicoll's, and the value that takes a hint back.
 PREFIX, DEFAULT = "mpicoll_", "default"
+#: The one that chooses no algorithm.
+SURVIVE = "mpicoll_survive"
 
 
 def agreed(private: MPI.Intracomm, info: MPI.Info | None, before: tuning.Table) -> tuning.Table:
@@ -26,15 +28,32 @@ def agreed(private: MPI.Intracomm, info: MPI.Info | None, before: tuning.Table) 
     def changed() -> tuning.Table:
         if info is None or info == MPI.INFO_NULL:
             return before
-        return _changed(before, {k: v for k, v in info.items() if k.startswith(PREFIX)})
+        ours = {k: v for k, v in info.items() if k.startswith(PREFIX) and k != SURVIVE}
+        return _changed(before, ours)
 
     return from_rank_0(private, changed)
+
+
+def ask_to_survive(private: MPI.Intracomm, info: MPI.Info | None) -> bool:
+    """Whether rank 0's info object asks for survival.  Collective over ``private``.
+
+    Raises:
+        ValueError: on all ranks, if it has a value that is not understood.
+    """
+
+    def asked() -> bool:
+        value = None if info is None or info == MPI.INFO_NULL else info.Get(SURVIVE)
+        if value not in (None, "true"):
+            raise ValueError(f'hint {SURVIVE} = {value!r}: only "true" is known, and stays')
+        return value == "true"
+
+    return from_rank_0(private, asked)
 
 
 def _changed(before: tuning.Table, hints: dict[str, str]) -> tuning.Table:
     for key in hints:
         if key.removeprefix(PREFIX) not in COLLECTIVES:
-            known = ", ".join(PREFIX + name for name in COLLECTIVES)
+            known = ", ".join([*(PREFIX + name for name in COLLECTIVES), SURVIVE])
             raise ValueError(f"unknown hint {key!r}: known are {known}")
     gone = {key.removeprefix(PREFIX) for key, value in hints.items() if value == DEFAULT}
     asked = tuning.from_hints({key: value for key, value in hints.items() if value != DEFAULT})

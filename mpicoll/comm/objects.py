@@ -1,0 +1,148 @@
+"""Collectives of Python objects, where ranks may die.
+
+Those of mpi4py wait within the MPI library, where nobody hears of a death.  On a communicator that
+outlives its ranks objects travel as bytes, by the collectives of arrays; on all others they are
+mpi4py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpicoll.base.wording import plural
+from mpicoll.comm.blocking import Blocking
+from mpicoll.runtime.state import find
+
+_Bytes = npt.NDArray[np.uint8]
+_Op = Callable[[Any, Any], Any]
+
+
+class Objects(Blocking):
+    """The lower-case methods of mpi4py's."""
+
+    def barrier(self) -> None:
+        """Wait until all ranks have entered."""
+        if not self._survives():
+            return super().barrier()
+        self.Barrier()
+        return None
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Copy the root's object to all ranks."""
+        if not self._survives():
+            return super().bcast(obj, root)
+        data = _dumped(obj) if self.rank == root else _nothing()
+        length = np.array([data.size], np.int64)
+        self.Bcast(length, root)
+        if self.rank != root:
+            data = np.empty(length[0], np.uint8)
+        self.Bcast(data, root)
+        return obj if self.rank == root else _loaded(data)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Collect an object of every rank, at the root."""
+        if not self._survives():
+            return super().gather(sendobj, root)
+        data, here = _dumped(sendobj), self.rank == root
+        lengths = np.zeros(self.size if here else 0, np.int64)
+        self.Gather(np.array([data.size], np.int64), lengths if here else None, root)
+        every = np.empty(lengths.sum(), np.uint8)
+        self.Gatherv(data, (every, lengths.tolist()) if here else None, root)
+        return _parts(every, lengths) if here else None
+
+    def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
+        """Give every rank its object of the root's sequence."""
+        if not self._survives():
+            return super().scatter(sendobj, root)
+        length, every = np.zeros(1, np.int64), None
+        if self.rank == root:
+            parts = self._one_each(sendobj)
+            lengths = np.array([part.size for part in parts], np.int64)
+            every = np.concatenate(parts), lengths.tolist()
+            self.Scatter(lengths, length, root)
+        else:
+            self.Scatter(None, length, root)
+        data = np.empty(length[0], np.uint8)
+        self.Scatterv(every, data, root)
+        return _loaded(data)
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Collect an object of every rank, on all of them."""
+        if not self._survives():
+            return super().allgather(sendobj)
+        data, lengths = _dumped(sendobj), np.zeros(self.size, np.int64)
+        self.Allgather(np.array([data.size], np.int64), lengths)
+        every = np.empty(lengths.sum(), np.uint8)
+        self.Allgatherv(data, (every, lengths.tolist()))
+        return _parts(every, lengths)
+
+    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        """Send an object to every rank, and receive one from each."""
+        if not self._survives():
+            return super().alltoall(sendobj)
+        parts = self._one_each(sendobj)
+        sent = np.array([part.size for part in parts], np.int64)
+        lengths = np.zeros(self.size, np.int64)
+        self.Alltoall(sent, lengths)
+        every = np.empty(lengths.sum(), np.uint8)
+        self.Alltoallv((np.concatenate(parts), sent.tolist()), (every, lengths.tolist()))
+        return _parts(every, lengths)
+
+    def reduce(self, sendobj: Any, op: _Op = MPI.SUM, root: int = 0) -> Any:
+        """Reduce over all ranks, to the root."""
+        if not self._survives():
+            return super().reduce(sendobj, op, root)
+        every = self.gather(sendobj, root)
+        return None if every is None else reduce(op, every)
+
+    def allreduce(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
+        """Reduce over all ranks, to all of them."""
+        if not self._survives():
+            return super().allreduce(sendobj, op)
+        return reduce(op, self.allgather(sendobj))
+
+    def scan(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
+        """Reduce over the ranks up to this one."""
+        if not self._survives():
+            return super().scan(sendobj, op)
+        return [*accumulate(self.allgather(sendobj), op)][self.rank]
+
+    def exscan(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
+        """Reduce over the ranks before this one; None on rank 0."""
+        if not self._survives():
+            return super().exscan(sendobj, op)
+        return [None, *accumulate(self.allgather(sendobj), op)][self.rank]
+
+    def _survives(self) -> bool:
+        state = self._state or (find(self) if self else None)
+        return state is not None and state.alarm is not None
+
+    def _one_each(self, objects: Sequence[Any] | None) -> list[_Bytes]:
+        """The bytes of a sequence of one object a rank."""
+        if objects is None or len(objects) != self.size:
+            found = "nothing" if objects is None else plural(len(objects), "object")
+            raise ValueError(f"{found} for {plural(self.size, 'rank')}: give one each")
+        return [_dumped(each) for each in objects]
+
+
+def _nothing() -> _Bytes:
+    return np.empty(0, np.uint8)
+
+
+def _dumped(obj: Any) -> _Bytes:
+    return np.frombuffer(MPI.pickle.dumps(obj), np.uint8)
+
+
+def _loaded(data: _Bytes) -> Any:
+    return MPI.pickle.loads(data)
+
+
+def _parts(every: _Bytes, lengths: npt.NDArray[np.int64]) -> list[Any]:
+    return [_loaded(part) for part in np.split(every, np.cumsum(lengths)[:-1])]
