@@ -85,7 +85,9 @@ ORDER = {
         "augment numpy_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
-    "mpicoll.train.ranks": "__init__ > members > guarded survivors > health stacks > workers > waiting signals",
+    "mpicoll.train.ranks": (
+        "__init__ > members > guarded survivors > health stacks > workers > waiting signals"
+    ),
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server apart > allreduce server_trainer > lockstep placement > "

@@ -70,8 +70,8 @@ def run(
     Returns:
         Parameters and history, on every rank.
 
-    Where `config.survive`, ranks may die and the others go on. A rank that did not train, because it
-    was spare, returns what the first rank does.
+    Where `config.survive`, ranks may die and the others go on. A rank that did not train, because
+    it was spare, returns what the first rank does.
 
     Raises:
         RankLost: Ranks have died so that the others cannot go on; or these have given up this

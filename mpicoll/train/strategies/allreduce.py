@@ -79,6 +79,14 @@ class Zero1(AllReduce):
     takes = frozenset({"balance", "survive"})
     _sharded = True
 
+    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+        """As of all-reduce; with copies of two steps and two ranks, if a rank may die."""
+        needed = super().memory(config, rank, ranks, weights)
+        if config.survive:
+            part = -(-weights.vector.nbytes // ranks)
+            needed["copies of parts"] = 4 * (1 + slots(config)) * part
+        return needed
+
     def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
         return -(-weights.vector.nbytes // ranks)
 

@@ -52,10 +52,9 @@ class Copies:
         number = whole.number
         turn = number % 2
         self._has_theirs[turn] = False
-        for (_, _, part), copy in zip(
-            self._owned, _cut(self._places, self._own[turn]), strict=True
-        ):
-            copy[2][...] = part
+        copies = _cut(self._places, self._own[turn])
+        for (_, _, part), (_, _, copy) in zip(self._owned, copies, strict=True):
+            copy[...] = part
         self._kept[turn] = whole
         self._plans[turn].Start()
         self._plans[turn].Wait()

@@ -27,7 +27,7 @@ from mpicoll.train.exchange.layer_sums import LayerSums, PeerFailed
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.groups import part_of
 from mpicoll.train.models import sums_of
-from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, together
+from mpicoll.train.ranks.workers import TrainingError, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
 from mpicoll.train.strategies.copies import Copies

@@ -280,7 +280,7 @@ class Training(ABC):
         """What this rank can hand to the others: first of the last step, then of steps before."""
         return [] if self.before is None else self.before.held()
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027 - most have nothing to do
         """The state is there, and the first step of these ranks comes next."""
 
     def put(self, kind: str, values: Array) -> None:
