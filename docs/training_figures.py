@@ -26,7 +26,12 @@ def draw(folder: Path) -> list[str]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    drawings = {"async": asynchronous, "stragglers": stragglers, "ssp-bound": bound}
+    drawings = {
+        "async": asynchronous,
+        "stragglers": stragglers,
+        "ssp-bound": bound,
+        "survival": survival,
+    }
     names = []
     with matplotlib.rc_context({"svg.hashsalt": "mpicoll"}):
         for name, drawing in drawings.items():
@@ -91,4 +96,21 @@ def bound(figure: Figure) -> None:
             panel.loglog(line["steps"], line["limit"], "--", color=colour)
     panel.set(xlabel="steps T", ylabel="mean regret; dashed: its bound")
     panel.grid(alpha=0.3, which="both")
+    panel.legend()
+
+
+def survival(figure: Figure) -> None:
+    """The losses of a run through two deaths, over those of the same run undisturbed."""
+    panel = figure.subplots()
+    found = lines("survival-curve")
+    whole, disturbed = ([x for x in found if bool(x["lost"]) == died][-1] for died in (False, True))
+    for line, label, style in (
+        (whole, "undisturbed", {"color": "tab:gray", "linewidth": 4, "alpha": 0.5}),
+        (disturbed, "two ranks of four die", {"color": "tab:blue", "linewidth": 1}),
+    ):
+        panel.plot(range(1, len(line["losses"]) + 1), line["losses"], label=label, **style)
+    for step in disturbed["lost"]:
+        panel.axvline(step + 0.5, color="tab:red", linestyle="--")
+    panel.set(xlabel="step", ylabel="loss of the batch", yscale="log")
+    panel.grid(alpha=0.3)
     panel.legend()

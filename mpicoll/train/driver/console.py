@@ -80,7 +80,9 @@ def main(
         return 1
     except RankLost:
         health.end(comm, RuntimeError(_TOO_EARLY))
-    with health.failing_alone(comm):
+    from mpicoll.comm import exit_on_exception  # starts MPI
+
+    with exit_on_exception():
         status = _main(config, comm, members, as_json, progress, compare)
         if members.missing():
             members.leave(status)
@@ -124,7 +126,8 @@ def _main(
         health.end(comm, error)
     except RankLost as error:
         if error.given_up is not None:
-            health.die(str(error))
+            print(f"error: {error}", file=sys.stderr)
+            health.leave(1)
         health.end(comm, RuntimeError(_TOO_EARLY))
     except TrainingError as error:
         speaker.warn(f"error: {error}")

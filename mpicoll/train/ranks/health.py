@@ -7,13 +7,10 @@ here is ever heard of.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from mpicoll.train.ranks.workers import AllAlive, TrainingError
@@ -60,35 +57,6 @@ def end(comm: MPI.Intracomm, reason: Exception) -> NoReturn:
     if all(rank in lost for rank in range(comm.Get_rank())):
         print(f"error: {reason}", file=sys.stderr, flush=True)
     leave(1)
-
-
-def die(reason: str) -> NoReturn:
-    """End this process alone, and let the others go on; says why.
-
-    By a signal: a launcher ends all ranks for one that leaves with an error of its own.
-    """
-    print(f"error: {reason}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError  # nobody outlives that
-
-
-@contextmanager
-def failing_alone(comm: MPI.Intracomm) -> Iterator[None]:
-    """Where others go on without this rank, what nobody catches ends it alone.
-
-    Args:
-        comm: All ranks; of one, errors are left as they are.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        if comm.Get_size() == 1:
-            raise
-        traceback.print_exc()
-        die(f"rank {comm.Get_rank()} ends by what is said above, and the others go on")
 
 
 class RankLost(TrainingError):

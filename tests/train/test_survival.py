@@ -1,0 +1,163 @@
+"""Trainings in which ranks die: the others go on, and learn what all would have learnt."""
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import launch
+import pytest
+
+HERE = Path(__file__).parent
+FAULT_TOLERANT = ("--with-ft", "ulfm")
+#: Who is stopped is given up after a second.
+DETECTOR = (
+    *("--mca", "mpi_ft_detector", "true", "--mca", "mpi_ft_detector_period", "0.2"),
+    *("--mca", "mpi_ft_detector_timeout", "1", "--mca", "mpi_ft_propagator_with_rbcast", "true"),
+)
+STEP, SUMS = "strategies.lockstep.Trainer.step", "exchange.buckets.Exchange.finish"
+UPDATE, SHARE = "strategies.lockstep.Trainer._update", "strategies.lockstep.Trainer._share"
+EVALUATION = "driver.measuring.Measuring.measure"
+SAVE = "driver.array_files.write"
+RECOVERY = "driver.recovery.recover"
+STEPS = 44  # of clouds: 101 samples in batches of 10, four epochs
+
+ulfm = pytest.mark.skipif(
+    "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
+)
+pytestmark = [ulfm, pytest.mark.timeout(90)]
+
+
+def left_in_shared_memory():
+    return {path.name for path in Path("/dev/shm").glob("*") if os.getuid() == path.stat().st_uid}
+
+
+@pytest.fixture
+def train(mpirun):
+    """Train on so many ranks, of which some die; what the program prints, by rank."""
+
+    def start(ranks, deaths=(), changes=None, transport="auto", options=(), limit=40, **job):
+        before = left_in_shared_memory()
+        job = {
+            "tests": str(launch.ROOT / "tests"),
+            "deaths": list(deaths),
+            "changes": changes or {},
+            **job,
+        }
+        done = mpirun(
+            ranks,
+            HERE / "surviving.py",
+            json.dumps(job),
+            options=(*FAULT_TOLERANT, *options),
+            environment={"MPICOLL_TRANSPORT": transport},
+            limit=limit,
+        )
+        assert left_in_shared_memory() <= before
+        return done
+
+    return start
+
+
+def results(done):
+    found = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    assert found, done.err
+    return {each["rank"]: each for each in found}, done.err
+
+
+def check(found, err, dead, ranks=4, exact=False, strategy="allreduce"):
+    """All others are there, and have what one process has."""
+    assert set(found) == set(range(ranks)) - set(dead), err
+    first = found[min(found)]
+    assert {rank for lost, *_ in first["lost"] for rank in lost} == set(dead), err
+    assert {each["steps"] for each in found.values()} == {STEPS}
+    assert len({each["bits"] for each in found.values()}) == 1
+    if strategy in ("allreduce", "zero1"):
+        assert first["difference"] <= 1e-12
+    assert all(repeated <= 1 for _, _, repeated, _ in first["lost"])
+    if exact:
+        assert [first["bits"], first["loss"]] == first["expected"]
+    # Callbacks see every step and epoch once; but those that are made again.
+    for each in found.values():
+        steps, epochs = each["seen"]
+        again = sum(repeated for _, _, repeated, _ in each["lost"])
+        assert sorted(set(steps)) == list(range(1, STEPS + 1))
+        assert len(steps) <= STEPS + again
+        assert epochs == [1, 2, 3, 4]
+
+
+# --- a few of all ways to die ---
+
+
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "changes", "transport"),
+    [
+        (4, [[2, "kill", SUMS, 7]], {"invariant": 8}, "auto"),
+        (3, [[0, "exit", STEP, 5], [1, "exception", EVALUATION, 2]], {}, "mpi"),
+        (4, [[1, "kill", UPDATE, 9], [3, "kill", SHARE, 20]], {"strategy": "zero1"}, "auto"),
+        (4, [[0, "kill", STEP, 15], [2, "kill", RECOVERY, 1]], {"optimizer": "adam"}, "auto"),
+    ],
+    ids=["invariant", "rank 0 and evaluation", "zero1", "recovery"],
+)
+def test_what_is_learnt_is_what_would_have_been(train, ranks, deaths, changes, transport):
+    found, err = results(train(ranks, deaths, changes, transport))
+    exact = "invariant" in changes
+    check(found, err, [rank for rank, *_ in deaths], ranks, exact)
+    assert ("OSError: the disk is full" in err) == any("exception" in d for d in deaths)
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "gossip"])
+def test_ranks_that_train_apart_go_on_with_their_own_parameters(train, strategy):
+    deaths = [[1, "kill", SUMS, 7]]
+    found, err = results(train(3, deaths, {"strategy": strategy}))
+    check(found, err, [1], 3, strategy=strategy)
+    assert found[0]["loss"] < 1.0
+
+
+def test_a_spare_rank_takes_a_place(train):
+    """The sums are those of as many ranks as before: to the bit."""
+    deaths = [[1, "kill", SUMS, 7]]
+    found, err = results(train(4, deaths, {"spares": 1, "algorithm": "ring"}))
+    assert set(found) == {0, 2, 3}, err
+    assert found[0]["lost"] == [[[1], 6, 0, 3]]
+    assert found[3]["seen"] == [list(range(7, STEPS + 1)), [1, 2, 3, 4]]
+    whole, err = results(train(3, [], {"algorithm": "ring"}))
+    assert found[0]["bits"] == found[3]["bits"] == whole[0]["bits"], err
+
+
+def test_a_process_that_was_stopped_writes_no_more(train, tmp_path):
+    changes = {"metrics": str(tmp_path / "m"), "checkpoint": str(tmp_path / "c"), "epochs": 200}
+    changes |= {"checkpoint_every": 50, "target_loss": None}
+    done = train(3, [[0, "stop", SAVE, 2]], changes, options=DETECTOR, command=True)
+    assert "lost 1 rank: 0 after step" in done.err
+    assert done.err.count("given up rank 0") == 1 and "Traceback" not in done.err
+    assert done.out.count("test accuracy") == 2  # the head of the table, and the end
+    lines = [json.loads(line) for line in (tmp_path / "m/rank-0.jsonl").read_text().splitlines()]
+    assert [line["attempt"] for line in lines] == sorted(line["attempt"] for line in lines)
+    (lost,) = [line for line in lines if line["event"] == "lost"]
+    assert lost["ranks"] == [0] and lost["left"] == 2 and lost["attempt"] == 2
+    steps = [line["number"] for line in lines if line["event"] == "step"]
+    assert steps == list(range(1, 200 * 11 + 1))
+    assert not [*(tmp_path / "c").glob(".*")], "a lock or a draft is left"
+
+
+def test_the_end_says_what_was_lost(train, tmp_path):
+    """The lowest rank that is left prints, in the place of rank 0."""
+    deaths = [[0, "kill", STEP, 30], [1, "kill", SAVE, 3]]
+    changes = {"checkpoint": str(tmp_path / "c"), "metrics": str(tmp_path / "m")}
+    done = train(4, deaths, changes, command=True)
+    assert "lost 1 rank: 0 after step 29; " in done.err, done.err
+    assert "lost 1 rank: 1 after step 33; " in done.err
+    assert [line.split()[0] for line in done.out.splitlines()[3:7]] == ["1", "2", "3", "4"]
+    assert "after" in done.out.splitlines()[-1]
+    assert sorted(p.name for p in (tmp_path / "c").glob("*")) == ["best", *KEPT]
+
+
+KEPT = ["step-00000033", "step-00000044"]
+
+
+def test_a_launch_that_ends_with_its_first_rank_is_refused(mpirun, tmp_path):
+    job = {"tests": str(launch.ROOT / "tests"), "deaths": [], "changes": {}, "command": True}
+    done = mpirun(2, HERE / "surviving.py", json.dumps(job), limit=20)
+    assert done.status == 1
+    assert done.err.count("survive") >= 1
