@@ -2,10 +2,12 @@
 
 The argument is a JSON object: ``tests``, this folder's parent; ``changes`` of the configuration;
 ``deaths``, a list of [rank, how, where, times]: the rank dies when it is about to call a function
-of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds], by a timer, in whatever it
-does; ``batch norm``; ``command``: as ``mpicoll train`` does.  Each rank that is left prints what it
+of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds] from its first step on, by a
+timer, in whatever it does; ``batch norm``; ``command``: as ``mpicoll train`` does.  Each rank that is left prints what it
 has found, and the first how far that is from one process.
 """
+
+# ruff: noqa: E402 - threads are limited before NumPy is loaded
 
 import json
 import os
@@ -24,7 +26,8 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.comm import exit_on_exception
-from mpicoll.train import BatchNorm, Config, Dense, ReLU, Sequential, data, main, run
+from mpicoll.train import Config, Sequential, data, main, run
+from mpicoll.train.models import BatchNorm, Dense, ReLU
 
 JOB = json.loads(sys.argv[1])
 sys.path[:0] = [JOB["tests"]]
@@ -88,22 +91,26 @@ def start():
     for rank, *death in JOB["deaths"]:
         if comm.rank == rank:
             prepare_to_die(*death)
-    timer = JOB.get("after")
-    if timer is not None and comm.rank == timer[0]:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, timer[1])
+    victim, seconds = JOB.get("after") or (None, 0)
     options = {"dataset": "digits", "dtype": "float64", "batch": 10, "epochs": 4, "survive": True}
     config = Config(**{**options, **JOB["changes"]})
     if JOB.get("command"):
         data.DATASETS["digits"] = clouds
         sys.exit(main(config, comm))
     steps, epochs = [], []
+
+    def on_step(step):
+        if comm.rank == victim and not steps:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, seconds + 1e-6)
+        steps.append(step.number)
+
     result = run(
         config,
         comm,
         dataset=clouds(),
         model=model(),
-        on_step=lambda step: steps.append(step.number),
+        on_step=on_step,
         on_epoch=lambda epoch: epochs.append(epoch.number),
     )
     found = {

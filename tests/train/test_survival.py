@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import signal
 from pathlib import Path
 
 import launch
@@ -65,12 +64,12 @@ def results(done):
     return {each["rank"]: each for each in found}, done.err
 
 
-def check(found, err, dead, ranks=4, exact=False, strategy="allreduce"):
+def check(found, err, dead, ranks=4, exact=False, strategy="allreduce", epochs=4):
     """All others are there, and have what one process has."""
     assert set(found) == set(range(ranks)) - set(dead), err
-    first = found[min(found)]
-    assert {rank for lost, *_ in first["lost"] for rank in lost} == set(dead), err
-    assert {each["steps"] for each in found.values()} == {STEPS}
+    first, total = found[min(found)], STEPS * epochs // 4
+    assert {rank for lost, *_ in first["lost"] for rank in lost} <= set(dead), err
+    assert {each["steps"] for each in found.values()} == {total}
     assert len({each["bits"] for each in found.values()}) == 1
     if strategy in ("allreduce", "zero1"):
         assert first["difference"] <= 1e-12
@@ -79,11 +78,11 @@ def check(found, err, dead, ranks=4, exact=False, strategy="allreduce"):
         assert [first["bits"], first["loss"]] == first["expected"]
     # Callbacks see every step and epoch once; but those that are made again.
     for each in found.values():
-        steps, epochs = each["seen"]
+        steps, seen = each["seen"]
         again = sum(repeated for _, _, repeated, _ in each["lost"])
-        assert sorted(set(steps)) == list(range(1, STEPS + 1))
-        assert len(steps) <= STEPS + again
-        assert epochs == [1, 2, 3, 4]
+        assert sorted(set(steps)) == list(range(1, total + 1))
+        assert len(steps) <= total + again
+        assert seen == list(range(1, epochs + 1))
 
 
 # --- a few of all ways to die ---
@@ -161,3 +160,86 @@ def test_a_launch_that_ends_with_its_first_rank_is_refused(mpirun, tmp_path):
     done = mpirun(2, HERE / "surviving.py", json.dumps(job), limit=20)
     assert done.status == 1
     assert done.err.count("survive") >= 1
+
+
+# --- long: every way to die, and deaths at random ---
+
+WAYS = {"kill": SUMS, "exit": STEP, "exception": UPDATE, "stop": SUMS}
+STRATEGIES = ("allreduce", "zero1", "local_sgd", "gossip")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("how", WAYS)
+def test_every_way_to_die(train, how, strategy, ranks, transport):
+    victim = (len(how) + ranks) % ranks
+    deaths = [[victim, how, WAYS[how], 9]]
+    options = DETECTOR if how == "stop" else ()
+    done = train(ranks, deaths, {"strategy": strategy}, transport, options, limit=80)
+    check(*results(done), [victim], ranks, strategy=strategy)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize(("strategy", "ranks"), [("allreduce", 4), ("zero1", 5), ("gossip", 4)])
+@pytest.mark.parametrize("where", [STEP, SUMS, UPDATE, EVALUATION, SAVE, RECOVERY])
+def test_two_deaths(train, tmp_path, where, strategy, ranks, transport):
+    """At once, and one after the other; the second where it is said."""
+    changes = {"strategy": strategy, "checkpoint": str(tmp_path / "c")}
+    times = 1 if where == RECOVERY else 3
+    deaths = [[0, "kill", SUMS, 17], [2, "kill", where, times]]
+    if strategy != "zero1":
+        deaths.append([3, "kill", SUMS, 17])
+    found, err = results(train(ranks, deaths, changes, transport))
+    check(found, err, [rank for rank, *_ in deaths], ranks, strategy=strategy)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("norm", ["global", "local"])
+@pytest.mark.parametrize("shards", [None, 8])
+def test_buffers_outlive_their_ranks(train, norm, shards):
+    changes = {"invariant": shards, "batch": 16}
+    done = train(4, [[1, "kill", SUMS, 7]], changes, **{"batch norm": norm})
+    found, err = results(done)
+    assert set(found) == {0, 2, 3}, err
+    first = found[0]
+    assert len({each["bits"] for each in found.values()}) == 1
+    if shards:
+        assert [first["bits"], first["loss"]] == first["expected"]
+    elif norm == "global":
+        assert first["difference"] <= 1e-12
+
+
+LAUNCHES = 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(LAUNCHES))
+def test_deaths_at_random(train, tmp_path, seed):
+    """A rank is killed by a timer, in whatever it does; in every other launch one more before."""
+    draw = random.Random(seed)
+    strategy, ranks = draw.choice(STRATEGIES), draw.choice([3, 4, 5])
+    victim, other = draw.sample(range(ranks), 2)
+    changes = {"strategy": strategy, "epochs": 40}
+    if strategy == "allreduce" and draw.random() < 0.5:
+        changes["invariant"] = 8
+    if draw.random() < 0.5:
+        changes["checkpoint"] = str(tmp_path / "c")
+    where = draw.choice([STEP, SUMS, UPDATE, EVALUATION])
+    deaths = [[other, "kill", where, draw.randrange(1, 30)]] if seed % 2 and ranks > 3 else []
+    done = train(
+        ranks,
+        deaths,
+        changes,
+        draw.choice(["auto", "mpi"]),
+        limit=80,
+        after=[victim, draw.uniform(0, 0.5)],
+    )
+    found, err = results(done)
+    dead = [victim, *(rank for rank, *_ in deaths)]
+    gone = set(range(ranks)) - set(found)
+    assert gone <= set(dead), err
+    exact = "invariant" in changes
+    check(found, err, gone, ranks, exact, strategy, epochs=40)
