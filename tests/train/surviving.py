@@ -2,9 +2,9 @@
 
 The argument is a JSON object: ``tests``, this folder's parent; ``changes`` of the configuration;
 ``deaths``, a list of [rank, how, where, times]: the rank dies when it is about to call a function
-of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds] from its first step on, by a
-timer, in whatever it does; ``batch norm``; ``command``: as ``mpicoll train`` does.  Each rank that is left prints what it
-has found, and the first how far that is from one process.
+of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds], in whatever it does then,
+counted from its first step; ``batch norm``; ``command``: as ``mpicoll train`` does.  Each rank that
+is left prints what it has found, and the first how far that is from one process.
 """
 
 # ruff: noqa: E402 - threads are limited before NumPy is loaded

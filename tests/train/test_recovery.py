@@ -38,7 +38,7 @@ def test_the_rank_that_is_furthest_gives():
         [offer(0, 4, (0, LENGTH)), offer(1, 5, (0, LENGTH)), offer(2, 5, (0, LENGTH), epochs=1)],
         {"parameter": LENGTH},
     )
-    assert (source.number, source.giver, source.repeated) == (5, 2, 0)
+    assert (source.number, source.giver) == (5, 2)
     assert source.cover == {"parameter": [Span(0, LENGTH, 1)]}
 
 
@@ -47,7 +47,7 @@ def test_a_step_that_is_not_whole_is_made_again():
         [offer(0, 5, (0, 4)), offer(0, 4, (0, 4), (8, 12)), offer(1, 4, (4, 8))],
         {"parameter": LENGTH},
     )
-    assert (source.number, source.giver, source.repeated) == (4, 0, 1)
+    assert (source.number, source.giver) == (4, 0)
     assert source.cover["parameter"] == [Span(0, 4, 0), Span(4, 8, 1), Span(8, 12, 0)]
 
 
@@ -176,7 +176,7 @@ def test_the_state_is_handed_over_with_what_a_rank_has_missed():
     assert (new.found["parameter"] == old.values).all()
     assert source.number == 5 and not missed
     behind = SimpleNamespace(number=4, history=[0])
-    told = recovery.Source(5, 0, {"last": "step 5", "history": (0, 1)}, {}, 0)
+    told = recovery.Source(5, 0, {"last": "step 5", "history": (0, 1)}, {})
     assert recovery._missed(behind, told) == ["step 5", 1]
     assert recovery._missed(None, told) == []
     assert recover(Workers(), Kept(), None) == (None, [])

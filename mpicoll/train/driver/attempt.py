@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpicoll.errors import RankLost
 from mpicoll.train import schedules
 from mpicoll.train.driver import predicted, recovery
 from mpicoll.train.driver.callbacks import OnBegin, OnEpoch, OnStep, read_only, seeing
@@ -18,6 +17,7 @@ from mpicoll.train.driver.fence import Fence
 from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import locked
 from mpicoll.train.driver.observers import Observers
+from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import TrainingError, together
 from mpicoll.train.records import Beginning, Epoch, Loss, Result, Step
@@ -64,7 +64,8 @@ class Attempt:
         kept: What this rank holds of the run; None where it slept until now.
         beginning: Where the run began; likewise.
         fence: That of the files; likewise.
-        losses: Deaths so far.
+        losses: Deaths so far, of which the others have gone on.
+        dead: Ranks whose death the others have not gone on from.
         signalled: A signal has asked the run to stop.
     """
 
@@ -85,9 +86,11 @@ class Attempt:
         self.fence: Fence | None = None
         self.losses: tuple[Loss, ...] = ()
         self.signalled = False
+        self.dead: tuple[int, ...] = () if death is None else death.ranks
         before = self._before = None if death is None else death.before
         if before is not None:
             self.losses, self.signalled = before.losses, before.signalled
+            self.dead = (*before.dead, *self.dead)
             if before.kept is None:  # nothing was begun
                 before.close()
             else:
@@ -146,8 +149,8 @@ class Attempt:
                 missed,
             )
             training.close()
-        except RankLost:
-            goes_on = True
+        except LOST:
+            goes_on = config.survive
             raise
         except TrainingError:  # on all ranks together; after any other, messages may be under way
             training.close(failed=True)
@@ -187,29 +190,31 @@ class Attempt:
             training.epoch, training.position = self.beginning.epoch, self.beginning.position
             return self.beginning, None, None
         workers, before = self._setup.workers, self.kept
-        known = workers.gather((self.beginning, self.losses, self._before is not None))
-        self.beginning, self.losses, _ = known[0]
+        facts = self.beginning, self.losses, self.dead, self._before is not None
+        known = workers.gather(facts)
+        self.beginning, self.losses, self.dead, _ = known[0]
         source, missed = recovery.recover(workers, training, before)
         checkpoint = None
         if source is None:
-            if not any(trained for _, _, trained in known):
+            if not any(trained for *_, trained in known):
                 raise TrainingError(
                     "all ranks that trained have died, and none but spare ranks are left: go on "
                     "from the last checkpoint with resume, or start again where there is none"
                 )
-            made = max(workers.gather(0 if before is None else before.number))
             beginning, training.history = checkpoints.restore()
             training.epoch, training.position = beginning.epoch, beginning.position
-            checkpoint, repeated = beginning.checkpoint, max(0, made - beginning.step)
+            checkpoint = beginning.checkpoint
         else:
             with together(workers, "taking over the checkpoints"):
                 if workers.rank == 0:
                     checkpoints.hold()
             run, attempt = training.stamp
             place = training.number, training.epoch, training.position
-            beginning, repeated = Beginning(run, attempt + 1, *place), source.repeated
+            beginning = Beginning(run, attempt + 1, *place)
+        made = max(workers.gather(0 if before is None else before.made))
+        repeated = max(0, made - beginning.step)
         self.beginning = self.beginning or beginning
-        loss = Loss(self._death.ranks, beginning.step, repeated, 0.0, checkpoint, workers.size)
+        loss = Loss(self.dead, beginning.step, repeated, 0.0, checkpoint, workers.size)
         return beginning, loss, missed
 
     def _go_on(self, training: Training, observers: Observers, loss: Loss) -> None:
@@ -217,7 +222,7 @@ class Attempt:
         assert self._death is not None
         seconds = time.perf_counter() - self._death.noticed
         loss = replace(loss, seconds=seconds)
-        self.losses = (*self.losses, loss)
+        self.losses, self.dead = (*self.losses, loss), ()
         observers.add_loss(loss)
         if self.kept is not None:
             training.asked |= self.kept.asked

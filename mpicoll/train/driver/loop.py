@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpicoll.errors import RankLost
 from mpicoll.train import optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
@@ -25,10 +24,15 @@ from mpicoll.train.models import Measure, Model
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
+from mpicoll.train.ranks.guarded import GuardedWorkers
+from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.members import Members
-from mpicoll.train.ranks.workers import TrainingError
+from mpicoll.train.ranks.survivors import Survivors
+from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError, together
 from mpicoll.train.records import Result
 from mpicoll.train.schedules import Schedule
+from mpicoll.train.strategies import placement
+from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup
 
 if TYPE_CHECKING:
@@ -126,7 +130,13 @@ def members_of(config: Config, comm: MPI.Intracomm | None) -> Members:
             "survive is of the ranks of a communicator, and there is none: give comm, or leave "
             "survive out"
         )
-    return Members(comm, config.algorithm, config.spares)
+
+    def make(among: MPI.Intracomm) -> AllReduceWorkers:
+        if strategy_of(config).notices_deaths:
+            return Survivors(among, placement.titles(config, among.Get_size()))
+        return GuardedWorkers(among, config.algorithm)
+
+    return Members(comm, make, config.spares)
 
 
 def run_on(
@@ -150,7 +160,9 @@ def run_on(
     workers = None if members.sleeps else members.workers
     comm = None if members.sleeps else members.comm
     # What depends on the number of ranks stays as it is with those that there are at the start.
-    config = config.for_ranks(members.places)
+    with together(members.workers, "sharing out the ranks"):
+        count = config.worker_count(members.places)
+    config = config.for_ranks(count)
     setup, measuring = prepare(config, comm, *given, measures, workers)
     words = described(setup.config, *given)
     attempt: Attempt | None = None
@@ -172,8 +184,8 @@ def run_on(
                 found = members.sleep()
                 if found is not None:
                     return found
-            except RankLost as error:
-                if error.given_up is not None:
+            except LOST as error:
+                if getattr(error, "given_up", None) is not None:
                     raise
             noticed = time.perf_counter()
             death = Death(members.regroup(), noticed, attempt)
@@ -186,6 +198,8 @@ def _regrouped(setup: Setup, measuring: Measuring, members: Members) -> tuple[Se
     """
     workers = members.workers
     config = workers.gather(setup.config)[0]
+    with together(workers, "going on with the ranks that are left"):
+        config.worker_count(workers.size)
     weights = Flat(setup.weights.views)
     changed: dict[str, Any] = {"config": config, "workers": workers, "comm": members.comm}
     return replace(setup, weights=weights, **changed), measuring.on(config, workers)

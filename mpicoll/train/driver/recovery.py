@@ -58,14 +58,12 @@ class Source:
         giver: Rank whose facts are taken.
         facts: Those.
         cover: Spans that make up each vector, by what it is.
-        repeated: Steps that some rank has made, and that are made again.
     """
 
     number: int
     giver: int
     facts: Mapping[str, Any]
     cover: Mapping[str, Sequence[Span]]
-    repeated: int
 
 
 def offers(rank: int, held: Sequence[Held]) -> list[Offer]:
@@ -86,7 +84,6 @@ def choose(everyone: Sequence[Offer], lengths: Mapping[str, int | None]) -> Sour
         everyone: What all ranks hold.
         lengths: Of each vector; None of one that depends on the number of ranks then.
     """
-    latest = max((offer.number for offer in everyone), default=0)
     for number in sorted({offer.number for offer in everyone}, reverse=True):
         those = [offer for offer in everyone if offer.number == number]
         cover = {
@@ -96,7 +93,7 @@ def choose(everyone: Sequence[Offer], lengths: Mapping[str, int | None]) -> Sour
         if all(spans is not None for spans in cover.values()):
             best = max(those, key=lambda offer: (offer.progress, -offer.rank))
             found = {kind: spans for kind, spans in cover.items() if spans is not None}
-            return Source(number, best.rank, best.facts, found, latest - number)
+            return Source(number, best.rank, best.facts, found)
     return None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from mpicoll.errors import RankLost
 from mpicoll.train.ranks.guarded import GuardedWorkers
-from mpicoll.train.ranks.health import dead
-from mpicoll.train.ranks.workers import TrainingError
+from mpicoll.train.ranks.health import LOST, dead
+from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,7 +25,7 @@ class Members:
 
     Args:
         comm: All ranks; collective.
-        algorithm: Of sums, as of `mpicoll.train.ranks.workers.AllReduceWorkers`.
+        make: Makes what those that train wait in, of their communicator; collective.
         spares: So many, the last, sleep until another rank has died, and take a place then.
 
     Attributes:
@@ -39,7 +39,12 @@ class Members:
         RankLost: A rank has died.
     """
 
-    def __init__(self, comm: MPI.Intracomm, algorithm: str | None, spares: int) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        make: Callable[[MPI.Intracomm], AllReduceWorkers],
+        spares: int,
+    ) -> None:
         from mpicoll.comm import Intracomm  # starts MPI
         from mpicoll.comm.survival import survival_obstacle
 
@@ -53,7 +58,7 @@ class Members:
                 f"{spares + 1} ranks, or give fewer spares"
             )
         self._started, self.names = size, tuple(range(size))
-        self._algorithm, self.places = algorithm, size - spares
+        self._make, self.places = make, size - spares
         self._everyone: Any = Intracomm(comm.Dup(), survive=True)
         self._form()
 
@@ -89,8 +94,8 @@ class Members:
             self.names = tuple(n for rank, n in enumerate(self.names) if rank not in lost)
             try:
                 self._form()
-            except RankLost as error:
-                if error.given_up is not None:
+            except LOST as error:
+                if getattr(error, "given_up", None) is not None:
                     raise
                 continue
             return tuple(name for name in before if name not in self.names)
@@ -121,7 +126,7 @@ class Members:
         """What the first rank says, on all that train; each rank's own where one dies meanwhile."""
         try:
             return self.workers.gather(fact)[0]
-        except RankLost:
+        except LOST:
             self.regroup()
             return fact
 
@@ -143,4 +148,5 @@ class Members:
             if asleep
             else self._everyone
         )
-        self.workers = GuardedWorkers(self.comm, self._algorithm)
+        make = GuardedWorkers if self.sleeps else self._make
+        self.workers = make(self.comm)

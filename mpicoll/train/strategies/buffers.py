@@ -25,7 +25,8 @@ class Buffers:
         arrays: What to start from, by name: those of rank 0; collective.
         parts: This rank's parts.
         shards: Number of virtual shards, if parts are those: then means are made along their tree.
-        count: Number of all parts, where their sets are to outlive the ranks; None where not.
+        count: Number of rows, where sets are to outlive the ranks: one for each part, or a single
+            one of the last mean; None where not.
 
     Attributes:
         sets: Arrays by name, of each of this rank's parts.
@@ -82,7 +83,7 @@ class Buffers:
 
     def put(self, rows: Array) -> None:
         """Take over the rows of all parts; of another number of parts, their mean."""
-        if self.rows is not None and rows.shape == self.rows.shape:
+        if self.rows is not None and len(rows) == len(self.rows) > max(self._parts):
             self.rows[...] = rows
             for index, part in enumerate(self._parts):
                 self._fill_one(self.sets[index], rows[part, 1:])

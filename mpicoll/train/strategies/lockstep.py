@@ -65,7 +65,8 @@ class Trainer(Training):
         self.apart = mixing is not None
         alone = config.invariant is not None or workers.size == 1 or self.apart
         self._layer_sums = None if alone else LayerSums(workers, sums_of(setup.model))
-        super().__init__(setup, own.start, parts, len(own), self._layer_sums)
+        kept = None if self.apart else parts
+        super().__init__(setup, own.start, parts, len(own), self._layer_sums, kept)
         assert not isinstance(config.bucket, str)  # it is resolved
         self._parts = slice(own.start, own.stop)
         self._gradients = self._source.flat

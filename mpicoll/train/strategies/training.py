@@ -115,6 +115,7 @@ class Training(ABC):
     Args:
         setup: The run.
         index, count, own, sums: This rank's parts of a batch, as of `Gradients`.
+        rows: As `count` of `Buffers`, where ranks may die.
 
     Attributes:
         weights: Parameters.
@@ -143,13 +144,19 @@ class Training(ABC):
     """
 
     def __init__(
-        self, setup: Setup, index: int, count: int, own: int = 1, sums: LayerSums | None = None
+        self,
+        setup: Setup,
+        index: int,
+        count: int,
+        own: int = 1,
+        sums: LayerSums | None = None,
+        rows: int | None = None,
     ) -> None:
         config, workers = self._config, self._workers = setup.config, setup.workers
         self.weights, self._optimizer = setup.weights, setup.optimizer
         self.slots = setup.optimizer.slots
         parts = range(index, index + own)
-        outlive = count if config.survive and not self.apart else None
+        outlive = rows if config.survive else None
         self.buffers = Buffers(workers, setup.buffers, parts, config.invariant, outlive)
         self._source = Gradients(
             config, setup.dataset, setup.model, setup.weights, count, parts, self.buffers, sums
@@ -261,6 +268,11 @@ class Training(ABC):
         length = self.weights.vector.size
         kinds = {"parameter": length, **{f"state/{slot}": length for slot in self.slots}}
         return kinds if self.buffers.rows is None else {**kinds, "buffers": None}
+
+    @property
+    def made(self) -> int:
+        """Steps that this rank has made, those included of which the others know nothing yet."""
+        return self.number
 
     def facts(self) -> dict[str, Any]:
         """What the next step depends on beside vectors."""
