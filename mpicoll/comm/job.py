@@ -12,6 +12,8 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
+from mpicoll.errors import RankLost
+
 #: Seconds between an error's message and the end of the job: a launcher that is told to end it may
 #: drop what it has not yet read from its processes.
 GRACE = 0.3
@@ -40,6 +42,8 @@ def _say(error: BaseException) -> None:
     rank = f"[rank {MPI.COMM_WORLD.Get_rank()}] "
     if isinstance(error, SystemExit):
         text = f"exit with status {error.code}"
+    elif isinstance(error, RankLost) and error.given_up is not None:
+        text = str(error)  # there is nothing to look for in the program
     else:
         text = "".join(traceback.format_exception(error)).rstrip()
     sys.stderr.write("".join(f"{rank}{line}\n" for line in text.splitlines()))

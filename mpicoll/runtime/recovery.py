@@ -7,6 +7,8 @@ off, and all begin again without it.
 
 from __future__ import annotations
 
+import atexit
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,11 @@ from mpicoll.runtime.alarm import LOOK, Alarm, dead, obstacle
 from mpicoll.runtime.family import Family
 from mpicoll.runtime.first_calls import FirstCalls
 from mpicoll.runtime.state import State, inherit
+
+#: Seconds that the end of a process may take after a death: MPI_Finalize may wait for the dead.
+END = 10
+#: Whether a rank has died of a communicator that was left for another one.
+_deaths: list[RankLost] = []
 
 
 def survive(state: State) -> None:
@@ -71,6 +78,7 @@ def survivors(state: State) -> State:
         lost.ranks, lost.finished = ranks, finished
         guard.fail(lost)
         alarm.mark(ranks)
+        _deaths.append(lost)
     return made
 
 
@@ -152,3 +160,11 @@ def _broken_off_by_deaths(comm: MPI.Intracomm) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
+
+
+@atexit.register
+def _limit_the_end() -> None:
+    """Let the system end this process if MPI_Finalize, which comes next, does not return."""
+    if _deaths:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(END)
