@@ -126,8 +126,7 @@ def _main(
         health.end(comm, error)
     except RankLost as error:
         if error.given_up is not None:
-            print(f"error: {error}", file=sys.stderr)
-            health.leave(1)
+            raise
         health.end(comm, RuntimeError(_TOO_EARLY))
     except TrainingError as error:
         speaker.warn(f"error: {error}")
