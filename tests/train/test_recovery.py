@@ -228,7 +228,6 @@ def test_sets_that_are_equal_stay_so_to_the_bit():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"strategy": "parameter_server"}, "strategy parameter_server"),
         ({"wire": "int8"}, "wire int8"),
         ({"data_servers": 1}, "data_servers 1"),
         ({"device": "gpu"}, "device gpu"),
