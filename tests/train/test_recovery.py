@@ -158,7 +158,7 @@ class Kept:
         self.weights = SimpleNamespace(vector=np.zeros(LENGTH))
         self.number, self.values, self.history = number, values, list(range(epochs))
         self.lengths = {"parameter": LENGTH}
-        self.found = {}
+        self.found, self.told = {}, number
 
     def held(self):
         return [Held(self.number, facts(len(self.history)), [("parameter", 0, self.values)])]
@@ -175,9 +175,11 @@ def test_the_state_is_handed_over_with_what_a_rank_has_missed():
     source, missed = recover(Workers(), new, old)
     assert (new.found["parameter"] == old.values).all()
     assert source.number == 5 and not missed
-    behind = SimpleNamespace(number=4, history=[0])
-    told = recovery.Source(5, 0, {"last": "step 5", "history": (0, 1)}, {})
-    assert recovery._missed(behind, told) == ["step 5", 1]
+    behind, last = SimpleNamespace(told=4, history=[0]), SimpleNamespace(number=5)
+    told = recovery.Source(5, 0, {"last": last, "history": (0, 1)}, {})
+    assert recovery._missed(behind, told) == [last, 1]
+    behind.told = 5
+    assert recovery._missed(behind, told) == [1]
     assert recovery._missed(None, told) == []
     assert recover(Workers(), Kept(), None) == (None, [])
 

@@ -138,6 +138,7 @@ class Attempt:
             training.signalled |= self.signalled
             if loss is not None:
                 self._go_on(training, observers, loss)
+            training.told = training.number
             self.kept = training
             epochs = Epochs(setup, training, checkpoints, observers, self._measuring)
             views = read_only(training.weights)

@@ -138,6 +138,8 @@ class Epochs:
 
         What goes wrong is told to the other ranks with the next sum.
         """
+        if isinstance(record, Step):
+            self._training.told = record.number
         try:
             self._observers.add(record)
             if callback is not None:

@@ -171,8 +171,8 @@ def _missed(before: Training | None, source: Source) -> list[Step | Epoch]:
     if before is None:
         return []
     facts = source.facts
-    missed: list[Step | Epoch] = []
-    if source.number > before.number and facts["last"] is not None:
-        missed.append(facts["last"])
+    last, missed = facts["last"], list[Step | Epoch]()
+    if last is not None and last.number > before.told:
+        missed.append(last)
     missed.extend(facts["history"][len(before.history) :])
     return missed

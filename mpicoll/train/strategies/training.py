@@ -127,6 +127,7 @@ class Training(ABC):
         position: Steps made in it.
         history: Epochs that are measured.
         last: The step made last, None before the first.
+        told: Steps made when somebody was last told of one, on this rank.
         before: What this rank held when another one died, until the next step is made.
         updates: Steps made, those skipped left out.
         skipped, skipped_in_a_row: Steps skipped; since the last that was not.
@@ -167,6 +168,7 @@ class Training(ABC):
         self.epoch = 1
         self.history: list[Epoch] = []
         self.last: Step | None = None
+        self.told = 0
         self.before: Training | None = None
         self.compute = np.zeros(workers.size)
         self.losses = np.zeros(2)
