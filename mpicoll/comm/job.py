@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -54,8 +55,9 @@ def exit_on_exception() -> Iterator[None]:
     """Let an exception end this process alone, where the other ranks go on without it.
 
     For programs whose communicators are built with ``survive=True``.  Prints the traceback with the
-    rank before it, and ends the process without ``MPI_Finalize``, which would wait for the others.
-    To be used as ``with exit_on_exception(): main()``, or as a decorator.
+    rank before it, and kills the process: ``MPI_Finalize`` would wait for the others, and of an
+    exit status other than 0 Open MPI's launcher does not tell them.  To be used as
+    ``with exit_on_exception(): main()``, or as a decorator.
     """
     try:
         yield
@@ -63,7 +65,7 @@ def exit_on_exception() -> Iterator[None]:
         _say(error)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_exit_status(error))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_job(status: int) -> NoReturn:
