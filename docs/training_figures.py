@@ -104,11 +104,12 @@ def survival(figure: Figure) -> None:
     panel = figure.subplots()
     found = lines("survival-curve")
     whole, disturbed = ([x for x in found if bool(x["lost"]) == died][-1] for died in (False, True))
-    for line, label, style in (
-        (whole, "undisturbed", {"color": "tab:gray", "linewidth": 4, "alpha": 0.5}),
-        (disturbed, "two ranks of four die", {"color": "tab:blue", "linewidth": 1}),
+    for line, label, colour, width in (
+        (whole, "undisturbed", "lightgray", 5),
+        (disturbed, "two ranks of four die", "tab:blue", 1),
     ):
-        panel.plot(range(1, len(line["losses"]) + 1), line["losses"], label=label, **style)
+        steps = range(1, len(line["losses"]) + 1)
+        panel.plot(steps, line["losses"], label=label, color=colour, linewidth=width)
     for step in disturbed["lost"]:
         panel.axvline(step + 0.5, color="tab:red", linestyle="--")
     panel.set(xlabel="step", ylabel="loss of the batch", yscale="log")

@@ -86,17 +86,9 @@ def difference(result, reference):
 
 
 @exit_on_exception()
-def start():
+def start(config):
     comm = mpicoll.Intracomm(MPI.COMM_WORLD, survive=True)
-    for rank, *death in JOB["deaths"]:
-        if comm.rank == rank:
-            prepare_to_die(*death)
     victim, seconds = JOB.get("after") or (None, 0)
-    options = {"dataset": "digits", "dtype": "float64", "batch": 10, "epochs": 4, "survive": True}
-    config = Config(**{**options, **JOB["changes"]})
-    if JOB.get("command"):
-        data.DATASETS["digits"] = clouds
-        sys.exit(main(config, comm))
     steps, epochs = [], []
 
     def on_step(step):
@@ -134,4 +126,12 @@ def start():
     comm.leave()
 
 
-start()
+for rank, *death in JOB["deaths"]:
+    if MPI.COMM_WORLD.rank == rank:
+        prepare_to_die(*death)
+options = {"dataset": "digits", "dtype": "float64", "batch": 10, "epochs": 4, "survive": True}
+config = Config(**{**options, **JOB["changes"]})
+if JOB.get("command"):
+    data.DATASETS["digits"] = clouds
+    sys.exit(main(config, mpicoll.Intracomm(MPI.COMM_WORLD)))
+start(config)
