@@ -26,7 +26,12 @@ def draw(folder: Path) -> list[str]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    drawings = {"async": asynchronous, "stragglers": stragglers, "ssp-bound": bound}
+    drawings = {
+        "async": asynchronous,
+        "stragglers": stragglers,
+        "ssp-bound": bound,
+        "survival": survival,
+    }
     names = []
     with matplotlib.rc_context({"svg.hashsalt": "mpicoll"}):
         for name, drawing in drawings.items():
@@ -91,4 +96,22 @@ def bound(figure: Figure) -> None:
             panel.loglog(line["steps"], line["limit"], "--", color=colour)
     panel.set(xlabel="steps T", ylabel="mean regret; dashed: its bound")
     panel.grid(alpha=0.3, which="both")
+    panel.legend()
+
+
+def survival(figure: Figure) -> None:
+    """The losses of a run through two deaths, over those of the same run undisturbed."""
+    panel = figure.subplots()
+    found = lines("survival-curve")
+    whole, disturbed = ([x for x in found if bool(x["lost"]) == died][-1] for died in (False, True))
+    for line, label, colour, width in (
+        (whole, "undisturbed", "lightgray", 5),
+        (disturbed, "two ranks of four die", "tab:blue", 1),
+    ):
+        steps = range(1, len(line["losses"]) + 1)
+        panel.plot(steps, line["losses"], label=label, color=colour, linewidth=width)
+    for step in disturbed["lost"]:
+        panel.axvline(step + 0.5, color="tab:red", linestyle="--")
+    panel.set(xlabel="step", ylabel="loss of the batch", yscale="log")
+    panel.grid(alpha=0.3)
     panel.legend()

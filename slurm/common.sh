@@ -46,10 +46,22 @@ sweep() {
         -J "$run/nodes$SLURM_JOB_NUM_NODES-ranks$each-launch$number.jsonl"
 }
 
+# outlive WORDS...: if they ask for it, the launcher goes on when a rank dies, or hangs for 5 s.
+outlive() {
+    [[ " $* " = *' --survive '* ]] || return 0
+    if [[ $LAUNCHER = srun || $(mpirun --version 2>&1) != *'Open MPI'* ]]; then
+        say '--survive needs mpirun of Open MPI 5: set LAUNCHER=mpirun, or leave it out'
+        exit 2
+    fi
+    launch=(mpirun --with-ft ulfm --mca mpi_ft_detector true --mca mpi_ft_detector_period 1
+        --mca mpi_ft_detector_timeout 5 --mca mpi_ft_propagator_with_rbcast true "${launch[@]:1}")
+}
+
 # train RANKS COMMAND...: a training that goes on where it was, until it is finished.
 train() {
     launcher "$1"
     shift
+    outlive "$@"
     local status ranks='' interrupted=''
     trap 'interrupted=1; ask' USR1 TERM
     "${launch[@]}" "$@" --checkpoint "$run/checkpoints" --metrics "$run/metrics" --resume auto --json \

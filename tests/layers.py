@@ -88,17 +88,19 @@ ORDER = {
         "augment numpy_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
-    "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",
+    "mpicoll.train.ranks": (
+        "__init__ > members > guarded survivors > health stacks > workers > waiting signals"
+    ),
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server apart > allreduce server_trainer > lockstep placement > "
-        "protocol > training > gradients balance > buffers"
+        "protocol copies > training > gradients balance mixing > buffers"
     ),
     "mpicoll.train.driver": (
-        "__init__ > console > loop evaluation > "
+        "__init__ > console > loop evaluation > attempt > epochs > "
         "observers checkpointing data_servers preparation trained > "
         "board metrics checkpoints bits memory measuring > array_files callbacks "
-        "failure_detector first_format parity predicted config_file named"
+        "fence recovery failure_detector first_format parity predicted config_file named"
     ),
 }
 

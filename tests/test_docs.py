@@ -295,6 +295,19 @@ def test_the_program_of_survival(mpirun, tmp_path):
     assert found == [line.replace("rank 0 of", f"rank {rank} of") for rank in range(3)], done.err
 
 
+@pytest.mark.skipif(
+    "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
+)
+def test_the_program_of_training_that_outlives_its_ranks(mpirun, tmp_path):
+    path = tmp_path / "outliving.py"
+    text = dict(blocks(page("train_survival"), "python"))["outliving.py"]
+    # Rank 1 dies in the twentieth step.
+    death = "on_step=lambda s: comm.rank == 1 and s.number == 20 and os.kill(os.getpid(), 9)"
+    path.write_text("import os\n" + text.replace("True), comm)", f"True), comm, {death})"))
+    done = mpirun(3, path, options=("--with-ft", "ulfm"))
+    assert done.out.splitlines() == ["(1,) died after step 20"] * 2, done.err
+
+
 @pytest.mark.parametrize("name", ["hang.py", "differ.py"])
 def test_a_program_that_is_wrong(name, mpirun, tmp_path):
     programs = dict(blocks(page("environment"), "python"))

@@ -57,6 +57,7 @@ class Config(Options):
             ("average_every", 1),
             ("replicas", 0),
             ("data_servers", 0),
+            ("spares", 0),
             ("context", 1),
             ("layers", 1),
             ("width", 1),
@@ -157,10 +158,21 @@ class Config(Options):
                 {"wire": ("full", "fp16", "bf16"), "balance": ("none",)},
             ),
             ("balance", {"data_servers": (0,)}),
+            (
+                "survive",
+                {
+                    "wire": ("full", "fp16", "bf16"),
+                    "data_servers": (0,),
+                    "device": ("cpu",),
+                    "workers": (None,),
+                },
+            ),
+            ("spares", {"survive": (True,)}),
         ):
             if getattr(self, mode) in (None, False, "none"):
                 continue
-            for name, known in {"strategy": STRATEGIES.taking(mode), **wanted}.items():
+            strategies = STRATEGIES.taking("survive" if mode == "spares" else mode)
+            for name, known in {"strategy": strategies, **wanted}.items():
                 if getattr(self, name) not in known:
                     wanted_words = " or ".join("nothing" if k is None else str(k) for k in known)
                     raise ValueError(
@@ -219,18 +231,26 @@ class Config(Options):
         """Samples in one batch of so many ranks together."""
         return self.batch if self.batch_per_rank is None else self.batch_per_rank * ranks
 
-    def alone(self, ranks: int) -> Config:
-        """What one process must be told to do the same as so many workers together."""
+    def for_ranks(self, ranks: int) -> Config:
+        """What any number of workers must be told to do the same as so many."""
         return replace(
             self,
             batch=self.global_batch(ranks),
             batch_per_rank=None,
             lr=self.lr * SCALINGS[self.lr_scaling](ranks),
             lr_scaling="none",
+        )
+
+    def alone(self, ranks: int) -> Config:
+        """What one process must be told to do the same as so many workers together."""
+        return replace(
+            self.for_ranks(ranks),
             strategy="allreduce",
             workers=None,
             balance="none",
             data_servers=0,
+            survive=False,
+            spares=0,
         )
 
     @property

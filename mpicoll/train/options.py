@@ -164,6 +164,12 @@ class Options:
     deterministic: bool = option(False, "The same bits for every bucket size.", "--deterministic")
     """All-reduce algorithms in which the order of a sum depends on where in a bucket it is, such as
     ring, are refused."""
+    survive: bool = option(
+        False, "Go on when ranks die (Open MPI 5, mpirun --with-ft ulfm).", "--survive"
+    )
+    """The others go on from the last step that was made, and learn what all would have learnt."""
+    spares: int = option(0, "Of survive: ranks, the last, that sleep until another has died.")
+    """They take its place."""
     balance: str = option("none", "Samples of each rank: none (as many) or speed (as it is fast).")
     check_every: int = option(100, "Steps between comparisons of the ranks' parameters; 0: never.")
     checkpoint: str | None = option(None, "Keep checkpoints there.", metavar="FOLDER")

@@ -134,6 +134,27 @@ class Epoch:
         return slowest if self.compute[slowest] > 1.5 * median else None
 
 
+@dataclass(frozen=True)
+class Loss:
+    """Ranks that died in a run, and what that cost. Equal on all ranks, except `seconds`.
+
+    Attributes:
+        ranks: Their numbers at the start of the run.
+        step: Steps made when the others went on.
+        repeated: Steps that some rank had made, and that are made again.
+        seconds: From when this rank heard of it until the others were ready for the next step.
+        checkpoint: What they went on from; None where it was what they held in memory.
+        left: Ranks that train from then on.
+    """
+
+    ranks: tuple[int, ...]
+    step: int
+    repeated: int
+    seconds: float
+    checkpoint: str | None
+    left: int
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """The outcome of a run.
@@ -151,6 +172,7 @@ class Result:
         predicted: The same, by the fitted model; None where it says nothing of it.
         buffers: What the model keeps beside its parameters, such as statistics of a batch norm, by
             name.
+        lost: Ranks that died, first to last.
     """
 
     parameters: dict[str, NDArray[Any]]
@@ -162,6 +184,7 @@ class Result:
     communicated: float = 0.0
     predicted: float | None = None
     buffers: dict[str, NDArray[Any]] = field(default_factory=dict)
+    lost: tuple[Loss, ...] = ()
 
 
 def upgraded(epoch: Mapping[str, Any]) -> dict[str, Any]:

@@ -182,3 +182,28 @@ def test_doctor_warns_of_more_threads_than_cores():
         "OMP_NUM_THREADS=1"
     )
     assert doctor._thread_warnings(ranks[:1]) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "launcher", "words", "expected"),
+    [
+        ("Open MPI 5", "mpirun", "digits --survive", "mpirun --with-ft ulfm --mca mpi_ft_detector"),
+        ("Open MPI 5", "mpirun", "digits", "mpirun -n 4\n"),
+        ("Open MPI 5", "srun", "digits --survive", "--survive needs mpirun of Open MPI 5: set"),
+        ("HYDRA", "mpirun", "digits --survive", "--survive needs mpirun of Open MPI 5: set"),
+    ],
+)
+def test_ranks_outlive_each_other_where_it_is_asked_for(version, launcher, words, expected):
+    text = (SCRIPTS / "common.sh").read_text()
+    function = text[text.index("outlive() {") : text.index("\n}\n", text.index("outlive() {")) + 3]
+    script = f"""
+        say() {{ echo "$*"; }}
+        mpirun() {{ echo {version}; }}
+        LAUNCHER={launcher} launch=({launcher} -n 4)
+        {function}
+        outlive mpicoll train {words}
+        echo "${{launch[*]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(expected)
+    assert done.returncode == (2 if "needs" in expected else 0)

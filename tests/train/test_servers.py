@@ -16,8 +16,7 @@ from mpicoll.train.ranks import waiting
 from mpicoll.train.servers import consistency, messages
 from mpicoll.train.servers.consistency import Adaptive, parse
 from mpicoll.train.servers.server import Server
-from mpicoll.train.servers.shard import Event, Push, Shard
-from mpicoll.train.strategies import server_trainer
+from mpicoll.train.servers.shard import Event, Push, Shard, write_trace
 
 
 def make(model, workers=3, optimizer="sgd", push_rate="share", rate=lambda step: 1.0):
@@ -337,7 +336,7 @@ def test_changes_of_a_bound_are_written_with_the_trace(tmp_path):
     for clock in range(10):
         for worker, seconds in ((0, 0.1), (1, 0.29)):
             push(shard, worker, clock, seconds=seconds, used=0.1)
-    server_trainer._write_trace(tmp_path / "shard-2.jsonl", shard, Attempt("r"))
+    write_trace(tmp_path / "shard-2.jsonl", shard, Attempt("r"))
     lines = [json.loads(line) for line in (tmp_path / "shard-2.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["push"] * 20 + ["change"]
     assert lines[-1]["bound"] == 3 and "worker 1 takes 2.90" in lines[-1]["reason"]

@@ -15,6 +15,7 @@ from typing import Any
 from mpicoll.base.json_lines import new_run
 from mpicoll.base.locks import Lock
 from mpicoll.train.driver import array_files, bits, checkpoints, metrics
+from mpicoll.train.driver.fence import Fence
 from mpicoll.train.models import specification
 from mpicoll.train.ranks.workers import raise_together, together
 from mpicoll.train.records import Beginning, Epoch, upgraded
@@ -27,15 +28,21 @@ class Checkpointing:
     Args:
         setup: The run.
         training: What is kept.
+        before: Fence of those that wrote before a rank died; the place of their first is taken.
     """
 
-    def __init__(self, setup: Setup, training: Training) -> None:
+    def __init__(self, setup: Setup, training: Training, before: Fence | None = None) -> None:
         config, self._workers, self._training = setup.config, setup.workers, training
         self._config = config
         self._about = setup.dataset.about
         self._made = {"data set": setup.dataset.name, "model": specification.of(setup.model)}
         self._folder = None if config.checkpoint is None else Path(config.checkpoint)
         self._lock: Lock | None = None
+        self._before, self._fence = before, Fence(())
+
+    def heed(self, fence: Fence) -> None:
+        """Write nothing from now on once the others have given up this process."""
+        self._fence = fence
 
     def is_due(self) -> bool:
         """Whether the step that was just made is one after which to save."""
@@ -79,6 +86,7 @@ class Checkpointing:
         first, draft = workers.rank == 0, Path()
         with together(workers, what):
             if first:
+                self._fence.check()
                 draft = checkpoints.begin(folder, self._training.number)
         draft = workers.gather(draft)[0]
         try:
@@ -91,6 +99,7 @@ class Checkpointing:
                 facts[kind] = {k: v for theirs in everyone for k, v in theirs[kind].items()}
             with together(workers, what):
                 if first:
+                    self._fence.check()
                     checkpoints.complete(draft, facts, is_best)
                     checkpoints.prune(folder, self._config.keep, self._training.number)
         except BaseException:
@@ -113,7 +122,7 @@ class Checkpointing:
         path: Path | None = None
         with together(self._workers, "looking for a checkpoint"):
             if self._workers.rank == 0:
-                self._hold()
+                self.hold()
                 path = self._chosen()
         with together(self._workers, "reading a checkpoint"):
             if path is not None:
@@ -151,10 +160,21 @@ class Checkpointing:
         if self._lock is not None:
             self._lock.release()
 
-    def _hold(self) -> None:
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+    def hold(self) -> None:
+        """Keep other jobs from the folder; on rank 0.
+
+        Raises:
+            OSError: Another job holds it.
+        """
+        if self._folder is None or self._lock is not None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._before is None:
             self._lock = Lock(self._folder)
+        else:
+            self._lock = Lock(self._folder, after=self._before.claim(self._folder))
+            # The one before may still be there, and must not complete what it has begun.
+            checkpoints.discard_all(self._folder)
 
     def _beginning(self, path: Path | None, facts: Mapping[str, Any]) -> Beginning:
         """Where the run begins: anew, or as the next attempt of the checkpoint's run."""
@@ -220,6 +240,14 @@ class Checkpointing:
     def _chosen(self) -> Path | None:
         """The checkpoint to read, None for none; on rank 0."""
         resume = self._config.resume
+        if self._before is not None:
+            # Ranks have died, and with them what the others would need.
+            if self._folder is None:
+                raise ValueError(
+                    "what the others need has died with them, and no checkpoint is kept: give "
+                    "checkpoint"
+                )
+            return checkpoints.find(self._folder)
         if resume is None:
             return None
         folder = self._folder if resume == "auto" else Path(resume)

@@ -69,6 +69,12 @@ def discard(draft: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
 
 
+def discard_all(folder: Path) -> None:
+    """Remove all that is being written, by whomever."""
+    for draft in folder.glob(".step-*"):
+        discard(draft)
+
+
 def complete(draft: Path, facts: Mapping[str, Any], best: bool) -> Path:
     """All files are written: let the checkpoint be there, in place of one of the same step.
 

@@ -1,6 +1,7 @@
 """`mpicoll train`: train, print what happens, compare with one process.
 
-Rank 0 alone prints: results to standard output, the progress bar to standard error.
+Rank 0 alone prints: results to standard output, the progress bar to standard error. Where it has
+died, the lowest rank that is left does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,16 +19,19 @@ import numpy as np
 from mpicoll.base.json_lines import finite
 from mpicoll.base.sleeping import meet
 from mpicoll.base.wording import plural
+from mpicoll.errors import RankLost
 from mpicoll.train import threads
 from mpicoll.train.config import Config
 from mpicoll.train.data import PARTS, Dataset, load, trigram_loss
 from mpicoll.train.driver import memory, named, parity
+from mpicoll.train.driver.attempt import Callbacks
 from mpicoll.train.driver.callbacks import OnStep
 from mpicoll.train.driver.failure_detector import failure_detector
-from mpicoll.train.driver.loop import run
+from mpicoll.train.driver.loop import members_of, run, run_on
 from mpicoll.train.ranks import health, signals
+from mpicoll.train.ranks.members import Members
 from mpicoll.train.ranks.workers import TrainingError, together
-from mpicoll.train.records import Beginning, Epoch, Result, Step
+from mpicoll.train.records import Beginning, Epoch, Loss, Result, Step
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 _REFRESH_SECONDS = 0.1
 #: Bytes of a text at most that a table is made of.
 _TABLE = 1 << 24
+#: What to say of a death where nothing has been begun that others could go on with.
+_TOO_EARLY = "a rank has died before the run has begun: start it again"
 
 
 def main(
@@ -60,72 +66,139 @@ def main(
     Returns:
         Exit status, the same on all ranks: 0; 1 if training failed or the weights differ from those
         of one process by more than rounding explains; `signals.STATUS` if a signal ended the run.
-        Where the launcher goes on when a rank dies, and the run cannot, this process ends.
+        Where the launcher goes on when a rank dies, and the run cannot, this process ends; where
+        the run can (`config.survive`), a process ends that fails alone.
     """
-    with failure_detector(config, comm):
-        return _main(config, comm, as_json, progress, compare)
+    if not config.survive:
+        with failure_detector(config, comm):
+            return _main(config, comm, None, as_json, progress, compare)
+    try:
+        members = members_of(config, comm)
+    except TrainingError as error:
+        if comm.Get_rank() == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except RankLost:
+        health.end(comm, RuntimeError(_TOO_EARLY))
+    from mpicoll.comm import exit_on_exception  # starts MPI
+
+    with exit_on_exception():
+        status = _main(config, comm, members, as_json, progress, compare)
+        if members.missing():
+            members.leave(status)
+        return status
 
 
 def _main(
-    config: Config, comm: MPI.Intracomm, as_json: bool, progress: bool | None, compare: bool
+    config: Config,
+    comm: MPI.Intracomm,
+    members: Members | None,
+    as_json: bool,
+    progress: bool | None,
+    compare: bool,
 ) -> int:
-    first = comm.Get_rank() == 0
+    speaker = _Speaker(comm, members)
     try:
-        workers = placement.members(config, comm)
+        workers = placement.members(config, comm) if members is None else members.workers
         with together(workers, "sharing out the ranks"):
-            config.worker_count(comm.Get_size())
+            config.worker_count(workers.size)
         memory.make_room(workers, memory.reading(config))
         with together(workers, f"reading {config.dataset}"):
             dataset = load(config.dataset, config.data, config.context)
-        say = print if first and not as_json else lambda *_, **__: None
-        say(_header(config, comm.Get_size(), dataset), flush=True)
+        say = (lambda _: None) if as_json else speaker.say
+        say(_header(config, comm.Get_size(), dataset))
         table = _Table()
         wanted = sys.stderr.isatty() if progress is None else progress
-        with _progress_bar(first and wanted) as on_step:
-            result = run(
-                config,
-                comm,
-                dataset=dataset,
-                on_begin=None
-                if config.resume is None
-                else lambda begin: say(_goes_on(config, begin), flush=True),
-                on_step=on_step,
-                on_epoch=lambda epoch: say(table.lines(epoch), flush=True),
+        with _progress_bar(speaker.is_first and wanted) as on_step:
+            callbacks = Callbacks(
+                None,
+                None if config.resume is None else lambda begin: say(_goes_on(config, begin)),
+                on_step,
+                lambda epoch: say(table.lines(epoch)),
             )
+            if members is None:
+                functions = {f.name: getattr(callbacks, f.name) for f in fields(callbacks)}
+                result = run(config, comm, dataset=dataset, **functions)
+            else:
+                given = dataset, None, None
+                result = run_on(members, config, given, None, callbacks)
     except health.RankLost as error:
         health.end(comm, error)
+    except RankLost as error:
+        if error.given_up is not None:
+            raise
+        health.end(comm, RuntimeError(_TOO_EARLY))
     except TrainingError as error:
-        if first:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+        speaker.warn(f"error: {error}")
         return 1
+    for loss in result.lost:
+        speaker.warn(_lost(loss))
     if result.stopped == "signal":
-        if first:
-            kept = "nothing is kept" if config.checkpoint is None else f"see {config.checkpoint}"
-            words = f"stopped by a signal after step {result.steps}: {kept}"
-            print(words, file=sys.stderr, flush=True)
+        kept = "nothing is kept" if config.checkpoint is None else f"see {config.checkpoint}"
+        speaker.warn(f"stopped by a signal after step {result.steps}: {kept}")
+        if members is not None:
+            return signals.STATUS
         if _report_lost(config, comm):
             health.leave(signals.STATUS)
         meet(comm)  # a launcher ends all ranks when the first has left
         return signals.STATUS
     if _report_lost(config, comm):
-        if first:
-            _conclude(config, comm.Get_size(), dataset, result, None, as_json)
+        if speaker.is_first:
+            speaker.say(_conclude(config, comm.Get_size(), dataset, result, None, as_json))
         health.leave(0)
     verdict = None
     if compare and (config.resume is not None or parity.limit(config) is None):
-        if first:
-            words = (
-                "no comparison: the weights of one process are promised to whole runs in float64"
-            )
-            print(words, file=sys.stderr, flush=True)
+        speaker.warn(
+            "no comparison: the weights of one process are promised to whole runs in float64"
+        )
     elif compare:
-        if first:
-            verdict = _compare(config, config.worker_count(comm.Get_size()), dataset, result)
-        meet(comm)
-    status: int = comm.bcast(int(verdict is not None and not verdict["ok"]), root=0)
-    if first:
-        _conclude(config, comm.Get_size(), dataset, result, verdict, as_json)
-    return status
+        if speaker.is_first:
+            places = comm.Get_size() - config.spares
+            verdict = _compare(config, config.worker_count(places), dataset, result)
+        if members is None:
+            meet(comm)
+    found = comm.bcast(verdict, root=0) if members is None else members.tell(verdict)
+    if speaker.is_first:
+        speaker.say(_conclude(config, comm.Get_size(), dataset, result, found, as_json))
+    return int(found is not None and not found["ok"])
+
+
+class _Speaker:
+    """Prints on one rank: the first, or the lowest that is left.
+
+    Args:
+        comm: All ranks.
+        members: The same, where some may die.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, members: Members | None) -> None:
+        self._first, self._members = comm.Get_rank() == 0, members
+
+    @property
+    def is_first(self) -> bool:
+        return self._first if self._members is None else self._members.is_first
+
+    def say(self, words: str) -> None:
+        """Say what the run has found."""
+        if self.is_first:
+            # The command closes the output of all ranks but the first.
+            print(words, file=sys.stdout if self._first else sys.__stdout__, flush=True)
+
+    def warn(self, words: str) -> None:
+        """Say what has gone wrong."""
+        if self.is_first:
+            print(words, file=sys.stderr, flush=True)
+
+
+def _lost(loss: Loss) -> str:
+    """What the death of ranks has cost."""
+    which = f"lost {plural(len(loss.ranks), 'rank')}: {', '.join(map(str, loss.ranks))}"
+    cost = [f"{1e3 * loss.seconds:.0f} ms until {plural(loss.left, 'rank')} went on"]
+    if loss.repeated:
+        cost.append(f"{plural(loss.repeated, 'step')} made again")
+    if loss.checkpoint is not None:
+        cost.append(f"from {loss.checkpoint}, since what they alone knew was lost")
+    return f"{which} after step {loss.step}; {', '.join(cost)}"
 
 
 def _report_lost(config: Config, comm: MPI.Intracomm) -> bool:
@@ -160,8 +233,8 @@ def _conclude(
     result: Result,
     verdict: dict[str, Any] | None,
     as_json: bool,
-) -> None:
-    """Print what came of the run."""
+) -> str:
+    """What came of the run."""
     facts = {
         "config": asdict(config),
         **({"about": dataset.about} if dataset.about else {}),
@@ -171,6 +244,7 @@ def _conclude(
         "beginning": asdict(result.beginning),
         "steps": result.steps,
         "stopped": result.stopped,
+        **({"lost": [asdict(loss) for loss in result.lost]} if config.survive else {}),
         "validation": result.history[-1].validation if result.history else {},
         "test": result.test,
         **({"trigram": _trigram(dataset)} if config.dataset == "text" else {}),
@@ -178,8 +252,7 @@ def _conclude(
         "communication_a_step": {"measured": result.communicated, "predicted": result.predicted},
         "difference_from_one_process": verdict,
     }
-    words = json.dumps(finite(facts), indent=2) if as_json else _conclusion(facts)
-    print(words, flush=True)
+    return json.dumps(finite(facts), indent=2) if as_json else _conclusion(facts)
 
 
 class _Table:

@@ -1,47 +1,39 @@
-"""A training run: data, model and ranks made ready, epochs of steps, measurements, stop rules."""
+"""A training run: data, model and ranks made ready, and trained until it is finished.
+
+Where ranks may die, those that are left make another attempt, from where the last one ended.
+"""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mpicoll.base import arrays
-from mpicoll.train import optimizers, schedules
+from mpicoll.train import optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
-from mpicoll.train.driver import data_servers, memory, predicted
-from mpicoll.train.driver.callbacks import (
-    Callback,
-    OnBegin,
-    OnEpoch,
-    OnStep,
-    read_only,
-    seeing,
-)
-from mpicoll.train.driver.checkpointing import Checkpointing
+from mpicoll.train.driver import data_servers, memory
+from mpicoll.train.driver.attempt import Attempt, Callbacks, Death
+from mpicoll.train.driver.callbacks import OnBegin, OnEpoch, OnStep
 from mpicoll.train.driver.measuring import Measuring
-from mpicoll.train.driver.metrics import described as described_run
-from mpicoll.train.driver.observers import Observers
+from mpicoll.train.driver.metrics import described
 from mpicoll.train.driver.preparation import prepare
 from mpicoll.train.models import Measure, Model
+from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
-from mpicoll.train.ranks.stacks import Stacks
-from mpicoll.train.ranks.workers import (
-    TrainingError,
-    raise_together,
-    together,
-)
-from mpicoll.train.records import Beginning, Epoch, Measures, Result, Step
+from mpicoll.train.ranks.guarded import GuardedWorkers
+from mpicoll.train.ranks.health import LOST
+from mpicoll.train.ranks.members import Members
+from mpicoll.train.ranks.survivors import Survivors
+from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError, together
+from mpicoll.train.records import Result
 from mpicoll.train.schedules import Schedule
+from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
-from mpicoll.train.strategies.training import Setup, Training
+from mpicoll.train.strategies.training import Setup
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,7 +74,12 @@ def run(
     Returns:
         Parameters and history, on every rank.
 
+    Where `config.survive`, ranks may die and the others go on. A rank that did not train, because
+    it was spare, returns what the first rank does.
+
     Raises:
+        RankLost: Ranks have died so that the others cannot go on; or these have given up this
+            process, which was stopped for too long.
         TrainingError: Data missing, ranks that disagree, gradients that are not finite in too many
             steps, or any exception of a model or of a callback; on all ranks together, also where
             one rank alone is concerned.
@@ -107,186 +104,102 @@ def run(
             lambda: dataset or load(config.dataset, config.data, config.context),
             train,
         )
+    callbacks = Callbacks(schedule, on_begin, on_step, on_epoch)
     given = dataset, model, own
+    if config.survive:
+        members = members_of(config, comm)
+        return run_on(members, config, given, measures, callbacks)
     setup, measuring = prepare(config, comm, *given, measures)
-    config, workers = setup.config, setup.workers
-    training = strategy_of(config).make(setup)
-    checkpoints = Checkpointing(setup, training)
-    stacks = Stacks(workers, config.hang_after)
-    observers: Observers | None = None
-    try:
-        if schedule is not None:
-            with together(workers, "asking the schedule"):
-                training.rates = schedules.table(schedule, training.total)
-        beginning, history = checkpoints.restore()
-        training.stamp = beginning.stamp
-        with together(workers, "opening the metrics"):
-            expected = predicted.seconds(comm, config.algorithm, training.collectives)
-            words = described_run(config, *given)
-            if setup.dataset.about:
-                words["about"] = setup.dataset.about
-            observers = Observers(config, workers, comm, expected, stacks, beginning, words)
-            if on_begin is not None:
-                on_begin(beginning)
-        workers.begin()
-        with signals.heard(partial(setattr, training, "signalled", True)):
-            loop = _Run(setup, training, checkpoints, observers, measuring)
-            views = read_only(training.weights)
-            result = loop.result(
-                beginning, history, seeing(on_step, views), seeing(on_epoch, views)
-            )
-        training.close()
-    except TrainingError:  # on all ranks together; after any other, messages may be under way
-        training.close(failed=True)
-        if observers is not None:
-            observers.free()
-        raise
-    finally:
-        if observers is not None:
-            observers.close()
-        checkpoints.close()
-        stacks.close()
-    observers.free()
-    return replace(result, communicated=observers.communicated, predicted=expected)
+    attempt = Attempt(setup, measuring, callbacks, described(setup.config, *given))
+    with signals.heard(attempt.hear):
+        return attempt.run()
 
 
-class _Run:
-    """The epochs of a run."""
+Given = tuple[Dataset | None, Model | None, Optimizer | None]
 
-    def __init__(
-        self,
-        setup: Setup,
-        training: Training,
-        checkpoints: Checkpointing,
-        observers: Observers,
-        measuring: Measuring,
-    ) -> None:
-        self._config, self._workers, self._measuring = setup.config, setup.workers, measuring
-        self._training, self._checkpoints, self._observers = training, checkpoints, observers
-        self._after_epochs = ["train"] if self._config.evaluate_train else []
-        if setup.dataset.held_out is not None:
-            self._after_epochs.append(setup.dataset.held_out)
 
-    def result(
-        self,
-        beginning: Beginning,
-        history: list[Epoch],
-        on_step: Callback | None,
-        on_epoch: Callback | None,
-    ) -> Result:
-        """Train until a stop rule holds, from a place in an epoch on."""
-        training, config = self._training, self._config
-        self._history = history
-        number, position = beginning.epoch, beginning.position
-        stopped: str | None = None
-        self._observers.compare_clocks()
-        while stopped is None:
-            if number > config.epochs:
-                stopped = "epochs"
-                break
-            if config.steps is not None and training.number >= config.steps:
-                stopped = "steps"
-                break
-            with np.errstate(over="ignore", invalid="ignore"):  # reported by rank and step instead
-                epoch, position = self._epoch(number, position, on_step)
-            if epoch is None:
-                self._checkpoints.save(number, position, history)
-                stopped = "signal"
-                break
-            history.append(epoch)
-            self._note(on_epoch, epoch)
-            self._observers.compare_clocks()
-            stopped = self._reason(epoch)
-            complete = position == training.sampler.steps
-            if config.checkpoint_every is None or stopped is not None:
-                self._checkpoints.save(number + complete, 0 if complete else position, history)
-            number, position = number + 1, 0
-        raise_together(self._workers, "a callback", training.failure)  # that of the last epoch
-        return Result(
-            arrays.hosted(training.weights.views),
-            tuple(history),
-            training.number,
-            beginning,
-            stopped,
-            {} if stopped == "signal" else self._test(history),
-            buffers=arrays.hosted(training.buffers.views),
+def members_of(config: Config, comm: MPI.Intracomm | None) -> Members:
+    """The ranks of a run that outlives some of them; collective.
+
+    Raises:
+        TrainingError: It cannot; with the reason and the remedy, the same on all ranks.
+        RankLost: A rank has died.
+    """
+    if comm is None:
+        raise TrainingError(
+            "survive is of the ranks of a communicator, and there is none: give comm, or leave "
+            "survive out"
         )
 
-    def _test(self, history: list[Epoch]) -> Measures:
-        """Measures of the test set at the end; those of the last epoch, where it has them."""
-        if history and history[-1].test:
-            return history[-1].test
-        views = self._training.evaluated()
-        found, _ = self._measuring.measure(("test",), views, "measuring the test set")
-        return found.get("test", {})
+    def make(among: MPI.Intracomm) -> AllReduceWorkers:
+        if strategy_of(config).notices_deaths:
+            return Survivors(among, placement.titles(config, among.Get_size()))
+        return GuardedWorkers(among, config.algorithm)
 
-    def _reason(self, epoch: Epoch) -> str | None:
-        config = self._config
-        if self._training.stop:
-            return "asked"
-        found = epoch.held_out
-        if config.target_loss is not None and found["loss"] <= config.target_loss:
-            return "target loss"
-        if config.target_accuracy is not None and found["accuracy"] >= config.target_accuracy:
-            return "target accuracy"
-        return "steps" if self._training.number == config.steps else None
+    return Members(comm, make, config.spares)
 
-    def _note(self, callback: Callback | None, record: Step | Epoch) -> None:
-        """Write a record down and show it to the user's function.
 
-        What goes wrong is told to the other ranks with the next sum.
-        """
-        try:
-            self._observers.add(record)
-            if callback is not None:
-                self._training.asked |= callback(record) is True
-        except Exception as error:
-            self._training.failure = error
+def run_on(
+    members: Members,
+    config: Config,
+    given: Given,
+    measures: Sequence[Measure] | None,
+    callbacks: Callbacks,
+) -> Result:
+    """Train as `run` does, also when some of the members die; collective.
 
-    def _epoch(
-        self, number: int, position: int, on_step: Callback | None
-    ) -> tuple[Epoch | None, int]:
-        """Make the steps of an epoch (counted from 1) that are left, and measure where they led.
+    Args:
+        members: The ranks.
+        config: What to do.
+        given: Data, model and optimizer that the program brings.
+        measures, callbacks: As of `run`.
 
-        Returns:
-            The epoch, or None if a signal ended it; steps made in it.
-        """
-        training = self._training
-        training.compute[:] = 0
-        if not position:
-            training.losses[:] = 0
-        skipped, exposed = training.skipped, 0.0
-        start = time.perf_counter()
-        for step in training.steps(number, position):
-            exposed += step.exposed + step.waiting
-            self._note(on_step, step)
-            if self._checkpoints.is_due() and not training.stop:
-                self._checkpoints.save(number, training.position, self._history)
-        position = training.position
-        if training.interrupted:
-            return None, position
-        seconds = time.perf_counter() - start
-        share = exposed / seconds
-        return self._measure(number, seconds, share, training.skipped - skipped), position
+    Raises:
+        RankLost, TrainingError: As `run`.
+    """
+    workers = None if members.sleeps else members.workers
+    comm = None if members.sleeps else members.comm
+    # What depends on the number of ranks stays as it is with those that there are at the start.
+    with together(members.workers, "sharing out the ranks"):
+        count = config.worker_count(members.places)
+    config = config.for_ranks(count)
+    setup, measuring = prepare(config, comm, *given, measures, workers)
+    words = described(setup.config, *given)
+    attempt: Attempt | None = None
 
-    def _measure(self, number: int, seconds: float, communication: float, skipped: int) -> Epoch:
-        training = self._training
-        found, share = self._measuring.measure(
-            self._after_epochs,
-            training.evaluated(),
-            f"measuring after epoch {number}",
-            training.failure,
-            communication,
-        )
-        total, samples = training.losses.tolist()
-        return Epoch(
-            number=number,
-            loss=total / samples if samples else math.nan,
-            train=found.get("train", {}),
-            validation=found.get("validation", {}),
-            test=found.get("test", {}),
-            seconds=seconds,
-            communication=share,
-            skipped=skipped,
-            compute=tuple(training.compute.tolist()),
-        )
+    def hear() -> None:
+        if attempt is not None:
+            attempt.hear()
+
+    with signals.heard(hear):
+        death: Death | None = None
+        while True:
+            try:
+                if not members.sleeps:
+                    if death is not None:
+                        setup, measuring = _regrouped(setup, measuring, members)
+                    attempt = Attempt(setup, measuring, callbacks, words, death)
+                    result = attempt.run()
+                    return members.dismiss(result)
+                found = members.sleep()
+                if found is not None:
+                    return found
+            except LOST as error:
+                if getattr(error, "given_up", None) is not None:
+                    raise
+            noticed = time.perf_counter()
+            death = Death(members.regroup(), noticed, attempt)
+
+
+def _regrouped(setup: Setup, measuring: Measuring, members: Members) -> tuple[Setup, Measuring]:
+    """The same run on other ranks; collective.
+
+    Parameters have new memory: messages of those that have died may still arrive in the old.
+    """
+    workers = members.workers
+    config = workers.gather(setup.config)[0]
+    with together(workers, "going on with the ranks that are left"):
+        config.worker_count(workers.size)
+    weights = Flat(setup.weights.views)
+    changed: dict[str, Any] = {"config": config, "workers": workers, "comm": members.comm}
+    return replace(setup, weights=weights, **changed), measuring.on(config, workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -44,6 +45,13 @@ class Measuring:
         self._shards = config.invariant or workers.size
         self._columns = 1 + sum(measure.sums for measure in measures)
         self._rows = self._rows_at_once()
+
+    def on(self, config: Config, workers: Workers) -> Measuring:
+        """The same by other ranks."""
+        made = copy(self)
+        made._config, made._workers = config, workers
+        made._shards = config.invariant or workers.size
+        return made
 
     def measure(
         self,

@@ -6,6 +6,8 @@
                    {"event": "clock", ...}  at `local` seconds this rank's clock was `ahead` of
                                             that of rank 0
                    {"event": "epoch", ...}  what `Epoch` holds
+                   {"event": "lost", ...}   what `Loss` holds, where ranks died and the others went
+                                            on, as the next attempt
 
 Files of the other ranks hold their steps and clocks. Every line has the name of the run and the
 number of the attempt (`mpicoll.base.json_lines`). A run that goes on appends, and so does another
@@ -22,12 +24,12 @@ from typing import Any
 
 from mpicoll.base import json_lines
 from mpicoll.base.json_lines import Appender
-from mpicoll.base.locks import Lock
+from mpicoll.base.locks import Claim, Lock
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, name_of
 from mpicoll.train.models import Model
 from mpicoll.train.optimizers import Optimizer
-from mpicoll.train.records import Beginning, Epoch, Step
+from mpicoll.train.records import Beginning, Epoch, Loss, Step
 
 
 class Metrics:
@@ -40,6 +42,7 @@ class Metrics:
         config: The run's configuration, as `described` gives it.
         predicted: Seconds of communication a step, by the fitted model.
         beginning: Where the run begins.
+        after: Who held the folder before, of the same job: its place is taken.
 
     Raises:
         OSError: The file cannot be written, or another job writes to it.
@@ -53,11 +56,12 @@ class Metrics:
         config: Mapping[str, Any],
         predicted: float | None,
         beginning: Beginning,
+        after: Claim | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._first, self._stamp = rank == 0, beginning.stamp
         path = folder / f"rank-{rank}.jsonl"
-        self._lock = Lock(path) if self._first else None
+        self._lock = Lock(locked(folder), after=after) if self._first else None
         try:
             if self._first:
                 _warn_of_others(folder, beginning.run)
@@ -77,6 +81,11 @@ class Metrics:
         elif self._first:
             self._write("epoch", {**asdict(record), "straggler": record.straggler})
 
+    def add_loss(self, loss: Loss) -> None:
+        """Add what the death of ranks has cost; rank 0 alone does."""
+        if self._first:
+            self._write("lost", asdict(loss))
+
     def add_clock(self, local: float, ahead: float) -> None:
         """Add a comparison of this rank's clock with that of rank 0."""
         self._write("clock", {"local": local, "ahead": ahead})
@@ -92,6 +101,11 @@ class Metrics:
 
     def _write(self, event: str, facts: Mapping[str, Any]) -> None:
         self._file.append(self._stamp, {"event": event, **facts})
+
+
+def locked(folder: Path) -> Path:
+    """What rank 0 locks of a folder of metrics."""
+    return folder / "rank-0.jsonl"
 
 
 #: What a configuration says of the models that it names.

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from mpicoll.train.config import Config
 from mpicoll.train.driver.board import Board
-from mpicoll.train.driver.metrics import Metrics
+from mpicoll.train.driver.fence import Fence
+from mpicoll.train.driver.metrics import Metrics, locked
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import Workers
-from mpicoll.train.records import Beginning, Epoch, Step
+from mpicoll.train.records import Beginning, Epoch, Loss, Step
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -29,6 +30,7 @@ class Observers:
         stacks: What suspects a hang.
         beginning: Where the run begins.
         described: Its configuration, for the metrics.
+        before: Fence of those that wrote before a rank died; their places are taken.
 
     Raises:
         OSError: A file cannot be written.
@@ -44,6 +46,7 @@ class Observers:
         stacks: Stacks,
         beginning: Beginning,
         described: Mapping[str, Any],
+        before: Fence | None = None,
     ) -> None:
         self._comm, self._may_die = comm, workers.may_die
         self._files: list[Metrics | Board] = []
@@ -53,19 +56,37 @@ class Observers:
         if config.metrics is not None:
             rank, size = workers.rank, workers.size
             folder = Path(config.metrics)
-            self._metrics = Metrics(folder, rank, size, described, predicted, beginning)
+            after = None if before is None else before.claim(locked(folder))
+            self._metrics = Metrics(folder, rank, size, described, predicted, beginning, after)
             self._files.append(self._metrics)
         self._own: MPI.Intracomm | None = None  # of comparisons of clocks
         self._steps, self._communicated = 0, 0.0
         self._stacks = stacks
+        self._fence: Fence | None = None
 
     @property
     def communicated(self) -> float:
         """Mean seconds a step in which this rank communicated."""
         return self._communicated / max(1, self._steps)
 
+    def heed(self, fence: Fence) -> None:
+        """Write nothing from now on once the others have given up this process."""
+        self._fence = fence
+
+    def add_loss(self, loss: Loss) -> None:
+        """Write down that ranks have died."""
+        if self._metrics is not None:
+            self._metrics.add_loss(loss)
+
     def add(self, record: Step | Epoch) -> None:
-        """Tell all of a step or an epoch."""
+        """Tell all of a step or an epoch.
+
+        Raises:
+            GivenUp: The others have gone on without this process.
+            OSError: A file cannot be written.
+        """
+        if self._fence is not None:
+            self._fence.check()
         if isinstance(record, Step):
             self._steps += 1
             self._communicated += record.exposed + record.hidden

@@ -33,9 +33,15 @@ def prepare(
     model: Model | None,
     optimizer: Optimizer | None,
     measures: Sequence[Measure] | None,
+    workers: Workers | None = None,
 ) -> tuple[Setup, Measuring]:
-    """What the run is made of: fits into memory, and is the same on all ranks; collective."""
-    workers = Workers() if comm is None else placement.members(config, comm)
+    """What the run is made of: fits into memory, and is the same on all ranks; collective.
+
+    Args:
+        workers: The ranks of `comm`, where they are not as the configuration says.
+    """
+    if workers is None:
+        workers = Workers() if comm is None else placement.members(config, comm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")
     if dataset is None:
         memory.make_room(workers, memory.reading(config))
@@ -93,6 +99,11 @@ def _check(config: Config, dataset: Dataset, model: Model, measures: Sequence[Me
     """
     if config.augment is not None:
         _ = dataset.image
+    if config.survive and dataset.feed is not None:
+        raise ValueError(
+            f"survive does not go together with a loader, which gives {dataset.name} to so many "
+            "ranks as there are at the start: give the samples themselves, or leave survive out"
+        )
     if isinstance(model, Sequential):
         for _, wanted in dataset.parts.values():
             for _, piece in targets.pieces(wanted):

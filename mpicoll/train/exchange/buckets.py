@@ -127,6 +127,18 @@ class Exchange:
         """Of the last step: when each bucket started, and when its sums were found."""
         return [(start, self._ends[number]) for number, start in enumerate(self._starts)]
 
+    def spans(self, began: float) -> tuple[tuple[str, float, float], ...]:
+        """What this rank has done since the step began, in seconds after that."""
+        moments = [
+            ("compute", began, self.computed),
+            ("exchange", self.computed, self.reduced),
+            ("update", self.reduced, time.perf_counter()),
+            *((f"bucket {number}", *flight) for number, flight in enumerate(self.flights())),
+        ]
+        return tuple(
+            (name, round(start - began, 7), round(end - began, 7)) for name, start, end in moments
+        )
+
     def commit(self) -> None:
         """The step counts: transfers remember what it lost."""
         for transfer in self._transfers:

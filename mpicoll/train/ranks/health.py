@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from mpicoll import errors
 from mpicoll.train.ranks.workers import AllAlive, TrainingError
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class RankLost(TrainingError):
     """A rank has died that the run cannot do without; each rank finds out by itself."""
 
 
+#: What says that a rank has died that is needed where it was.
+LOST = (errors.RankLost, RankLost)
+
+
 class Health(AllAlive):
     """The ranks of a communicator, as far as this rank knows; nothing here is collective.
 
@@ -76,7 +81,9 @@ class Health(AllAlive):
     """
 
     def __init__(self, comm: MPI.Intracomm, titles: Sequence[str]) -> None:
-        self._comm, self._titles = comm, titles
+        from mpicoll.runtime.state import find  # starts MPI
+
+        self._comm, self._titles, self._state = comm, titles, find(comm)
         self._next = 0.0
         self._fatal: str | None = None
         self.replaces = False
@@ -94,6 +101,7 @@ class Health(AllAlive):
         if now < self._next:
             return False
         self._next = now + _PAUSE
+        self._require_place()
         found = frozenset(dead(self._comm))
         if found == self.dead:
             return False
@@ -102,6 +110,13 @@ class Health(AllAlive):
         if self._fatal is not None:
             raise RankLost(self._fatal)
         return True
+
+    def _require_place(self) -> None:
+        """Raise `mpicoll.RankLost` where the others have given up this process."""
+        alarm = None if self._state is None else self._state.alarm
+        lost = None if alarm is None else alarm.hear()
+        if lost is not None and lost.given_up is not None:
+            raise lost
 
     def _missed(self) -> str | None:
         """Why the run cannot go on, None if it can."""

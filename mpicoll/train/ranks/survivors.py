@@ -84,8 +84,8 @@ class Survivors(AllReduceWorkers):
             self._send(facts, rank)
         return facts
 
-    def broadcast(self, values: Array) -> None:
-        values[...] = self.gather(values if self.rank == 0 else None)[0]
+    def broadcast(self, values: Array, root: int = 0) -> None:
+        values[...] = self.gather(values if self.rank == root else None)[root]
 
     def sum(self, values: Array) -> None:
         found = [theirs for theirs in self.gather(values) if theirs is not None]

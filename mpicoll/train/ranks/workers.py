@@ -124,8 +124,8 @@ class Workers:
     def sum(self, values: Array) -> None:
         """Replace `values` on all ranks by their sum over the ranks."""
 
-    def broadcast(self, values: Array) -> None:
-        """Replace `values` on all ranks by those of rank 0."""
+    def broadcast(self, values: Array, root: int = 0) -> None:
+        """Replace `values` on all ranks by those of one, rank 0."""
 
     def gather(self, fact: T) -> list[T]:
         """The (small) facts of all ranks, in rank order, on all ranks."""
@@ -206,8 +206,8 @@ class AllReduceWorkers(Workers):
     def sum(self, values: Array) -> None:
         self._comm.Allreduce(self._in_place, values, op=self._operator, **self._choice)
 
-    def broadcast(self, values: Array) -> None:
-        self._comm.Bcast(values, root=0)
+    def broadcast(self, values: Array, root: int = 0) -> None:
+        self._comm.Bcast(values, root=root)
 
     def gather(self, fact: T) -> list[T]:
         return self._comm.allgather(fact)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from mpicoll.base.arrays import Array
+from mpicoll.base.json_lines import Appender, Attempt
 from mpicoll.train.optimizers import Optimizer, empty_state
 from mpicoll.train.servers.consistency import Adaptive, Consistency
 
@@ -308,3 +310,12 @@ class ShardRange:
     rank: int
     start: int
     end: int
+
+
+def write_trace(path: Path, shard: Shard, stamp: Attempt) -> None:
+    """Add what a shard has granted, and when, to a file."""
+    with Appender(path) as file:
+        for event in shard.trace:
+            file.append(stamp, asdict(event))
+        for change in shard.adaptive.changes if shard.adaptive else ():
+            file.append(stamp, {"kind": "change", **asdict(change)})

@@ -8,7 +8,8 @@ from mpicoll.train.exchange import transfers, tree, wire
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers
-from mpicoll.train.strategies.lockstep import Mixing, Trainer
+from mpicoll.train.strategies.lockstep import Trainer
+from mpicoll.train.strategies.mixing import Mixing
 from mpicoll.train.strategies.protocol import Strategy
 from mpicoll.train.strategies.training import Setup
 
@@ -16,7 +17,7 @@ from mpicoll.train.strategies.training import Setup
 class AllReduce(Strategy):
     """Gradients are all-reduced; what differs in other strategies in lockstep is in methods."""
 
-    takes = frozenset({"wire", "invariant", "deterministic", "balance"})
+    takes = frozenset({"wire", "invariant", "deterministic", "balance", "survive"})
     in_lockstep = True
     #: Whether each rank updates a part of the parameters.
     _sharded = False
@@ -75,8 +76,16 @@ class AllReduce(Strategy):
 class Zero1(AllReduce):
     """Each rank updates a part, and keeps the optimizer's arrays for that part alone."""
 
-    takes = frozenset({"balance"})
+    takes = frozenset({"balance", "survive"})
     _sharded = True
+
+    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+        """As of all-reduce; with copies of two steps and two ranks, if a rank may die."""
+        needed = super().memory(config, rank, ranks, weights)
+        if config.survive:
+            part = -(-weights.vector.nbytes // ranks)
+            needed["copies of parts"] = 4 * (1 + slots(config)) * part
+        return needed
 
     def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
         return -(-weights.vector.nbytes // ranks)

@@ -18,7 +18,7 @@ from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.strategies.allreduce import AllReduce
-from mpicoll.train.strategies.lockstep import Mixing, average
+from mpicoll.train.strategies.mixing import Mixing, average
 
 
 class PeriodicAverage(Mixing):
@@ -58,11 +58,11 @@ class Gossip(Mixing):
     def mix(self, step: int, weights: Array, state: Sequence[Array]) -> None:
         distances = self._distances(step)
         received = np.empty_like(weights)
-        own = weights.copy()
+        total = weights.copy()
         for distance in distances:
-            self._workers.shift(own, received, distance)
-            weights += received
-        weights /= 1 + len(distances)
+            self._workers.shift(weights, received, distance)
+            total += received
+        weights[...] = total / (1 + len(distances))
 
     def _distances(self, step: int) -> tuple[int, ...]:
         size = self._workers.size
@@ -76,7 +76,7 @@ class Gossip(Mixing):
 class _Apart(AllReduce):
     """What strategies have in common in which each rank updates parameters of its own."""
 
-    takes = frozenset[str]()
+    takes = frozenset({"survive"})
     in_lockstep = False
 
     def check(self, config: Config) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,30 +27,18 @@ from mpicoll.train.exchange.layer_sums import LayerSums, PeerFailed
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.groups import part_of
 from mpicoll.train.models import sums_of
-from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, together
+from mpicoll.train.ranks.workers import TrainingError, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
-from mpicoll.train.strategies.training import Saved, Setup, Training
+from mpicoll.train.strategies.copies import Copies
+from mpicoll.train.strategies.mixing import Mixing, average
+from mpicoll.train.strategies.training import Held, Piece, Saved, Setup, Training
 
 #: What a checkpoint holds beside arrays.
 _COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
 # Places in the header of an exchange; the seconds each rank computed come after them, then the loss
 # of each part of the batch. Who has nothing to say of a place leaves a zero: sums are exact.
 _FAILED, _NOT_FINITE, _STOP, _SIGNAL, _COMPUTE = range(5)
-
-
-class Mixing(Protocol):
-    """What happens to the parameters after each update; collective."""
-
-    def mix(self, step: int, weights: Array, state: Sequence[Array]) -> None:
-        """After a step, counted from 1: change parameters and the optimizer's arrays in place."""
-
-
-def average(workers: Workers, arrays: Sequence[Array]) -> None:
-    """Replace arrays by their means over the ranks."""
-    for array in arrays:
-        workers.sum(array)
-        array /= workers.size
 
 
 class Trainer(Training):
@@ -73,24 +62,27 @@ class Trainer(Training):
         parts = config.invariant or workers.size
         own = tree.shards_of(workers.rank, workers.size, parts)
         # Virtual shards are by themselves, so that it does not matter where they are computed.
-        alone = config.invariant is not None or workers.size == 1 or mixing is not None
+        self.apart = mixing is not None
+        alone = config.invariant is not None or workers.size == 1 or self.apart
         self._layer_sums = None if alone else LayerSums(workers, sums_of(setup.model))
-        super().__init__(setup, own.start, parts, len(own), self._layer_sums)
+        kept = None if self.apart else parts
+        super().__init__(setup, own.start, parts, len(own), self._layer_sums, kept)
         assert not isinstance(config.bucket, str)  # it is resolved
         self._parts = slice(own.start, own.stop)
         self._gradients = self._source.flat
         self._sharded, self._mixing = sharded, mixing
+        rows = self.buffers.rows
+        ends = np.cumsum([_COMPUTE, workers.size, parts, 0 if rows is None else rows.size])
         self._exchange = Exchange(
             workers,
             self._gradients,
             config.bucket,
-            _COMPUTE + workers.size + parts,
+            int(ends[-1]),
             transfer,
             self._gradients.vector if config.invariant is None else self._source.rows,
         )
-        header = self._exchange.header
-        self._computed = header[_COMPUTE : _COMPUTE + workers.size]
-        self._losses = header[_COMPUTE + workers.size :]
+        _, self._computed, self._losses, told = np.split(self._exchange.header, ends[:-1])
+        self._told = None if rows is None else told.reshape(rows.shape)
         self._balance = Balance(workers.size) if config.balance == "speed" else None
         self._sharing = (
             [workers.plan_share(weights.vector[s:e]) for s, e in self._exchange.bounds]
@@ -101,6 +93,22 @@ class Trainer(Training):
         self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
         self._states = split(self._state, self._exchange.owned)
         self._optimizers = [part_of(self._optimizer, *span) for span in self._exchange.owned]
+        self._copies = (
+            Copies(workers, self._owned(), weights.vector.dtype)
+            if sharded and config.survive
+            else None
+        )
+
+    def _owned(self) -> list[Piece]:
+        """The parts of vectors that this rank updates, as pieces of `Held`."""
+        return [
+            (kind, start, values)
+            for (start, end), state in zip(self._exchange.owned, self._states, strict=True)
+            for kind, values in (
+                ("parameter", self.weights.vector[start:end]),
+                *((f"state/{slot}", values) for slot, values in state.items()),
+            )
+        ]
 
     @property
     def collectives(self) -> list[tuple[str, int]]:
@@ -120,17 +128,16 @@ class Trainer(Training):
             self._layer_sums.free()
         for plan in self._sharing:
             plan.Free()
+        if self._copies is not None:
+            self._copies.free()
 
     def counters(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _COUNTERS}
 
-    def _kept(self) -> Iterator[tuple[str, int, Array]]:
+    def _kept(self) -> Iterator[Piece]:
         first = self._workers.rank == 0
         if self._sharded or first:
-            for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
-                yield "parameter", start, self.weights.vector[start:end]
-                for slot, values in state.items():
-                    yield f"state/{slot}", start, values
+            yield from self._owned()
         for start, residual in self._exchange.residuals():
             # What the ranks have lost, they have lost together.
             lost = residual.copy()
@@ -157,6 +164,35 @@ class Trainer(Training):
         for name in _COUNTERS:
             setattr(self, name, counters[name])
 
+    def held(self) -> list[Held]:
+        if self._copies is not None:
+            return [*self._copies.held(self.number, self.facts()), *super().held()]
+        pieces = self._owned()
+        if self.buffers.rows is not None:
+            pieces.append(("buffers", 0, self.buffers.rows.reshape(-1)))
+        return [Held(self.number, self.facts(), pieces), *super().held()]
+
+    def begin(self) -> None:
+        self._keep_copies()
+
+    def _keep_copies(self) -> None:
+        if self._copies is not None:
+            rows = self.buffers.rows
+            whole = [] if rows is None else [("buffers", 0, rows.reshape(-1).copy())]
+            self._copies.keep(Held(self.number, self.facts(), whole))
+
+    def put(self, kind: str, values: Array) -> None:
+        if kind == "parameter":
+            self.weights.vector[...] = values
+            self._take_over()
+        elif kind == "buffers":
+            assert self.buffers.rows is not None
+            self.buffers.put(values.reshape(-1, self.buffers.rows.shape[1]))
+        else:
+            slot = kind.removeprefix("state/")
+            for (start, end), state in zip(self._exchange.owned, self._states, strict=True):
+                state[slot][...] = values[start:end]
+
     def _restore_residual(self, saved: Saved, start: int, residual: Array) -> None:
         """Give each rank an even share of what was lost; nothing, if nothing is known of it."""
         residual[...] = 0.0
@@ -169,15 +205,19 @@ class Trainer(Training):
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
         self.position = done
-        for samples in self._source.batches(epoch, done):
-            self.position += 1
-            yield self.step(samples, epoch, self.position)
-            if self.stop or self.number == self._config.steps:
+        # What was to stop may go on after the death of a rank.
+        left = () if self._is_over() else self._source.batches(epoch, done)
+        for samples in left:
+            yield self.step(samples, epoch, self.position + 1)
+            if self._is_over():
                 break
         if self._mixing is not None:
             # Measurements and checkpoints are of one set of parameters.
             average(self._workers, self._mixed())
             self._take_over()
+
+    def _is_over(self) -> bool:
+        return self.stop or self.number == self._config.steps
 
     def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
         """Train on a global batch.
@@ -211,6 +251,8 @@ class Trainer(Training):
             failure = failure or source.failure(loss)
         elif failure is None:
             self._losses[self._parts] = source.losses
+        if self._told is not None:
+            self.buffers.tell(self._told)
         header[_STOP] = self.asked
         header[_SIGNAL] = self.signalled
         self._computed[self._workers.rank] = mine
@@ -218,26 +260,18 @@ class Trainer(Training):
         if header[_FAILED]:
             raise_together(self._workers, where, failure)
 
-        self.number += 1
-        self.interrupted = bool(header[_SIGNAL])
-        self.stop = bool(header[_STOP]) or self.interrupted
-        lr = self.rate(self.number)
         scale = self.scale
         norm, finite = self._norm()
         skipped = bool(header[_NOT_FINITE]) or not finite
-        if skipped:
-            self._skip(where, failure)
-        else:
-            self._update(lr, norm)
-        if self._mixing is not None:
-            weights, *state = self._mixed()
-            self._mixing.mix(self.number, weights, state)
-            self._take_over()
+        # From here on the step counts on this rank, whoever dies: nobody is awaited in between.
+        self.number += 1
+        self.position = position
+        self.interrupted = bool(header[_SIGNAL])
+        self.stop = bool(header[_STOP]) or self.interrupted
+        lr = self.rate(self.number)
         self._watch_scale(skipped)
-        self._compare_parameters(where)
         computed = self._computed
         self.compute += computed
-        self._share_out(len(samples), computed)
         loss = float(tree.total_of_shards(self._losses)) / scale  # of the global batch
         if header[_NOT_FINITE]:
             loss = math.nan
@@ -245,7 +279,7 @@ class Trainer(Training):
             self.losses += loss * len(samples), len(samples)
         exposed = exchange.reduced - exchange.computed + source.summing
         waiting = min(exposed, float(computed.max()) - mine)
-        return Step(
+        self.last = Step(
             number=self.number,
             epoch=epoch,
             position=position,
@@ -260,8 +294,28 @@ class Trainer(Training):
             slowest=int(computed.argmax()),
             loading=source.loading,
             began=start,
-            spans=_spans(exchange, start),
         )
+        if skipped:
+            self.buffers.undo()
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+        else:
+            self._update(lr, norm, scale)
+            if self._told is not None:
+                self.buffers.told(self._told)
+        self._keep_copies()
+        if skipped:
+            self._check_skips(where, failure)
+        else:
+            self._share()
+        if self._mixing is not None:
+            weights, *state = self._mixed()
+            self._mixing.mix(self.number, weights, state)
+            self._take_over()
+        self._compare_parameters(where)
+        self._share_out(len(samples), computed)
+        self.before = None
+        return replace(self.last, spans=exchange.spans(start))
 
     def _share_out(self, samples: int, computed: Array) -> None:
         """A step was made: give each rank a share of the next ones that follows its speed."""
@@ -288,9 +342,9 @@ class Trainer(Training):
             self._workers.sum(facts)
         return math.sqrt(facts[1]) / self.scale if facts[1] >= 0 else math.nan, facts[0] == 0
 
-    def _update(self, lr: float, norm: float) -> None:
+    def _update(self, lr: float, norm: float, scale: float) -> None:
         config, gradients = self._config, self._gradients.vector
-        factor = 1.0 / self.scale
+        factor = 1.0 / scale
         if self._mixing is not None:
             factor *= self._workers.size
         if config.clip is not None and norm > config.clip:
@@ -304,21 +358,22 @@ class Trainer(Training):
             weights = self.weights.vector[start:end]
             optimizer.update(weights, part, state, lr, self.updates)
         self._exchange.commit()
+        self.skipped_in_a_row = 0
+
+    def _share(self) -> None:
+        """Give each rank the parameters that others have updated."""
         for plan in self._sharing:
             plan.Start()
         for plan in self._sharing:
             plan.Wait()
         self._take_over()
-        self.skipped_in_a_row = 0
 
     def _mixed(self) -> list[Array]:
         """Parameters, then the optimizer's arrays."""
         return [self.weights.vector, *self._state.values()]
 
-    def _skip(self, where: str, failure: Exception | None) -> None:
-        self.skipped += 1
-        self.skipped_in_a_row += 1
-        self.buffers.undo()
+    def _check_skips(self, where: str, failure: Exception | None) -> None:
+        """Raise on all ranks if too many steps in a row were skipped."""
         if self.skipped_in_a_row <= self._config.skip_limit:
             return
         # The sum may overflow where no rank's own gradient does.
@@ -343,16 +398,3 @@ class Trainer(Training):
                         "0: a rank changed its parameters, or its sums have other bits; give an "
                         "algorithm that gives all ranks the same bits, such as ring"
                     )
-
-
-def _spans(exchange: Exchange, began: float) -> tuple[tuple[str, float, float], ...]:
-    """What this rank has done since the step began, in seconds after that."""
-    moments = [
-        ("compute", began, exchange.computed),
-        ("exchange", exchange.computed, exchange.reduced),
-        ("update", exchange.reduced, time.perf_counter()),
-        *((f"bucket {number}", *flight) for number, flight in enumerate(exchange.flights())),
-    ]
-    return tuple(
-        (name, round(start - began, 7), round(end - began, 7)) for name, start, end in moments
-    )

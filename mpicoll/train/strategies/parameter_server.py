@@ -20,6 +20,7 @@ from mpicoll.train.strategies.training import Setup, Training
 class ParameterServer(Strategy):
     """Workers push gradients to servers and pull parameters."""
 
+    takes = frozenset({"survive"})
     notices_deaths = True
 
     def check(self, config: Config) -> None:

@@ -15,7 +15,7 @@ class Strategy(ABC):
 
     Attributes:
         takes: Options of `Config` that it goes together with, of those that others do not: `wire`
-            (other than full), `invariant`, `deterministic` and `balance`.
+            (other than full), `invariant`, `deterministic`, `balance` and `survive`.
         in_lockstep: Whether all ranks compute each step together, so that a model may ask for sums
             over them in the middle of it.
         notices_deaths: Whether ranks that wait look who is alive, rather than being inside a

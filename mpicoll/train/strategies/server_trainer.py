@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.base.arrays import Array, put
-from mpicoll.base.json_lines import Appender, Attempt
 from mpicoll.train.groups import part_of
-from mpicoll.train.ranks.health import RankLost
+from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.waiting import time_limit, wait_until
 from mpicoll.train.ranks.workers import raise_together, together
 from mpicoll.train.records import Step
@@ -32,12 +30,15 @@ from mpicoll.train.servers import consistency
 from mpicoll.train.servers.client import Client, Listener
 from mpicoll.train.servers.replica import Replica
 from mpicoll.train.servers.server import Server
-from mpicoll.train.servers.shard import Push, Shard
+from mpicoll.train.servers.shard import Push, Shard, write_trace
 from mpicoll.train.strategies import placement
-from mpicoll.train.strategies.training import Saved, Setup, Training
+from mpicoll.train.strategies.training import Held, Piece, Saved, Setup, Training
 
 #: What a checkpoint holds of the run's counters; the others are as at the start.
 _COUNTERS = ("number", "updates", "skipped", "scale", "good")
+
+
+_ABANDONED: list[Training] = []  # messages from before a death may still arrive there
 
 
 class ServerTrainer(Training):
@@ -51,7 +52,7 @@ class ServerTrainer(Training):
         config, workers, weights = setup.config, setup.workers, setup.weights
         rank, size = workers.rank, workers.size
         count = config.worker_count(size)
-        super().__init__(setup, min(rank, count - 1), count)
+        super().__init__(setup, min(rank, count - 1), count, rows=1)
         assert setup.comm is not None
         self._comm, self._limit = workers.link(), time_limit(setup.comm)
         self._model = consistency.parse(config.consistency)
@@ -64,6 +65,8 @@ class ServerTrainer(Training):
         self._servers = {number: self._make_server(number) for number in own}
         self._client = self._make_client(own) if rank < count else None
         self._traced = False
+        self._clock = 0
+        self._whole: Held | None = None
         workers.meanwhile = self._serve
 
     def close(self, failed: bool = False) -> None:
@@ -88,7 +91,7 @@ class ServerTrainer(Training):
         for number, server in self._servers.items():
             if self._shards[number].rank == self._workers.rank:
                 name = f"shard-{first + number}.jsonl"
-                _write_trace(Path(self._config.metrics) / name, server.shard, self.stamp)
+                write_trace(Path(self._config.metrics) / name, server.shard, self.stamp)
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
         first = self.number
@@ -111,12 +114,13 @@ class ServerTrainer(Training):
                     break
                 try:
                     step = self._step(samples, epoch, done + clock - first + 1, clock, started)
-                except RankLost:
+                except LOST:
                     raise
                 except Exception as error:
                     failure = error
                     break
                 clock += 1
+                self._clock = clock
                 mine += step.compute
                 if not math.isnan(step.loss):
                     share = self._source.share(samples)
@@ -128,6 +132,10 @@ class ServerTrainer(Training):
         wait_until(lambda: all(s.over() for s in servers), self._serve, self._limit)
         self._agree(f"epoch {epoch}", clock, mine, losses, failure)
         self.position = done + self.number - first
+        self._keep()
+        if self.before is not None:
+            _ABANDONED.append(self.before)
+            self.before = None
 
     def counters(self) -> dict[str, Any]:
         # The same as in lockstep.
@@ -147,6 +155,50 @@ class ServerTrainer(Training):
         self._put(None, 0, self.weights.vector)
         for name in _COUNTERS:
             setattr(self, name, counters[name])
+        self._tell_servers()
+
+    @property
+    def made(self) -> int:
+        return max(self.number, self._clock)
+
+    def begin(self) -> None:
+        self._keep()
+
+    def held(self) -> list[Held]:
+        # Counters change in an epoch, which is made again; what else there is changes at its end.
+        whole = self._whole
+        if whole is None:
+            return super().held()
+        return [Held(whole.number, self.facts() | whole.facts, whole.pieces), *super().held()]
+
+    def _keep(self) -> None:
+        """Copy what this rank holds at the end of an epoch, when all pushes are drained."""
+        if not self._config.survive:
+            return
+        pieces: list[Piece] = [("parameter", 0, self.weights.vector.copy())]
+        self.buffers.average()
+        if self.buffers.rows is not None:
+            pieces.append(("buffers", 0, self.buffers.rows[0].copy()))
+        for number, server in self._servers.items():
+            start, state = self._shards[number].start, server.shard.state
+            pieces += [(f"state/{slot}", start, state[slot].copy()) for slot in self.slots]
+        self._whole = Held(self.number, {"counters": self.counters()}, pieces)
+
+    def put(self, kind: str, values: Array) -> None:
+        if kind == "buffers":
+            self.buffers.put(values.reshape(1, -1))
+        elif kind == "parameter":
+            self.weights.vector[...] = values
+            self._take_over()
+            self._put(None, 0, values)
+        else:
+            self._put(kind.removeprefix("state/"), 0, values)
+
+    def go_on(self, facts: Mapping[str, Any]) -> None:
+        super().go_on(facts)
+        self._tell_servers()
+
+    def _tell_servers(self) -> None:
         for server in self._servers.values():
             server.shard.updates = self.updates
             server.shard.skipped = self.skipped
@@ -345,11 +397,3 @@ class ServerTrainer(Training):
             if low < high:
                 target = server.shard.weights if slot is None else server.shard.state[slot]
                 target[low - own.start : high - own.start] = values[low - start : high - start]
-
-
-def _write_trace(path: Path, shard: Shard, stamp: Attempt) -> None:
-    with Appender(path) as file:
-        for event in shard.trace:
-            file.append(stamp, asdict(event))
-        for change in shard.adaptive.changes if shard.adaptive else ():
-            file.append(stamp, {"kind": "change", **asdict(change)})

@@ -19,7 +19,7 @@ from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks.workers import Workers, together
-from mpicoll.train.records import Step
+from mpicoll.train.records import Epoch, Step
 from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.gradients import Gradients
 
@@ -90,12 +90,32 @@ class Saved(Protocol):
         """
 
 
+#: What a vector is (`parameter`, `state/SLOT`, `buffers`), where in it a part begins, and the part.
+Piece = tuple[str, int, Array]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one rank can hand to the others, where a rank has died.
+
+    Attributes:
+        number: Steps made then.
+        facts: What else the next step depends on, as `Training.facts` gives it.
+        pieces: Parts of vectors.
+    """
+
+    number: int
+    facts: Mapping[str, Any]
+    pieces: Sequence[Piece]
+
+
 class Training(ABC):
     """The state of a run; every method is collective.
 
     Args:
         setup: The run.
         index, count, own, sums: This rank's parts of a batch, as of `Gradients`.
+        rows: As `count` of `Buffers`, where ranks may die.
 
     Attributes:
         weights: Parameters.
@@ -103,7 +123,12 @@ class Training(ABC):
         slots: Names of the arrays that the optimizer keeps.
         sampler: Global batches of a step, `accumulate` batches each.
         number: Steps made, those skipped included.
-        position: Steps made in the epoch.
+        epoch: Epoch that the next step is of, counted from 1.
+        position: Steps made in it.
+        history: Epochs that are measured.
+        last: The step made last, None before the first.
+        told: Steps made when somebody was last told of one, on this rank.
+        before: What this rank held when another one died, until the next step is made.
         updates: Steps made, those skipped left out.
         skipped, skipped_in_a_row: Steps skipped; since the last that was not.
         compute: Seconds each rank computed, since somebody set them to zero.
@@ -120,19 +145,31 @@ class Training(ABC):
     """
 
     def __init__(
-        self, setup: Setup, index: int, count: int, own: int = 1, sums: LayerSums | None = None
+        self,
+        setup: Setup,
+        index: int,
+        count: int,
+        own: int = 1,
+        sums: LayerSums | None = None,
+        rows: int | None = None,
     ) -> None:
         config, workers = self._config, self._workers = setup.config, setup.workers
         self.weights, self._optimizer = setup.weights, setup.optimizer
         self.slots = setup.optimizer.slots
         parts = range(index, index + own)
-        self.buffers = Buffers(workers, setup.buffers, parts, config.invariant)
+        outlive = rows if config.survive else None
+        self.buffers = Buffers(workers, setup.buffers, parts, config.invariant, outlive)
         self._source = Gradients(
             config, setup.dataset, setup.model, setup.weights, count, parts, self.buffers, sums
         )
         self.sampler = self._source.sampler
         self._worker_count = config.worker_count(workers.size)
         self.number = self.updates = self.skipped = self.skipped_in_a_row = self.position = 0
+        self.epoch = 1
+        self.history: list[Epoch] = []
+        self.last: Step | None = None
+        self.told = 0
+        self.before: Training | None = None
         self.compute = np.zeros(workers.size)
         self.losses = np.zeros(2)
         self.asked = self.signalled = self.stop = self.interrupted = False
@@ -222,6 +259,57 @@ class Training(ABC):
             TrainingError: An array cannot be read; on all ranks.
         """
 
+    # --- where ranks may die ---
+
+    #: Whether each rank has parameters of its own, with which it goes on where another has died.
+    apart = False
+
+    @property
+    def lengths(self) -> dict[str, int | None]:
+        """Vectors that `Held` has pieces of, and their lengths; None: by the number of ranks."""
+        length = self.weights.vector.size
+        kinds = {"parameter": length, **{f"state/{slot}": length for slot in self.slots}}
+        return kinds if self.buffers.rows is None else {**kinds, "buffers": None}
+
+    @property
+    def made(self) -> int:
+        """Steps that this rank has made, those included of which the others know nothing yet."""
+        return self.number
+
+    def facts(self) -> dict[str, Any]:
+        """What the next step depends on beside vectors."""
+        return {
+            "counters": self.counters(),
+            "epoch": self.epoch,
+            "position": self.position,
+            "losses": self.losses.copy(),
+            "stop": self.stop,
+            "interrupted": self.interrupted,
+            "history": tuple(self.history),
+            "last": self.last,
+            "stamp": self.stamp,
+        }
+
+    def held(self) -> list[Held]:
+        """What this rank can hand to the others: first of the last step, then of steps before."""
+        return [] if self.before is None else self.before.held()
+
+    def begin(self) -> None:  # noqa: B027 - most have nothing to do
+        """The state is there, and the first step of these ranks comes next."""
+
+    def put(self, kind: str, values: Array) -> None:
+        """Take over a whole vector of `Held`, as far as this rank keeps it; not collective."""
+        raise NotImplementedError
+
+    def go_on(self, facts: Mapping[str, Any]) -> None:
+        """Take over what `facts` says; to be called after `put`."""
+        for name, value in facts["counters"].items():
+            setattr(self, name, value)
+        self.losses[:] = facts["losses"]
+        self.history = list(facts["history"])
+        for name in ("epoch", "position", "stop", "interrupted", "last", "stamp"):
+            setattr(self, name, facts[name])
+
     @abstractmethod
     def close(self, failed: bool = False) -> None:
         """The run is over: write down what is to be left of it, and free what the ranks made.
@@ -264,7 +352,7 @@ class Training(ABC):
             self.scale, self.good = min(_HIGHEST, self.scale * 2), 0
 
     @abstractmethod
-    def _kept(self) -> Iterator[tuple[str, int, Array]]:
+    def _kept(self) -> Iterator[Piece]:
         """What this rank keeps of vectors laid out as the parameters are.
 
         All ranks iterate to the end, together.
@@ -284,7 +372,7 @@ class Training(ABC):
         self.buffers.assign(self.buffers.views)
         self._take_over()
 
-    def _restored(self, saved: Saved) -> Iterator[tuple[str, int, Array]]:
+    def _restored(self, saved: Saved) -> Iterator[Piece]:
         """Restore the model; then yield, on all ranks, the optimizer's arrays one at a time.
 
         Yields:

@@ -1,0 +1,137 @@
+"""Started on several ranks: a training in which some of them die, and the others go on.
+
+The argument is a JSON object: ``tests``, this folder's parent; ``changes`` of the configuration;
+``deaths``, a list of [rank, how, where, times]: the rank dies when it is about to call a function
+of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds], in whatever it does then,
+counted from its first step; ``batch norm``; ``command``: as ``mpicoll train`` does.  Each rank that
+is left prints what it has found, and the first how far that is from one process.
+"""
+
+# ruff: noqa: E402 - threads are limited before NumPy is loaded
+
+import json
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+import zlib
+
+from mpicoll.train import threads
+
+threads.limit_blas_threads()
+
+import numpy as np
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll.comm import exit_on_exception
+from mpicoll.train import Config, Sequential, data, main, run
+from mpicoll.train.models import BatchNorm, Dense, ReLU
+
+JOB = json.loads(sys.argv[1])
+sys.path[:0] = [JOB["tests"]]
+from clouds import clouds
+
+#: Seconds for which a process is stopped: longer than the limit of the detector.
+STOPPED = 3
+
+
+def die(how):
+    if how == "exit":
+        os._exit(3)
+    if how == "exception":
+        raise OSError("the disk is full")
+    if how == "stop":
+        mine = str(os.getpid())
+        subprocess.Popen(["sh", "-c", f"sleep {STOPPED}; kill -CONT {mine}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prepare_to_die(how, where, times):
+    path, _, name = where.rpartition(".")
+    owner = pkgutil.resolve_name(f"mpicoll.train.{path}")
+    before = getattr(owner, name)
+
+    def dying(*arguments, **named):
+        nonlocal times
+        times -= 1
+        if not times:
+            die(how)
+        return before(*arguments, **named)
+
+    setattr(owner, name, dying)
+
+
+def model():
+    if not JOB.get("batch norm"):
+        return None
+    local = JOB["batch norm"] == "local"
+    return Sequential((12,), [Dense(12, 8), BatchNorm(8, local=local), ReLU(), Dense(8, 4)])
+
+
+def checksum(result):
+    arrays = {**result.parameters, **result.buffers}
+    return zlib.crc32(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
+
+
+def difference(result, reference):
+    """Of arrays, of the largest value of each."""
+    return max(
+        float(np.abs(array - reference.parameters[name]).max() / np.abs(array).max())
+        for name, array in result.parameters.items()
+    )
+
+
+@exit_on_exception()
+def start(config):
+    comm = mpicoll.Intracomm(MPI.COMM_WORLD, survive=True)
+    victim, seconds = JOB.get("after") or (None, 0)
+    steps, epochs = [], []
+
+    def on_step(step):
+        if comm.rank == victim and not steps:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, seconds + 1e-6)
+        steps.append(step.number)
+
+    result = run(
+        config,
+        comm,
+        dataset=clouds(),
+        model=model(),
+        on_step=on_step,
+        on_epoch=lambda epoch: epochs.append(epoch.number),
+    )
+    found = {
+        "rank": comm.rank,
+        "lost": [[list(loss.ranks), loss.step, loss.repeated, loss.left] for loss in result.lost],
+        "from": [loss.checkpoint for loss in result.lost],
+        "seconds": [loss.seconds for loss in result.lost],
+        "steps": result.steps,
+        "seen": [steps, epochs],
+        "loss": result.history[-1].loss,
+        "bits": checksum(result),
+    }
+    if comm.rank == min(
+        set(range(comm.size)) - {rank for loss in result.lost for rank in loss.ranks}
+    ):
+        places = comm.size - config.spares
+        reference = run(config.alone(places), dataset=clouds(), model=model())
+        found["difference"] = difference(result, reference)
+        found["expected"] = checksum(reference), reference.history[-1].loss
+    print(json.dumps(found), flush=True)
+    comm.leave()
+
+
+for rank, *death in JOB["deaths"]:
+    if MPI.COMM_WORLD.rank == rank:
+        prepare_to_die(*death)
+options = {"dataset": "digits", "dtype": "float64", "batch": 10, "epochs": 4, "survive": True}
+config = Config(**{**options, **JOB["changes"]})
+if JOB.get("command"):
+    data.DATASETS["digits"] = clouds
+    sys.exit(main(config, mpicoll.Intracomm(MPI.COMM_WORLD)))
+start(config)

@@ -1,0 +1,273 @@
+"""Trainings in which ranks die: the others go on, and learn what all would have learnt."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import launch
+import pytest
+
+HERE = Path(__file__).parent
+FAULT_TOLERANT = ("--with-ft", "ulfm")
+#: Who is stopped is given up after a second.
+DETECTOR = (
+    *("--mca", "mpi_ft_detector", "true", "--mca", "mpi_ft_detector_period", "0.2"),
+    *("--mca", "mpi_ft_detector_timeout", "1", "--mca", "mpi_ft_propagator_with_rbcast", "true"),
+)
+STEP, SUMS = "strategies.lockstep.Trainer.step", "exchange.buckets.Exchange.finish"
+UPDATE, SHARE = "strategies.lockstep.Trainer._update", "strategies.lockstep.Trainer._share"
+EVALUATION = "driver.measuring.Measuring.measure"
+SAVE = "driver.array_files.write"
+RECOVERY = "driver.recovery.recover"
+STEPS = 44  # of clouds: 101 samples in batches of 10, four epochs
+
+ulfm = pytest.mark.skipif(
+    "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
+)
+pytestmark = [ulfm, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def train(mpirun):
+    """Train on so many ranks, of which some die; what the program prints, by rank."""
+
+    def start(ranks, deaths=(), changes=None, transport="auto", options=(), limit=80, **job):
+        job = {
+            "tests": str(launch.ROOT / "tests"),
+            "deaths": list(deaths),
+            "changes": changes or {},
+            **job,
+        }
+        done = mpirun(
+            ranks,
+            HERE / "surviving.py",
+            json.dumps(job),
+            options=(*FAULT_TOLERANT, *options),
+            environment={"MPICOLL_TRANSPORT": transport},
+            limit=limit,
+        )
+        _, started = mpirun.running[-1]
+        assert not [path for path in started.shared_memory if os.path.exists(path)]
+        return done
+
+    return start
+
+
+def results(done):
+    found = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    assert found, done.err
+    return {each["rank"]: each for each in found}, done.err
+
+
+def check(found, err, dead, ranks=4, exact=False, strategy="allreduce", epochs=4):
+    """All others are there, and have what one process has."""
+    assert set(found) == set(range(ranks)) - set(dead), err
+    first, total = found[min(found)], STEPS * epochs // 4
+    assert {rank for lost, *_ in first["lost"] for rank in lost} <= set(dead), err
+    assert {each["steps"] for each in found.values()} == {total}
+    assert len({each["bits"] for each in found.values()}) == 1
+    if strategy in ("allreduce", "zero1"):
+        assert first["difference"] <= 1e-12
+    assert all(repeated <= 1 for _, _, repeated, _ in first["lost"])
+    if exact:
+        assert [first["bits"], first["loss"]] == first["expected"]
+    # Callbacks see every step and epoch once; but those that are made again.
+    for each in found.values():
+        steps, seen = each["seen"]
+        again = sum(repeated for _, _, repeated, _ in each["lost"])
+        assert sorted(set(steps)) == list(range(1, total + 1))
+        assert len(steps) <= total + again
+        assert seen == list(range(1, epochs + 1))
+
+
+# --- a few of all ways to die ---
+
+
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "changes", "transport"),
+    [
+        (4, [[2, "kill", SUMS, 7]], {"invariant": 8}, "auto"),
+        (4, [[0, "kill", STEP, 5], [1, "exception", EVALUATION, 2]], {}, "mpi"),
+        (4, [[1, "kill", UPDATE, 9], [3, "kill", SHARE, 20]], {"strategy": "zero1"}, "auto"),
+        (4, [[0, "kill", STEP, 15], [2, "kill", RECOVERY, 1]], {"optimizer": "adam"}, "auto"),
+    ],
+    ids=["invariant", "rank 0 and evaluation", "zero1", "recovery"],
+)
+def test_what_is_learnt_is_what_would_have_been(train, ranks, deaths, changes, transport):
+    found, err = results(train(ranks, deaths, changes, transport))
+    exact = "invariant" in changes
+    check(found, err, [rank for rank, *_ in deaths], ranks, exact)
+    assert ("OSError: the disk is full" in err) == any("exception" in d for d in deaths)
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "gossip"])
+def test_ranks_that_train_apart_go_on_with_their_own_parameters(train, strategy):
+    deaths = [[1, "kill", SUMS, 7]]
+    found, err = results(train(3, deaths, {"strategy": strategy}))
+    check(found, err, [1], 3, strategy=strategy)
+    assert found[0]["loss"] < 1.0
+
+
+WORKER = "strategies.server_trainer.ServerTrainer._step"
+
+
+@pytest.mark.parametrize("servers", ["1", pytest.param("decentralized", marks=pytest.mark.long)])
+def test_a_worker_of_servers_dies(train, servers):
+    """The epoch under way is made again, from what servers held before it."""
+    changes = {"strategy": "parameter_server", "servers": servers}
+    found, err = results(train(4, [[1, "kill", WORKER, 17]], changes))
+    assert set(found) == {0, 2, 3}, err
+    ((dead, step, repeated, left),) = found[0]["lost"]
+    assert (dead, step, left) == ([1], 11, 3) and 5 <= repeated <= 7
+    assert len({each["bits"] for each in found.values()}) == 1
+    assert found[0]["steps"] == STEPS and found[0]["difference"] <= 1e-12
+
+
+@pytest.mark.parametrize("keeps", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_rank_and_its_buddy_die_at_once(train, tmp_path, keeps):
+    """What they alone had is gone: the others go on from the last checkpoint, if there is one."""
+    folder = str(tmp_path / "c") if keeps else None
+    deaths = [[1, "kill", SUMS, 15], [2, "kill", SUMS, 15]]
+    done = train(4, deaths, {"strategy": "zero1", "checkpoint": folder})
+    if not keeps:
+        assert done.err.count("no checkpoint is kept: give checkpoint") >= 1
+        return
+    found, err = results(done)
+    assert set(found) == {0, 3}, err
+    assert found[0]["steps"] == STEPS and found[0]["difference"] <= 1e-12
+    assert found[0]["bits"] == found[3]["bits"]
+    assert found[0]["from"][-1].endswith("step-00000011")
+    assert found[0]["lost"][-1][1:3] == [11, 3]
+
+
+def test_a_spare_rank_takes_a_place(train):
+    """The sums are those of as many ranks as before: to the bit."""
+    deaths = [[1, "kill", SUMS, 7]]
+    found, err = results(train(4, deaths, {"spares": 1, "algorithm": "ring"}))
+    assert set(found) == {0, 2, 3}, err
+    assert found[0]["lost"] == [[[1], 6, 0, 3]]
+    assert found[3]["seen"] == [list(range(7, STEPS + 1)), [1, 2, 3, 4]]
+    whole, err = results(train(3, [], {"algorithm": "ring"}))
+    assert found[0]["bits"] == found[3]["bits"] == whole[0]["bits"], err
+
+
+def test_a_process_that_was_stopped_writes_no_more(train, tmp_path):
+    changes = {"metrics": str(tmp_path / "m"), "checkpoint": str(tmp_path / "c"), "epochs": 20}
+    changes |= {"checkpoint_every": 50}
+    done = train(3, [[0, "stop", SAVE, 2]], changes, options=DETECTOR, command=True)
+    assert "lost 1 rank: 0 after step" in done.err
+    assert done.err.count("given up rank 0") == 1 and "Traceback" not in done.err
+    assert done.out.count("test accuracy") == 2  # the head of the table, and the end
+    lines = [json.loads(line) for line in (tmp_path / "m/rank-0.jsonl").read_text().splitlines()]
+    assert [line["attempt"] for line in lines] == sorted(line["attempt"] for line in lines)
+    (lost,) = [line for line in lines if line["event"] == "lost"]
+    assert lost["ranks"] == [0] and lost["left"] == 2 and lost["attempt"] == 2
+    steps = [line["number"] for line in lines if line["event"] == "step"]
+    assert steps == list(range(1, 20 * 11 + 1))
+    assert not [*(tmp_path / "c").glob(".*")], "a lock or a draft is left"
+
+
+def test_the_end_says_what_was_lost(train, tmp_path):
+    """The lowest rank that is left prints, in the place of rank 0."""
+    deaths = [[0, "kill", STEP, 30], [1, "kill", SAVE, 3]]
+    changes = {"checkpoint": str(tmp_path / "c"), "metrics": str(tmp_path / "m")}
+    done = train(4, deaths, changes, command=True)
+    assert "lost 1 rank: 0 after step 29; " in done.err, done.err
+    assert "lost 1 rank: 1 after step 33; " in done.err
+    assert [line.split()[0] for line in done.out.splitlines()[4:8]] == ["1", "2", "3", "4"]
+    assert "s of steps" in done.out.splitlines()[-1]
+    kept = {path.name for path in (tmp_path / "c").glob("*")}
+    assert {"step-00000033", "step-00000044"} <= kept
+    facts = json.loads((tmp_path / "c/step-00000044/manifest.json").read_text())
+    assert [entry["number"] for entry in facts["history"]] == [1, 2, 3, 4] and facts["ranks"] == 2
+
+
+def test_a_launch_that_ends_with_its_first_rank_is_refused(mpirun, tmp_path):
+    job = {"tests": str(launch.ROOT / "tests"), "deaths": [], "changes": {}, "command": True}
+    done = mpirun(2, HERE / "surviving.py", json.dumps(job), limit=20)
+    assert done.status == 1
+    assert done.err.count("error: survive cannot be had: ") == 1 and "--with-ft ulfm" in done.err
+    assert not done.out  # no data were read
+
+
+# --- long: every way to die, and deaths at random ---
+
+WAYS = {"kill": SUMS, "exit": STEP, "exception": UPDATE, "stop": SUMS}
+STRATEGIES = ("allreduce", "zero1", "local_sgd", "gossip")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("how", WAYS)
+def test_every_way_to_die(train, how, strategy, ranks, transport):
+    victim = (len(how) + ranks) % ranks
+    deaths = [[victim, how, WAYS[how], 9]]
+    options = DETECTOR if how in ("stop", "exit") else ()  # its launcher tells of signals alone
+    done = train(ranks, deaths, {"strategy": strategy}, transport, options)
+    check(*results(done), [victim], ranks, strategy=strategy)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize(("strategy", "ranks"), [("allreduce", 4), ("zero1", 5), ("gossip", 4)])
+@pytest.mark.parametrize("where", [STEP, SUMS, UPDATE, EVALUATION, SAVE, RECOVERY])
+def test_two_deaths(train, tmp_path, where, strategy, ranks, transport):
+    """At once, and one after the other; the second where it is said."""
+    changes = {"strategy": strategy, "checkpoint": str(tmp_path / "c")}
+    times = 1 if where == RECOVERY else 3
+    deaths = [[0, "kill", SUMS, 17], [2, "kill", where, times]]
+    if strategy != "zero1":
+        deaths.append([3, "kill", SUMS, 17])
+    found, err = results(train(ranks, deaths, changes, transport))
+    check(found, err, [rank for rank, *_ in deaths], ranks, strategy=strategy)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("norm", ["global", "local"])
+@pytest.mark.parametrize("shards", [None, 8])
+def test_buffers_outlive_their_ranks(train, norm, shards):
+    changes = {"invariant": shards, "batch": 16}
+    done = train(4, [[1, "kill", SUMS, 7]], changes, **{"batch norm": norm})
+    found, err = results(done)
+    assert set(found) == {0, 2, 3}, err
+    first = found[0]
+    assert len({each["bits"] for each in found.values()}) == 1
+    if shards:
+        assert [first["bits"], first["loss"]] == first["expected"]
+    elif norm == "global":
+        assert first["difference"] <= 1e-12
+
+
+LAUNCHES = 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(LAUNCHES))
+def test_deaths_at_random(train, tmp_path, seed):
+    """A rank is killed by a timer, in whatever it does; in every other launch one more before."""
+    draw = random.Random(seed)
+    strategy, ranks = draw.choice(STRATEGIES), draw.choice([3, 4, 5])
+    victim, other = draw.sample(range(ranks), 2)
+    changes = {"strategy": strategy, "epochs": 40}
+    if strategy == "allreduce" and draw.random() < 0.5:
+        changes["invariant"] = 8
+    if draw.random() < 0.5:
+        changes["checkpoint"] = str(tmp_path / "c")
+    where = draw.choice([STEP, SUMS, UPDATE, EVALUATION])
+    deaths = [[other, "kill", where, draw.randrange(1, 30)]] if seed % 2 and ranks > 3 else []
+    done = train(
+        ranks,
+        deaths,
+        changes,
+        draw.choice(["auto", "mpi"]),
+        after=[victim, draw.uniform(0, 0.5)],
+    )
+    found, err = results(done)
+    dead = [victim, *(rank for rank, *_ in deaths)]
+    gone = set(range(ranks)) - set(found)
+    assert gone <= set(dead), err
+    exact = "invariant" in changes
+    check(found, err, gone, ranks, exact, strategy, epochs=40)
