@@ -78,8 +78,9 @@ ORDER = {
     "mpicoll.train": (
         "__init__ > driver > pytorch jax distributed > strategies > config > servers > exchange > "
         "ranks > models > data > groups > optimizers schedules history > "
-        "records threads options registry"
+        "records threads options registry step"
     ),
+    "mpicoll.train.step": "__init__ > picture checking > timing > catalogue core > orders passes > tasks",
     "mpicoll.train.data": (
         "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "
         "augment numpy_files targets > draws batch rows sampler"
@@ -107,6 +108,7 @@ DOORS = {("mpicoll.cuda.__init__", "mpicoll.comm.arrays")}
 PURE = (
     *("mpicoll.schedule", "mpicoll.registry", "mpicoll.algorithms", "mpicoll.simulate"),
     *("mpicoll.verify", "mpicoll.draw", "mpicoll.errors", "mpicoll.hooks", "mpicoll.base.wording"),
+    "mpicoll.train.step",
 )
 #: But for these, which are imported when they are used.
 NOT_PURE = tuple(f"mpicoll.simulate.{name}" for name in ("compiled", "_clock", "rounds"))

@@ -12,6 +12,7 @@ from typer.main import get_command
 from mpicoll import __version__
 
 #: Of each subcommand: its module, what the module calls it, and the first sentence of its help.
+#: One of two words goes before one of the first word alone.
 COMMANDS = {
     "list": ("listing", "command", "List the collectives and their algorithms."),
     "show": (
@@ -19,15 +20,30 @@ COMMANDS = {
         "command",
         "Draw the schedule of an algorithm: which rank sends which block to whom, step by step.",
     ),
+    "show pipeline": (
+        "pipeline",
+        "show",
+        "Draw an order of computation: when each rank of a pipeline does what.",
+    ),
     "verify": (
         "verify",
         "command",
         "Verify schedules: every contribution exactly once, no deadlock, and the promised counts.",
     ),
+    "verify pipeline": (
+        "pipeline",
+        "verify",
+        "Verify orders: everything once, no deadlock, and the promised memory, weights and time.",
+    ),
     "simulate": (
         "simulate",
         "command",
         "Simulate an algorithm under the alpha-beta-gamma model.",
+    ),
+    "simulate pipeline": (
+        "pipeline",
+        "simulate",
+        "Simulate a training step in a pipeline: its time, and how long ranks are idle.",
     ),
     "links": (
         "links",
@@ -119,8 +135,10 @@ class Subcommands(TyperGroup):
     """Its subcommands are only names and sentences until one is asked for."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The subcommand that the first word names, and the other words."""
+        """The subcommand that the first word names, or the first two, and the other words."""
         name, _, rest = super().resolve_command(ctx, args)
+        if f"{name} {' '.join(rest[:1])}" in COMMANDS:
+            name, rest = f"{name} {rest[0]}", rest[1:]
         return name, name and load(name), rest
 
 

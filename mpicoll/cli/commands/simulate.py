@@ -113,9 +113,9 @@ def command(
     alone |= {"straggler": straggler, "stragglers": stragglers or None}
     options = _Options(
         machine=_network(machine, alone) if machine else None,
-        source=_read(model, {**times, "inter-alpha": inter_alpha, "inter-beta": inter_beta})
+        source=read_costs(model, {**times, "inter-alpha": inter_alpha, "inter-beta": inter_beta})
         if model
-        else _given(times, inter_alpha, inter_beta, per_node),
+        else given_costs(times, inter_alpha, inter_beta, per_node),
         per_node=per_node,
         ports=ports,
         slow=_slow(straggler or []),
@@ -231,7 +231,7 @@ class _Options:
         return found
 
 
-def _given(
+def given_costs(
     times: Mapping[str, str | None],
     inter_alpha: str | None,
     inter_beta: str | None,
@@ -255,7 +255,7 @@ def _given(
     return CostModel(Costs(links, values["gamma"], values["call"], values["step"]))
 
 
-def _read(path: Path, times: Mapping[str, str | None]) -> CostModel:
+def read_costs(path: Path, times: Mapping[str, str | None]) -> CostModel:
     """Costs from a file."""
     from mpicoll.tuning import cost_files
 

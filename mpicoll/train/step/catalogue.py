@@ -1,0 +1,369 @@
+"""The catalogue of orders: one entry each, with numbers that a simulation must find again.
+
+``mpicoll verify pipeline``, the drawings, the documentation and the training driver read it.  An
+order of your own is one generator and one call of :func:`register`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mpicoll.train.step import orders
+from mpicoll.train.step.passes import recomputed, versioned, with_messages
+from mpicoll.train.step.tasks import Durations, Place, Task, folded, looped
+
+#: The tasks of a rank: ``tasks(rank, stages, microbatches, **parameters)``.
+Tasks = Callable[..., Iterator[Task]]
+#: A number of one rank: ``count(rank, stages, microbatches, **parameters)``.
+OfRank = Callable[..., int]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order of computation, and what is registered of it.
+
+    S is the number of ranks, M of microbatches, and ``**parameters`` are the order's own.
+
+    Attributes:
+        name: its name.
+        tasks: generates the tasks of a rank.
+        parameters: name and default of each parameter.
+        place: which rank has a chunk.
+        fixed_chunks: chunks of a rank, unless the order has a parameter ``chunks``.
+        trains: whether there are backward passes.
+        updates: whether weights are updated between microbatches.
+        held: ``held(r, S, M, **parameters)``: the most microbatches whose activations rank r
+            holds at a time, counted for each chunk.
+        held_is_bound: it may be fewer.
+        recomputed: ``recomputed(r, S, M, **parameters)``: with recomputation, the most microbatches
+            whose activations rank r has computed again and holds.
+        versions: ``versions(r, S, M, **parameters)``: the most versions of its weights that rank r
+            keeps at a time.
+        staleness: ``staleness(m, r, S, M, **parameters)``: how many updates are made on rank r
+            between the weights that microbatch m sees and the update with its gradient.
+        messages: ``messages(S, M, **parameters)``: of all ranks.
+        makespan: ``makespan(S, M, durations, **parameters)``: how long a step takes where messages
+            take no time, of a rank's whole durations.
+        valid: ``valid(S, M, **parameters)``: where ``makespan`` holds.
+        where: the same in words; "" if everywhere.
+        formula: ``makespan`` as it is written.
+        reference: where it comes from.
+    """
+
+    name: str
+    tasks: Tasks
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    place: Place = looped
+    fixed_chunks: int = 1
+    trains: bool = True
+    updates: bool = False
+    held: OfRank | None = None
+    held_is_bound: bool = False
+    recomputed: OfRank | None = lambda r, S, M, **parameters: 1
+    versions: OfRank = lambda r, S, M, **parameters: 1
+    staleness: Callable[..., int] = lambda m, r, S, M, **parameters: 0
+    messages: Callable[..., int] | None = None
+    makespan: Callable[..., int] | None = None
+    valid: Callable[..., bool] = lambda S, M, **parameters: True
+    where: str = ""
+    formula: str = ""
+    reference: str = ""
+
+    @property
+    def summary(self) -> str:
+        """One sentence: the first line of the generator's docstring."""
+        return (inspect.getdoc(self.tasks) or "").split("\n", 1)[0]
+
+    def complete(self, parameters: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Parameters with the defaults filled in.
+
+        Raises:
+            ValueError: an unknown parameter, or a value out of range.
+        """
+        given = dict(parameters or {})
+        for name, value in given.items():
+            if name not in self.parameters:
+                known = ", ".join(self.parameters) or "none"
+                raise ValueError(f"{self.name} has no parameter {name!r}: known are {known}")
+            least = 1 if name == "chunks" else 0
+            if value < least:
+                raise ValueError(f"{self.name}: {name}={value} is too small: give at least {least}")
+            if value > 1 and isinstance(self.parameters[name], bool):
+                raise ValueError(f"{self.name}: {name}={value} is neither 0 nor 1")
+        return {**self.parameters, **given}
+
+    def chunks(self, parameters: Mapping[str, int]) -> int:
+        """Chunks of a rank."""
+        return parameters.get("chunks", self.fixed_chunks)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order for so many ranks and microbatches: the programs of all ranks.
+
+    Attributes:
+        order: the order.
+        stages: number of ranks.
+        microbatches: number of microbatches.
+        parameters: all of the order's parameters.
+        recompute: whether forward passes are run again before backward passes.
+    """
+
+    order: Order
+    stages: int
+    microbatches: int
+    parameters: Mapping[str, int]
+    recompute: bool = False
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of all ranks together."""
+        return self.stages * self.order.chunks(self.parameters)
+
+    def place(self, chunk: int) -> int:
+        """The rank that has a chunk."""
+        return self.order.place(chunk, self.stages)
+
+    def chunks_of(self, rank: int) -> tuple[int, ...]:
+        """The chunks of a rank, in ascending order."""
+        return tuple(chunk for chunk in range(self.chunks) if self.place(chunk) == rank)
+
+    def program(self, rank: int) -> tuple[Task, ...]:
+        """What a rank does, messages included."""
+        tasks = self.order.tasks(rank, self.stages, self.microbatches, **self.parameters)
+        if self.recompute and self.order.trains:
+            tasks = recomputed(tasks)
+        if self.parameters.get("vertical"):
+            tasks = versioned(tasks, self.stages - 1)
+        else:
+            tasks = versioned(tasks)
+        return tuple(with_messages(tasks, self.stages, self.chunks, self.order.place))
+
+    @cached_property
+    def programs(self) -> tuple[tuple[Task, ...], ...]:
+        """The programs of all ranks."""
+        return tuple(map(self.program, range(self.stages)))
+
+    def makespan(self, durations: Durations) -> int | None:
+        """What is registered of how long a step takes where messages take no time, if anything.
+
+        Args:
+            durations: of all chunks of a rank together, alike on all ranks.
+        """
+        order, S, M = self.order, self.stages, self.microbatches
+        if order.makespan is None or not order.valid(S, M, **self.parameters):
+            return None
+        again = M * durations.forward if self.recompute and order.trains else 0
+        return order.makespan(S, M, durations, **self.parameters) + again
+
+    @property
+    def name(self) -> str:
+        """The order and its parameters: "1f1b ahead=1"."""
+        named = (f"{name}={value:d}" for name, value in self.parameters.items())
+        return " ".join([self.order.name, *named])
+
+    @property
+    def words(self) -> str:
+        """The schedule in words: "1f1b ahead=1, S=4, M=8"."""
+        recompute = ", recompute" if self.recompute else ""
+        return f"{self.name}, S={self.stages}, M={self.microbatches}{recompute}"
+
+
+_CATALOGUE: dict[str, Order] = {}
+
+
+def register(name: str, tasks: Tasks, **numbers: object) -> Order:
+    """Add an order to the catalogue; see :class:`Order` for the arguments by keyword.
+
+    Parameters are the generator's arguments that have a default.
+
+    Raises:
+        ValueError: there is an order of that name already.
+    """
+    if name in _CATALOGUE:
+        raise ValueError(f"the order {name} is registered already")
+    arguments = inspect.signature(tasks).parameters.values()
+    parameters = {a.name: a.default for a in arguments if a.default is not a.empty}
+    _CATALOGUE[name] = Order(name, tasks, parameters, **numbers)  # type: ignore[arg-type]
+    return _CATALOGUE[name]
+
+
+def names() -> tuple[str, ...]:
+    """Names of all orders, in the order of their registration."""
+    return tuple(_CATALOGUE)
+
+
+def find(name: str) -> Order:
+    """One order.
+
+    Raises:
+        ValueError: unknown; the message names the known ones.
+    """
+    if name not in _CATALOGUE:
+        raise ValueError(f"unknown order {name!r}: known are {', '.join(_CATALOGUE)}")
+    return _CATALOGUE[name]
+
+
+def schedule(
+    name: str, stages: int, microbatches: int, *, recompute: bool = False, **parameters: int
+) -> Schedule:
+    """An order for so many ranks and microbatches.
+
+    Args:
+        name: of the order.
+        stages: number of ranks.
+        microbatches: number of microbatches.
+        recompute: run forward passes again before backward passes, and keep inputs alone until
+            then.
+        parameters: of the order, such as ``ahead`` or ``chunks``.
+
+    Raises:
+        ValueError: unknown order or parameter, or a number out of range.
+    """
+    order = find(name)
+    for what, number in (("stages", stages), ("microbatches", microbatches)):
+        if number < 1:
+            raise ValueError(f"{what}={number} is too small: give at least 1")
+    return Schedule(order, stages, microbatches, order.complete(parameters), recompute)
+
+
+# --- what is registered ---------------------------------------------------------------------------
+
+
+def _filled(S: int, M: int, t: Durations, **parameters: int) -> int:
+    return (M + S - 1) * (t.forward + t.backward)
+
+
+def _interleaved(S: int, M: int, t: Durations, chunks: int) -> int:
+    return M * (t.forward + t.backward) + (S - 1) * (t.forward + t.backward) // chunks
+
+
+def _zb_h1(S: int, M: int, t: Durations) -> int:
+    return M * (t.forward + t.backward) + (S - 1) * (t.forward + t.backward - 2 * t.weight)
+
+
+def _zb_h2(S: int, M: int, t: Durations) -> int:
+    return M * (t.forward + t.backward) + (S - 1) * t.forward
+
+
+def _messages(S: int, M: int, chunks: int = 1, **parameters: int) -> int:
+    """Forward and backward over every edge, for each microbatch."""
+    return 2 * M * (S * chunks - 1) if S > 1 else 0
+
+
+def _versions(r: int, S: int, M: int, vertical: bool) -> int:
+    lag = S - 1 if vertical else S - 1 - r
+    early = min(lag, M - 1)
+    return min(early, M - early) + 1
+
+
+def _staleness(m: int, r: int, S: int, M: int, vertical: bool) -> int:
+    return min(m, S - 1 if vertical else S - 1 - r)
+
+
+_GPIPE = "Huang et al., GPipe, NeurIPS 2019, section 2"
+_PIPEDREAM = "Narayanan et al., PipeDream, SOSP 2019, section 3"
+_MEGATRON = (
+    "Narayanan et al., Efficient large-scale language model training on GPU clusters, SC 2021"
+)
+_ZERO_BUBBLE = "Qi et al., Zero bubble pipeline parallelism, ICLR 2024"
+
+register(
+    "forward",
+    orders.forward_only,
+    trains=False,
+    held=lambda r, S, M: 0,
+    recomputed=None,
+    messages=lambda S, M: M * (S - 1),
+    makespan=lambda S, M, t: (M + S - 1) * t.forward,
+    formula="(M+S−1)·F",
+    reference="An evaluation in a pipeline",
+)
+register(
+    "naive",
+    orders.naive,
+    held=lambda r, S, M: 1,
+    messages=_messages,
+    makespan=lambda S, M, t: M * S * (t.forward + t.backward),
+    formula="M·S·(F+B)",
+    reference=f"Model parallelism as in {_GPIPE}, figure 2b",
+)
+register(
+    "gpipe",
+    orders.gpipe,
+    held=lambda r, S, M: M,
+    messages=_messages,
+    makespan=_filled,
+    formula="(M+S−1)·(F+B)",
+    reference=_GPIPE,
+)
+register(
+    "1f1b",
+    orders.one_f_one_b,
+    held=lambda r, S, M, ahead: min((S - 1 - r) * (1 + ahead) + 1, M),
+    messages=_messages,
+    makespan=_filled,
+    formula="(M+S−1)·(F+B)",
+    reference=f"PipeDream-Flush in {_MEGATRON}, section 2.2",
+)
+register(
+    "interleaved",
+    orders.interleaved,
+    held=lambda r, S, M, chunks: min(2 * (S - 1 - r) + (chunks - 1) * S + 1, M * chunks),
+    messages=_messages,
+    makespan=_interleaved,
+    valid=lambda S, M, chunks: M % S == 0,
+    where="S divides M",
+    formula="M·(F+B) + (S−1)·(F+B)/v",
+    reference=f"{_MEGATRON}, section 2.2",
+)
+register(
+    "zb_h1",
+    orders.zb_h1,
+    held=lambda r, S, M: min(S, M),
+    recomputed=lambda r, S, M: min(r + 1, M),
+    messages=_messages,
+    makespan=_zb_h1,
+    valid=lambda S, M: M >= 2 * S - 1,
+    where="M ≥ 2S−1",
+    formula="M·(F+I+W) + (S−1)·(F+I−W)",
+    reference=f"{_ZERO_BUBBLE}, section 2.1",
+)
+register(
+    "zb_h2",
+    orders.zb_h2,
+    held=lambda r, S, M: min(2 * S - 1, M),
+    recomputed=lambda r, S, M: min(2 * r + 1, M),
+    messages=_messages,
+    makespan=_zb_h2,
+    valid=lambda S, M: M >= 2 * S,
+    where="M ≥ 2S, F = I = W",
+    formula="M·(F+I+W) + (S−1)·F",
+    reference=f"{_ZERO_BUBBLE}, section 2.2",
+)
+register(
+    "zb_v",
+    orders.zb_v,
+    place=folded,
+    fixed_chunks=2,
+    held=lambda r, S, M: min(2 * S, 2 * M),
+    held_is_bound=True,
+    recomputed=lambda r, S, M: min(2 * S, 2 * M),
+    messages=lambda S, M: 4 * M * (S - 1),
+    reference=f"{_ZERO_BUBBLE}, section 6; the order here is found greedily",
+)
+register(
+    "pipedream",
+    orders.pipedream,
+    updates=True,
+    held=lambda r, S, M, vertical: min(S - r, M),
+    messages=_messages,
+    versions=_versions,
+    staleness=_staleness,
+    makespan=_filled,
+    formula="(M+S−1)·(F+B)",
+    reference=_PIPEDREAM,
+)

@@ -1,0 +1,147 @@
+"""What a rank does in a training step: computing tasks, and messages between chunks.
+
+A *chunk* is a run of consecutive layers on one rank; a rank has one chunk, or several.  *Edge* c
+goes from chunk c - 1 to chunk c: forward it carries activations, backward their gradients.  The
+*order* of a rank is what it computes; its *program* is the order with the messages that follow.
+
+A task is a kind, a chunk, and a microbatch:
+
+====== ============================================================================================
+kind   meaning
+====== ============================================================================================
+F      the forward pass of a chunk
+B      its backward pass, or in two parts:
+I      the gradient of its input, and
+W      the gradient of its weights
+R      the forward pass once more, from the chunk's input, where activations are not kept
+U      an update of its weights
+====== ============================================================================================
+
+``SEND_F``, ``RECV_F``, ``SEND_B`` and ``RECV_B`` are the two ends of messages forward and backward;
+their chunk is the edge's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+#: Which rank has a chunk: ``place(chunk, stages)``.
+Place = Callable[[int, int], int]
+
+SENDS = ("SEND_F", "SEND_B")
+RECEIVES = ("RECV_F", "RECV_B")
+
+
+class Task(NamedTuple):
+    """One thing that a rank does.
+
+    Attributes:
+        kind: what; see the table of this module.
+        chunk: of which chunk; of a message, over which edge.
+        microbatch: for which part of the batch.
+        version: of F, B and R: how many updates the weights have seen, in a step that updates them
+            between microbatches.
+    """
+
+    kind: str
+    chunk: int
+    microbatch: int
+    version: int = 0
+
+    def __str__(self) -> str:
+        place = "edge" if self.is_message else "chunk"
+        return f"{self.kind} of {place} {self.chunk}, microbatch {self.microbatch}"
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is one end of a message."""
+        return len(self.kind) > 1
+
+    @property
+    def other_end(self) -> Task:
+        """Of a message: the task at its other end."""
+        ends = dict(zip(SENDS + RECEIVES, RECEIVES + SENDS, strict=True))
+        return self._replace(kind=ends[self.kind])
+
+    @property
+    def source(self) -> int:
+        """Of a message: the chunk that it comes from."""
+        return self.chunk - self.kind.endswith("F")
+
+    @property
+    def destination(self) -> int:
+        """Of a message: the chunk that it goes to."""
+        return self.chunk - self.kind.endswith("B")
+
+
+def forward(chunk: int, microbatch: int) -> Task:
+    """The forward pass of a chunk."""
+    return Task("F", chunk, microbatch)
+
+
+def backward(chunk: int, microbatch: int) -> Task:
+    """The backward pass of a chunk, whole."""
+    return Task("B", chunk, microbatch)
+
+
+def backward_input(chunk: int, microbatch: int) -> Task:
+    """The part of a backward pass that the chunk before waits for."""
+    return Task("I", chunk, microbatch)
+
+
+def backward_weight(chunk: int, microbatch: int) -> Task:
+    """The part of a backward pass that nobody waits for."""
+    return Task("W", chunk, microbatch)
+
+
+def update(chunk: int, microbatch: int) -> Task:
+    """An update of a chunk's weights by the gradient of one microbatch."""
+    return Task("U", chunk, microbatch)
+
+
+class Durations(NamedTuple):
+    """How long the tasks of a chunk take, or of all chunks of a rank together: whole numbers.
+
+    Attributes:
+        forward: of F and R.
+        backward: of B.
+        weight: of W, which is a part of B; I is the other.
+        update: of U.
+    """
+
+    forward: int
+    backward: int
+    weight: int = 0
+    update: int = 0
+
+    def of(self, kind: str) -> int:
+        """How long a computing task takes."""
+        match kind:
+            case "F" | "R":
+                return self.forward
+            case "B":
+                return self.backward
+            case "I":
+                return self.backward - self.weight
+            case "W":
+                return self.weight
+        return self.update
+
+    def divided(self, chunks: int) -> Durations:
+        """Those of one of so many equal chunks."""
+        return Durations(*(duration // chunks for duration in self))
+
+    def times(self, factor: int) -> Durations:
+        """Those of a rank that takes so many times as long."""
+        return Durations(*(duration * factor for duration in self))
+
+
+def looped(chunk: int, stages: int) -> int:
+    """Chunks go round and round the ranks: 0, 1, 2, 0, 1, 2."""
+    return chunk % stages
+
+
+def folded(chunk: int, stages: int) -> int:
+    """Chunks go to the last rank and come back: 0, 1, 2, 2, 1, 0."""
+    return min(chunk, 2 * stages - 1 - chunk)

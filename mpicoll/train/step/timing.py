@@ -1,0 +1,102 @@
+"""How long a step takes: the programs of a schedule on a clock of whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mpicoll.train.step.catalogue import Schedule
+from mpicoll.train.step.core import Event, run
+from mpicoll.train.step.tasks import SENDS, Durations, Task
+
+if TYPE_CHECKING:
+    from mpicoll.simulate.machine import Machine
+
+#: Whole slots: F, I and W of a chunk take one, B two.
+SLOTS = Durations(forward=1, backward=2, weight=1)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When each rank does what.
+
+    Attributes:
+        ranks: of each rank its computing tasks, in order.
+        messages: all messages, as their senders see them.
+    """
+
+    ranks: tuple[tuple[Event, ...], ...]
+    messages: tuple[Event, ...]
+
+    @cached_property
+    def makespan(self) -> int:
+        """How long the step takes."""
+        return max((events[-1].end for events in self.ranks if events), default=0)
+
+    @cached_property
+    def busy(self) -> tuple[int, ...]:
+        """How long each rank computes."""
+        return tuple(sum(event.end - event.begin for event in events) for events in self.ranks)
+
+    @property
+    def idle(self) -> float:
+        """The part of all ranks' time in which they do not compute."""
+        whole = self.makespan * len(self.ranks)
+        return 1 - sum(self.busy) / whole if whole else 0.0
+
+    def gaps(self, rank: int) -> int:
+        """How long a rank does not compute between its first and its last task."""
+        events = self.ranks[rank]
+        return events[-1].end - events[0].begin - self.busy[rank] if events else 0
+
+
+def simulate(
+    schedule: Schedule,
+    durations: Durations | Sequence[Durations],
+    machine: Machine | None = None,
+    nbytes: int = 0,
+) -> Timing:
+    """Run a schedule on a clock.
+
+    A message of n bytes takes what the model of the machine says, alpha + beta n, while its sender
+    goes on computing; the messages of a rank leave one after the other, beta n apart.
+
+    Args:
+        schedule: the schedule.
+        durations: how long the tasks of a chunk take; several: those of each chunk.
+        machine: what messages cost, in the unit of ``durations``; without one they take no time.
+        nbytes: length of a message.
+
+    Raises:
+        ValueError: durations for another number of chunks.
+        DeadlockError: the programs wait for each other.
+    """
+    if isinstance(durations, Durations):
+        durations = [durations] * schedule.chunks
+    if len(durations) != schedule.chunks:
+        raise ValueError(
+            f"durations of {len(durations)} chunks: {schedule.words} has {schedule.chunks}"
+        )
+    costs = durations
+
+    def message(task: Task) -> tuple[int, int]:
+        if machine is None:
+            return 0, 0
+        ends = schedule.place(task.source), schedule.place(task.destination)
+        whole = machine.message(*ends, nbytes)
+        return whole, max(whole - machine.message(*ends, 0), 0)
+
+    ranks: list[list[Event]] = [[] for _ in range(schedule.stages)]
+    messages = []
+    for event in run(
+        schedule.programs,
+        duration=lambda task: costs[task.chunk].of(task.kind),
+        message=message,
+    ):
+        if not event.task.is_message:
+            ranks[event.rank].append(event)
+        elif event.task.kind in SENDS:
+            messages.append(event)
+    return Timing(tuple(map(tuple, ranks)), tuple(messages))
