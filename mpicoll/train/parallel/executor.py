@@ -37,14 +37,17 @@ class Failure(NamedTuple):
     """What has gone wrong on this rank.
 
     Attributes:
-        task: In which task.
-        error: The exception; None where a loss or a gradient is not finite.
         text: In words.
+        error: The exception; None where a loss or a gradient is not finite.
     """
 
-    task: Task
-    error: Exception | None
     text: str
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, place: object, error: Exception) -> Failure:
+        """An exception, and where it was raised."""
+        return cls(f"{place}: {type(error).__name__}: {error}", error)
 
 
 class Plan(NamedTuple):
@@ -54,8 +57,8 @@ class Plan(NamedTuple):
         program: Tasks of this rank, messages included.
         chunks: Of this rank, by number.
         last: Number of the model's last chunk.
-        loss: Of its outputs; None where nobody asks for it.
-        wires: Where the messages of an edge go, by the kind of the task and the edge.
+        loss: Of its outputs.
+        place: Which rank has a chunk.
         shapes: Of a sample on each edge between two chunks, by its number.
         dtype: Of what edges carry.
         recomputes: Whether the program runs forward passes again.
@@ -64,8 +67,8 @@ class Plan(NamedTuple):
     program: Sequence[Task]
     chunks: Mapping[int, Chunk]
     last: int
-    loss: Loss | None
-    wires: Mapping[tuple[str, int], Wire]
+    loss: Loss
+    place: Callable[[int], int]
     shapes: Mapping[int, tuple[int, ...]]
     dtype: np.dtype[Any]
     recomputes: bool
@@ -96,14 +99,16 @@ class Executor:
     Args:
         plan: What to do.
         wires: The messages; None for a program without any.
-        weights: Parameters, begun.
+        weights: The parameters.
         buffers: Names of the buffers of each chunk.
         sums: Where gradients are added up; None in evaluation.
         batches: The microbatches: the first chunk reads their inputs, the last one their targets.
         update: Updates parameters between microbatches, where the program says so.
         spans: Takes when each task was done; None for no record.
+        failure: What has gone wrong before.
 
     Attributes:
+        samples: Of all microbatches.
         losses: Sum of each microbatch's losses over its samples, divided by `Batch.total`; on the
             rank of the last chunk.
         outputs: Of each microbatch in evaluation, there.
@@ -122,6 +127,7 @@ class Executor:
         batches: Sequence[Batch],
         update: Update | None = None,
         spans: list[Span] | None = None,
+        failure: Failure | None = None,
     ) -> None:
         self._plan, self._wires, self._weights = plan, wires, weights
         self._buffers, self._sums, self._batches = buffers, sums, batches
@@ -129,7 +135,8 @@ class Executor:
         # What has been handed on, by direction, edge and microbatch; None is what is lost.
         self._values: dict[tuple[str, int, int], Array | None] = {}
         self._kept: dict[tuple[int, int], _Held] = {}
-        self._lost: set[int] = set()
+        self._lost: set[int] = set()  # microbatches that have failed here or elsewhere
+        self.samples = sum(len(batch.samples) for batch in batches)
         self._poll: Callable[[], object] = (lambda: None) if wires is None else wires.poll
         self._doing: dict[str, Callable[[Task, Array | None], None]] = {
             "F": self._forward,
@@ -141,7 +148,7 @@ class Executor:
         }
         self.losses: dict[int, float] = {}
         self.outputs: dict[int, Array] = {}
-        self.failure: Failure | None = None
+        self.failure = failure
         self.skipped: dict[int, str] = {}
         self.held = 0
 
@@ -151,9 +158,12 @@ class Executor:
         Raises:
             TimeoutError: A message has not come within `MPICOLL_TIMEOUT`.
         """
+        self._weights.begin()
+        if self._sums is not None:
+            self._sums.begin()
         if self._wires is not None:
             self._wires.expect(
-                (self._plan.wires[task.kind, task.chunk], self._parcel(task))
+                (self._wire(task), self._parcel(task))
                 for task in self._plan.program
                 if task.kind in RECEIVES
             )
@@ -169,8 +179,20 @@ class Executor:
                 self._spans.append(Span(task, start, time.perf_counter()))
         if self._wires is not None:
             self._wires.finish()
+        self._weights.close()
+        if self._sums is not None:
+            self._sums.close()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether something of this step has failed here or elsewhere."""
+        return bool(self._lost) or self.failure is not None
 
     # --- messages ---
+
+    def _wire(self, task: Task) -> Wire:
+        chunk = task.source if task.kind in RECEIVES else task.destination
+        return Wire(task.chunk, task.kind.endswith("F"), self._plan.place(chunk))
 
     def _parcel(self, task: Task) -> Parcel:
         samples = len(self._batches[task.microbatch].samples)
@@ -179,26 +201,26 @@ class Executor:
     def _receive(self, task: Task) -> None:
         assert self._wires is not None
         place = task.kind[-1], task.chunk, task.microbatch
-        self._values[place] = self._wires.take(self._plan.wires[task.kind, task.chunk])
+        self._values[place] = self._wires.take(self._wire(task))
 
     def _send(self, task: Task) -> None:
         assert self._wires is not None
         array = self._values.pop((task.kind[-1], task.chunk, task.microbatch))
-        self._wires.put(self._plan.wires[task.kind, task.chunk], array, self._parcel(task))
+        self._wires.put(self._wire(task), array, self._parcel(task))
 
     # --- computing ---
 
     def _compute(self, task: Task) -> None:
         given = self._taken(task)
-        if not self._is_lost(task):
+        if not self._need_not(task):
             try:
                 if self._batches[task.microbatch].samples.size:
                     self._doing[task.kind](task, given)
                 else:
                     self._do_nothing(task)
             except Exception as error:
-                self.failure = Failure(task, error, f"{type(error).__name__}: {error}")
-        if self._is_lost(task):
+                self.failure = Failure.of(task, error)
+        if self._need_not(task):
             self._kept.pop(task[1:3], None)
             self._hand_on(task, None)
         if task.kind == "U":
@@ -241,15 +263,16 @@ class Executor:
                 )
         self._values["F" if kind == "F" else "B", edge, microbatch] = array
 
-    def _is_lost(self, task: Task) -> bool:
-        """Whether a task need not be done; of a step without updates, all go with the first."""
-        lost = bool(self._lost) if self._update is None else task.microbatch in self._lost
-        return lost or self.failure is not None
+    def _need_not(self, task: Task) -> bool:
+        """Whether a task is in vain; in a step without updates, all are with the first."""
+        if self._update is None:
+            return self.is_lost
+        return self.failure is not None or task.microbatch in self._lost
 
     def _lose(self, task: Task, text: str) -> None:
         """Something is not finite: the step ends, or goes on without this microbatch."""
         if self._update is None:
-            self.failure = Failure(task, None, text)
+            self.failure = Failure(f"{task}: {text}")
         else:
             self._lost.add(task.microbatch)
             self.skipped[task.microbatch] = text
@@ -263,8 +286,7 @@ class Executor:
         if edge in self._plan.shapes:
             self._hand_on(task, np.empty((0, *self._plan.shapes[edge]), self._plan.dtype))
         if kind in "BW" and self._sums is not None:
-            own = self._plan.chunks[chunk]
-            self._sums.add_nothing(range(own.start, own.end), microbatch)
+            self._sums.add_nothing(self._plan.chunks[chunk].numbers, microbatch)
 
     def _forward(self, task: Task, given: Array | None) -> None:
         chunk, batch = self._plan.chunks[task.chunk], self._batches[task.microbatch]
@@ -286,12 +308,10 @@ class Executor:
             self.held = max(self.held, len(self._kept))
         self._hand_on(task, outputs)
 
-    def _measure(self, task: Task, outputs: Array) -> Array | None:
+    def _measure(self, task: Task, outputs: Array) -> Array:
         """Loss of the model's outputs; its slopes by them."""
         if self._sums is None:
             self.outputs[task.microbatch] = outputs
-        if self._plan.loss is None:
-            return None
         batch = self._batches[task.microbatch]
         losses, slopes = self._plan.loss.evaluate(outputs, batch.targets)
         loss = float(losses.sum(dtype=np.float64)) / batch.total
@@ -368,10 +388,10 @@ class Executor:
 
     def _update_weights(self, task: Task) -> None:
         assert self._sums is not None and self._update is not None
-        idle = self._is_lost(task) or not self._batches[task.microbatch].samples.size
+        idle = self._need_not(task) or not self._batches[task.microbatch].samples.size
         try:
             gradients = None if idle else self._sums.totals()
             self._weights.update(task.chunk, self._update, gradients)
         except Exception as error:
-            self.failure = Failure(task, error, f"{type(error).__name__}: {error}")
+            self.failure = Failure.of(task, error)
         self._sums.begin()

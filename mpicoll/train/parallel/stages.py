@@ -41,7 +41,9 @@ def starts(layers: int, stages: int, chunks: int, cut: Cut = "even") -> tuple[in
     if count > layers:
         remedy = f"give pipe of at most {layers}"
         if chunks > 1:
-            remedy = f"give chunks={max(layers // stages, 1)}, or pipe of at most {layers // chunks}"
+            remedy = (
+                f"give chunks={max(layers // stages, 1)}, or pipe of at most {layers // chunks}"
+            )
         several = f" with chunks={chunks}" if chunks > 1 else ""
         raise ValueError(
             f"pipe={stages}{several} needs {plural(count, 'layer')}, the model has {layers}: "
@@ -62,9 +64,10 @@ def starts(layers: int, stages: int, chunks: int, cut: Cut = "even") -> tuple[in
             "first layer of each"
         )
     if found[0] != 0 or found[-1] >= layers or any(a >= b for a, b in pairwise(found)):
+        example = ",".join(map(str, even(layers, count).offsets))
         raise ValueError(
             f"cut {words} is no ascending list of layers that begins with 0 and ends below "
-            f"{layers}: give the first layer of each chunk, as {','.join(map(str, even(layers, count).offsets))}"
+            f"{layers}: give the first layer of each chunk, as {example}"
         )
     return found
 
@@ -82,7 +85,7 @@ def balanced(times: Sequence[float], chunks: int) -> tuple[int, ...]:
     count = len(times)
     starts(count, chunks, 1)
     sums = [0.0, *accumulate(times)]
-    # Of the first layers into so many chunks: the time of the slowest one, and where the last begins.
+    # Of the first layers, into so many chunks: the slowest one's time, and where the last begins.
     best = [[(total, 0) for total in sums]]
     for made in range(1, chunks):
         best.append(

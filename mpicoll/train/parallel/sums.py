@@ -91,13 +91,17 @@ class Sums:
         views = self._views[0].items()
         return next(name for (_, name), view in views if not np.isfinite(view).all())
 
-    def uses(self, name: str) -> dict[int, Array]:
-        """What the first row has for a parameter, by the number of the layer."""
-        return {layer: view for (layer, own), view in self._views[0].items() if own == name}
+    @property
+    def uses(self) -> dict[Use, Array]:
+        """Views of the first row."""
+        return self._views[0]
 
     def totals(self) -> dict[str, Array]:
         """The gradient of each parameter in the first row: of those with one use, as a view."""
-        return {name: total(self.uses(name)) for _, name in self._views[0]}
+        by_name: dict[str, dict[int, Array]] = {}
+        for (layer, name), view in self.uses.items():
+            by_name.setdefault(name, {})[layer] = view
+        return {name: total(views) for name, views in by_name.items()}
 
 
 def total(uses: Mapping[int, Array]) -> Array:

@@ -67,7 +67,7 @@ class Weights:
         self.most = 1
 
     def of(self, task: Task) -> tuple[Parameters, Rounding]:
-        """Parameters and buffers that a task computes with, and how what layers hand on is rounded."""
+        """Parameters and buffers that a task computes with, and how all results are rounded."""
         _, given, rounded = self._kept[task.chunk][task.version]
         return given, rounded
 

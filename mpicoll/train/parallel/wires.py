@@ -4,8 +4,8 @@ A message goes over an *edge*, in one direction, for one microbatch; both ends k
 beforehand, from the number of samples, so that nothing is asked.  Messages of an edge and direction
 come in the order of their microbatches.
 
-A message of another length than the one that is expected says that there is nothing to hand on: what
-should have been computed has failed.  So every message of a step is sent and received, whatever has
+A message of another length than the expected one says that there is nothing to hand on: what should
+have been computed has failed.  So every message of a step is sent and received, whatever has
 happened, and nobody waits in vain.
 """
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class Parcel(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: np.dtype[Any]
 
     @property
     def nbytes(self) -> int:
@@ -126,11 +126,11 @@ class Wires:
             TimeoutError: It has not come within `MPICOLL_TIMEOUT`.
         """
         parcel, buffer, request = self._posted[wire][0]
-        wait_until(lambda: request.Test(self._status), self.poll, self._limit)
+        arrived = self._arrived(request)
         self._posted[wire].popleft()
         if self._coming[wire]:
             self._post(wire)
-        if self._status.Get_count(self._byte) != parcel.nbytes:
+        if not arrived or self._status.Get_count(self._byte) != parcel.nbytes:
             return None
         return buffer[: parcel.nbytes].view(parcel.dtype).reshape(parcel.shape)
 
@@ -149,9 +149,45 @@ class Wires:
         """
         wait_until(lambda: not self._leaving, self.poll, self._limit)
 
+    def swap(
+        self, array: Array, targets: Sequence[int], arrivals: Mapping[int, Array], tag: int
+    ) -> None:
+        """Send one array to some ranks, and receive one of each of others; outside of a step.
+
+        Args:
+            array: Contiguous.
+            targets: Where it goes.
+            arrivals: Where the array of each rank is put.
+            tag: Of all these messages; no wire has it.
+
+        Raises:
+            TimeoutError: As `take` does.
+        """
+        requests = [
+            self._comm.Irecv([buffer.reshape(-1).view(np.uint8), self._byte], rank, tag)
+            for rank, buffer in arrivals.items()
+        ]
+        leaving = [array.reshape(-1).view(np.uint8), self._byte]
+        requests += [self._comm.Isend(leaving, rank, tag) for rank in targets]
+        while requests:
+            wait_until(requests[-1].Test, lambda: False, self._limit)
+            requests.pop()
+
     def free(self) -> None:
         """Free the communicator; collective."""
         self._comm.Free()
+
+    def _arrived(self, request: MPI.Request) -> bool:
+        """Wait for a message; whether it fitted in."""
+        from mpi4py import MPI
+
+        try:
+            wait_until(lambda: request.Test(self._status), self.poll, self._limit)
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            return False
+        return True
 
     def _post(self, wire: Wire) -> None:
         parcel = self._coming[wire].popleft()
