@@ -27,6 +27,7 @@ import catalogue  # noqa: E402
 import command  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
+import pipeline_figures  # noqa: E402
 import rooms  # noqa: E402
 import synthesis_figures  # noqa: E402
 import training_figures  # noqa: E402
@@ -71,9 +72,9 @@ def generate(app: Any) -> None:
     tables = {**catalogue.pages(), **measurements}
     drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
-    texts |= synthesis_figures.session()
+    texts |= {**synthesis_figures.session(), **pipeline_figures.pages()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
-    plots += synthesis_figures.draw(GENERATED)
+    plots += [*synthesis_figures.draw(GENERATED), *pipeline_figures.draw(GENERATED)]
     drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}
     for path in GENERATED.iterdir():
         if path.name not in texts | drawn and path.name not in plots:

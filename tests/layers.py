@@ -81,7 +81,9 @@ ORDER = {
         "ranks > models > data > groups > optimizers schedules history > "
         "records threads options registry step"
     ),
-    "mpicoll.train.step": "__init__ > picture checking > timing > catalogue core > orders passes > tasks",
+    "mpicoll.train.step": (
+        "__init__ > picture checking > timing > catalogue core > orders passes > tasks"
+    ),
     "mpicoll.train.data": (
         "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "
         "augment numpy_files targets > draws batch rows sampler"

@@ -198,6 +198,23 @@ def test_the_reference_of_the_command_has_every_subcommand_and_option():
         assert f"``{option}" in text
 
 
+def test_the_page_of_pipelines_has_every_order(tmp_path):
+    from mpicoll.train.step import find, names
+
+    figures = module("pipeline_figures")
+    parts = figures.pages()
+    included = re.findall(r"include:: generated/(\S+)", page("pipelines"))
+    assert sorted(included) == sorted(parts)
+    charts, table = parts["pipeline_charts.inc"], parts["pipeline_orders.inc"]
+    assert re.findall(r"^(\w+)\n~+$", charts, re.M) == list(names())
+    assert re.findall(r"figure:: generated/(\S+)", charts) == list(figures.draw(tmp_path))
+    assert all((tmp_path / chart).read_text().startswith("<?xml") for chart in figures.charts())
+    for order in map(find, names()):
+        assert order.summary in charts and order.reference in charts and order.formula in table
+    row = table.split("1f1b")[1]
+    assert re.search(r"- \(M\+S−1\)·\(F\+B\)\n +- everywhere\n +- 4, 3, 2, 1\n", row)
+
+
 def test_the_picture_of_growth():
     growth = module("growth")
     sizes = [1 << k for k in range(1, 7)]
@@ -221,10 +238,11 @@ def run(arguments, **environment):
     )
 
 
-def test_the_example_of_schedules():
-    """In a process of its own: it registers an algorithm."""
-    assert len(doctest.DocTestParser().get_examples(page("schedules"))) > 20
-    done = run([sys.executable, "-m", "doctest", str(DOCS / "schedules.rst")], PYTHONPATH=str(ROOT))
+@pytest.mark.parametrize("name", ["schedules", "pipelines"])
+def test_the_example_of_schedules(name):
+    """In a process of its own: it registers an algorithm, or an order."""
+    assert len(doctest.DocTestParser().get_examples(page(name))) > 15
+    done = run([sys.executable, "-m", "doctest", str(DOCS / f"{name}.rst")], PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

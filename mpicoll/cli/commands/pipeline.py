@@ -69,7 +69,7 @@ def show(
     from mpicoll.train.step.timing import simulate as timed
 
     S, M = _one("-S", stages), _one("-M", microbatches)
-    (schedule,) = _schedules([order], (S,), (M,), _parameters(set_), recompute)
+    (schedule,) = _schedules([order], (S,), (M,), _parameters(set_), recompute, few=True)
     try:
         timing = timed(schedule, SLOTS)
     except DeadlockError as error:
@@ -194,9 +194,9 @@ def simulate(
                 raise UsageError(f"{schedule.words}: {error}") from None
             output.remark(f"mpicoll: left out: {schedule.words}: {error}")
             continue
-        cases.append(_case(schedule, timing, None if load else durations, length))
+        cases.append((schedule.name, _case(schedule, timing, None if load else durations, length)))
     if json:
-        output.facts({"cases": cases})
+        output.facts({"cases": [case for _, case in cases]})
     else:
         _print_times(cases)
     return 0
@@ -392,13 +392,13 @@ def _case(
     }
 
 
-def _print_times(cases: list[dict[str, Any]]) -> None:
+def _print_times(cases: list[tuple[str, dict[str, Any]]]) -> None:
     numbers = ("S", "M", "time [ms]", "formula [ms]", "idle [%]", "held", "messages")
     output.table(
         ("order", *numbers),
         (
             (
-                " ".join([case["order"], *(f"{n}={v:d}" for n, v in case["parameters"].items())]),
+                name,
                 str(case["S"]),
                 str(case["M"]),
                 f"{1e3 * case['time']:.6g}",
@@ -407,7 +407,7 @@ def _print_times(cases: list[dict[str, Any]]) -> None:
                 f"{case['held']:g}",
                 str(case["messages"]),
             )
-            for case in cases
+            for name, case in cases
         ),
         right=numbers,
     )

@@ -47,7 +47,7 @@ class Order:
         messages: ``messages(S, M, **parameters)``: of all ranks.
         makespan: ``makespan(S, M, durations, **parameters)``: how long a step takes where messages
             take no time, of a rank's whole durations.
-        valid: ``valid(S, M, **parameters)``: where ``makespan`` holds.
+        valid: ``valid(S, M, durations, **parameters)``: where ``makespan`` holds.
         where: the same in words; "" if everywhere.
         formula: ``makespan`` as it is written.
         reference: where it comes from.
@@ -67,7 +67,7 @@ class Order:
     staleness: Callable[..., int] = lambda m, r, S, M, **parameters: 0
     messages: Callable[..., int] | None = None
     makespan: Callable[..., int] | None = None
-    valid: Callable[..., bool] = lambda S, M, **parameters: True
+    valid: Callable[..., bool] = lambda S, M, t, **parameters: True
     where: str = ""
     formula: str = ""
     reference: str = ""
@@ -154,7 +154,7 @@ class Schedule:
             durations: of all chunks of a rank together, alike on all ranks.
         """
         order, S, M = self.order, self.stages, self.microbatches
-        if order.makespan is None or not order.valid(S, M, **self.parameters):
+        if order.makespan is None or not order.valid(S, M, durations, **self.parameters):
             return None
         again = M * durations.forward if self.recompute and order.trains else 0
         return order.makespan(S, M, durations, **self.parameters) + again
@@ -315,7 +315,7 @@ register(
     held=lambda r, S, M, chunks: min(2 * (S - 1 - r) + (chunks - 1) * S + 1, M * chunks),
     messages=_messages,
     makespan=_interleaved,
-    valid=lambda S, M, chunks: M % S == 0,
+    valid=lambda S, M, t, chunks: M % S == 0,
     where="S divides M",
     formula="M·(F+B) + (S−1)·(F+B)/v",
     reference=f"{_MEGATRON}, section 2.2",
@@ -327,7 +327,7 @@ register(
     recomputed=lambda r, S, M: min(r + 1, M),
     messages=_messages,
     makespan=_zb_h1,
-    valid=lambda S, M: M >= 2 * S - 1,
+    valid=lambda S, M, t: M >= 2 * S - 1,
     where="M ≥ 2S−1",
     formula="M·(F+I+W) + (S−1)·(F+I−W)",
     reference=f"{_ZERO_BUBBLE}, section 2.1",
@@ -339,7 +339,7 @@ register(
     recomputed=lambda r, S, M: min(2 * r + 1, M),
     messages=_messages,
     makespan=_zb_h2,
-    valid=lambda S, M: M >= 2 * S,
+    valid=lambda S, M, t: M >= 2 * S and t.forward == t.weight == t.backward - t.weight,
     where="M ≥ 2S, F = I = W",
     formula="M·(F+I+W) + (S−1)·F",
     reference=f"{_ZERO_BUBBLE}, section 2.2",

@@ -119,9 +119,9 @@ def _complete(schedule: Schedule, programs: Programs) -> Iterator[str]:
                 if times != (kind in wanted):
                     often = f"{times} times, not {'once' if kind in wanted else 'at all'}"
                     yield f"rank {rank} runs {Task(kind, chunk, m)} {often}"
-    for rank, *task in found:
-        if found[rank, *task]:
-            yield f"rank {rank} runs {Task(*task)}, which is not its own"
+    for (rank, kind, chunk, m), times in found.items():
+        if times:
+            yield f"rank {rank} runs {Task(kind, chunk, m)}, which is not its own"
 
 
 def _ascending(programs: Programs) -> Iterator[str]:

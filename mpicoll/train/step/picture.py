@@ -23,8 +23,8 @@ KINDS = {
 def text(schedule: Schedule, width: int = 80) -> str:
     """When each rank does what: a line a rank, a column a slot of time.
 
-    ``F3`` is the forward pass for microbatch 3; where a rank has several chunks, ``F3.1`` is that of
-    its second.  Lines longer than ``width`` are cut, and go on below.
+    ``F3`` is the forward pass for microbatch 3; where a rank has several chunks, ``F3.1`` is that
+    of its second.  Lines longer than ``width`` are cut, and go on below.
 
     Raises:
         DeadlockError: the programs wait for each other.
