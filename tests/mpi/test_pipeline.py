@@ -239,6 +239,13 @@ def test_ranks_that_are_given_different_things(mesh):
         count = 9 if RANK else 12
         message = raised(TrainingError, pipeline.step, inputs[:count], targets[:count])
         assert message.startswith("ranks were given different numbers of samples: give all of them")
+    if P > 1:
+        own = (inputs, targets) if RANK else (None, None)
+        message = raised(TrainingError, pipeline.step, *own)
+        assert "rank 0: the samples: ValueError: inputs, targets and samples are None" in message
+        refused = pytest.raises(TrainingError, match="what is refused is missing on rank 0")
+        with refused:
+            Pipeline(layers[: 9 if RANK < P - 1 else 1], mesh, microbatches=3, inputs=(4,))
     given = inputs if RANK == 0 else None
     message = raised(TrainingError, pipeline.step, given, targets[:11])
     assert "ValueError: there are 11 targets of 12 samples" in message or P > 1

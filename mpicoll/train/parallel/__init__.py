@@ -3,7 +3,7 @@ share the layers."""
 
 from mpicoll.train.parallel.mesh import Axis, Mesh
 from mpicoll.train.parallel.pipeline import NotFinite, Pipeline
-from mpicoll.train.parallel.stages import measured
+from mpicoll.train.parallel.stages import balanced, measured
 from mpicoll.train.parallel.timeline import Timeline
 
-__all__ = ["Axis", "Mesh", "NotFinite", "Pipeline", "Timeline", "measured"]
+__all__ = ["Axis", "Mesh", "NotFinite", "Pipeline", "Timeline", "balanced", "measured"]

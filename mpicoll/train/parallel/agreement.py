@@ -36,15 +36,31 @@ class Given(NamedTuple):
 
     Attributes:
         inputs, targets: Shape (samples, ...); None where nobody reads them.
-        samples: Index of each in the training set.
+        samples: Index of each in the training set; None: 0, 1, ....
         epoch, seed: What is drawn at random depends on.
     """
 
     inputs: Any
     targets: Any
-    samples: NDArray[np.int64]
+    samples: NDArray[np.integer[Any]] | None = None
     epoch: int = 1
     seed: int = 0
+
+    def indices(self) -> NDArray[np.int64]:
+        """Of the samples.
+
+        Raises:
+            ValueError: There are none, or nobody says how many.
+        """
+        if self.samples is not None:
+            found = np.asarray(self.samples, np.int64)
+        elif self.inputs is None and self.targets is None:
+            raise ValueError("inputs, targets and samples are None on a rank: give one of them")
+        else:
+            found = np.arange(len(self.targets if self.inputs is None else self.inputs))
+        if not found.size:
+            raise ValueError("the batch has no samples: give at least one")
+        return found
 
 
 class Group:
@@ -81,28 +97,24 @@ class Group:
 
     # --- samples ---
 
-    def batches(self, given: Given, alone: bool) -> list[Batch]:
-        """This replica's microbatches, without inputs and targets.
+    def batches(self, given: Given, alone: bool) -> tuple[list[Batch], Failure | None]:
+        """This replica's microbatches, without inputs and targets; if it is none, empty ones.
 
         Args:
             given: The batch.
             alone: Whether the loss of each is a mean of its own.
         """
-        count = len(given.samples)
-        if count < self.count and not self._warned and self.world.rank == 0:
-            self._warned = True
-            most = max(count // self._replicas.size, 1)
-            warnings.warn(
-                f"{self.count - count} of {self.count} microbatches are empty: give at most {most}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        failure = None
+        try:
+            samples = given.indices()
+        except Exception as error:
+            samples, failure = np.arange(0), Failure.of("the samples", error)
         found = []
-        for rows in self._rows(count):
-            own = given.samples[rows]
-            total = len(own) if alone else count
+        for rows in self._rows(len(samples)):
+            own = samples[rows]
+            total = len(own) if alone else len(samples)
             found.append(Batch(own[:0], own[:0], total, own, given.epoch, given.seed))
-        return found
+        return found, failure
 
     def filled(
         self, batches: Sequence[Batch], given: Given, first: bool, last: bool, dtype: np.dtype[Any]
@@ -114,7 +126,15 @@ class Group:
         Raises:
             ValueError: It was not given, or not for each sample.
         """
-        count, found = len(given.samples), list(batches)
+        count, found = len(given.indices()), list(batches)
+        if count < self.count and not self._warned and self.world.rank == 0:
+            self._warned = True
+            warnings.warn(
+                f"{self.count - count} of {self.count} microbatches are empty: give at most "
+                f"{max(count // self._replicas.size, 1)}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         for name, values, wanted in (
             ("inputs", given.inputs, first),
             ("targets", given.targets, last),

@@ -30,7 +30,7 @@ from mpicoll.train.parallel import checks, stages
 from mpicoll.train.parallel.agreement import Given, Group, NotFinite
 from mpicoll.train.parallel.executor import Executor, Failure, Plan, Span
 from mpicoll.train.parallel.mesh import Mesh
-from mpicoll.train.parallel.stage import Stage
+from mpicoll.train.parallel.stage import Stage, modelled
 from mpicoll.train.parallel.sums import Sums
 from mpicoll.train.parallel.timeline import Record, Timeline, gathered
 from mpicoll.train.parallel.weights import Update, Weights
@@ -95,31 +95,27 @@ class Pipeline:
         seed: int = 0,
         **options: int,
     ) -> None:
-        if not isinstance(model, Sequential):
-            if inputs is None:
-                raise ValueError(
-                    "inputs is None, and layers do not say of which shape a sample is: give it, as "
-                    "inputs=(784,)"
-                )
-            model = Sequential(model, inputs, dtype, loss)
-        self._model, self._mesh = model, mesh
-        found = catalogue.schedule(
-            schedule, mesh.pipe.size, microbatches, recompute=recompute, **options
-        )
-        self.schedule = found
-        chunks = found.order.chunks(found.parameters)
-        self.starts = stages.starts(len(model.layers), found.stages, chunks, cut)
-        self._stage = Stage(model, found, self.starts, mesh.pipe.rank)
-        checks.require(model, found, self._stage.ties, mesh.data.size, invariant)
+        self._mesh = mesh
         self._group = Group(mesh, microbatches, invariant is not None)
-        self._group.require_equal(
-            {
-                "schedule": found.words,
-                "cut": self.starts,
-                "invariant": invariant,
-                **{f"parameter {n}": shape for n, shape in model.parameter_shapes.items()},
-            }
-        )
+        refused = None
+        try:
+            self._model = modelled(model, inputs, dtype, loss)
+            self.schedule = catalogue.schedule(
+                schedule, mesh.pipe.size, microbatches, recompute=recompute, **options
+            )
+            chunks = self.schedule.order.chunks(self.schedule.parameters)
+            layers = len(self._model.layers)
+            self.starts = stages.starts(layers, mesh.pipe.size, chunks, cut)
+            self._stage = Stage(self._model, self.schedule, self.starts, mesh.pipe.rank)
+            ties = self._stage.ties
+            checks.require(self._model, self.schedule, ties, mesh.data.size, invariant)
+            facts = self._facts(invariant)
+        except ValueError as error:
+            refused, facts = error, {"what is refused": str(error)}
+        self._group.require_equal(facts)
+        if refused is not None:
+            raise refused
+        model, found = self._model, self.schedule
         self._wires = None if mesh.pipe.comm is None else Wires(mesh.pipe.comm)
         self._stage.begin(seed, mesh.data.comm, self._wires)
         self.parameters, self.buffers = self._stage.parameters, self._stage.buffers
@@ -160,17 +156,17 @@ class Pipeline:
             the next step.
 
         Raises:
-            TrainingError: A layer has failed on some rank, or ranks were given different numbers of
-                samples.
+            TrainingError: A layer has failed on some rank, there are no samples, or not the same
+                number on all ranks.
             NotFinite: The loss or a gradient is not finite; the buffers are as before the step.
-            ValueError: The schedule updates parameters by itself, or there are no samples.
+            ValueError: The schedule updates parameters by itself.
             TimeoutError: A message has not come within `MPICOLL_TIMEOUT`.
         """
         if self.schedule.order.updates:
             raise ValueError(
                 f"{self.schedule.order.name} updates parameters after each microbatch: call stream"
             )
-        given = Given(inputs, targets, _indices(inputs, targets, samples), epoch, seed)
+        given = Given(inputs, targets, samples, epoch, seed)
         before = {name: array.copy() for name, array in self.buffers.items()}
         try:
             with self._recorded() as spans:
@@ -215,12 +211,12 @@ class Pipeline:
 
         Raises:
             TrainingError: As in `step`; the parameters are as the last update has left them.
-            ValueError: The schedule makes no updates, or there are no samples.
+            ValueError: The schedule makes no updates.
             TimeoutError: As in `step`.
         """
         if not self.schedule.order.updates:
             raise ValueError(f"{self.schedule.order.name} makes no updates by itself: call step")
-        given = Given(inputs, targets, _indices(inputs, targets, samples), epoch, seed)
+        given = Given(inputs, targets, samples, epoch, seed)
         with self._recorded() as spans:
             executor = self._run(self._plan, given, self._sums, update, spans)
             self.skipped = executor.skipped
@@ -237,9 +233,8 @@ class Pipeline:
 
         Raises:
             TrainingError: As in `step`.
-            ValueError: There are no samples.
         """
-        given = Given(inputs, targets, _indices(inputs, targets, None))
+        given = Given(inputs, targets)
         executor = self._run(self._forward_plan, given)
         losses = self._group.losses(executor.losses, executor.failure, executor.is_lost)
         outputs = [executor.outputs[m] for m in sorted(executor.outputs)]
@@ -317,6 +312,17 @@ class Pipeline:
     def _is_last(self) -> bool:
         return self.schedule.chunks - 1 in self._stage.chunks
 
+    def _facts(self, invariant: int | None) -> dict[str, object]:
+        """What has to be the same on all ranks."""
+        shapes = self._model.parameter_shapes
+        return {
+            "schedule": self.schedule.words,
+            "cut": self.starts,
+            "invariant": invariant,
+            "dtype": self._model.dtype,
+            **{f"parameter {name}": shape for name, shape in shapes.items()},
+        }
+
     def _planned(self, program: Sequence[Any], recomputes: bool) -> Plan:
         shapes = {edge: self._model.shapes[start] for edge, start in enumerate(self.starts) if edge}
         return Plan(
@@ -339,15 +345,16 @@ class Pipeline:
         spans: list[Span] | None = None,
     ) -> Executor:
         """Run a program; afterwards the parameters are the newest, and sums complete."""
-        batches = self._group.batches(given, alone=update is not None)
-        checks.require_short(plan, batches)
-        stage, failure = self._stage, None
-        try:
-            batches = self._group.filled(
-                batches, given, 0 in stage.chunks, self._is_last, plan.dtype
-            )
-        except Exception as error:
-            failure = Failure.of("the samples", error)
+        stage = self._stage
+        batches, failure = self._group.batches(given, alone=update is not None)
+        if failure is None:
+            try:
+                checks.require_short(plan, batches)
+                batches = self._group.filled(
+                    batches, given, 0 in stage.chunks, self._is_last, plan.dtype
+                )
+            except Exception as error:
+                failure = Failure.of("the samples", error)
         weights = Weights(self.parameters, self.buffers, stage.names, plan.dtype, plan.program)
         executor = Executor(
             plan, self._wires, weights, stage.buffer_names, sums, batches, update, spans, failure
@@ -379,18 +386,3 @@ class Pipeline:
         start = time.perf_counter()
         yield spans
         self._records.append(Record(start, time.perf_counter(), spans))
-
-
-def _indices(
-    inputs: Any, targets: Any, samples: NDArray[np.integer[Any]] | None
-) -> NDArray[np.int64]:
-    """Index of each sample of a batch."""
-    if samples is not None:
-        found = np.asarray(samples, np.int64)
-    elif inputs is None and targets is None:
-        raise ValueError("inputs, targets and samples are None on a rank: give one of them")
-    else:
-        found = np.arange(len(targets if inputs is None else inputs))
-    if not found.size:
-        raise ValueError("the batch has no samples: give at least one")
-    return found

@@ -9,6 +9,8 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.models.flat import Flat
+from mpicoll.train.models.layers import Layer
+from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel.sums import Use, total
 from mpicoll.train.parallel.wires import Wires
@@ -16,6 +18,28 @@ from mpicoll.train.step.catalogue import Schedule
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+def modelled(
+    model: Sequential | Sequence[Layer],
+    inputs: tuple[int, ...] | None,
+    dtype: str,
+    loss: Loss | None,
+) -> Sequential:
+    """A model, or one of its layers.
+
+    Raises:
+        ValueError: Layers without the shape of a sample, or that do not fit each other.
+    """
+    if isinstance(model, Sequential):
+        return model
+    if inputs is None:
+        raise ValueError(
+            "inputs is None, and layers do not say of which shape a sample is: give it, as "
+            "inputs=(784,)"
+        )
+    return Sequential(model, inputs, dtype, loss)
+
 
 #: Layers that have a parameter, ascending, by the rank of the pipeline that has them.
 Holders = dict[int, list[int]]
