@@ -89,8 +89,8 @@ ORDER = {
         "augment numpy_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.parallel": (
-        "__init__ > pipeline > timeline checks agreement > executor > stage > weights sums wires > "
-        "mesh stages"
+        "__init__ > pipeline > memory > timeline checks agreement > executor > stage > "
+        "weights sums wires > mesh stages"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
     "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",

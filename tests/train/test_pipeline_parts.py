@@ -12,7 +12,7 @@ from stages import find
 from mpicoll.train import TrainingError
 from mpicoll.train.exchange import tree
 from mpicoll.train.models import Dense, ReLU, Sequential
-from mpicoll.train.parallel import Mesh, Pipeline, stages
+from mpicoll.train.parallel import Mesh, Pipeline, memory, stages
 from mpicoll.train.parallel.executor import Span
 from mpicoll.train.parallel.sums import Sums
 from mpicoll.train.parallel.timeline import Record, Timeline
@@ -181,6 +181,23 @@ def test_what_a_step_refuses():
         one(microbatches=2, chunk=2)
     with pytest.raises(ValueError, match="microbatches=0 is too small: give at least 1"):
         one(microbatches=0)
+
+
+def test_what_a_step_holds(monkeypatch):
+    stack = [Dense(5), ReLU(), Dense(7), ReLU(), Dense(3)]
+    inputs, outputs = 4, 3
+    kept = inputs + 5 + 7  # a ReLU's outputs are the next layer's inputs
+    for recompute, values in ((False, 4 * (kept + outputs)), (True, 4 * inputs + kept + outputs)):
+        model = Sequential(stack, (inputs,), "float64")
+        pipeline = Pipeline(model, Mesh(), "gpipe", microbatches=4, recompute=recompute)
+        found = pipeline.memory(30)  # 8 samples a microbatch
+        assert found["held microbatches"] == values * 8 * 8
+        assert found["older versions"] == 0
+        pipeline.make_room(30)
+    assert Pipeline(model, Mesh(), "pipedream", microbatches=4).memory(4)["older versions"] == 0
+    monkeypatch.setattr(memory, "available", lambda: 1000)
+    with pytest.raises(TrainingError, match=r"MemoryError: the 1 rank.s. of this node need .* held"):
+        pipeline.make_room(30)
 
 
 # --- sums -----------------------------------------------------------------------------------------

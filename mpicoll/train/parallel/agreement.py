@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -209,6 +210,20 @@ class Group:
     def _parts_of(self, replica: int) -> range:
         length = len(self.parts)
         return range(replica * length, (replica + 1) * length)
+
+    def norm(self, gradients: Mapping[str, Array], owners: Mapping[str, int]) -> float:
+        """Of the gradients of all stages; collective among those of a replica.
+
+        Args:
+            gradients: Of this rank, by name.
+            owners: The stage that counts a parameter, for each of the model.
+        """
+        squares = np.zeros(len(owners))
+        for index, (name, stage) in enumerate(owners.items()):
+            if stage == self.pipe.rank:
+                squares[index] = np.square(gradients[name], dtype=np.float64).sum()
+        self.pipe.sum(squares)
+        return math.sqrt(squares.sum())
 
     def average(self, buffers: Mapping[str, Array], samples: int) -> None:
         """Let floating buffers be the mean over the replicas, by samples; collective."""

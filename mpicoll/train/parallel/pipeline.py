@@ -12,7 +12,6 @@ Every rank makes the same calls with the same batches, of which it reads what it
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from mpicoll.base.arrays import Array
 from mpicoll.train.models.layers import Layer
 from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Sequential
-from mpicoll.train.parallel import checks, stages
+from mpicoll.train.parallel import checks, memory, stages
 from mpicoll.train.parallel.agreement import Given, Group, NotFinite
 from mpicoll.train.parallel.executor import Executor, Failure, Plan, Span
 from mpicoll.train.parallel.mesh import Mesh
@@ -254,13 +253,7 @@ class Pipeline:
             The norm before, the same on all ranks and for every cut: a parameter that several
             stages share counts once.
         """
-        names = list(self._model.parameter_shapes)
-        squares = np.zeros(len(names))
-        for index, name in enumerate(names):
-            if name in gradients and self._stage.owners[name] == self._mesh.pipe.rank:
-                squares[index] = np.square(gradients[name], dtype=np.float64).sum()
-        self._group.pipe.sum(squares)
-        norm = math.sqrt(squares.sum())
+        norm = self._group.norm(gradients, self._stage.owners)
         if norm > limit:
             for gradient in gradients.values():
                 gradient *= limit / norm
@@ -290,6 +283,24 @@ class Pipeline:
         with self._group.together("writing the trace"):
             if path is not None and self._mesh.world.rank == 0:
                 timeline.write(path)
+
+    def memory(self, batch: int) -> dict[str, int]:
+        """Bytes that steps of so many samples take on this rank, an estimate, by what for.
+
+        Beside parameters and gradients; other ranks need not call it.
+        """
+        samples = -(-batch // self._group.count)
+        return memory.needed(self._model, self._stage, self.schedule, samples)
+
+    def make_room(self, batch: int) -> None:
+        """Refuse batches of so many samples that take more memory than a node has left.
+
+        Raises:
+            TrainingError: With the numbers.
+        """
+        parameters = sum(array.nbytes for array in self.parameters.values())
+        has = {"parameters": parameters, "gradients": self._sums.nbytes}
+        memory.make_room(self._group, self.memory(batch), has)
 
     @property
     def sent(self) -> int:

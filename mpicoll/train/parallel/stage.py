@@ -55,6 +55,7 @@ class Stage:
         rank: This rank of the pipeline.
 
     Attributes:
+        rank: As given.
         chunks: By number.
         names: Of the parameters of each chunk.
         ties: The parameters that several ranks have: their layers by rank.
@@ -67,7 +68,7 @@ class Stage:
     def __init__(
         self, model: Sequential, schedule: Schedule, starts: Sequence[int], rank: int
     ) -> None:
-        self._model, self._rank = model, rank
+        self._model, self.rank = model, rank
         ends = [*starts[1:], len(model.layers)]
         rank_of = [
             schedule.place(chunk)
@@ -123,7 +124,7 @@ class Stage:
             self.parameters = flat.views
         for tag, name, holders in self._shared():
             assert wires is not None
-            others = [] if self.owners[name] != self._rank else [*holders][1:]
+            others = [] if self.owners[name] != self.rank else [*holders][1:]
             root = {} if others else {self.owners[name]: self.parameters[name]}
             wires.swap(self.parameters[name], others, root, tag)
         for number, chunk in self.chunks.items():
@@ -142,14 +143,14 @@ class Stage:
             wires: The messages.
         """
         for tag, name, holders in self._shared():
-            own = np.stack([uses[layer, name] for layer in holders[self._rank]])
+            own = np.stack([uses[layer, name] for layer in holders[self.rank]])
             arrivals = {
                 rank: np.empty((len(layers), *own.shape[1:]), own.dtype)
                 for rank, layers in holders.items()
-                if rank != self._rank
+                if rank != self.rank
             }
             wires.swap(own, list(arrivals), arrivals, tag)
-            every = {**arrivals, self._rank: own}
+            every = {**arrivals, self.rank: own}
             gradients[name] = total(
                 {
                     layer: every[rank][index]
@@ -161,5 +162,5 @@ class Stage:
     def _shared(self) -> Iterator[tuple[int, str, Holders]]:
         """This rank's parameters that others have, too, each with a tag that no wire has."""
         for number, (name, holders) in enumerate(self.ties.items()):
-            if self._rank in holders:
+            if self.rank in holders:
                 yield 2 * len(self._model.layers) + number, name, holders

@@ -29,6 +29,7 @@ class Sums:
 
     Attributes:
         rows: Shape (sums, elements): of all microbatches, or of each of the tree's subtrees.
+        nbytes: Of all memory that is kept.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Sums:
             for row, views in zip(memory, self._views, strict=True):
                 views[use] = row[start : start + size].reshape(shapes[use])
             start += size
+        self.nbytes = memory.nbytes
         self._begun: set[Use] = set()
 
     def begin(self) -> None:
