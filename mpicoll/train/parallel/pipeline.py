@@ -65,7 +65,7 @@ class Pipeline:
         options: Of the schedule, such as `ahead` or `chunks`.
 
     Attributes:
-        parameters, buffers: Of this rank's layers, by name.
+        parameters, buffers: Of this rank's layers, by name; in float32 where `dtype` is narrower.
         schedule: As `mpicoll.train.step.schedule` gives it.
         starts: Number of the first layer of each chunk.
         held: The most microbatches that this rank held in the last step, counted for each chunk.
