@@ -327,6 +327,7 @@ class Pipeline:
         """What has to be the same on all ranks."""
         shapes = self._model.parameter_shapes
         return {
+            "what is refused": "nothing",
             "schedule": self.schedule.words,
             "cut": self.starts,
             "invariant": invariant,

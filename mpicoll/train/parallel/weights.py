@@ -88,9 +88,11 @@ class Weights:
             arrays = {name: array.copy() for name, array in arrays.items()}
         else:
             del kept[newest]
-        if gradients is not None:
-            update(arrays, gradients)
-        kept[newest + 1] = self._version(arrays)
+        try:
+            if gradients is not None:
+                update(arrays, gradients)
+        finally:  # the step goes on to its end, whatever the update has done
+            kept[newest + 1] = self._version(arrays)
         self.most = max(self.most, len(kept))
 
     def close(self) -> None:
