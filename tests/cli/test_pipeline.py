@@ -93,17 +93,8 @@ def test_simulate_reads_fitted_costs_and_loads(command, tmp_path):
     pytest.importorskip("pydantic")
     general = Costs({"intra": (Piece(None, 5e-3, 1e-9),)})
     cost_files.write(tmp_path / "m.json", CostModel(general))
-    words = (
-        "simulate",
-        "pipeline",
-        "forward",
-        "-S",
-        "2",
-        "-M",
-        "1",
-        "--model",
-        tmp_path / "m.json",
-    )
+    words = ("simulate", "pipeline", "forward", "-S", "2", "-M", "1")
+    words += ("--model", tmp_path / "m.json")
     (case,) = facts(command, *words, "--bytes", "1M", "--load", "1,3")["cases"]
     assert case["time"] == pytest.approx(1e-3 + 5e-3 + 1.048576e-3 + 3e-3)
     assert case["formula"] is None and case["bytes_sent"] == 1 << 20

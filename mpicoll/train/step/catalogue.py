@@ -44,6 +44,8 @@ class Order:
             keeps at a time.
         staleness: ``staleness(m, r, S, M, **parameters)``: how many updates are made on rank r
             between the weights that microbatch m sees and the update with its gradient.
+        slots: ``slots(S, M, **parameters)``: how many messages of one direction of an edge must find
+            room at their receiver, if senders wait until they do, so that nothing deadlocks.
         messages: ``messages(S, M, **parameters)``: of all ranks.
         makespan: ``makespan(S, M, durations, **parameters)``: how long a step takes where messages
             take no time, of a rank's whole durations.
@@ -65,6 +67,7 @@ class Order:
     recomputed: OfRank | None = lambda r, S, M, **parameters: 1
     versions: OfRank = lambda r, S, M, **parameters: 1
     staleness: Callable[..., int] = lambda m, r, S, M, **parameters: 0
+    slots: Callable[..., int] = lambda S, M, **parameters: 1
     messages: Callable[..., int] | None = None
     makespan: Callable[..., int] | None = None
     valid: Callable[..., bool] = lambda S, M, t, **parameters: True
@@ -304,6 +307,7 @@ register(
     "1f1b",
     orders.one_f_one_b,
     held=lambda r, S, M, ahead: min((S - 1 - r) * (1 + ahead) + 1, M),
+    slots=lambda S, M, ahead: 1 + ahead // 2,
     messages=_messages,
     makespan=_filled,
     formula="(M+S−1)·(F+B)",
