@@ -268,9 +268,11 @@ class Whole(Layer):
         return error * parameters["weight"], {"weight": (error * memory).sum().reshape(1)}
 
 
-def require(name, stages=2, microbatches=4, stack=None, ties=(), replicas=1, invariant=None):
+def require(
+    name, stages=2, microbatches=4, stack=None, ties=(), replicas=1, invariant=None, **options
+):
     model = Sequential(stack or layers(), (6,), "float32")
-    checks.require(model, find(name, stages, microbatches), ties, replicas, invariant)
+    checks.require(model, find(name, stages, microbatches, **options), ties, replicas, invariant)
 
 
 @pytest.mark.parametrize(
@@ -303,5 +305,6 @@ def test_what_is_refused(arguments, message):
 
 def test_what_is_not_refused():
     require("interleaved", 4, 6)  # not a multiple, and no deadlock
+    require("1f1b", 4, 16, ahead=4)  # would deadlock if senders waited for room
     require("1f1b", stack=[Dense(4), Whole(), Dense(2)])
     require("1f1b", replicas=2, invariant=8)
