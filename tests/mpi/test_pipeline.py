@@ -106,7 +106,7 @@ def test_all_meshes_have_the_same_bits(comm):
     """Replicas times microbatches are the same number of parts, added along one tree."""
     parts, order = 2 * P, "zb_h1" if P % 2 else "1f1b"
     generator = np.random.default_rng(5)
-    tokens = generator.integers(0, 11, (2 * parts - 3, 6))
+    tokens = generator.integers(0, 11, (3 * parts - 2, 6))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     def learnt(mesh, **options):

@@ -128,14 +128,6 @@ class Group:
             ValueError: It was not given, or not for each sample.
         """
         count, found = len(given.indices()), list(batches)
-        if count < self.count and not self._warned and self.world.rank == 0:
-            self._warned = True
-            warnings.warn(
-                f"{self.count - count} of {self.count} microbatches are empty: give at most "
-                f"{max(count // self._replicas.size, 1)}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
         for name, values, wanted in (
             ("inputs", given.inputs, first),
             ("targets", given.targets, last),
@@ -154,6 +146,18 @@ class Group:
                     own = own.astype(dtype, copy=False)
                 found[index] = replace(found[index], **{name: own})
         return found
+
+    def warn_of_empty(self, given: Given) -> None:
+        """Say once, on rank 0, that there are fewer samples than microbatches."""
+        count = len(given.indices())
+        if count < self.count and not self._warned and self.world.rank == 0:
+            self._warned = True
+            warnings.warn(
+                f"{self.count - count} of {self.count} microbatches are empty: give at most "
+                f"{max(count // self._replicas.size, 1)}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _rows(self, count: int) -> list[slice]:
         cut = [part(count, self.count, index) for index in self.parts]

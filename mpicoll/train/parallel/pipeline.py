@@ -103,18 +103,16 @@ class Pipeline:
                 schedule, mesh.pipe.size, microbatches, recompute=recompute, **options
             )
             chunks = self.schedule.order.chunks(self.schedule.parameters)
-            layers = len(self._model.layers)
-            self.starts = stages.starts(layers, mesh.pipe.size, chunks, cut)
-            self._stage = Stage(self._model, self.schedule, self.starts, mesh.pipe.rank)
-            ties = self._stage.ties
-            checks.require(self._model, self.schedule, ties, mesh.data.size, invariant)
+            self.starts = stages.starts(len(self._model.layers), mesh.pipe.size, chunks, cut)
+            stage = Stage(self._model, self.schedule, self.starts, mesh.pipe.rank)
+            checks.require(self._model, self.schedule, stage.ties, mesh.data.size, invariant)
             facts = self._facts(invariant)
         except ValueError as error:
             refused, facts = error, {"what is refused": str(error)}
         self._group.require_equal(facts)
         if refused is not None:
             raise refused
-        model, found = self._model, self.schedule
+        model, found, self._stage = self._model, self.schedule, stage
         self._wires = None if mesh.pipe.comm is None else Wires(mesh.pipe.comm)
         self._stage.begin(seed, mesh.data.comm, self._wires)
         self.parameters, self.buffers = self._stage.parameters, self._stage.buffers
@@ -362,6 +360,8 @@ class Pipeline:
         if failure is None:
             try:
                 checks.require_short(plan, batches)
+                if sums is not None:
+                    self._group.warn_of_empty(given)
                 batches = self._group.filled(
                     batches, given, 0 in stage.chunks, self._is_last, plan.dtype
                 )
