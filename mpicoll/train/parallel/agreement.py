@@ -144,7 +144,8 @@ class Group:
                 own = np.asarray(values[rows])
                 if name == "inputs" and own.dtype.kind not in "iub":
                     own = own.astype(dtype, copy=False)
-                found[index] = replace(found[index], **{name: own})
+                read: dict[str, Any] = {name: own}
+                found[index] = replace(found[index], **read)
         return found
 
     def warn_of_empty(self, given: Given) -> None:
