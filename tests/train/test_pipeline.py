@@ -83,6 +83,21 @@ def test_a_step_has_the_bits_of_one_process(order, stages, recompute):
         assert rank.weights.most == 1
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 5])
+def test_fewer_microbatches_than_stages(order, microbatches):
+    schedule = find(order.split()[0], 4, microbatches, **ORDERS[order])
+    try:
+        checks.require_progress(schedule)
+    except ValueError:
+        assert order == "interleaved" and microbatches % 4
+        return
+    model, inputs, targets = problem("float64", 2 * microbatches + 1)
+    given = batches(inputs, targets, microbatches)
+    ranks = run(model, schedule, uneven(20, schedule.chunks), given)
+    same_bits(ranks, alone(model, given)[1])
+
+
 @pytest.mark.parametrize("order", ["1f1b", "zb_h1", "interleaved"])
 def test_fewer_samples_than_microbatches(order):
     schedule = find(order, 2, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -215,6 +216,19 @@ class Group:
     def _parts_of(self, replica: int) -> range:
         length = len(self.parts)
         return range(replica * length, (replica + 1) * length)
+
+    def compare(self, parameters: Mapping[str, Array]) -> None:
+        """Raise `TrainingError` if two ranks have other values of a parameter; collective."""
+        known: dict[str, tuple[int, int]] = {}
+        sums = {name: zlib.crc32(array.data) for name, array in parameters.items()}
+        for rank, theirs in enumerate(self.world.gather(sums)):
+            for name, found in theirs.items():
+                first, wanted = known.setdefault(name, (rank, found))
+                if found != wanted:
+                    raise TrainingError(
+                        f"parameter {name} of rank {rank} differs from that of rank {first}: "
+                        "change parameters by the gradients of a step alone, on all ranks alike"
+                    )
 
     def norm(self, gradients: Mapping[str, Array], owners: Mapping[str, int]) -> float:
         """Of the gradients of all stages; collective among those of a replica.

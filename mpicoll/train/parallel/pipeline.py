@@ -1,11 +1,4 @@
-"""Layers shared by the stages of a pipeline, for a training loop of one's own::
-
-    mesh = Mesh(comm, pipe=4)
-    pipeline = Pipeline(model, mesh, "1f1b", microbatches=8)
-    for inputs, targets in batches:
-        loss, gradients = pipeline.step(inputs, targets)
-        for name, gradient in gradients.items():
-            pipeline.parameters[name] -= 0.1 * gradient
+"""Layers shared by the stages of a pipeline, for a training loop of one's own.
 
 Every rank makes the same calls with the same batches, of which it reads what its stage needs.
 """
@@ -256,6 +249,14 @@ class Pipeline:
             for gradient in gradients.values():
                 gradient *= limit / norm
         return norm
+
+    def compare(self) -> None:
+        """Compare what ranks have of one parameter: replicas, and stages that share it.
+
+        Raises:
+            TrainingError: It differs; names parameter and ranks.
+        """
+        self._group.compare(self.parameters)
 
     @contextmanager
     def traced(self, path: str | Path | None = None) -> Iterator[Timeline]:
