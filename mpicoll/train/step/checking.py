@@ -209,9 +209,7 @@ def _dependencies(schedule: Schedule, programs: Programs) -> Iterator[str]:
     """Tasks come after what they need, and no rank waits for ever."""
     has: list[set[tuple[str, int, int]]] = [set() for _ in programs]
     try:
-        slots = schedule.order.slots(
-            schedule.stages, schedule.microbatches, **schedule.parameters
-        )
+        slots = schedule.order.slots(schedule.stages, schedule.microbatches, **schedule.parameters)
         for rank, task, _, _ in run(programs, slots=slots):
             for need in _needs(schedule, task):
                 if need not in has[rank]:
