@@ -65,7 +65,7 @@ def raised(error, call, *arguments):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, True] if P < 4 else [P % 2 == 0])
 def test_steps_have_the_bits_of_one_process(mesh, order, recompute):
     dtype = "float64" if recompute else "float32"
     model, inputs, targets = problem(dtype, 6 * P - 1)
