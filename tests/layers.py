@@ -76,7 +76,8 @@ ORDER = {
         "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
-        "__init__ > driver > pytorch jax distributed > strategies > config > servers > exchange > "
+        "__init__ > driver > pytorch jax distributed > strategies > config > servers parallel > "
+        "exchange > "
         "ranks > models > data > groups > optimizers schedules history > "
         "records threads options registry step"
     ),
@@ -86,6 +87,10 @@ ORDER = {
     "mpicoll.train.data": (
         "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "
         "augment numpy_files targets > draws batch rows sampler"
+    ),
+    "mpicoll.train.parallel": (
+        "__init__ > pipeline > memory > timeline checks agreement > executor > stage > "
+        "weights sums wires > mesh stages"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
     "mpicoll.train.ranks": (

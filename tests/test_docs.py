@@ -265,6 +265,7 @@ def test_the_program_of_the_guide(mpirun, tmp_path):
         "own_rate.py",
         "trained.py",
         "own.py",
+        "pipeline.py",
         "decoder.py",
         "update.py",
         "measure.py",

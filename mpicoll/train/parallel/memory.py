@@ -1,0 +1,72 @@
+"""How much memory the stages of a pipeline will take, before they take it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from mpicoll.base.memory import available, require
+from mpicoll.train.models.layers import held
+from mpicoll.train.models.networks import Sequential
+from mpicoll.train.parallel.agreement import Group
+from mpicoll.train.parallel.stage import Stage
+from mpicoll.train.step.catalogue import Schedule
+
+_REMEDY = "recompute, give more microbatches or more pipe, or a smaller batch"
+
+
+def needed(model: Sequential, stage: Stage, schedule: Schedule, samples: int) -> dict[str, int]:
+    """Bytes that a stage takes beside its parameters and their gradients, by what for: an estimate.
+
+    Args:
+        model: The model, whole.
+        stage: Of one rank.
+        schedule: The schedule.
+        samples: Of a microbatch, the most.
+    """
+    order, item = schedule.order, np.promote_types(model.dtype, np.float32).itemsize
+    named = (stage.rank, schedule.stages, schedule.microbatches)
+    options = schedule.parameters
+    kept, inputs, working = 0, 0, 0
+    for chunk in stage.chunks.values():
+        shapes = model.shapes[chunk.numbers.start : chunk.numbers.stop + 1]
+        own = sum(held(chunk.layers, shapes))
+        if chunk.numbers.stop == len(model.layers):
+            own += prod(shapes[-1])  # slopes of the loss
+        kept, inputs = max(kept, own), max(inputs, prod(shapes[0]))
+        for layer, (shape, _) in zip(chunk.layers, pairwise(shapes), strict=True):
+            working = max(working, layer.working(shape))
+    count = order.held(*named, **options) if order.held else schedule.microbatches
+    values = count * kept
+    if schedule.recompute:
+        again = order.recomputed(*named, **options) if order.recomputed else count
+        values = count * inputs + again * kept
+    parameters = sum(array.nbytes for array in stage.parameters.values())
+    return {
+        "held microbatches": values * samples * item,
+        "passes": working * samples * item,
+        "older versions": (order.versions(*named, **options) - 1) * parameters,
+    }
+
+
+def make_room(group: Group, needs: Mapping[str, int], has: Mapping[str, int]) -> None:
+    """Refuse what cannot fit on a node; collective.
+
+    Args:
+        group: The ranks.
+        needs: Bytes that this rank will need more, by what for.
+        has: Those that it has taken, for the message.
+
+    Raises:
+        TrainingError: With the numbers; on all ranks.
+    """
+    node = platform.node()
+    every = group.world.gather((node, dict(needs), dict(has)))
+    with group.together("making room"):
+        here = [(more, taken) for other, more, taken in every if other == node]
+        more, taken = zip(*here, strict=True)
+        require(more, available(), taken, where="this node", remedy=_REMEDY)

@@ -1,0 +1,401 @@
+"""Layers shared by the stages of a pipeline, for a training loop of one's own.
+
+Every rank makes the same calls with the same batches, of which it reads what its stage needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicoll.base.arrays import Array
+from mpicoll.train.models.layers import Layer
+from mpicoll.train.models.losses import Loss
+from mpicoll.train.models.networks import Sequential
+from mpicoll.train.parallel import checks, memory, stages
+from mpicoll.train.parallel.agreement import Given, Group, NotFinite
+from mpicoll.train.parallel.executor import Executor, Failure, Plan, Span
+from mpicoll.train.parallel.mesh import Mesh
+from mpicoll.train.parallel.stage import Stage, modelled
+from mpicoll.train.parallel.sums import Sums
+from mpicoll.train.parallel.timeline import Record, Timeline, gathered
+from mpicoll.train.parallel.weights import Update, Weights
+from mpicoll.train.parallel.wires import Wires
+from mpicoll.train.ranks.workers import TrainingError
+from mpicoll.train.step import catalogue
+
+__all__ = ["NotFinite", "Pipeline"]
+
+
+class Pipeline:
+    """A model whose layers are cut into chunks, which the ranks along `mesh.pipe` share.
+
+    A step has the bits of one process that adds up the gradients of the same microbatches, whatever
+    the schedule, the cut and the number of stages.  A parameter that layers of several stages share
+    is on each of them, with the gradient of all.  A layer that normalises over a batch normalises
+    each microbatch by itself.
+
+    Methods are collective.  What fails on one rank raises the same `TrainingError` on all.
+
+    Args:
+        model: A `Sequential`; or its layers, with `inputs`, `dtype` and `loss`.
+        mesh: The ranks.
+        schedule: Order of computation, one of `mpicoll.train.step.names()`.
+        microbatches: Number of parts that each replica cuts its share of a batch into.
+        inputs, dtype, loss: As `Sequential` has them.
+        cut: Where chunks begin: "even", or the number of the first layer of each, as "0,3,7".
+        recompute: Keep inputs of chunks alone, and run forward passes again for the way back.
+        invariant: Number of parts of a whole batch, data * microbatches: their gradients and losses
+            are added along one tree, so that all meshes with as many parts have the same bits.
+            None: a replica's one after the other, and then those of the replicas.
+        seed: Of the first parameters.
+        options: Of the schedule, such as `ahead` or `chunks`.
+
+    Attributes:
+        parameters, buffers: Of this rank's layers, by name; in float32 where `dtype` is narrower.
+        schedule: As `mpicoll.train.step.schedule` gives it.
+        starts: Number of the first layer of each chunk.
+        held: The most microbatches that this rank held in the last step, counted for each chunk.
+        versions: The most versions of its parameters that it kept in the last step.
+        skipped: In the last `stream`, microbatches that this rank has left out, and why.
+        sent, sent_bytes: Messages between chunks that it has sent, and their length.
+
+    Raises:
+        ValueError: Something does not fit; names value, limit and remedy; on all ranks.
+        TrainingError: Ranks were given different things.
+    """
+
+    def __init__(
+        self,
+        model: Sequential | Sequence[Layer],
+        mesh: Mesh,
+        schedule: str = "1f1b",
+        *,
+        microbatches: int,
+        inputs: tuple[int, ...] | None = None,
+        dtype: str = "float32",
+        loss: Loss | None = None,
+        cut: stages.Cut = "even",
+        recompute: bool = False,
+        invariant: int | None = None,
+        seed: int = 0,
+        **options: int,
+    ) -> None:
+        self._mesh = mesh
+        self._group = Group(mesh, microbatches, invariant is not None)
+        refused = None
+        try:
+            self._model = modelled(model, inputs, dtype, loss)
+            self.schedule = catalogue.schedule(
+                schedule, mesh.pipe.size, microbatches, recompute=recompute, **options
+            )
+            chunks = self.schedule.order.chunks(self.schedule.parameters)
+            self.starts = stages.starts(len(self._model.layers), mesh.pipe.size, chunks, cut)
+            stage = Stage(self._model, self.schedule, self.starts, mesh.pipe.rank)
+            checks.require(self._model, self.schedule, stage.ties, mesh.data.size, invariant)
+            facts = self._facts(invariant)
+        except ValueError as error:
+            refused, facts = error, {"what is refused": str(error)}
+        self._group.require_equal(facts)
+        if refused is not None:
+            raise refused
+        model, found, self._stage = self._model, self.schedule, stage
+        self._wires = None if mesh.pipe.comm is None else Wires(mesh.pipe.comm)
+        self._stage.begin(seed, mesh.data.comm, self._wires)
+        self.parameters, self.buffers = self._stage.parameters, self._stage.buffers
+        wide = np.promote_types(model.dtype, np.float32)
+        self._sums = Sums(self._stage.uses, wide, self._group.parts, self._group.tree_over)
+        program = found.program(mesh.pipe.rank)
+        self._plan = self._planned(program, recompute)
+        # The forward passes of the same program: of one version of the parameters.
+        forward = [task._replace(version=0) for task in program if task.kind.endswith("F")]
+        self._forward_plan = self._planned(forward, recomputes=False)
+        self._records: list[Record] | None = None
+        self.held, self.versions = 0, 1
+        self.skipped: dict[int, str] = {}
+
+    # --- steps ---
+
+    def step(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        samples: NDArray[np.integer[Any]] | None = None,
+        epoch: int = 1,
+        seed: int = 0,
+    ) -> tuple[float, dict[str, Array]]:
+        """Loss of a batch, and the gradients of this rank's parameters.
+
+        Args:
+            inputs: Of the whole batch, shape (samples, ...), the same on all ranks; read by the
+                first stage alone, and there the rows of its replica.  Others may give None.
+            targets: Likewise, for the last stage.
+            samples: Index of each row in the training set, which dropout draws by; None: 0, 1, ....
+                A rank that gives neither inputs nor targets gives these.
+            epoch, seed: What dropout draws by, too.
+
+        Returns:
+            The mean over the batch, the same on all ranks; and its gradients by name, valid until
+            the next step.
+
+        Raises:
+            TrainingError: A layer has failed on some rank, there are no samples, or not the same
+                number on all ranks.
+            NotFinite: The loss or a gradient is not finite; the buffers are as before the step.
+            ValueError: The schedule updates parameters by itself.
+            TimeoutError: A message has not come within `MPICOLL_TIMEOUT`.
+        """
+        if self.schedule.order.updates:
+            raise ValueError(
+                f"{self.schedule.order.name} updates parameters after each microbatch: call stream"
+            )
+        given = Given(inputs, targets, samples, epoch, seed)
+        before = {name: array.copy() for name, array in self.buffers.items()}
+        try:
+            with self._recorded() as spans:
+                executor = self._run(self._plan, given, self._sums, spans=spans)
+                failure = executor.failure
+                name = "" if failure is not None else self._sums.not_finite()
+                if name:
+                    failure = Failure(f"the gradient of {name} is not finite")
+                losses = self._group.losses(executor.losses, failure, executor.is_lost)
+                gradients = self._exchanged()
+        except TrainingError:
+            for name, array in before.items():
+                self.buffers[name][...] = array
+            raise
+        self._group.average(self.buffers, executor.samples)
+        return self._group.total(losses), gradients
+
+    def stream(
+        self,
+        inputs: Any,
+        targets: Any,
+        update: Update,
+        *,
+        samples: NDArray[np.integer[Any]] | None = None,
+        epoch: int = 1,
+        seed: int = 0,
+    ) -> NDArray[np.float64]:
+        """Go through samples once, and update the parameters after each microbatch.
+
+        For schedules that do not wait for a whole batch, such as pipedream.  A microbatch whose
+        loss is not finite is left out on all stages; one whose gradient is not finite on a stage,
+        on that stage.
+
+        Args:
+            inputs, targets, samples, epoch, seed: As in `step`, of all microbatches together.
+            update: Called with parameters, and with the gradients of the mean loss of a microbatch,
+                both by name; changes the parameters in place.
+
+        Returns:
+            The mean loss of each microbatch, the same on all ranks; not finite where it was left
+            out, and 0 where it has no samples.
+
+        Raises:
+            TrainingError: As in `step`; the parameters are as the last update has left them.
+            ValueError: The schedule makes no updates.
+            TimeoutError: As in `step`.
+        """
+        if not self.schedule.order.updates:
+            raise ValueError(f"{self.schedule.order.name} makes no updates by itself: call step")
+        given = Given(inputs, targets, samples, epoch, seed)
+        with self._recorded() as spans:
+            executor = self._run(self._plan, given, self._sums, update, spans)
+            self.skipped = executor.skipped
+            return self._group.losses(executor.losses, executor.failure, lost=False)
+
+    def evaluate(self, inputs: Any, targets: Any) -> tuple[float, Array | None]:
+        """Mean loss of samples without training, the same on all ranks, and the model's outputs.
+
+        Args:
+            inputs, targets: As in `step`.
+
+        Returns:
+            The outputs are of the rows of this rank's replica, on its last stage; None on others.
+
+        Raises:
+            TrainingError: As in `step`.
+        """
+        given = Given(inputs, targets)
+        executor = self._run(self._forward_plan, given)
+        losses = self._group.losses(executor.losses, executor.failure, executor.is_lost)
+        outputs = [executor.outputs[m] for m in sorted(executor.outputs)]
+        if not self._is_last:
+            return self._group.total(losses), None
+        shape = (0, *self._model.shapes[-1])
+        return self._group.total(losses), np.concatenate(outputs or [np.zeros(shape)])
+
+    def clip(self, gradients: dict[str, Array], limit: float) -> float:
+        """Scale gradients so that their norm over all stages is at most `limit`, in place.
+
+        Args:
+            gradients: As `step` has returned them.
+            limit: Of the norm.
+
+        Returns:
+            The norm before, the same on all ranks and for every cut: a parameter that several
+            stages share counts once.
+        """
+        norm = self._group.norm(gradients, self._stage.owners)
+        if norm > limit:
+            for gradient in gradients.values():
+                gradient *= limit / norm
+        return norm
+
+    def compare(self) -> None:
+        """Compare what ranks have of one parameter: replicas, and stages that share it.
+
+        Raises:
+            TrainingError: It differs; names parameter and ranks.
+        """
+        self._group.compare(self.parameters)
+
+    @contextmanager
+    def traced(self, path: str | Path | None = None) -> Iterator[Timeline]:
+        """Record what all ranks do when in the steps made meanwhile.
+
+        Args:
+            path: Where rank 0 writes it in the format of Chrome's trace viewer; None: nowhere.
+
+        Yields:
+            The timeline, complete on all ranks when the block is left.
+
+        Raises:
+            TrainingError: It cannot be written; on all ranks.
+        """
+        timeline = Timeline(self.schedule, self._mesh.data.size)
+        records: list[Record] = []
+        self._records = records
+        try:
+            yield timeline
+        finally:
+            self._records = None
+        timeline.steps = gathered(self._mesh, records)
+        with self._group.together("writing the trace"):
+            if path is not None and self._mesh.world.rank == 0:
+                timeline.write(path)
+
+    def memory(self, batch: int) -> dict[str, int]:
+        """Bytes that steps of so many samples take on this rank, an estimate, by what for.
+
+        Beside parameters and gradients; other ranks need not call it.
+        """
+        samples = -(-batch // self._group.count)
+        return memory.needed(self._model, self._stage, self.schedule, samples)
+
+    def make_room(self, batch: int) -> None:
+        """Refuse batches of so many samples that take more memory than a node has left.
+
+        Raises:
+            TrainingError: With the numbers.
+        """
+        parameters = sum(array.nbytes for array in self.parameters.values())
+        has = {"parameters": parameters, "gradients": self._sums.nbytes}
+        memory.make_room(self._group, self.memory(batch), has)
+
+    @property
+    def sent(self) -> int:
+        """Messages between chunks that this rank has sent."""
+        return 0 if self._wires is None else self._wires.sent
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of these messages."""
+        return 0 if self._wires is None else self._wires.sent_bytes
+
+    def free(self) -> None:
+        """Free what the pipeline has of MPI; the mesh stays."""
+        if self._wires is not None:
+            self._wires.free()
+
+    # --- what steps are made of ---
+
+    @property
+    def _is_last(self) -> bool:
+        return self.schedule.chunks - 1 in self._stage.chunks
+
+    def _facts(self, invariant: int | None) -> dict[str, object]:
+        """What has to be the same on all ranks."""
+        shapes = self._model.parameter_shapes
+        return {
+            "what is refused": "nothing",
+            "schedule": self.schedule.words,
+            "cut": self.starts,
+            "invariant": invariant,
+            "dtype": self._model.dtype,
+            **{f"parameter {name}": shape for name, shape in shapes.items()},
+        }
+
+    def _planned(self, program: Sequence[Any], recomputes: bool) -> Plan:
+        shapes = {edge: self._model.shapes[start] for edge, start in enumerate(self.starts) if edge}
+        return Plan(
+            program,
+            self._stage.chunks,
+            self.schedule.chunks - 1,
+            self._model.loss,
+            self.schedule.place,
+            shapes,
+            self._model.dtype,
+            recomputes,
+        )
+
+    def _run(
+        self,
+        plan: Plan,
+        given: Given,
+        sums: Sums | None = None,
+        update: Update | None = None,
+        spans: list[Span] | None = None,
+    ) -> Executor:
+        """Run a program; afterwards the parameters are the newest, and sums complete."""
+        stage = self._stage
+        batches, failure = self._group.batches(given, alone=update is not None)
+        if failure is None:
+            try:
+                checks.require_short(plan, batches)
+                if sums is not None:
+                    self._group.warn_of_empty(given)
+                batches = self._group.filled(
+                    batches, given, 0 in stage.chunks, self._is_last, plan.dtype
+                )
+            except Exception as error:
+                failure = Failure.of("the samples", error)
+        weights = Weights(self.parameters, self.buffers, stage.names, plan.dtype, plan.program)
+        executor = Executor(
+            plan, self._wires, weights, stage.buffer_names, sums, batches, update, spans, failure
+        )
+        executor.run()
+        if sums is not None:
+            self.held, self.versions = executor.held, weights.most
+        return executor
+
+    def _exchanged(self) -> dict[str, Array]:
+        """The gradients of the whole batch."""
+        self._group.add_replicas(self._sums)
+        gradients = self._sums.totals()
+        if self._wires is not None:
+            self._stage.tied(gradients, self._sums.uses, self._wires)
+        if self._mesh.data.size > 1 or self._stage.ties:
+            wrong = next((n for n, g in gradients.items() if not np.isfinite(g).all()), "")
+            failure = Failure(f"the gradient of {wrong} is not finite") if wrong else None
+            self._group.losses({}, failure, lost=False)
+        return gradients
+
+    @contextmanager
+    def _recorded(self) -> Iterator[list[Span] | None]:
+        """Takes the spans of a step, where somebody asks for them."""
+        if self._records is None:
+            yield None
+            return
+        spans: list[Span] = []
+        start = time.perf_counter()
+        yield spans
+        self._records.append(Record(start, time.perf_counter(), spans))
