@@ -68,20 +68,24 @@ def learnt(model, parameters, samples, steps, comm=None, accumulate=2, name="ada
 
 @pytest.mark.parametrize(("gather", "keep"), KINDS)
 def test_a_decoder_learns_what_one_process_learns(comm, gather, keep):
-    """In 200 updates, by Adam, with clipping, accumulation, dropout and a shared weight."""
-    if P > 3 and (gather, keep) != KINDS[0]:
+    """In 200 updates, by Adam, with clipping, dropout and a shared weight; or accumulation."""
+    first = (gather, keep) == KINDS[0]
+    if P > 3 and not first:
         pytest.skip("3 ranks and fewer show it")
+    # The others have the same bits, as the next test says.
+    updates, accumulate = (200, 1) if first else (20, 2)
     model = decoder()
     sharded = FullySharded(Drawn(model, 1), comm, gather=gather, keep=keep)
-    losses, found = learnt(model, sharded, texts(), 200, comm)
+    losses, found = learnt(model, sharded, texts(), updates, comm, accumulate)
     sharded.free()
     if comm.rank == 0:
-        expected, whole = learnt(model, FullySharded(Drawn(model, 1)), texts(), 200)
-        assert np.mean(losses[-8:]) < 0.9 * np.mean(losses[:8])
+        alone = FullySharded(Drawn(model, 1))
+        expected, whole = learnt(model, alone, texts(), updates, None, accumulate)
+        assert np.mean(losses[-8:]) < (0.9 if first else 1) * np.mean(losses[:8])
         np.testing.assert_allclose(losses, expected, rtol=1e-10)
         for name, array in whole.items():
             # As the general models: relative to values, or to how far they could move.
-            scale = max(np.abs(array).max(), 0.003 * 200 * 1e-2)
+            scale = max(np.abs(array).max(), 0.003 * updates * 1e-2)
             assert np.abs(found[name] - array).max() <= 1e-10 * scale
 
 
@@ -160,22 +164,24 @@ def test_memory_is_that_of_the_formula(comm, gather, keep):
     sharded.free()
 
 
-@pytest.mark.skipif(P < 3, reason="more ranks than layers are held at a time")
+@pytest.mark.skipif(P < 3, reason="a part is to be small")
 def test_a_model_that_no_rank_could_hold_is_created_and_trained(comm):
     """At no time is more than its formula there, and what drawing and using a layer takes."""
-    layers = [Residual((Dense(100), Gelu())) for _ in range(40)]
-    model = Sequential(layers, (100,), "float64")
-    unit = 100 * 101 * 8
+    layers = [Residual((Dense(200, gain=0.01), Gelu())) for _ in range(40)]
+    model = Sequential(layers, (200,), "float64")
+    unit = 200 * 201 * 8
+    samples = np.random.default_rng(1).standard_normal((9, 200)), np.arange(9) % 200
     tracemalloc.start()
     sharded = FullySharded(Drawn(model, 1), comm)
     created = tracemalloc.get_traced_memory()[1]
-    samples = np.random.default_rng(1).standard_normal((9, 100)), np.arange(9) % 100
-    learnt(model, sharded, samples, 1, comm, accumulate=1, name="sgd")
+    for batch in batches(samples, 2, comm):
+        sharded.compute(model, batch)
+        sharded.update(optimizers.make("sgd"), 0.1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     formula = 2 * 40 * unit / P + 3 * unit
     assert created <= formula + 3 * unit
-    assert peak <= formula + 5 * unit < 40 * unit
+    assert peak <= formula + 4 * unit < 40 * unit
     sharded.free()
 
 

@@ -321,7 +321,7 @@ class Dropout(Layer):
         numbers = draws.uniform(
             batch.seed, batch.epoch, batch.samples, self.stream, self.places(inputs.shape[1:])
         )
-        kept = numbers.reshape(inputs.shape) >= self.rate
+        kept: Array = numbers.reshape(inputs.shape) >= self.rate
         kept = kept.astype(inputs.dtype) / (1 - self.rate)
         kept = library_of(inputs).asarray(kept, inputs.dtype)
         return inputs * kept, kept

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpicoll.base.arrays import Array, library_of
-from mpicoll.schedule.layout import even, scaled
+from mpicoll.schedule.layout import Layout, even, scaled
 from mpicoll.train.parallel.placements import Cut, Pair, Shape
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Group:
         self.comm.Reduce_scatter(sent, own, list(self._blocks(items).counts))
         return own
 
-    def _blocks(self, items: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _blocks(self, items: Array) -> Layout:
         """Where the part of each rank begins in a vector of all, and how long it is."""
         return scaled(even(items.shape[1], self.size), items.shape[0] * items.shape[2])
 

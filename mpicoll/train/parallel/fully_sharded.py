@@ -89,8 +89,9 @@ class FullySharded(Mapping[str, Array]):
             raise ValueError(f"gather is {gather!r}: give one of {', '.join(GATHERS)}")
         if ahead < 0:
             raise ValueError(f"ahead is {ahead}: give a number of units, at least 0")
-        alone = comm is None or comm.Get_size() == 1
-        self._workers = Workers() if alone else AllReduceWorkers(comm, algorithm)
+        self._workers = Workers()
+        if comm is not None and comm.Get_size() > 1:
+            self._workers = AllReduceWorkers(comm, algorithm)
         division = (EvenParts if gather == "all" else WholeUnits)(self._workers)
         self._units: list[Unit] = []
         with together(self._workers, "reading parameters"):
