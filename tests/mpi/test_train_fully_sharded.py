@@ -1,8 +1,11 @@
 """Fully sharded parameters on several ranks: what is learnt, sent, held, and how they fail."""
 
+import re
+import resource
 import tracemalloc
 from collections import Counter
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,6 +185,33 @@ def test_a_model_that_no_rank_could_hold_is_created_and_trained(comm):
     formula = 2 * 40 * unit / P + 3 * unit
     assert created <= formula + 3 * unit
     assert peak <= formula + 4 * unit < 40 * unit
+    sharded.free()
+
+
+@pytest.mark.skipif(P < 4, reason="the parts are too large")
+def test_a_state_three_times_as_large_as_the_memory_of_a_rank(comm):
+    """Parameters, gradients and Adam's arrays, under a limit of what a rank may add."""
+    layers = [Residual((Dense(640, gain=0.01), Gelu())) for _ in range(40)]
+    model = Sequential(layers, (640,), "float32")
+    samples = np.random.default_rng(1).standard_normal((9, 640)).astype("f4"), np.arange(9) % 640
+    state = 4 * 4 * 40 * 640 * 641
+    kept = resource.getrlimit(resource.RLIMIT_DATA)
+    status = Path("/proc/self/status").read_text()
+    now = 1024 * int(re.search(r"VmData:\s+(\d+)", status)[1])
+    comm.Barrier()
+    resource.setrlimit(resource.RLIMIT_DATA, (now + state // 3, kept[1]))
+    try:
+        with pytest.raises(MemoryError):
+            np.zeros(state // 3, np.uint8)
+        sharded = FullySharded(Drawn(model, 1), comm)
+        optimizer = optimizers.make("adam")
+        losses = []
+        for batch in batches(samples, 6, comm, 9):
+            losses.append(sharded.compute(model, batch))
+            sharded.update(optimizer, 0.001)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, kept)
+    assert losses[-1] < losses[0]
     sharded.free()
 
 

@@ -1,5 +1,5 @@
-"""Parallel training along axes of a mesh of ranks: replicas that share the data, and stages that
-share the layers.  And layers and parameters of which each rank has a part."""
+"""Parallel training along axes of a mesh of ranks: replicas that share the data, stages that share
+the layers, and ranks that share each layer or its parameters."""
 
 from mpicoll.train.parallel.fully_sharded import FullySharded
 from mpicoll.train.parallel.mesh import Axis, Mesh
