@@ -90,7 +90,8 @@ ORDER = {
     ),
     "mpicoll.train.parallel": (
         "__init__ > pipeline > memory > timeline checks agreement > executor > stage > "
-        "weights sums wires > mesh stages"
+        "weights sums wires > mesh stages > "
+        "shards parts fully_sharded > rules gathered > sharded units > conjugate > placements"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
     "mpicoll.train.ranks": (

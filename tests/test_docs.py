@@ -309,6 +309,15 @@ def test_the_program_of_training_that_outlives_its_ranks(mpirun, tmp_path):
     assert done.out.splitlines() == ["(1,) died after step 20"] * 2, done.err
 
 
+@pytest.mark.parametrize("name", ["tensor.py", "fully_sharded.py"])
+def test_the_programs_of_sharded_models(name, mpirun, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    path.write_text(dict(blocks(page("sharded"), "python"))[name])
+    done = mpirun(2, "-m", "mpi4py", path)
+    assert done.status == 0, done.err
+
+
 @pytest.mark.parametrize("name", ["hang.py", "differ.py"])
 def test_a_program_that_is_wrong(name, mpirun, tmp_path):
     programs = dict(blocks(page("environment"), "python"))

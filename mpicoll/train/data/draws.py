@@ -15,22 +15,27 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def uniform(
-    seed: int, epoch: int, samples: NDArray[np.integer[Any]], stream: int, count: int
+    seed: int,
+    epoch: int,
+    samples: NDArray[np.integer[Any]],
+    stream: int,
+    places: int | NDArray[np.integer[Any]],
 ) -> NDArray[np.float64]:
-    """Numbers in [0, 1), shape (samples, count), each a function of its five coordinates alone.
+    """Numbers in [0, 1), shape (samples, places), each a function of its five coordinates alone.
 
     Args:
         seed: Of the run.
         epoch: Number of the epoch.
         samples: Index of each sample in the whole training set.
         stream: Tells uses apart that draw for the same sample, such as layers.
-        count: Numbers a sample.
+        places: Which numbers of each sample; of an integer, the first so many.
     """
     key = np.zeros(1, np.uint64)
     for coordinate in (seed, epoch, stream):
         key = _mix(key + np.array(coordinate, np.uint64))
     rows = _mix(key + samples.astype(np.uint64))
-    bits = _mix(rows[:, None] + np.arange(count).astype(np.uint64))
+    columns = np.arange(places) if isinstance(places, int) else places
+    bits = _mix(rows[:, None] + columns.astype(np.uint64))
     return (bits >> np.uint64(11)) * 2.0**-53
 
 

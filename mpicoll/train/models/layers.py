@@ -35,10 +35,12 @@ class Layer(ABC):
     Attributes:
         keeps_inputs, keeps_outputs: Whether what `forward` hands to `backward` has these arrays,
             which may be those of its neighbours, too.
+        keeps_parameters: Whether it has parameters, too, which must stay as they are in between.
     """
 
     keeps_inputs: ClassVar[bool] = True
     keeps_outputs: ClassVar[bool] = False
+    keeps_parameters: ClassVar[bool] = False
 
     def output_shape(self, shape: Shape) -> Shape:
         """Shape of an output for inputs of this shape; raises ValueError where none fits."""
@@ -309,14 +311,18 @@ class Dropout(Layer):
         if not 0 <= self.rate < 1:
             raise ValueError(f"dropout rate is {self.rate}: give a number from 0 to below 1")
 
+    def places(self, shape: Shape) -> int | Array:
+        """Which of the numbers drawn for a sample are for inputs of this shape; see `draws`."""
+        return prod(shape)
+
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         if batch is None or not self.rate:
             return inputs, None
-        shape = inputs.shape
         numbers = draws.uniform(
-            batch.seed, batch.epoch, batch.samples, self.stream, prod(shape[1:])
+            batch.seed, batch.epoch, batch.samples, self.stream, self.places(inputs.shape[1:])
         )
-        kept = (numbers.reshape(shape) >= self.rate).astype(inputs.dtype) / (1 - self.rate)
+        kept: Array = numbers.reshape(inputs.shape) >= self.rate
+        kept = kept.astype(inputs.dtype) / (1 - self.rate)
         kept = library_of(inputs).asarray(kept, inputs.dtype)
         return inputs * kept, kept
 

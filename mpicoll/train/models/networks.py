@@ -215,10 +215,14 @@ class Sequential(PushingModel):
                 found[names[name]] = array.astype(wide if array.dtype.kind == "f" else array.dtype)
         return found
 
+    def names(self, layer: int) -> dict[str, str]:
+        """Names of the parameters and buffers of a layer, by those that it knows."""
+        return {**self._names[layer], **self._buffers[layer]}
+
     def chunk(self, start: int, end: int) -> Chunk:
         """The layers from `start` to before `end`."""
-        names = zip(self._names[start:end], self._buffers[start:end], strict=True)
-        return Chunk(self.layers[start:end], [{**own, **more} for own, more in names], start)
+        names = [self.names(index) for index in range(start, end)]
+        return Chunk(self.layers[start:end], names, start)
 
     def sums(self) -> tuple[int, ...]:
         """Those of the layers' forward passes, then of their backward ones, in reverse order."""

@@ -224,7 +224,8 @@ class Attention(Layer):
         return 6 * tokens * width + 2 * self.heads * tokens**2
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
-        samples, tokens, width = inputs.shape
+        samples, tokens, _ = inputs.shape
+        width = parameters["weight"].shape[1] // 3  # of all heads that are here
         joint = (rows_of(inputs) @ parameters["weight"]).reshape(samples, tokens, 3, width)
         joint[:, :, 0] += parameters["query_bias"]
         joint[:, :, 2] += parameters["value_bias"]
@@ -240,7 +241,7 @@ class Attention(Layer):
         self, parameters: Parameters, memory: Any, error: Array, first: bool
     ) -> tuple[Array | None, tuple[Array, Array]]:
         inputs, joint, shares, _ = memory
-        samples, tokens, width = inputs.shape
+        samples, tokens, _, width = joint.shape
         rows = rows_of(error)
         by_mixed = rows @ parameters["out_weight"].T
         # The slopes of queries, keys and values lie as their values do.
@@ -263,7 +264,7 @@ class Attention(Layer):
         self, parameters: Parameters, memory: Any, kept: tuple[Array, Array]
     ) -> dict[str, Array]:
         inputs, _, _, mixed = memory
-        (rows, flat), width = kept, inputs.shape[-1]
+        (rows, flat), width = kept, mixed.shape[-1]
         return {
             "weight": rows_of(inputs).T @ flat,
             "query_bias": flat[:, :width].sum(axis=0),

@@ -30,7 +30,7 @@ class TorchLayer(Layer):
         ValueError: A parameter is not on the CPU.
     """
 
-    keeps_outputs = True
+    keeps_outputs = keeps_parameters = True
 
     def __init__(self, module: torch.nn.Module, name: str | None = None) -> None:
         for own, parameter in module.named_parameters():

@@ -152,6 +152,14 @@ class Workers:
         """Every rank's even part of `values` is filled in on all ranks."""
         return Done()
 
+    def plan_broadcast(self, values: Array, root: int) -> Started:
+        """Replaces `values` on all ranks by those of one."""
+        return Done()
+
+    def plan_reduce(self, values: Array, total: Array, root: int) -> Started:
+        """The sum of the ranks' `values` into the `total` of one; nobody else's is used."""
+        return Done(values, total)
+
     def plan_exchange(self, rows: Array, received: Array) -> Started:
         """Row i of `rows` goes to rank i, into the row of `received` that is the sender's."""
         return Done(rows, received)
@@ -233,6 +241,18 @@ class AllReduceWorkers(Workers):
         counts = list(even(values.size, self.size).counts)
         return self._comm.Allgatherv_init(
             self._in_place, [values, counts], **self._choice_for("allgather")
+        )
+
+    def plan_broadcast(self, values: Array, root: int) -> Started:
+        return self._comm.Bcast_init(values, root=root, **self._choice_for("bcast"))
+
+    def plan_reduce(self, values: Array, total: Array, root: int) -> Started:
+        return self._comm.Reduce_init(
+            values,
+            total if self.rank == root else None,
+            op=self._operator,
+            root=root,
+            **self._choice_for("reduce"),
         )
 
     def plan_exchange(self, rows: Array, received: Array) -> Started:

@@ -1,0 +1,256 @@
+"""Layers of which each rank of a group has a part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from mpicoll.base.arrays import Array, library_of
+from mpicoll.train.data.batch import Batch
+from mpicoll.train.models.flat import Parameters
+from mpicoll.train.models.layers import Dropout, Layer, Outputs, Residual, Shape
+from mpicoll.train.models.sequences import Attention, Embedding
+from mpicoll.train.parallel.conjugate import Group, Step
+from mpicoll.train.parallel.placements import Cut
+
+#: A rank's part of a layer, under the names that the layer knows.
+Cuts = Mapping[str, Cut]
+
+
+@dataclass(frozen=True)
+class EmbeddingRows(Embedding):
+    """The vectors of some tokens; those of others are zero.
+
+    Attributes:
+        start: The first of the tokens.
+    """
+
+    start: int = 0
+
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
+        outside = (inputs < 0) | (inputs >= self.tokens)
+        if outside.any():  # on all ranks alike, though some could not tell by their vectors
+            raise IndexError(
+                f"a token is {inputs[outside][0]}, and the vocabulary has {self.tokens}: give "
+                f"numbers from 0 to {self.tokens - 1}"
+            )
+        own = self._own(parameters, inputs)
+        vectors = parameters["weight"][np.where(own, inputs - self.start, 0)]
+        vectors[~own] = 0
+        return vectors, inputs
+
+    def backward_weight(
+        self, parameters: Parameters, memory: Array, kept: Array
+    ) -> dict[str, Array]:
+        own = self._own(parameters, memory)
+        return super().backward_weight(parameters, memory[own] - self.start, kept[own])
+
+    def _own(self, parameters: Parameters, tokens: Array) -> Array:
+        """Which of the tokens are among these."""
+        end = self.start + len(parameters["weight"])
+        own: Array = (tokens >= self.start) & (tokens < end)
+        return own
+
+
+@dataclass(frozen=True)
+class AttentionHeads(Attention):
+    """Some heads of an attention; the outputs are their part of the sum.
+
+    Attributes:
+        head: Width of a head.
+    """
+
+    head: int = 1
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def kept(self, shape: Shape) -> int:
+        return super().kept((shape[0], self.heads * self.head))
+
+    def working(self, shape: Shape) -> int:
+        return super().working((shape[0], self.heads * self.head)) + 2 * prod(shape)
+
+
+@dataclass(frozen=True)
+class DropoutPart(Dropout):
+    """A dropout of a part of the values: of each it draws what the whole dropout draws.
+
+    Attributes:
+        cut: How the values are divided.
+        whole: Shape of a whole sample.
+        size, rank: Number of parts, and which this is.
+    """
+
+    cut: Cut
+    whole: Shape
+    size: int
+    rank: int
+
+    def places(self, shape: Shape) -> Array:
+        every = np.arange(prod(self.whole)).reshape(self.whole)
+        return self.cut.take(every, self.size, self.rank).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Sharded(Layer):
+    """A layer of which each rank of a group has a part, between collectives of the group.
+
+    All ranks have the same samples.
+
+    Attributes:
+        layer: The whole layer, from which parameters are drawn.
+        local: This rank's part of it.
+        shape: Of a sample at the inputs of `layer`.
+        group: The ranks.
+        before, after: What is done with inputs and outputs, in order.
+        cuts: How parameters and buffers are cut; what is not named here is the same on all ranks.
+        once: Parameters that are added to a sum over the ranks: the first rank alone adds them.
+        summed: Parameters whose gradients are to be summed over the ranks.
+    """
+
+    keeps_inputs = False
+    layer: Layer
+    local: Layer
+    shape: Shape
+    group: Group
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+    cuts: Cuts = field(default_factory=dict)
+    once: frozenset[str] = frozenset()
+    summed: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str | None:
+        """That of the whole layer, if it has one."""
+        return getattr(self.layer, "name", None)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        shape = self.local.output_shape(self._inner(shape))
+        for step in self.after:
+            shape = step.output_shape(shape, self.group)
+        return shape
+
+    def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
+        """This rank's part of what the whole layer draws."""
+        return own_parts(self.layer.initial(self.shape, generator), self.cuts, self.group)
+
+    def buffers(self, shape: Shape) -> dict[str, Array]:
+        return own_parts(self.layer.buffers(self.shape), self.cuts, self.group)
+
+    def sums(self, shape: Shape) -> tuple[int, ...]:
+        return self.local.sums(self._inner(shape))
+
+    def random_state(self) -> Any:
+        return self.local.random_state()
+
+    def set_random_state(self, state: Any) -> None:
+        self.local.set_random_state(state)
+
+    def kept(self, shape: Shape) -> int:
+        inner, local = self._inner(shape), self.local
+        values = local.kept(inner)
+        values += prod(inner) if local.keeps_inputs else 0
+        return values + (prod(local.output_shape(inner)) if local.keeps_outputs else 0)
+
+    def working(self, shape: Shape) -> int:
+        inner = self._inner(shape)
+        return self.local.working(inner) + prod(shape) + prod(self.output_shape(shape))
+
+    def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
+        values = inputs
+        for step in self.before:
+            values = step.forward(values, self.group)
+        values, memory = self.local.forward(self._given(parameters), values, batch)
+        for step in self.after:
+            values = step.forward(values, self.group)
+        return values, memory
+
+    def backward_input(
+        self, parameters: Parameters, memory: Any, error: Array, first: bool
+    ) -> tuple[Array | None, Any]:
+        for step in reversed(self.after):
+            error = step.backward(error, self.group)
+        slopes, kept = self.local.backward_input(self._given(parameters), memory, error, first)
+        if slopes is None or first:
+            return None, kept
+        for step in reversed(self.before):
+            slopes = step.backward(slopes, self.group)
+        return slopes, kept
+
+    def backward_weight(self, parameters: Parameters, memory: Any, kept: Any) -> dict[str, Array]:
+        gradients = self.local.backward_weight(self._given(parameters), memory, kept)
+        if not self.summed:
+            return gradients
+        library = library_of(next(iter(gradients.values())))
+        names = [name for name in gradients if name in self.summed]
+        total = self.group.sum(library.concatenate([gradients[n].reshape(-1) for n in names]))
+        start = 0
+        for name in names:
+            shape, size = gradients[name].shape, gradients[name].size
+            gradients[name] = total[start : start + size].reshape(shape)
+            start += size
+        return gradients
+
+    def collectives(self, samples: int, first: bool) -> list[tuple[str, int]]:
+        """Name and values of the whole vector of each collective of a step, in any order.
+
+        Args:
+            samples: In the batch.
+            first: Whether this is the first layer of the model.
+        """
+        found = _collectives(self.local, samples, first)
+        for step in (*self.before, *self.after):
+            forward, backward = step.collectives(samples)
+            found += forward if first and step in self.before else forward + backward
+        if self.summed:
+            drawn = self.layer.initial(self.shape, np.random.default_rng(0))
+            found.append(("allreduce", sum(drawn[name].size for name in self.summed)))
+        return found
+
+    def _inner(self, shape: Shape) -> Shape:
+        """Shape of a sample at the inputs of this rank's part."""
+        for step in self.before:
+            shape = step.output_shape(shape, self.group)
+        return shape
+
+    def _given(self, parameters: Parameters) -> Parameters:
+        """What this rank's part computes with."""
+        if not self.once or self.group.rank == 0:
+            return parameters
+        zeros = {n: library_of(a).zeros_like(a) for n, a in parameters.items() if n in self.once}
+        return {**parameters, **zeros}
+
+
+def collectives(layers: Sequence[Layer], samples: int) -> list[tuple[str, int]]:
+    """What sharded layers send in a step: name and values of the whole vector of each collective.
+
+    Args:
+        layers: Of a model, first to last.
+        samples: In the batch.
+    """
+    every = (_collectives(layer, samples, number == 0) for number, layer in enumerate(layers))
+    return [call for calls in every for call in calls]
+
+
+def _collectives(layer: Layer, samples: int, first: bool) -> list[tuple[str, int]]:
+    if isinstance(layer, Sharded):
+        return layer.collectives(samples, first)
+    if isinstance(layer, Residual):
+        inner = (
+            _collectives(part, samples, first and not n) for n, part in enumerate(layer.layers)
+        )
+        return [call for calls in inner for call in calls]
+    return []
+
+
+def own_parts(arrays: Parameters, cuts: Cuts, group: Group) -> dict[str, Array]:
+    """This rank's parts of whole arrays."""
+    return {
+        name: cuts[name].take(array, group.size, group.rank) if name in cuts else array
+        for name, array in arrays.items()
+    }
