@@ -68,7 +68,7 @@ def generate(app: Any) -> None:
     """Write the pages that are not kept, and remove those of entries that are gone."""
     GENERATED.mkdir(exist_ok=True)
     measurements = {**measured.pages(), **kernel_speeds.pages(), **call_costs.pages()}
-    tables = {**catalogue.pages(), **measurements}
+    tables = {**catalogue.pages(), **networks.pages(), **measurements}
     drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
     texts |= synthesis_figures.session()

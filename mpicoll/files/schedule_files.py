@@ -38,8 +38,9 @@ from mpicoll.registry import (
 )
 from mpicoll.schedule import Copy, Recv, RecvReduce, Round, Schedule, Send, channels, strands
 from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.schedule.counts import count
 from mpicoll.schedule.steps import MAX_OPEN_CHANNELS, MAX_SEGMENTS, as_channels
-from mpicoll.verify import count, verify
+from mpicoll.verify import verify
 
 FORMAT = "schedule 1"
 #: What a file can be of.
@@ -251,7 +252,7 @@ def _form() -> Any:
         segments: Positive
         window: int = pydantic.Field(ge=1, le=MAX_OPEN_CHANNELS)
         hosts: list[Natural]
-        needs: list[Literal["commutative", "even size"]]
+        needs: list[Literal["commutative", "even", "power of two"]]
         order: list[Literal["same bits on all ranks", "rank order"]]
         about: dict[str, Any]
         programs: list[list[list[list[list[Step]]]]]
@@ -306,7 +307,7 @@ def _algorithm(name: str, file: Mapping[str, Any], programs: Programs, content: 
     return replace(
         _template(file["collective"]),
         name=name,
-        family="file",
+        origin="file",
         schedule=schedule,
         parameters={"segments": file["segments"], "window": file["window"]},
         kinds={"segments": NUMBER, "window": NUMBER},

@@ -12,7 +12,7 @@ from functools import partial
 from mpicoll import algorithms
 from mpicoll.base.wording import plural
 from mpicoll.simulate import simulate
-from mpicoll.simulate.costs import CostModel, Costs, Evidence, interval
+from mpicoll.simulate.costs import INTER, CostModel, Costs, Evidence, interval
 from mpicoll.simulate.critical_path import Path, TooManyMessages, critical_path
 from mpicoll.simulate.machine import Machine
 from mpicoll.tuning import rules
@@ -20,6 +20,8 @@ from mpicoll.tuning.rules import NATIVE, Choice
 
 #: Which parameters a prediction is made with.
 OWN, GENERAL, CURVE = "own parameters", "general parameters", "curve through measurements"
+#: A warning: of ranks on several nodes, where the parameters know one kind of link.
+NO_LINK = "no link between nodes was measured; it is taken to be as fast as one within a node"
 _UNIT = 10**15  # of a second, for simulations
 
 
@@ -108,6 +110,8 @@ def predict(
         return made(seconds, low, high, CURVE, (), None, warnings)
     costs, own = model.costs(collective, choice.words, ranks)
     apart = nodes if len(set(nodes)) > 1 else ()
+    if apart and INTER not in costs.links:
+        warnings += (NO_LINK,)
     placed = rules.placed(collective, choice, nodes)
     source = OWN if own else GENERAL
     try:
