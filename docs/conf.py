@@ -27,6 +27,7 @@ import catalogue  # noqa: E402
 import command  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
+import networks  # noqa: E402
 import rooms  # noqa: E402
 import synthesis_figures  # noqa: E402
 import training_figures  # noqa: E402
