@@ -122,7 +122,7 @@ def load(name: str) -> Any:
 def _with_imports(command: Callable[..., int]) -> Callable[..., int]:
     """The same command with an option that imports modules before it begins."""
 
-    def run(import_: object = None, **given: Any) -> int:
+    def run(import_: list[str] | None = None, **given: Any) -> int:
         return command(**given)
 
     option = typer.Option(

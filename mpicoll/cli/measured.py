@@ -186,20 +186,28 @@ def with_links(
     alpha: str | None,
     beta: str | None,
     per_node: int | None,
+    described: bool = False,
 ) -> CostModel:
     """Parameters with the links between nodes that options describe.
+
+    Args:
+        parameters: costs.
+        network, alpha, beta, per_node: the options.
+        described: whether these are from options too, so that what is not said of a link is as
+            within a node.
 
     Raises:
         UsageError: see :func:`between_nodes`; or one of two numbers is missing.
     """
-    from mpicoll.simulate.costs import INTER
+    from mpicoll.simulate.costs import INTER, INTRA
 
     a, b = between_nodes(network, alpha, beta, per_node)
     if a is None and b is None:
         return parameters
-    measured = parameters.general.links.get(INTER)
-    if measured and (a is None or b is None):
-        a, b = (measured[-1].alpha if a is None else a, measured[-1].beta if b is None else b)
+    links = parameters.general.links
+    known = links.get(INTER) or (links[INTRA] if described else ())
+    if known:
+        a, b = known[-1].alpha if a is None else a, known[-1].beta if b is None else b
     if a is None or b is None:
         missing, given = ("beta", "alpha") if b is None else ("alpha", "beta")
         raise UsageError(
@@ -207,6 +215,13 @@ def with_links(
             "--network"
         )
     return parameters.between_nodes(a, b)
+
+
+def has_link(parameters: CostModel) -> bool:
+    """Whether parameters know of links between nodes."""
+    from mpicoll.simulate.costs import INTER
+
+    return INTER in parameters.general.links
 
 
 def nodes(parameters: CostModel, ranks: int, per_node: int | None) -> tuple[int, ...]:

@@ -198,12 +198,32 @@ def _joined(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def without_doubtful(comparisons: Comparisons, segments: Sequence[Segment]) -> list[Segment]:
-    """The same, with the library's own wherever a gain over it is not told from noise."""
+    """The same, with the library's own wherever a gain over it is not told from noise.
+
+    The first and the last sizes of a segment go to the library if, by themselves, they gain less
+    than :data:`LEAST_GAIN`; what is left must be told.
+    """
     if NATIVE not in comparisons.rows:
         return list(segments)
 
-    def kept(segment: Segment) -> Segment:
-        gain = comparisons.gain(segment.choice, NATIVE, segment.sizes)
-        return segment if gain is None or gain.told else segment._replace(choice=NATIVE)
+    def gain(choice: str, sizes: range) -> Gain | None:
+        return comparisons.gain(choice, NATIVE, sizes)
 
-    return _joined(map(kept, segments))
+    def kept(segment: Segment) -> list[Segment]:
+        start, end, choice = segment
+        if choice == NATIVE or gain(choice, segment.sizes) is None:
+            return [segment]
+
+        def is_little(sizes: range) -> bool:
+            found = gain(choice, sizes)
+            return found is not None and found.share < LEAST_GAIN
+
+        first = max((i + 1 for i in segment.sizes if is_little(range(start, i + 1))), default=start)
+        last = min((i for i in range(first, end) if is_little(range(i, end))), default=end)
+        core = gain(choice, range(first, last)) if first < last else None
+        if core is None or not core.told:
+            return [segment._replace(choice=NATIVE)]
+        parts = (Segment(start, first, NATIVE), Segment(first, last, choice))
+        return [part for part in (*parts, Segment(last, end, NATIVE)) if part.start < part.end]
+
+    return _joined(part for segment in segments for part in kept(segment))

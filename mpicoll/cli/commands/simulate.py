@@ -113,16 +113,22 @@ def command(
     alone |= {"inter-alpha": inter_alpha, "inter-beta": inter_beta, "network": network}
     alone |= {"per-node": per_node or None, "ports": ports if ports > 1 else None}
     alone |= {"straggler": straggler, "stragglers": stragglers or None}
+    described = _network(machine, alone) if machine else None
+    source = measured.with_links(
+        _read(model, times) if model else _given(times),
+        network,
+        inter_alpha,
+        inter_beta,
+        per_node or None,
+        described=model is None,
+    )
+    if model and per_node and not measured.has_link(source):
+        from mpicoll.tuning.predict import NO_LINK
+
+        output.remark(f"mpicoll: warning: {NO_LINK}{measured.LINK_REMEDY}")
     options = _Options(
-        machine=_network(machine, alone) if machine else None,
-        source=_linked(
-            _read(model, times) if model else _given(times),
-            model is not None,
-            network,
-            inter_alpha,
-            inter_beta,
-            per_node,
-        ),
+        machine=described,
+        source=source,
         per_node=per_node,
         ports=ports,
         slow=_slow(straggler or []),
@@ -249,31 +255,6 @@ def _given(times: Mapping[str, str | None]) -> CostModel:
     }
     links = {INTRA: (Piece(None, values.pop("alpha"), values.pop("beta")),)}
     return CostModel(Costs(links, values["gamma"], values["call"], values["step"]))
-
-
-def _linked(
-    source: CostModel,
-    fitted: bool,
-    network: str | None,
-    inter_alpha: str | None,
-    inter_beta: str | None,
-    per_node: int,
-) -> CostModel:
-    """Costs with the links between nodes that the options describe.
-
-    Of links that only the options describe, what they leave out is as within a node.
-    """
-    from mpicoll.simulate.costs import INTER
-    from mpicoll.tuning.predict import NO_LINK
-
-    if not fitted and network is None and (inter_alpha is None) != (inter_beta is None):
-        (piece,) = next(iter(source.general.links.values()))
-        inter_alpha = f"{piece.alpha!r}" if inter_alpha is None else inter_alpha
-        inter_beta = f"{piece.beta!r}" if inter_beta is None else inter_beta
-    found = measured.with_links(source, network, inter_alpha, inter_beta, per_node or None)
-    if fitted and per_node and INTER not in found.general.links:
-        output.remark(f"mpicoll: warning: {NO_LINK}{measured.LINK_REMEDY}")
-    return found
 
 
 def _read(path: Path, times: Mapping[str, str | None]) -> CostModel:
