@@ -25,7 +25,7 @@ from mpicoll.tuning import cost_files
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Fits to resampled measurements: enough for an interval, few enough for a small file.
-REPLICATES = 20
+REPLICATES = 10
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from mpicoll import algorithms, tuning
 from mpicoll.registry import Algorithm
 from mpicoll.schedule.parameters import PERMUTATION, Value
 from mpicoll.simulate.costs import CostModel
-from mpicoll.tuning.predict import predict
+from mpicoll.tuning.predict import estimate
 
 #: Bytes of the shortest segment of a block, and most segments.
 _SHORTEST, _MOST_SEGMENTS = 1024, 256
@@ -104,8 +104,8 @@ def promising(
     timed = []
     for choice in candidates(collective, ranks, nbytes, nodes):
         try:
-            found = predict(model, collective, choice, ranks, nbytes, nodes=nodes)
+            seconds = estimate(model, collective, choice, ranks, nbytes, nodes)
         except ValueError:  # a window too large for its channels, or too much to simulate
             continue
-        timed.append((found.seconds, choice.words))
+        timed.append((seconds, choice.words))
     return [words for _, words in sorted(timed)[:most]]

@@ -177,10 +177,8 @@ def _counts(undeclared: list[Algorithm], cases: list[Case]) -> None:
         if not first:
             continue
         settings = next(iter(first.values())).parameters
-        words = f", {in_words(settings)}" if settings else ""
-        output.text(
-            f"\ncounts of {entry.collective} {entry.name}{words}, as its schedules have them:"
-        )
+        words = " ".join(filter(None, (entry.collective, entry.name, in_words(settings))))
+        output.text(f"\ncounted in the schedules of {words}:")
         heads = ("P", "rounds", "depth", "messages", "blocks sent", "most of a rank", "fan-in")
         rows = (
             (str(size), *(str({**case.counts._asdict(), "depth": case.depth}[n]) for n in _COUNTS))
