@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import tempfile
 
 from mpicoll import registry
 from mpicoll.base import extensions
@@ -22,5 +23,6 @@ def forgotten():
         extensions._asked = asked
         sys.path[:] = path
         for name in set(sys.modules) - modules:
-            if not name.startswith("mpicoll"):
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if file.startswith(tempfile.gettempdir()):
                 del sys.modules[name]

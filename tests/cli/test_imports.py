@@ -93,6 +93,6 @@ def test_bench_and_a_program_run_it(mpirun, tmp_path):
     assert done.out.count("exchange") == 2
     (tmp_path / "sum.py").write_text(dict(blocks(page("own_algorithms"), "python"))["sum.py"])
     done = mpirun(
-        4, "-m", "mpi4py", tmp_path / "sum.py", environment={extensions.VARIABLE: "mycoll.py"}
+        2, "-m", "mpi4py", tmp_path / "sum.py", environment={extensions.VARIABLE: "mycoll.py"}
     )
     assert done.status == 0, done.err
