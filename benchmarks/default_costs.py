@@ -21,7 +21,7 @@ from mpicoll.bench.runs import machine
 from mpicoll.model.cells import gather
 from mpicoll.model.fit import fit
 from mpicoll.model.validate import validated
-from mpicoll.tuning import cost_files
+from mpicoll.tuning import NATIVE, cost_files
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Fits to resampled measurements: enough for an interval, few enough for a small file.
@@ -38,6 +38,9 @@ def main() -> None:
     for line in left.words():
         print(line)
     model = validated(fit(cells, replicates=REPLICATES), cells)
+    # An algorithm was measured only where it is the choice, which says little of it alone.
+    curves = {c: {NATIVE: sets[NATIVE]} for c, sets in model.evidence.items() if NATIVE in sets}
+    model = replace(model, own={}, evidence=curves)
     about = {**model.about, "machine": machine(runs[0].facts), "runs": [run.name for run in runs]}
     cost_files.write(ROOT / "mpicoll/tuning/default_costs.json", replace(model, about=about))
     for name, value in model.general.numbers().items():
@@ -60,7 +63,7 @@ def _runs(path: Path) -> Iterator[Run]:
 
 def _points(run: str, ranks: int, line: Mapping[str, Any]) -> Iterator[Point]:
     """What mpicoll chose, and the library's own, of one size."""
-    timed = {line["choice"]: line["mpicoll_us"], tuning.NATIVE: line["other_us"]}
+    timed = {line["choice"]: line["mpicoll_us"], NATIVE: line["other_us"]}
     for words, microseconds in timed.items():
         choice = tuning.parse(line["collective"], words, "")
         yield Point(

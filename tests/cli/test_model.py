@@ -332,21 +332,24 @@ def test_links_that_make_no_sense(refused, folder, words, message):
 
 
 def test_an_estimate_outside_of_its_interval_is_a_fault(command, folder, tmp_path, monkeypatch):
-    from mpicoll.model import fit
+    from mpicoll.cli import measured
+    from mpicoll.model.build import Found
 
-    done = command("fit", folder / "runs.jsonl", "-o", tmp_path / "m.json")
+    model = cost_files.read(folder / "model.json")
+    assert not model.general_evidence.strays(model.general)
+
+    def fitted(general):
+        found = Found(replace(model, general=general), (), {}, None, ())
+        monkeypatch.setattr(measured, "fitted", lambda *given: found)
+        return command("fit", folder / "runs.jsonl", "-o", tmp_path / "m.json")
+
+    done = fitted(model.general)
     assert done.status == 0 and "outside of its own interval" not in done.err
-    refit = fit.refit
-    monkeypatch.setattr(fit, "REPLICATES", 4)
-
-    def wrong(cells, fitted, seconds):
-        found = refit(cells, fitted, seconds)
-        return replace(found, call=found.call + 1e-3)
-
-    monkeypatch.setattr(fit, "refit", wrong)
-    done = command("fit", folder / "runs.jsonl", "-o", tmp_path / "m.json")
+    done = fitted(replace(model.general, call=1e-3))
     assert done.status == 1
-    assert "mpicoll: error: call is " in done.err and "the fit is not to be trusted" in done.err
+    (line,) = [line for line in done.err.splitlines() if "error" in line]
+    assert line.startswith("mpicoll: error: call is 0.001, outside of its own interval, ")
+    assert line.endswith("the fit is not to be trusted; measure more launches and sizes")
 
 
 def test_two_links_need_nodes(command, refused, tmp_path):
