@@ -2,14 +2,15 @@
 
     python benchmarks/plan_checks.py
 
-Builds plans of several algorithms with the check of each step's peer and without it, by turns, and
-prints the median share of the time that the check takes.
+For plans of several algorithms: the least processor time of building one, the number of steps whose
+peer is checked, the least time of these checks by themselves, and their share.
 """
 
 from __future__ import annotations
 
 import time
-from statistics import median
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 from mpicoll import algorithms, tuning
@@ -24,7 +25,7 @@ CASES = (
     ("bcast", "chain", {"segments": 64}),
     ("alltoall", "linear", {}),
 )
-RANKS, ROUNDS, CALLS = 64, 40, 5
+RANKS, ROUNDS = 64, 200
 
 
 def shape(collective: str, algorithm: str, parameters: dict[str, int]) -> Shape:
@@ -34,28 +35,46 @@ def shape(collective: str, algorithm: str, parameters: dict[str, int]) -> Shape:
     return Shape(collective, algorithm, complete, 1, RANKS, 0, False, 4, 4, cut, cut)
 
 
-def seconds(built: Shape) -> float:
-    """Time of a plan."""
-    begin = time.perf_counter()
-    for _ in range(CALLS):
+def least(work: Callable[[], object]) -> float:
+    """The least processor time of some work."""
+    found = []
+    for _ in range(ROUNDS):
+        begin = time.process_time()
+        work()
+        found.append(time.process_time() - begin)
+    return min(found)
+
+
+def checked(built: Shape) -> tuple[Any, list[Any]]:
+    """A builder, and the steps that it checks."""
+    steps: list[tuple[Any, Any]] = []
+    check = planning._Builder._check_peer
+
+    def keep(builder: Any, step: Any) -> None:
+        steps.append((builder, step))
+        check(builder, step)
+
+    with mock.patch.object(planning._Builder, "_check_peer", keep):
         planning.build(built)
-    return (time.perf_counter() - begin) / CALLS
+    return steps[0][0], [step for _, step in steps]
 
 
 def main() -> None:
-    unchecked = mock.patch.object(planning._Builder, "_check_peer", lambda self, step: None)
-    print(f"{'plan on ' + str(RANKS) + ' ranks':40} {'build [us]':>11} {'check [%]':>10}")
+    print(
+        f"{f'plan on {RANKS} ranks':40} {'build [us]':>11} {'steps':>6} {'checks [us]':>12} share"
+    )
     for collective, algorithm, parameters in CASES:
         built = shape(collective, algorithm, parameters)
-        whole, shares = [], []
-        for _ in range(ROUNDS):
-            with_check = seconds(built)
-            with unchecked:
-                without = seconds(built)
-            whole.append(with_check)
-            shares.append(1 - without / with_check)
+        builder, steps = checked(built)
+
+        def check(builder: Any = builder, steps: list[Any] = steps) -> None:
+            for step in steps:
+                builder._check_peer(step)
+
+        whole, part = least(lambda built=built: planning.build(built)), least(check)
         words = " ".join([collective, algorithm, *(f"{k}={v}" for k, v in parameters.items())])
-        print(f"{words:40} {median(whole) * 1e6:11.1f} {100 * median(shares):10.1f}")
+        numbers = f"{whole * 1e6:11.1f} {len(steps):6} {part * 1e6:12.1f} {part / whole:.1%}"
+        print(f"{words:40} {numbers}")
 
 
 if __name__ == "__main__":
