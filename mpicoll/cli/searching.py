@@ -74,8 +74,9 @@ def searched(
 
             points = search(comm, collective, nbytes, chosen, run.name, crowded, done=told)
             run.points += points
-            for point in points if writer else ():
-                writer.point(point)
+            if writer:
+                for point in points:
+                    writer.point(point)
     return run
 
 
@@ -98,9 +99,10 @@ def _costs(model: Path | None) -> CostModel:
 
 
 def _begin(
-    costs: CostModel, collective: str, facts: dict[str, Any], ranks: int, nbytes: int
+    costs: CostModel | None, collective: str, facts: dict[str, Any], ranks: int, nbytes: int
 ) -> list[str]:
     """What is measured at all: the best by prediction, and what the built-in table names."""
+    assert costs is not None  # on rank 0
     from mpicoll import tuning
     from mpicoll.bench.candidates import promising
     from mpicoll.bench.runs import nodes_of
