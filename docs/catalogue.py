@@ -15,6 +15,7 @@ from mpicoll import algorithms, tuning
 from mpicoll.registry import Algorithm
 from mpicoll.schedule.collectives import COLLECTIVES, Collective
 from mpicoll.schedule.parameters import LABELS, Value, in_words, read_value
+from mpicoll.verify import verify
 
 #: Numbers of ranks for which the counts are tabulated, and the one of the drawings.
 SIZES = (2, 4, 5, 8, 64)
@@ -119,10 +120,10 @@ def _page(definition: Collective) -> str:
 def _section(entry: Algorithm) -> list[str]:
     facts = {
         "Parameters": ", ".join(_parameter(entry, name) for name in entry.parameters) or "none",
-        "Needs": ", ".join(entry.needs) or "nothing",
+        "Needs": ", ".join(map(str, entry.needs)) or "nothing",
         "Order": ", ".join(entry.order) or "no promise",
-        "Module": f"``mpicoll.algorithms.{entry.family}``",
-        "Reference": entry.reference,
+        "Module": f"``{entry.origin}``",
+        "Reference": entry.reference or "none",
     }
     settings = "".join(f" --set {word}" for word in in_words(shown(entry)).split())
     return [
@@ -151,18 +152,23 @@ def _parameter(entry: Algorithm, name: str) -> str:
 
 
 def _counts(entry: Algorithm, size: int) -> list[str]:
-    """A row: the registered counts, and the formula of the textbooks where it holds."""
+    """A row: the counts, and the formula of the textbooks where it holds."""
     if not entry.runs_on(size):
         return [str(size), *["not served"] * (len(_COUNTS) + 1)]
-    counts = [str(entry.count(name, size)) for name in _COUNTS.values()]
-    power = size & (size - 1) == 0
-    return [str(size), *counts, textbook(entry, size) if power else "—"]
+    # The depth is the one count that is not to be had by counting.
+    depth = None if entry.declares("depth") else verify(entry, size).depth
+    counts = [
+        str(depth if name == "depth" and depth is not None else entry.count(name, size))
+        for name in _COUNTS.values()
+    ]
+    known = entry.textbook is not None and size & (size - 1) == 0
+    return [str(size), *counts, textbook(entry, size) if known else "—"]
 
 
 def textbook(entry: Algorithm, size: int) -> str:
     """The formula of the textbooks for a number of ranks, as factors of α, nβ and nγ."""
     units = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
-    return _time(entry.textbook_time(size, 1.0, *unit) for unit in units)
+    return _time(entry.textbook_time(size, 1.0, *unit) or 0.0 for unit in units)
 
 
 def _bound(definition: Collective) -> str:

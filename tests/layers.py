@@ -69,7 +69,7 @@ ORDER = {
     ),
     "mpicoll.simulate": (
         "__init__ > simulation > compiled rounds critical_path > clock > machine > "
-        "symmetry costs ports _clock > network"
+        "symmetry costs ports _clock > network known_networks"
     ),
     "mpicoll.torch": (
         "__main__ > __init__ > registration > creation > rendezvous group > "

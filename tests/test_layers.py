@@ -28,10 +28,11 @@ from layers import (
 PACKAGE = ROOT / "mpicoll"
 
 #: Files that may import by a name they compute: what ``_HOMES`` lists, what users have to install,
-#: the strategy that a run names.
+#: the strategy that a run names, modules of users that register algorithms.
 COMPUTED = {
     "mpicoll.__init__",
     "mpicoll.train.__init__",
+    "mpicoll.base.extensions",
     "mpicoll.train.registry",
     "mpicoll.cli.app",
     "mpicoll.cli.measured",

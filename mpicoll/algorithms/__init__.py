@@ -22,7 +22,7 @@ from mpicoll.algorithms import (
     scan,
     swing,
 )
-from mpicoll.registry import catalogue, find, names
+from mpicoll.registry import catalogue, find, names, of_a_user
 
 __all__ = [
     "binomial",
@@ -39,6 +39,7 @@ __all__ = [
     "linear",
     "names",
     "neighbor_exchange",
+    "of_a_user",
     "pairwise",
     "parameter_server",
     "recursive",

@@ -40,6 +40,7 @@ from mpicoll.bench.stats import summarise
 from mpicoll.bench.watchdog import CaseTimeout
 from mpicoll.bench.workload import AUTO, BoundCall, Workload, prepare
 from mpicoll.schedule.methods import VARIANTS
+from mpicoll.schedule.parameters import read_words
 from mpicoll.tuning import NATIVE
 
 _OVERDRAFT = 3
@@ -69,9 +70,9 @@ class Skipped:
 
 @dataclass
 class _Trial:
-    """One algorithm of a group while it is measured; the times are on rank 0 only."""
+    """One choice of a group while it is measured; the times are on rank 0 only."""
 
-    algorithm: str
+    choice: str
     call_at: Callable[[int], BoundCall]
     batch: int = 1
     visit: int = 1
@@ -178,8 +179,9 @@ class Bench:
             outcomes += [self._outcome(work, trial) for trial in trials]
         return outcomes if self.rank == 0 else []
 
-    def _caller(self, work: Workload, algorithm: str) -> Callable[[int], BoundCall]:
+    def _caller(self, work: Workload, words: str) -> Callable[[int], BoundCall]:
         """Gives the call in each of the places for its buffers."""
+        algorithm, parameters = read_words(words)
         # The library's own collective as a user without this package would call it.
         if algorithm == NATIVE:
             # Without this package it would be given addresses that it may not know.
@@ -188,7 +190,7 @@ class Bench:
             return partial(work.bind, self.plain if on_host else self.comm, **plain)
         if algorithm == AUTO:
             return partial(work.bind, self.comm)
-        return partial(work.bind, self.comm, algorithm=algorithm, **self.settings.parameters)
+        return partial(work.bind, self.comm, algorithm=algorithm, **parameters)
 
     def _first_call(self, work: Workload, trial: _Trial) -> str | None:
         """Call once, checked; why the algorithm refuses to run, if it does."""
@@ -330,11 +332,12 @@ class Bench:
         assert trial.stop is not None
         settings = self.settings
         if not trial.times:
-            return Skipped(work.collective, trial.algorithm, work.size, _TOO_LATE, self.size)
+            return Skipped(work.collective, trial.choice, work.size, _TOO_LATE, self.size)
+        algorithm, parameters = read_words(trial.choice)
         return Point(
             run=self.run,
             collective=work.collective,
-            algorithm=trial.algorithm,
+            algorithm=algorithm,
             size=work.size,
             count=work.count,
             type=work.type,
@@ -349,7 +352,7 @@ class Bench:
             problem=trial.problem,
             stop=trial.stop,
             oversubscribed=self.oversubscribed,
-            parameters={} if trial.algorithm in (NATIVE, AUTO) else settings.parameters,
+            parameters=parameters,
             cache="cold" if settings.cold else "warm",
             launch=settings.launch,
             start=settings.start,
@@ -361,4 +364,4 @@ class Bench:
 
 
 def _name(work: Workload, trial: _Trial) -> str:
-    return f"{work.collective} {trial.algorithm} of {format_size(work.size)}"
+    return f"{work.collective} {trial.choice} of {format_size(work.size)}"

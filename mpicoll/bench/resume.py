@@ -38,7 +38,7 @@ class Earlier:
 
 def key(point: Point) -> Key:
     """What tells a point from the others of its sweep."""
-    return Key(point.collective, point.ranks, point.type, point.count, point.algorithm)
+    return Key(point.collective, point.ranks, point.type, point.count, point.choice)
 
 
 def earlier(path: Path, facts: Mapping[str, Any], seed: int | None) -> Earlier:

@@ -68,6 +68,16 @@ def machine(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in mine.items() if value}
 
 
+def nodes_of(facts: Mapping[str, Any], ranks: int) -> tuple[int, ...]:
+    """The node of each of the first ranks of a launch; all on one where the facts do not tell."""
+    nodes = {
+        rank: number
+        for number, host in enumerate(facts.get("hosts", {}).values())
+        for rank in host["ranks"]
+    }
+    return tuple(nodes.get(rank, 0) for rank in range(ranks))
+
+
 def _kind(host: str) -> str:
     """The name of a host without what tells it from its neighbours: its numbers, ``node#.site``.
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from mpicoll.bench.workload import elements
-from mpicoll.schedule.parameters import Value
 
 #: How ranks may begin a repetition together.
 STARTS = ("barrier", "window")
@@ -22,13 +21,13 @@ class SweepSettings:
     """What to measure and how well.
 
     Attributes:
-        algorithms: Names of the algorithms for each collective, in the order of the report.
+        algorithms: The choices for each collective, in the order of the report: algorithms with
+            parameters, as ``chain segments=4``.
         sizes: Bytes of the total vector.
         dtypes: Element types.
         ranks: Numbers of ranks; of so many the first ones are taken. All ranks if empty.
         check: Whether outputs are checked before and after the repetitions.
         seed: Of the order.
-        parameters: Of all algorithms but the library's own.
 
     The others are options of `mpicoll bench` as they are written: see `mpicoll.bench.options`.
     """
@@ -47,7 +46,6 @@ class SweepSettings:
     check: bool = True
     seed: int = 0
     timeout: float = 120.0
-    parameters: dict[str, Value] = field(default_factory=dict)
     launch: int = 0
     start: str = "barrier"
     cold: bool = False
@@ -69,7 +67,7 @@ class Key:
     ranks: int
     type: str
     count: int
-    algorithm: str
+    choice: str
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,10 @@ class Group:
     count: int
     algorithms: tuple[str, ...]
 
-    def key(self, algorithm: str) -> Key:
+    def key(self, choice: str) -> Key:
         """The key of one of its points."""
         kind = "none" if self.collective == "barrier" else self.dtype.name
-        return Key(self.collective, self.ranks, kind, self.count, algorithm)
+        return Key(self.collective, self.ranks, kind, self.count, choice)
 
 
 def groups(settings: SweepSettings, size: int, done: frozenset[Key] = frozenset()) -> list[Group]:

@@ -121,9 +121,11 @@ def ordered(points: Iterable[Point]) -> list[Point]:
     """Points by collective, ranks, type, size and algorithm; collectives as first met."""
     points = list(points)
     collectives = list(dict.fromkeys(p.collective for p in points))
-    algorithms = sorted(
-        dict.fromkeys(p.algorithm for p in points), key=lambda name: (name == "native", name)
+    choices = sorted(
+        {p.choice: p for p in points}.values(),
+        key=lambda p: (p.algorithm == "native", p.algorithm, list(p.parameters.items())),
     )
+    position = {p.choice: number for number, p in enumerate(choices)}
     return sorted(
         points,
         key=lambda p: (
@@ -131,7 +133,7 @@ def ordered(points: Iterable[Point]) -> list[Point]:
             p.ranks,
             p.type,
             p.size,
-            algorithms.index(p.algorithm),
+            position[p.choice],
         ),
     )
 

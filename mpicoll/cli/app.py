@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -10,6 +12,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from mpicoll import __version__
+from mpicoll.base import extensions
+from mpicoll.cli.errors import UsageError
 
 #: Of each subcommand: its module, what the module calls it, and the first sentence of its help.
 #: One of two words goes before one of the first word alone.
@@ -127,8 +131,39 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         return get_command(found)
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(found)
+    alone.command(name)(_with_imports(found))
     return get_command(alone)
+
+
+def _with_imports(command: Callable[..., int]) -> Callable[..., int]:
+    """The same command with an option that imports modules before it begins."""
+
+    def run(import_: list[str] | None = None, **given: Any) -> int:
+        return command(**given)
+
+    option = typer.Option(
+        None,
+        "--import",
+        metavar="MODULE",
+        help="A module, or a file such as mycoll.py, that registers algorithms of your own.",
+        callback=_imported,
+        is_eager=True,
+    )
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    more = inspect.Parameter("import_", kind, default=option, annotation=list[str] | None)
+    run.__signature__ = inspect.Signature([*own, more])  # type: ignore[attr-defined]
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _imported(context: typer.Context, modules: list[str] | None) -> list[str] | None:
+    if modules and not context.resilient_parsing:
+        try:
+            extensions.load(modules)
+        except ValueError as error:
+            raise UsageError(f"--import: {error}") from None
+    return modules
 
 
 class Subcommands(TyperGroup):

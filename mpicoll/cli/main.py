@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = [SHORT_FOR.get(w, w) for w in (sys.argv[1:] if arguments is None else arguments)]
     together = bool(words) and words[0] in COLLECTIVE_COMMANDS
-    together |= words[:1] == ["synthesize"] and any(w.startswith("--measure") for w in words)
+    measures = {"synthesize": "--measure", "tune": "--search"}.get(words[0]) if words else None
+    together |= measures is not None and any(w.startswith(measures) for w in words)
     rank = launch().rank
     if rank and not together:
         return 0

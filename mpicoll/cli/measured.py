@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpicoll.base.wording import plural
-from mpicoll.cli import output
+from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, reading, usage
+from mpicoll.simulate.known_networks import NETWORKS
+from mpicoll.simulate.known_networks import find as find_network
 
 if TYPE_CHECKING:
     from mpicoll.bench.records import Point, Run
@@ -38,6 +40,56 @@ PerNode = Annotated[
         "--per-node", min=1, metavar="N", help="Ranks of a node, where there are several."
     ),
 ]
+
+
+InterAlpha = Annotated[
+    str | None,
+    typer.Option("--inter-alpha", metavar="TIME", help="Time per message between nodes, as 2us."),
+]
+InterBeta = Annotated[
+    str | None,
+    typer.Option("--inter-beta", metavar="TIME", help="Time per byte between nodes, as 80ps."),
+]
+Network = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        metavar="NAME",
+        help=f"Both of a known network: {', '.join(NETWORKS)}; the manual has the sources.",
+    ),
+]
+
+
+#: What helps where no link between nodes was measured.
+LINK_REMEDY = (
+    f"; give --inter-alpha and --inter-beta, or a network by --network: {', '.join(NETWORKS)}"
+)
+
+
+def between_nodes(
+    network: str | None, alpha: str | None, beta: str | None, per_node: int | None
+) -> tuple[float | None, float | None]:
+    """Seconds of a message and of a byte between nodes, as far as options say.
+
+    Raises:
+        UsageError: they make no sense, or nothing says where the ranks are.
+    """
+    from mpicoll.base.times import ATTOSECONDS
+
+    given = {"--network": network, "--inter-alpha": alpha, "--inter-beta": beta}
+    named = [option for option, value in given.items() if value is not None]
+    if named and not per_node:
+        raise UsageError(f"{' and '.join(named)} need --per-node, the ranks of a node")
+
+    def seconds(option: str, text: str | None) -> float | None:
+        return None if text is None else parse.attoseconds(option, text) / ATTOSECONDS
+
+    a, b = seconds("--inter-alpha", alpha), seconds("--inter-beta", beta)
+    if network is None:
+        return a, b
+    with usage():
+        known = find_network(network)
+    return known.alpha if a is None else a, known.beta if b is None else b
 
 
 def need(modules: Sequence[str], extra: str) -> None:
@@ -126,6 +178,50 @@ def model(path: Path) -> CostModel:
     need(["pydantic"], "config")
     with usage():
         return cost_files.read(path)
+
+
+def with_links(
+    parameters: CostModel,
+    network: str | None,
+    alpha: str | None,
+    beta: str | None,
+    per_node: int | None,
+    described: bool = False,
+) -> CostModel:
+    """Parameters with the links between nodes that options describe.
+
+    Args:
+        parameters: costs.
+        network, alpha, beta, per_node: the options.
+        described: whether these are from options too, so that what is not said of a link is as
+            within a node.
+
+    Raises:
+        UsageError: see :func:`between_nodes`; or one of two numbers is missing.
+    """
+    from mpicoll.simulate.costs import INTER, INTRA
+
+    a, b = between_nodes(network, alpha, beta, per_node)
+    if a is None and b is None:
+        return parameters
+    links = parameters.general.links
+    known = links.get(INTER) or (links[INTRA] if described else ())
+    if known:
+        a, b = known[-1].alpha if a is None else a, known[-1].beta if b is None else b
+    if a is None or b is None:
+        missing, given = ("beta", "alpha") if b is None else ("alpha", "beta")
+        raise UsageError(
+            f"--inter-{given} alone does not describe a link; give --inter-{missing} too, or a "
+            "--network"
+        )
+    return parameters.between_nodes(a, b)
+
+
+def has_link(parameters: CostModel) -> bool:
+    """Whether parameters know of links between nodes."""
+    from mpicoll.simulate.costs import INTER
+
+    return INTER in parameters.general.links
 
 
 def nodes(parameters: CostModel, ranks: int, per_node: int | None) -> tuple[int, ...]:

@@ -11,9 +11,22 @@ import typer
 from typer.models import ArgumentInfo
 
 from mpicoll.base.wording import PARAMETER
+from mpicoll.schedule.methods import spelled
+
+
+def any_spelling(text: str | None) -> str | None:
+    """The name of the collective that is meant, as Allreduce or all-reduce; else the same text."""
+    method = spelled(text) if text else None
+    return method.collective if method else text
+
 
 Collective = Annotated[
-    str, typer.Argument(metavar="COLLECTIVE", help="Such as allreduce; see `mpicoll list`.")
+    str,
+    typer.Argument(
+        metavar="COLLECTIVE",
+        help="Such as allreduce; see `mpicoll list`.",
+        callback=any_spelling,
+    ),
 ]
 Algorithm = Annotated[
     str, typer.Argument(metavar="ALGORITHM", help="Such as ring; see `mpicoll list`.")

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,8 +48,8 @@ class Recorder:
         from mpicoll.bench.records import Point
         from mpicoll.bench.table import microseconds
 
-        what = f"{outcome.collective} {outcome.algorithm} {format_size(outcome.size)}"
-        what += f", P = {outcome.ranks}"
+        choice = outcome.choice if isinstance(outcome, Point) else outcome.algorithm
+        what = f"{outcome.collective} {choice} {format_size(outcome.size)}, P = {outcome.ranks}"
         if not isinstance(outcome, Point):
             self.skipped.append(outcome)
             self._show(what, f"skipped: {outcome.reason}")
@@ -170,7 +169,7 @@ def opened(
         UsageError: if the sweep to go on with is another one, or plotly is missing for a page.
         OSError: if a file cannot be written.
     """
-    from mpicoll.bench.records import Run, Writer
+    from mpicoll.bench.records import Run, Writer, run_name
     from mpicoll.bench.resume import Earlier, earlier
     from mpicoll.bench.settings import groups
 
@@ -194,7 +193,7 @@ def opened(
     facts["settings"] = settings.plain()
     if before.names:
         facts["resumes"] = before.names[-1]
-    name = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+    name = run_name()
     left = groups(settings, facts["ranks"], before.done)
     total = sum(len(group.algorithms) for group in left)
     if file is not None and left:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 from mpicoll.cli.errors import UsageError, needing, usage
@@ -26,11 +28,12 @@ def algorithms(
     from mpicoll.bench.blocks import base
     from mpicoll.bench.workload import AUTO, serving
     from mpicoll.files import schedule_files
-    from mpicoll.schedule.methods import VARIANTS
+    from mpicoll.schedule.methods import VARIANTS, spelled
     from mpicoll.tuning import NATIVE
 
+    meant = [method.variant if (method := spelled(name)) else name for name in collectives]
     chosen = {}
-    for collective in VARIANTS if collectives == ["all"] else dict.fromkeys(collectives):
+    for collective in VARIANTS if collectives == ["all"] else dict.fromkeys(meant):
         if collective not in VARIANTS:
             raise UsageError(
                 f"unknown collective {collective!r}: bench measures {', '.join(VARIANTS)}"
@@ -62,17 +65,77 @@ def algorithm(collective: str, name: str) -> Algorithm:
         return schedule_files.find(collective, name)
 
 
-def check_parameters(chosen: dict[str, tuple[str, ...]], parameters: dict[str, Value]) -> None:
-    """Refuse parameters that an algorithm to be measured does not have."""
+def with_parameters(
+    chosen: dict[str, tuple[str, ...]], parameters: dict[str, Value], everything: bool
+) -> dict[str, tuple[str, ...]]:
+    """The algorithms with parameters, in words; of several values of a parameter one of each.
+
+    Args:
+        chosen: by collective.
+        parameters: what is set; several values of what takes one are a list of them.
+        everything: whether all algorithms are asked for; those without a parameter are then
+            measured as they are.
+
+    Raises:
+        UsageError: a value is none of its kind, or no algorithm has such a parameter.
+    """
     from mpicoll.bench.blocks import base
+
+    found = {}
+    for collective, names in chosen.items():
+        if everything:
+            _check_known(base(collective), names, parameters)
+        variants = (_variants(base(collective), n, parameters, everything) for n in names)
+        found[collective] = tuple(chain.from_iterable(variants))
+    return found
+
+
+def _check_known(collective: str, names: tuple[str, ...], parameters: dict[str, Value]) -> None:
+    """Raise unless some algorithm has each of the parameters."""
+    from mpicoll import algorithms
+
+    known = {
+        p
+        for name in algorithms.names(collective)
+        if name in names
+        for p in algorithms.find(collective, name).parameters
+    }
+    for name in parameters:
+        if name not in known:
+            raise UsageError(
+                f"--set {name}: no algorithm of {collective} has a parameter {name!r}: known are "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
+
+
+def _variants(
+    collective: str, name: str, parameters: dict[str, Value], everything: bool
+) -> Iterator[str]:
+    from mpicoll import algorithms
     from mpicoll.files import schedule_files
+    from mpicoll.schedule.parameters import in_words
     from mpicoll.tuning import check
 
-    for collective, names in chosen.items():
-        for name in names:
-            if name not in ("native", "auto") and not schedule_files.is_path(name):
-                with usage():
-                    check(base(collective), name, parameters)
+    if name in ("native", "auto"):
+        yield name
+        return
+    mine, of_file = parameters, schedule_files.is_path(name)
+    per_rank: set[str] = set()
+    if not of_file:
+        entry = algorithms.find(collective, name)
+        per_rank = {key for key, kind in entry.kinds.items() if kind.per_rank}
+        if everything:
+            mine = {key: value for key, value in parameters.items() if key in entry.parameters}
+    several = {
+        key: value if isinstance(value, tuple) and key not in per_rank else (value,)
+        for key, value in mine.items()
+    }
+    for values in product(*several.values()):
+        one: dict[str, Value] = dict(zip(several, values, strict=True))
+        if not of_file:
+            with usage():
+                check(collective, name, one)
+        yield f"{name} {in_words(one)}".rstrip()
 
 
 def sizes(options: Options) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from mpicoll.comm.dispatch import Dispatch
 from mpicoll.comm.passed import NEIGHBOURHOOD
 from mpicoll.runtime.state import State, Stats, find
 from mpicoll.schedule import collectives
+from mpicoll.schedule.methods import spelled
 from mpicoll.tuning import NATIVE
 
 
@@ -46,7 +47,7 @@ class Inspection(Dispatch):
         The time is predicted where ``MPICOLL_MODEL`` names fitted parameters.
 
         Args:
-            collective: name as in ``mpicoll list``, or of a neighbourhood collective.
+            collective: name as in ``mpicoll list``, or of a method, such as ``Allreduce``.
             nbytes: bytes of the whole vector (of all blocks, for all-gather, reduce-scatter, ...).
 
         Raises:
@@ -58,7 +59,8 @@ class Inspection(Dispatch):
                 f"{collective} on {plural(state.size, 'rank')}: {NATIVE} (passed through: "
                 f"neighbourhood collectives are the MPI library's own); known are {NATIVE}"
             )
-        collectives.collective(collective)
+        method = spelled(collective)
+        collective = method.collective if method else collectives.collective(collective).name
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes} must not be negative")
         choice = tuning.choose_fitting(collective, state.size, nbytes, state.table)

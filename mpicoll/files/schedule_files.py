@@ -37,6 +37,7 @@ from mpicoll.registry import (
 )
 from mpicoll.schedule import Copy, Recv, RecvReduce, Round, Schedule, Send, channels, strands
 from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.schedule.counts import count
 from mpicoll.schedule.steps import MAX_OPEN_CHANNELS, MAX_SEGMENTS, as_channels
 
 FORMAT = "schedule 1"
@@ -253,7 +254,7 @@ def _form() -> Any:
         segments: Positive
         window: int = pydantic.Field(ge=1, le=MAX_OPEN_CHANNELS)
         hosts: list[Natural]
-        needs: list[Literal["commutative", "even size"]]
+        needs: list[Literal["commutative", "even", "power of two"]]
         order: list[Literal["same bits on all ranks", "rank order"]]
         about: dict[str, Any]
         programs: list[list[list[list[list[Step]]]]]
@@ -294,8 +295,6 @@ def _steps(programs: Any) -> Programs:
 
 def _algorithm(name: str, file: Mapping[str, Any], programs: Programs, content: bytes) -> Algorithm:
     """The algorithm of a file; its counts are counted."""
-    from mpicoll.verify import count
-
     ranks, nblocks, root = file["ranks"], file["blocks"], file["root"]
 
     def schedule(rank: int, size: int, segments: int, window: int) -> Schedule:
@@ -310,7 +309,7 @@ def _algorithm(name: str, file: Mapping[str, Any], programs: Programs, content: 
     return replace(
         _template(file["collective"]),
         name=name,
-        family="file",
+        origin="file",
         schedule=schedule,
         parameters={"segments": file["segments"], "window": file["window"]},
         kinds={"segments": NUMBER, "window": NUMBER},

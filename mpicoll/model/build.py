@@ -15,6 +15,7 @@ from mpicoll.model.cells import Cell, Left, Resampled, by_choice, is_native, lau
 from mpicoll.model.choose import Pick, Regret
 from mpicoll.model.crossovers import Crossover, find_crossovers
 from mpicoll.model.fit import REPLICATES, fit
+from mpicoll.model.told import LEAST_GAIN
 from mpicoll.model.validate import validated
 from mpicoll.simulate.costs import CostModel
 from mpicoll.tuning import NATIVE
@@ -127,12 +128,12 @@ def _ways(cells: Sequence[Cell]) -> dict[str, Callable[[Sequence[Cell]], Pick]]:
 
 def gain(cells: Sequence[Cell]) -> float:
     """What another choice must gain to replace one: more than launches differ."""
-    return max(choose.LEAST_GAIN, min(noise(cells) or 0.0, 0.1))
+    return max(LEAST_GAIN, min(noise(cells) or 0.0, 0.1))
 
 
 def measured_rules(cells: Sequence[Cell]) -> dict[str, list[Any]]:
     """The rules that the measurements themselves make."""
-    return choose.all_rules(choose.tables(cells), lambda cell: cell.seconds, gain(cells))
+    return choose.by_collective(choose.decisions(choose.tables(cells)))
 
 
 def measured_regret(cells: Sequence[Cell]) -> Regret | None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mpicoll.base.wording import plural
 from mpicoll.bench.records import Point, Run
+from mpicoll.bench.runs import nodes_of
 from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.schedule.parameters import Value
 from mpicoll.simulate.costs import Costs
@@ -51,6 +52,7 @@ class Cell(Measured):
         ranks, nbytes, root: where; bytes of the whole vector.
         nodes: the node of each rank.
         near: whether all ranks shared memory.
+        crowded: whether there were more ranks than cores.
         launches: seconds of each repetition, by the name of the launch.
         under: the costs under which its path is found; None: see
         :func:`mpicoll.simulate.critical_path.reference`.
@@ -66,6 +68,7 @@ class Cell(Measured):
     near: bool
     launches: Mapping[str, tuple[float, ...]] = field(compare=False, default_factory=dict)
     under: Costs | None = field(compare=False, default=None)
+    crowded: bool = field(compare=False, default=False)
 
     @cached_property
     def choice(self) -> str:
@@ -183,7 +186,7 @@ def launch_of(runs: Sequence[Run]) -> dict[str, str]:
 
 def _cell(run: Run, point: Point) -> Cell:
     """The cell that a point belongs to, still empty."""
-    nodes = _nodes(run.facts, point.ranks)
+    nodes = nodes_of(run.facts, point.ranks)
     messages = run.facts.get("environment", {}).get("MPICOLL_TRANSPORT") == "mpi"
     return Cell(
         point.collective,
@@ -194,6 +197,7 @@ def _cell(run: Run, point: Point) -> Cell:
         point.root,
         nodes,
         len(set(nodes)) == 1 and not messages,
+        crowded=point.oversubscribed,
     )
 
 
@@ -233,16 +237,6 @@ def _usual(points: Iterable[Point]) -> dict[str, tuple[str, str, str]]:
     for point in points:
         kinds.setdefault(point.collective, Counter())[_kind(point)] += 1
     return {collective: counted.most_common(1)[0][0] for collective, counted in kinds.items()}
-
-
-def _nodes(facts: Mapping[str, Any], ranks: int) -> tuple[int, ...]:
-    """The node of each of the first ranks of a launch; all on one where the facts do not tell."""
-    nodes = {
-        rank: number
-        for number, host in enumerate(facts.get("hosts", {}).values())
-        for rank in host["ranks"]
-    }
-    return tuple(nodes.get(rank, 0) for rank in range(ranks))
 
 
 def launches(cells: Iterable[Cell]) -> tuple[str, ...]:

@@ -15,12 +15,11 @@ import numpy as np
 
 from mpicoll import tuning
 from mpicoll.model.cells import Array, Cell, launches
+from mpicoll.model.told import LEAST_GAIN, Comparisons, Segment
 from mpicoll.simulate.costs import CostModel
 from mpicoll.tuning import NATIVE, Choice
 from mpicoll.tuning.predict import predict
 
-#: A choice is kept for the next size unless another is faster by more than this.
-LEAST_GAIN = 0.02
 #: Candidates of a rule, besides the library's own.
 MOST_CANDIDATES = 4
 
@@ -59,6 +58,11 @@ class Table:
             for choice, row in self.cells.items()
         }
         return Table(self.place, (low, *self.sizes, high), rows)
+
+    @property
+    def comparisons(self) -> Comparisons:
+        """The choices held against each other."""
+        return Comparisons(self.cells, len(self.sizes))
 
     def times(self, seconds: Callable[[Cell], float]) -> dict[str, Array]:
         """Seconds of each choice at each size; infinite where it was not measured."""
@@ -120,21 +124,30 @@ def winners(times: Mapping[str, Array], gain: float = 0.0) -> list[str]:
     return found
 
 
-def rules(table: Table, times: Mapping[str, Array], gain: float = LEAST_GAIN) -> list[Any]:
-    """The rules of a tuning file for a table."""
-    best = winners(times, gain)
+def told_by_model(times: Mapping[str, Array]) -> list[Segment]:
+    """The sizes with the choice that is fastest, of predicted times."""
+    best = winners(times, LEAST_GAIN)
     starts = [i for i in range(len(best)) if not i or best[i] != best[i - 1]]
+    ends = [*starts[1:], len(best)]
+    return [Segment(start, end, best[start]) for start, end in zip(starts, ends, strict=True)]
+
+
+def rules(table: Table, times: Mapping[str, Array], segments: Sequence[Segment]) -> list[Any]:
+    """The rules of a tuning file for a table whose sizes have choices."""
     found = []
-    for start, end in zip(starts, [*starts[1:], len(best)], strict=True):
+    before = None
+    for segment in segments:
+        start, end, best = segment
         first = 0
-        if start:
-            ratios = np.log(times[best[start - 1]]) - np.log(times[best[start]])
+        if before is not None:
+            ratios = np.log(times[before]) - np.log(times[best])
             first = math.ceil(crossing(table.sizes, ratios, start - 1))
+        before = best
         others = sorted(
-            (c for c in times if c != best[start] and np.isfinite(times[c][start:end]).all()),
+            (c for c in times if c != best and np.isfinite(times[c][start:end]).all()),
             key=lambda choice: float(np.log(times[choice][start:end]).sum()),
         )
-        named = [best[start], *others[: MOST_CANDIDATES - 1]]
+        named = [best, *others[: MOST_CANDIDATES - 1]]
         if NATIVE not in named:
             named.append(NATIVE)
         rule = {"ranks": table.place.ranks, "nbytes": first, "near": table.place.near}
@@ -142,16 +155,44 @@ def rules(table: Table, times: Mapping[str, Array], gain: float = LEAST_GAIN) ->
     return found
 
 
-def all_rules(
-    found: Sequence[Table], seconds: Callable[[Cell], float], gain: float = LEAST_GAIN
-) -> dict[str, list[Any]]:
-    """The rules of a tuning file for some tables."""
+def all_rules(found: Sequence[Table], seconds: Callable[[Cell], float]) -> dict[str, list[Any]]:
+    """The rules of a tuning file for some tables, by predicted times."""
     made: dict[str, list[Any]] = {}
-    for table in sorted(found, key=lambda table: table.place):
-        if table.place.ranks > 1:
-            times = table.times(seconds)
-            made.setdefault(table.place.collective, []).extend(rules(table, times, gain))
+    for table in _of_several_ranks(found):
+        times = table.times(seconds)
+        written = rules(table, times, told_by_model(times))
+        made.setdefault(table.place.collective, []).extend(written)
     return made
+
+
+class Decision(NamedTuple):
+    """A rule that measurements make, the sizes that it is for, and where they are."""
+
+    table: Table
+    segment: Segment
+    rule: Mapping[str, Any]
+
+
+def decisions(found: Sequence[Table]) -> list[Decision]:
+    """The rules that the measurements of some tables make: every change of choice is told."""
+    made = []
+    for table in _of_several_ranks(found):
+        segments = table.comparisons.segments()
+        written = rules(table, table.times(lambda cell: cell.seconds), segments)
+        made += [Decision(table, *both) for both in zip(segments, written, strict=True)]
+    return made
+
+
+def by_collective(made: Sequence[Decision]) -> dict[str, list[Any]]:
+    """Rules as a tuning file has them."""
+    found: dict[str, list[Any]] = {}
+    for decision in made:
+        found.setdefault(decision.table.place.collective, []).append(decision.rule)
+    return found
+
+
+def _of_several_ranks(found: Sequence[Table]) -> list[Table]:
+    return [t for t in sorted(found, key=lambda table: table.place) if t.place.ranks > 1]
 
 
 # --- regret ---------------------------------------------------------------------------------------

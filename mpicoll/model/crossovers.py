@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mpicoll.model.cells import Array, Resampled, is_native
-from mpicoll.model.choose import LEAST_GAIN, PointOfUse, Table, crossing, modelled, winners
+from mpicoll.model.choose import PointOfUse, Table, crossing, modelled, winners
+from mpicoll.model.told import LEAST_GAIN
 from mpicoll.simulate.costs import CostModel, interval
 
 #: Share of resampled measurements that tell who is faster.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from mpicoll.model import choose
 from mpicoll.model.cells import Cell
+from mpicoll.model.told import without_doubtful
 from mpicoll.tuning import NATIVE
 
 #: Open MPI: number of the collective, and of its algorithms by the words of a choice.
@@ -146,9 +147,11 @@ class _Range(NamedTuple):
 
 
 def _ranges(
-    library: str, cells: Sequence[Cell], known: Mapping[str, Any], gain: float
+    library: str, cells: Sequence[Cell], known: Mapping[str, Any]
 ) -> dict[str, dict[int, list[_Range]]]:
     """By collective and number of ranks, the best of the choices that a library knows.
+
+    Where the library's own was measured, it stands wherever no gain over it is told from noise.
 
     Raises:
         ValueError: nothing measured has a counterpart there.
@@ -160,7 +163,10 @@ def _ranges(
         rows = {c: row for c, row in table.cells.items() if c in algorithms or c == NATIVE}
         if ranks > 1 and set(rows) - {NATIVE}:
             known_alone = replace(table, cells=rows)
-            rules = choose.rules(known_alone, known_alone.times(lambda cell: cell.seconds), gain)
+            comparisons = known_alone.comparisons
+            segments = without_doubtful(comparisons, comparisons.segments())
+            times = known_alone.times(lambda cell: cell.seconds)
+            rules = choose.rules(known_alone, times, segments)
             ranges = [_Range(rule["nbytes"], rule["algorithms"][0]) for rule in rules]
             found.setdefault(collective, {})[ranks] = ranges
     if not found:
@@ -169,14 +175,14 @@ def _ranges(
     return found
 
 
-def ompi(cells: Sequence[Cell], gain: float = choose.LEAST_GAIN) -> str:
+def ompi(cells: Sequence[Cell]) -> str:
     """A rules file of Open MPI's tuned component, to be named by
     ``coll_tuned_dynamic_rules_filename``.
 
     Raises:
         ValueError: nothing measured has a counterpart there.
     """
-    ranges = _ranges("Open MPI", cells, {name: known for name, (_, known) in OMPI.items()}, gain)
+    ranges = _ranges("Open MPI", cells, {name: known for name, (_, known) in OMPI.items()})
     lines = [f"{len(ranges)}  # collectives"]
     for collective in sorted(ranges, key=lambda name: OMPI[name][0]):
         number, known = OMPI[collective]
@@ -192,7 +198,6 @@ def ompi(cells: Sequence[Cell], gain: float = choose.LEAST_GAIN) -> str:
 def mpich(
     cells: Sequence[Cell],
     base: Mapping[str, Any] | None = None,
-    gain: float = choose.LEAST_GAIN,
 ) -> dict[str, Any]:
     """A file of MPICH's, to be named by ``MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE``.
 
@@ -200,7 +205,6 @@ def mpich(
         cells: what was measured.
         base: the file that MPICH uses otherwise, which has all collectives; those that were
             measured are replaced, others, and intercommunicators, stay.
-        gain: see :func:`mpicoll.model.choose.rules`.
 
     Raises:
         ValueError: nothing measured has a counterpart there.
@@ -208,7 +212,7 @@ def mpich(
     known = {name: entry.algorithms for name, entry in MPICH.items()}
     if base is None:
         cells = [cell for cell in cells if cell.choice != NATIVE]
-    ranges = _ranges("MPICH", cells, known, gain)
+    ranges = _ranges("MPICH", cells, known)
     found = dict(base or {})
     for collective, by_ranks in ranges.items():
         entry = MPICH[collective]

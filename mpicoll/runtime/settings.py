@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from mpi4py import MPI
 
 from mpicoll import tuning
-from mpicoll.base.consensus import from_rank_0
+from mpicoll.base import extensions
+from mpicoll.base.consensus import Problem, attempt, from_rank_0
 from mpicoll.base.wording import ranges
 from mpicoll.cuda import driver, group
 from mpicoll.engine.transport import TRANSPORTS
@@ -26,7 +27,7 @@ VARIABLES = frozenset(
     {f"MPICOLL_{name.upper()}" for name in COLLECTIVES}
     | {"MPICOLL_FALLBACK", "MPICOLL_PROGRESS", "MPICOLL_TRANSPORT", "MPICOLL_GPU"}
     | {"MPICOLL_TIMEOUT", "MPICOLL_CHECK", "MPICOLL_MODEL", "MPICOLL_TUNING", "MPICOLL_TRACE"}
-    | {"MPICOLL_SIMD", "MPICOLL_SHARE_CORES"}
+    | {"MPICOLL_SIMD", "MPICOLL_SHARE_CORES", extensions.VARIABLE}
 )
 #: What to do with a call that mpicoll cannot serve: raise, warn once, or just count it.
 POLICIES = ("error", "warn", "silent")
@@ -56,6 +57,8 @@ class Settings(NamedTuple):
     devices: bool = False
     #: Whether the death of a rank is told to the others; asked for by the program.
     survive: bool = False
+    #: Modules from outside that register algorithms.
+    imports: tuple[str, ...] = ()
 
     @property
     def is_watched(self) -> bool:
@@ -67,6 +70,10 @@ class Settings(NamedTuple):
 def read(comm: MPI.Intracomm) -> Settings:
     """Read the environment of rank 0.  Raises the same ValueError on all ranks."""
     found = from_rank_0(comm, lambda: _settings_from(os.environ))
+    if found.imports:
+        done = attempt(comm, lambda: extensions.load(found.imports), ValueError)
+        if isinstance(done, Problem):
+            raise ValueError(f"{extensions.VARIABLE}, {done}")
     schedules.share(comm, found.rules)
     if found.progress:
         levels = comm.allgather(MPI.Query_thread())
@@ -100,6 +107,11 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
     thread = environment.get("MPICOLL_PROGRESS") or ""
     if thread not in ("", "thread"):
         raise ValueError(f"MPICOLL_PROGRESS={thread!r} must be thread, or unset")
+    imports = extensions.named(environment)
+    try:
+        extensions.load(imports)
+    except ValueError as error:
+        raise ValueError(f"{extensions.VARIABLE}: {error}") from None
     model = _model_from(environment)
     return Settings(
         _rules_from(environment, model),
@@ -114,6 +126,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         model=model,
         gpu=_one_of(group.TRANSPORTS, "MPICOLL_GPU", environment.get("MPICOLL_GPU") or "auto"),
         devices=driver.is_usable(),
+        imports=imports,
     )
 
 

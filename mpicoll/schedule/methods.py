@@ -93,6 +93,29 @@ METHODS = {method.name: method for method in _METHODS}
 #: By the names of their collectives: ``allgather``, ``allgatherv``, ...
 VARIANTS = {method.variant: method for method in _METHODS}
 
+
+def spelled(text: str) -> Method | None:
+    """The method that is meant by a name in any spelling; None if none is.
+
+    ``allreduce``, ``Allreduce``, ``ALL_REDUCE``, ``MPI_Iallreduce`` and ``Allreduce_init`` are the
+    same, and ``broadcast`` is ``bcast``.
+    """
+    word = text.lower().replace("-", "_").removeprefix("mpi_").removesuffix("_init")
+    return _SPELLINGS.get(word.replace("_", ""))
+
+
+def _spellings() -> dict[str, Method]:
+    found: dict[str, Method] = {}
+    for method in _METHODS:
+        for name in (method.variant, method.name.lower()):
+            word = name.replace("_", "")
+            found.setdefault(word, method)
+            found.setdefault(f"i{word}", method)
+    return {**found, "broadcast": METHODS["Bcast"]}
+
+
+_SPELLINGS = _spellings()
+
 #: Methods of topologies.  They are the MPI library's own: there is no algorithm to choose.
 NEIGHBOURHOOD = (
     "Neighbor_allgather",

@@ -103,6 +103,18 @@ def read_value(text: str) -> Value:
     return tuple(map(int, text.strip().removesuffix(",").split(",")))
 
 
+def read_words(words: str) -> tuple[str, dict[str, Value]]:
+    """An algorithm's name and its parameters as they are written: ``chain segments=4 window=8``.
+
+    Raises:
+        ValueError: they are written otherwise.
+    """
+    name, *rest = words.split() or [""]
+    if not all("=" in word for word in rest):
+        raise ValueError(f"{words!r} must be a name, and name=value for each parameter")
+    return name, {key: read_value(value) for key, value in (word.split("=", 1) for word in rest)}
+
+
 def in_words(parameters: Mapping[str, Value]) -> str:
     """Parameters as they are written, without those that stand for what is natural."""
     return " ".join(

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 #: Link between ranks of one node, and link between nodes.
 INTRA, INTER = "intra", "inter"
+#: Relative difference of numbers that are the same but for how they were added up.
+_ALIKE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ class Costs:
         """The piece that holds for a message; the other kind of link if this one is not known."""
         pieces = self.links[link] if link in self.links else next(iter(self.links.values()))
         return next(p for p in pieces if p.upto is None or nbytes <= p.upto)
+
+    def between_nodes(self, alpha: float, beta: float) -> Costs:
+        """The same, with other links between nodes."""
+        return replace(self, links={**self.links, INTER: (Piece(None, alpha, beta),)})
 
     def numbers(self) -> dict[str, float]:
         """All parameters by name: ``call``, ``step``, ``gamma``, ``alpha intra upto 4096``, ..."""
@@ -153,6 +159,21 @@ class Evidence:
         found = costs.numbers()
         return {name: interval(found[name], values) for name, values in columns.items()}
 
+    def strays(self, costs: Costs) -> dict[str, tuple[float, float]]:
+        """Those of these parameters that lie outside of what resampled measurements give, and that.
+
+        Such an estimate is no middle of anything: something is wrong with the measurements or the
+        fit, and nothing should be built on it.
+        """
+        found: dict[str, tuple[float, float]] = {}
+        for name, estimate in costs.numbers().items():
+            ordered = sorted(replicate.numbers()[name] for replicate in self.replicates)
+            if ordered:
+                low, high = _middle(ordered)
+                if not low - _ALIKE * abs(low) <= estimate <= high + _ALIKE * abs(high):
+                    found[name] = low, high
+        return found
+
 
 def interval(estimate: float, replicates: Sequence[float]) -> tuple[float, float]:
     """The values between which 95 % of some replicates lie, and what they are replicates of.
@@ -160,9 +181,14 @@ def interval(estimate: float, replicates: Sequence[float]) -> tuple[float, float
     An estimate can lie outside of what resampled measurements give; the interval then reaches to
     it, for whoever uses the estimate must be told of it.
     """
-    ordered = sorted(replicates) or [estimate]
+    low, high = _middle(sorted(replicates) or [estimate])
+    return min(low, estimate), max(high, estimate)
+
+
+def _middle(ordered: Sequence[float]) -> tuple[float, float]:
+    """The values between which 95 % of some numbers lie."""
     cut = math.floor(0.025 * len(ordered))
-    return min(ordered[cut], estimate), max(ordered[-1 - cut], estimate)
+    return ordered[cut], ordered[-1 - cut]
 
 
 #: Bytes, seconds, and the 95 % interval of the seconds.
@@ -242,6 +268,27 @@ class CostModel:
     general_evidence: Evidence | None = None
     rules: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    def between_nodes(self, alpha: float, beta: float) -> CostModel:
+        """The same, with links between nodes that cost so much, in all sets."""
+
+        def of(evidence: Evidence) -> Evidence:
+            links = tuple(costs.between_nodes(alpha, beta) for costs in evidence.replicates)
+            return replace(evidence, replicates=links)
+
+        return replace(
+            self,
+            general=self.general.between_nodes(alpha, beta),
+            own={
+                collective: {c: costs.between_nodes(alpha, beta) for c, costs in sets.items()}
+                for collective, sets in self.own.items()
+            },
+            evidence={
+                collective: {c: of(found) for c, found in sets.items()}
+                for collective, sets in self.evidence.items()
+            },
+            general_evidence=self.general_evidence and of(self.general_evidence),
+        )
 
     def costs(self, collective: str, choice: str, ranks: int) -> tuple[Costs, bool]:
         """The parameters for a choice on so many ranks, and whether they are its own."""

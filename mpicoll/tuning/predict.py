@@ -12,7 +12,7 @@ from functools import partial
 from mpicoll import algorithms
 from mpicoll.base.wording import plural
 from mpicoll.simulate import simulate
-from mpicoll.simulate.costs import CostModel, Costs, Evidence, interval
+from mpicoll.simulate.costs import INTER, CostModel, Costs, Evidence, interval
 from mpicoll.simulate.critical_path import Path, TooManyMessages, critical_path
 from mpicoll.simulate.machine import Machine
 from mpicoll.tuning import rules
@@ -20,6 +20,8 @@ from mpicoll.tuning.rules import NATIVE, Choice
 
 #: Which parameters a prediction is made with.
 OWN, GENERAL, CURVE = "own parameters", "general parameters", "curve through measurements"
+#: A warning: of ranks on several nodes, where the parameters know one kind of link.
+NO_LINK = "no link between nodes was measured; it is taken to be as fast as one within a node"
 _UNIT = 10**15  # of a second, for simulations
 
 
@@ -108,6 +110,8 @@ def predict(
         return made(seconds, low, high, CURVE, (), None, warnings)
     costs, own = model.costs(collective, choice.words, ranks)
     apart = nodes if len(set(nodes)) > 1 else ()
+    if apart and INTER not in costs.links:
+        warnings += (NO_LINK,)
     placed = rules.placed(collective, choice, nodes)
     source = OWN if own else GENERAL
     try:
@@ -122,10 +126,7 @@ def predict(
             model.general,
         )
     except TooManyMessages:
-        entry = algorithms.find(collective, choice.algorithm)
-        machine = replace(Machine.of(costs, _UNIT), nodes=apart)
-        result = simulate(entry, ranks, nbytes, machine, root, dict(placed.parameters))
-        seconds = result.makespan / _UNIT
+        seconds = _simulated(costs, collective, placed, ranks, nbytes, root, apart)
         low, high = seconds * (1 - widen), seconds * (1 + widen)
         return made(seconds, low, high, source, (), None, warnings)
     replicates = model.replicates(collective, choice.words, ranks)
@@ -133,6 +134,40 @@ def predict(
     low, high = interval(seconds, [path.seconds(r) for r in replicates])
     low, high = low * (1 - widen), high * (1 + widen)
     return made(seconds, low, high, source, _parts(path, costs), path, warnings)
+
+
+def _simulated(
+    costs: Costs,
+    collective: str,
+    choice: Choice,
+    ranks: int,
+    nbytes: int,
+    root: int,
+    nodes: tuple[int, ...],
+) -> float:
+    machine = replace(Machine.of(costs, _UNIT), nodes=nodes)
+    entry = algorithms.find(collective, choice.algorithm)
+    result = simulate(entry, ranks, nbytes, machine, root, dict(choice.parameters))
+    return result.makespan / _UNIT
+
+
+def estimate(
+    model: CostModel,
+    collective: str,
+    choice: Choice,
+    ranks: int,
+    nbytes: int,
+    nodes: tuple[int, ...] = (),
+) -> float:
+    """Seconds of a call by one of mpicoll's algorithms, simulated: fast, and without a reason.
+
+    Raises:
+        ValueError: see :func:`predict`.
+    """
+    costs, _ = model.costs(collective, choice.words, ranks)
+    apart = nodes if len(set(nodes)) > 1 else ()
+    placed = rules.placed(collective, choice, nodes)
+    return _simulated(costs, collective, placed, ranks, nbytes, 0, apart)
 
 
 def in_words(

@@ -19,7 +19,7 @@ from mpicoll import algorithms
 from mpicoll.files import schedule_files
 from mpicoll.registry import FILE_PREFIX
 from mpicoll.schedule import collectives
-from mpicoll.schedule.parameters import LABELS, Parameter, Value, in_words, read_value
+from mpicoll.schedule.parameters import LABELS, Parameter, Value, in_words, read_words
 
 __all__ = [
     "ARGUMENT",
@@ -108,13 +108,16 @@ def check(collective: str, algorithm: str, parameters: Mapping[str, Parameter]) 
                 f"{collective} {NATIVE} has no parameter {next(iter(parameters))!r}: known are none"
             )
         return ()
-    known = (*algorithms.names(collective), NATIVE)
-    if algorithm not in known and not algorithm.startswith(FILE_PREFIX):
+    try:
+        entry = algorithms.find(collective, algorithm)
+    except ValueError:
+        known = (*algorithms.names(collective), NATIVE)
+        if algorithm in known or algorithm.startswith(FILE_PREFIX):
+            raise
         raise ValueError(
             f"unknown algorithm {algorithm!r} for {collective}: known are {', '.join(known)}"
-        )
-    complete = algorithms.find(collective, algorithm).complete(parameters)
-    return tuple(sorted(complete.items()))
+        ) from None
+    return tuple(sorted(entry.complete(parameters).items()))
 
 
 def parse(collective: str, words: str, source: str, asked: bool = False) -> Choice:
@@ -125,15 +128,12 @@ def parse(collective: str, words: str, source: str, asked: bool = False) -> Choi
     Raises:
         ValueError: see :func:`check` and :func:`mpicoll.files.schedule_files.load`.
     """
-    name, *rest = words.split() or [""]
+    name, parameters = read_words(words)
     if schedule_files.is_path(name):
         try:
             name = schedule_files.find(collective, name).name
         except ModuleNotFoundError as error:
             raise ValueError(str(error)) from None
-    if not all("=" in word for word in rest):
-        raise ValueError(f"{words!r} must be a name, and name=value for each parameter")
-    parameters = {key: read_value(value) for key, value in (word.split("=", 1) for word in rest)}
     return Choice(name, check(collective, name, parameters), source, asked)
 
 

@@ -11,13 +11,12 @@ from mpicoll.bench.resume import Earlier, earlier, key
 from mpicoll.bench.settings import SweepSettings, groups, shuffled
 
 SETTINGS = SweepSettings(
-    algorithms={"allreduce": ("ring", "native"), "barrier": ("tree",)},
+    algorithms={"allreduce": ("ring segments=4", "native"), "barrier": ("tree",)},
     sizes=(1024, 2048, 1025),
     dtypes=(np.dtype("f4"), np.dtype("f8")),
     ranks=(2, 4),
     seed=9,
     launch=2,
-    parameters={"order": (1, 0)},
 )
 
 
@@ -72,7 +71,10 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path):
         ({"cold": True}, "cold was False, is True;"),
         ({"sizes": (8,)}, "sizes was 1024,2048,1025, is 8;"),
         ({"dtypes": (element_type("half"),)}, "dtypes was float32,float64, is float16"),
-        ({"parameters": {}}, "parameters was order=1,0, is none;"),
+        (
+            {"algorithms": {"allreduce": ("ring",)}},
+            "algorithms was allreduce=ring segments=4,native barrier=tree, is allreduce=ring;",
+        ),
         ({"ranks": (2,), "root": 1}, "ranks was 2,4, is 2; root was 0, is 1;"),
     ],
 )

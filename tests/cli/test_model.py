@@ -212,13 +212,144 @@ def test_outside_of_what_was_measured_is_a_warning(command, folder):
 def test_explain_ranks(command, folder):
     words = ("explain", "allreduce", "-P", "8", "-n", "256K", "-m", folder / "model.json")
     found = json.loads(command(*words, "--json").out)
-    assert found[0]["choice"] == "ring"
-    assert [p["seconds"] for p in found] == sorted(p["seconds"] for p in found)
-    more = json.loads(command(*words, "--all", "--json").out)
+    ranking = found["ranking"]
+    assert ranking[0]["choice"] == "ring"
+    assert [p["seconds"] for p in ranking] == sorted(p["seconds"] for p in ranking)
+    more = json.loads(command(*words, "--all", "--json").out)["ranking"]
     assert {"general parameters", "own parameters"} < {p["source"] for p in more}
     done = command(*words)
     assert "% latency" in done.out or "% transfer" in done.out
     assert "general parameters" in command("explain", "bcast", "-m", folder / "model.json").out
+
+
+def test_explain_says_why(command, folder):
+    words = ("explain", "-P", "8", "-m", folder / "model.json", "--json")
+    found = json.loads(command(*words, "Allreduce", "-n", "64K").out)
+    first, second = found["ranking"][:2]
+    assert {first["choice"], second["choice"]} <= {"ring", "recursive_doubling"}
+    terms = found["why"].removeprefix(f"{first['choice']} comes before {second['choice']}: ")
+    told = [term.split(" us against ") for term in terms.split(", ")]
+    assert len(told) == 3  # the largest of four
+    for mine, theirs in told:
+        name, value = mine.rsplit(" ", 1)
+        assert float(value) == pytest.approx(first["parts"][name] * 1e6, rel=1e-3)
+        assert float(theirs.removesuffix(" us")) == pytest.approx(
+            second["parts"][name] * 1e6, rel=1e-3
+        )
+    largest = [max(first["parts"][n], second["parts"][n]) for n in first["parts"]]
+    assert max(largest) == max(
+        first["parts"][told[0][0].rsplit(" ", 1)[0]], second["parts"][told[0][0].rsplit(" ", 1)[0]]
+    )
+    # Of the library's own collective nothing is known but its times.
+    unknown = json.loads(command(*words, "all-reduce", "-n", "1M").out)
+    first, second = (p["choice"] for p in unknown["ranking"][:2])
+    if "native" in (first, second):
+        assert unknown["why"].startswith(f"why {first} comes before {second} is not known: native")
+
+
+@pytest.mark.parametrize(
+    "spelling", ["allreduce", "Allreduce", "ALL_REDUCE", "MPI_Iallreduce", "Allreduce_init"]
+)
+def test_any_spelling(command, folder, spelling):
+    given = ("ring", "-P", "4", "-n", "4K", "-m", folder / "model.json", "--json")
+    (found,) = json.loads(command("predict", spelling, *given).out)
+    assert found["collective"] == "allreduce"
+
+
+def test_explain_without_a_model(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    done = command("explain", "Reduce-Scatter", "-P", "8", "-n", "256K")
+    assert done.status == 0
+    first, runs, why, *_ = done.out.splitlines()
+    assert first.startswith("no model of this machine: costs are those of another one (MPI library")
+    assert runs == "without algorithm= runs parameter_server (built-in table)"
+    assert " comes before " in why
+    assert "native" in done.out
+    found = json.loads(command("explain", "scan", "-P", "5", "--json").out)
+    assert found["runs"] == {"choice": "recursive_doubling", "source": "built-in table"}
+
+
+def test_one_algorithm_is_held_against_none(command, folder, tmp_path):
+    runs = launched(COSTS, {"bcast": ["linear"]}, ranks=(2, 4), repetitions=5)
+    write(tmp_path / "one.jsonl", runs)
+    command("fit", tmp_path / "one.jsonl", "-o", tmp_path / "one.json")
+    done = command("explain", "bcast", "-P", "4", "-m", tmp_path / "one.json")
+    assert "linear is the only one of " in done.out and "rank them unmeasured by --all" in done.out
+    assert "only one" not in command("explain", "bcast", "--all", "-m", tmp_path / "one.json").out
+
+
+# --- links between nodes --------------------------------------------------------------------------
+
+NO_LINK = "mpicoll: warning: no link between nodes was measured; it is taken to be as fast as one"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "allreduce", "ring", "-m"),
+        ("explain", "allreduce", "--all", "-m"),
+        ("simulate", "allreduce", "ring", "--model"),
+    ],
+)
+def test_a_model_of_one_node_asked_for_several(command, folder, words):
+    given = (*words, folder / "model.json", "-P", "8", "-n", "64K")
+    assert NO_LINK not in command(*given).err
+    assert NO_LINK not in command(*given, "--per-node", "8").err or words[0] == "simulate"
+    done = command(*given, "--per-node", "2")
+    assert done.status == 0 and done.err.count(NO_LINK) == 1
+    assert "give --inter-alpha and --inter-beta, or a network by --network: 10GbE, " in done.err
+
+    def seconds(*more):
+        found = json.loads(command(*given, "--per-node", "2", *more, "--json").out)
+        found = found["ranking"] if words[0] == "explain" else found
+        if words[0] == "simulate":
+            return found["cases"][0]["time"]
+        return next(p for p in found if p["choice"] == "ring")["seconds"]
+
+    within = seconds()
+    for more in (("--network", "25gbe"), ("--inter-alpha", "46us", "--inter-beta", "336.84ps")):
+        done = command(*given, "--per-node", "2", *more)
+        assert NO_LINK not in done.err
+        assert seconds(*more) > 5 * within
+    assert seconds("--network", "25GbE") == pytest.approx(
+        seconds("--inter-alpha", "46us", "--inter-beta", "336.84ps"), rel=1e-3
+    )
+    assert seconds("--network", "25GbE", "--inter-alpha", "1us") < seconds("--network", "25GbE")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--network", "25GbE"), "--network need --per-node, the ranks of a node"),
+        (("--network", "token ring", "--per-node", "2"), "unknown network 'token ring': known are"),
+        (("--inter-alpha", "1us", "--per-node", "2"), "give --inter-beta too, or a --network"),
+        (("--inter-beta", "x", "--per-node", "2"), "--inter-beta 'x' is not a time"),
+    ],
+)
+def test_links_that_make_no_sense(refused, folder, words, message):
+    given = ("predict", "allreduce", "ring", "-P", "8", "-m", folder / "model.json")
+    assert message in refused(*given, *words)
+
+
+def test_an_estimate_outside_of_its_interval_is_a_fault(command, folder, tmp_path, monkeypatch):
+    from mpicoll.cli import measured
+    from mpicoll.model.build import Found
+
+    model = cost_files.read(folder / "model.json")
+    assert not model.general_evidence.strays(model.general)
+
+    def fitted(general):
+        found = Found(replace(model, general=general), (), {}, None, ())
+        monkeypatch.setattr(measured, "fitted", lambda *given: found)
+        return command("fit", folder / "runs.jsonl", "-o", tmp_path / "m.json")
+
+    done = fitted(model.general)
+    assert done.status == 0 and "outside of its own interval" not in done.err
+    done = fitted(replace(model.general, call=1e-3))
+    assert done.status == 1
+    (line,) = [line for line in done.err.splitlines() if "error" in line]
+    assert line.startswith("mpicoll: error: call is 0.001, outside of its own interval, ")
+    assert line.endswith("the fit is not to be trusted; measure more launches and sizes")
 
 
 def test_two_links_need_nodes(command, refused, tmp_path):
@@ -265,6 +396,26 @@ def test_tune_writes_what_a_communicator_reads(command, folder, tmp_path):
     assert "regret on other launches than those that chose" in done.out
     table = rule_files.load(str(tmp_path / "tuning.json"))
     assert {rule.ranks for rule in table["allreduce"]} == {2, 4, 8}
+    for words in ("time [us]", "native [us]", "gain [%]", "told from noise", "native not measured"):
+        assert words in done.out
+    about = json.loads((tmp_path / "tuning.json").read_text())["about"]
+    assert len(about["evidence"]) == sum(map(len, table.values()))
+
+
+def test_tune_says_what_one_launch_and_shared_cores_are(command, tmp_path):
+    given = {"sizes": (64, 4096, 1 << 18), "ranks": (4,), "repetitions": 5, "launches": 1}
+    runs = launched(COSTS, {"allreduce": ["ring", "native"]}, **given)
+    done = command("tune", write(tmp_path / "one.jsonl", runs), "-o", tmp_path / "t.json")
+    assert "no: one launch" in done.out and "one launch: how launches differ" in done.out
+    for run in runs:
+        run.points = [replace(point, oversubscribed=True) for point in run.points]
+    path = write(tmp_path / "crowded.jsonl", runs)
+    done = command("tune", path, "-o", tmp_path / "t.json", "--oversubscribed")
+    assert "no: more ranks than cores" in done.out and "how cores are shared" in done.out
+
+
+def test_tune_without_anything(refused):
+    assert refused("tune") == "nothing to tune; give files of `mpicoll bench -J`, or --search"
 
 
 def test_tune_exports(command, refused, folder, tmp_path):

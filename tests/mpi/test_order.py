@@ -90,19 +90,18 @@ def test_the_environment_names_an_order_for_communicators_of_its_size(monkeypatc
 
 
 def test_bench_measures_an_order():
+    reversed_ = ",".join(map(str, reversed(range(P)))) + "," * (P == 1)
     settings = SweepSettings(
-        algorithms={"allreduce": ("ring", "native")},
+        algorithms={"allreduce": (f"ring order={reversed_}", "native")},
         sizes=(64,),
         dtypes=(np.dtype("f4"),),
         warmup=1,
         iterations=2,
         timeout=50.0,
-        parameters={"order": tuple(reversed(range(P)))},
     )
     ours = Intracomm(WORLD)
     points = []
     sweep.sweep(ours, settings, points.append)
     points = ours.bcast(points)
-    reversed_ = ",".join(map(str, reversed(range(P)))) + "," * (P == 1)
     assert {p.choice for p in points} == {"native", f"ring order={reversed_}"}
     assert all(p.wrong == 0 for p in points)

@@ -83,7 +83,7 @@ def command(
         collectives, options.algorithms, numbers or (launch().size,), options.device
     )
     parameters = parse.parameters(options.set_ or [])
-    wanted.check_parameters(chosen, parameters)
+    chosen = wanted.with_parameters(chosen, parameters, options.algorithms == "all")
     sizes = wanted.sizes(options)
     if options.device == "gpu":
         session.use_gpu()
@@ -113,7 +113,6 @@ def command(
         dtypes=dtypes,
         ranks=numbers,
         check=bool(options.check) or options.validation,
-        parameters=parameters,
         **{name: getattr(options, name) for name in _AS_WRITTEN},
     )
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,8 @@ def command(
 
     Parameters that the measurements do not tell are refused, with what is to be measured for them.
     Errors are those for sizes, and numbers of ranks, that were left out of the fit. The exit status
-    is 1 if some results were wrong; nothing is made of those.
+    is 1 if some results were wrong, of which nothing is made, or if a parameter lies outside of its
+    own interval.
     """
     measured.need(["scipy"], "fit")
     from mpicoll.tuning import cost_files
@@ -48,12 +50,32 @@ def command(
     cost_files.write(file, result.model)
     for remark in result.remarks:
         output.remark(f"mpicoll: {remark}")
+    for stray in _strays(result.model):
+        output.remark(f"mpicoll: error: {stray}")
+        status = 1
     if json:
         output.facts(_facts(result, file))
     else:
         _print(result)
         output.text(f"written to {file}")
     return status
+
+
+def _strays(model: CostModel) -> Iterator[str]:
+    """Parameters that lie outside of what fits to resampled measurements give, in words."""
+    sets = {
+        f"{collective} {choice}": (costs, model.evidence.get(collective, {}).get(choice))
+        for collective, choices in model.own.items()
+        for choice, costs in choices.items()
+    }
+    for name, (costs, evidence) in {"": (model.general, model.general_evidence), **sets}.items():
+        for parameter, (low, high) in (evidence.strays(costs) if evidence else {}).items():
+            value = costs.numbers()[parameter]
+            yield (
+                f"{parameter}{name and f' of {name}'} is {value:.4g}, outside of its own interval, "
+                f"{low:.4g} to {high:.4g}: the fit is not to be trusted; measure more launches and "
+                "sizes"
+            )
 
 
 def _facts(result: Found, file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 
 from mpicoll.cli import output
 from mpicoll.cli.errors import usage
-from mpicoll.cli.options import Json
+from mpicoll.cli.options import Json, any_spelling
 
 if TYPE_CHECKING:
     from mpicoll.registry import Algorithm
@@ -16,14 +16,20 @@ if TYPE_CHECKING:
 
 def command(
     collective: Annotated[
-        str | None, typer.Argument(metavar="COLLECTIVE", help="Of this collective only.")
+        str | None,
+        typer.Argument(
+            metavar="COLLECTIVE",
+            help="Of this collective only.",
+            callback=any_spelling,
+        ),
     ] = None,
     json: Json = False,
 ) -> int:
     """List the collectives and their algorithms."""
     from mpicoll import algorithms
 
-    wanted = algorithms.catalogue()
+    with usage():
+        wanted = algorithms.catalogue()
     if collective is not None:
         with usage():
             names = algorithms.names(collective)
@@ -31,14 +37,17 @@ def command(
     if json:
         output.facts([entry(algorithm) for algorithm in wanted])
         return 0
+    # Most users have none of their own, and need no column for where algorithms come from.
+    outside = any(algorithms.of_a_user(a.collective, a.name) for a in wanted)
     output.table(
-        ("collective", "algorithm", "parameters", "needs", "what it does"),
+        ("collective", "algorithm", *["module"] * outside, "parameters", "needs", "what it does"),
         (
             (
                 a.collective,
                 a.name,
+                *[a.origin] * outside,
                 _parameters(a),
-                ", ".join(a.needs),
+                ", ".join(map(str, a.needs)),
                 a.summary,
             )
             for a in wanted
@@ -61,10 +70,10 @@ def entry(algorithm: Algorithm) -> dict[str, Any]:
     return {
         "collective": algorithm.collective,
         "algorithm": algorithm.name,
-        "family": algorithm.family,
+        "module": algorithm.origin,
         "summary": algorithm.summary,
         "parameters": dict(algorithm.parameters),
-        "needs": list(algorithm.needs),
+        "needs": list(map(str, algorithm.needs)),
         "order": list(algorithm.order),
         "symmetric": algorithm.symmetric,
         "reference": algorithm.reference,

@@ -304,7 +304,7 @@ def _machine(alpha: str | None, beta: str | None, model: Path | None) -> Machine
     if model is not None:
         return Machine.of(read_costs(model, times).general, ATTOSECONDS)
     free = dict.fromkeys(("gamma", "step", "call"))
-    return Machine.of(given_costs({**times, **free}, None, None, 0).general, ATTOSECONDS)
+    return Machine.of(given_costs({**times, **free}).general, ATTOSECONDS)
 
 
 def _size(text: str) -> int:

@@ -10,10 +10,12 @@ import typer
 from mpicoll.base.wording import plural
 from mpicoll.cli import measured, output, parse
 from mpicoll.cli.errors import UsageError, usage
-from mpicoll.cli.measured import ModelFile, PerNode
+from mpicoll.cli.measured import InterAlpha, InterBeta, ModelFile, Network, PerNode
 from mpicoll.cli.options import Algorithm, Collective, Json, Ranks, Set, Sizes
 
 if TYPE_CHECKING:
+    from mpicoll.simulate.costs import CostModel
+    from mpicoll.tuning import Choice
     from mpicoll.tuning.predict import Prediction
 
 _MODEL = Path("model.json")
@@ -26,6 +28,9 @@ def command(
     size: Sizes = "1M",
     model: ModelFile = _MODEL,
     per_node: PerNode = None,
+    network: Network = None,
+    inter_alpha: InterAlpha = None,
+    inter_beta: InterBeta = None,
     set_: Set = None,
     json: Json = False,
 ) -> int:
@@ -38,7 +43,9 @@ def command(
     with usage():
         sizes = parse_sizes(size)
         checked = tuning.check(collective, algorithm, parse.parameters(set_ or []))
-    parameters = measured.model(model)
+    parameters = measured.with_links(
+        measured.model(model), network, inter_alpha, inter_beta, per_node
+    )
     choice = tuning.Choice(algorithm, checked)
     with usage():
         found = []
@@ -49,7 +56,12 @@ def command(
             for n in sizes:
                 made = predict.predict(parameters, collective, choice, count, n, nodes=nodes)
                 found.append(made)
-    return _show(collective, found, json)
+    _warn(found)
+    if json:
+        output.facts([_facts(prediction) for prediction in found])
+    else:
+        _table(collective, found)
+    return 0
 
 
 def explain(
@@ -58,8 +70,20 @@ def explain(
     size: Annotated[
         str, typer.Option("-n", "--size", metavar="SIZE", help="Bytes of the whole vector.")
     ] = "1M",
-    model: ModelFile = _MODEL,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="FILE",
+            help="Parameters that `mpicoll fit` wrote; model.json if there is one, else those that "
+            "come with mpicoll.",
+        ),
+    ] = None,
     per_node: PerNode = None,
+    network: Network = None,
+    inter_alpha: InterAlpha = None,
+    inter_beta: InterBeta = None,
     all_: Annotated[
         bool, typer.Option("--all", help="Algorithms that were not measured, too.")
     ] = False,
@@ -69,30 +93,101 @@ def explain(
     from mpicoll.base.sizes import parse_size
     from mpicoll.schedule import collectives
     from mpicoll.tuning.predict import ranking
+    from mpicoll.tuning.reasons import why
 
     with usage():
         collectives.collective(collective)
         nbytes = parse_size(size)
-    parameters = measured.model(model)
+    parameters, ours = _parameters(model)
+    parameters = measured.with_links(parameters, network, inter_alpha, inter_beta, per_node)
     nodes = measured.nodes(parameters, ranks, per_node)
     with usage():
-        found = ranking(parameters, collective, ranks, nbytes, unmeasured=all_, nodes=nodes)
+        found = ranking(parameters, collective, ranks, nbytes, unmeasured=all_ or ours, nodes=nodes)
     if not found:
         raise UsageError(
             f"no algorithm of {collective} that was measured serves {plural(ranks, 'rank')}"
         )
-    return _show(collective, found, json)
-
-
-def _show(collective: str, found: list[Prediction], json: bool) -> int:
-    """Print predictions, and what speaks against them; the exit status."""
-    for warning in dict.fromkeys(w for prediction in found for w in prediction.warnings):
-        output.remark(f"mpicoll: warning: {warning}")
+    runs = _choice(parameters, ours, collective, ranks, nbytes, nodes)
+    reason = _alone(parameters, collective, found) or why(*found[:2])
+    _warn(found)
     if json:
-        output.facts([_facts(prediction) for prediction in found])
-    else:
-        _table(collective, found)
+        output.facts(
+            {
+                "runs": {"choice": runs.words, "source": runs.source},
+                "costs": _origin(parameters) if ours else str(model or _MODEL),
+                "why": reason,
+                "ranking": [_facts(prediction) for prediction in found],
+            }
+        )
+        return 0
+    if ours:
+        output.text(f"no model of this machine: costs are those of {_origin(parameters)}")
+    output.text(f"without algorithm= runs {runs.words} ({runs.source})")
+    output.text(reason)
+    _table(collective, found)
     return 0
+
+
+def _parameters(path: Path | None) -> tuple[CostModel, bool]:
+    """The parameters of a file, or those that come with mpicoll; and whether it is these."""
+    from mpicoll.tuning import cost_files
+
+    if path is not None or _MODEL.exists():
+        return measured.model(path or _MODEL), False
+    measured.need(["pydantic"], "config")
+    return cost_files.built_in(), True
+
+
+def _origin(parameters: CostModel) -> str:
+    """Where the parameters were measured, in words."""
+    evidence = parameters.general_evidence
+    machine = ", ".join(f"{name} {value}" for name, value in parameters.about["machine"].items())
+    ranks = ", ".join(map(str, evidence.ranks)) if evidence else "unknown"
+    return f"another one ({machine}; P = {ranks})"
+
+
+def _choice(
+    parameters: CostModel,
+    ours: bool,
+    collective: str,
+    ranks: int,
+    nbytes: int,
+    nodes: tuple[int, ...],
+) -> Choice:
+    """What a communicator takes that has these parameters, or none, and no tuning file."""
+    from mpicoll import tuning
+
+    rules: tuning.Table = {}
+    if not ours:
+        with usage():
+            rules = tuning.table_from(parameters.rules, "rules of the model", tuning.MODEL)
+    table = tuning.for_layout(
+        tuning.combined(tuning.BUILTIN, rules), len(set(nodes)) < 2, tuning.is_grouped(nodes)
+    )
+    return tuning.choose_fitting(collective, ranks, nbytes, table)
+
+
+def _alone(parameters: CostModel, collective: str, found: list[Prediction]) -> str:
+    """What is to be said where there is nothing to rank; "" where there is."""
+    from mpicoll import algorithms
+
+    if len(found) > 1:
+        return ""
+    (only,) = found
+    known = len(algorithms.names(collective))
+    return (
+        f"{only.choice} is the only one of {plural(known, 'algorithm')} that was measured, so "
+        "there is none to hold it against; measure others, or rank them unmeasured by --all"
+    )
+
+
+def _warn(found: list[Prediction]) -> None:
+    """Say what speaks against predictions, each once."""
+    from mpicoll.tuning.predict import NO_LINK
+
+    for warning in dict.fromkeys(w for prediction in found for w in prediction.warnings):
+        remedy = measured.LINK_REMEDY if warning == NO_LINK else ""
+        output.remark(f"mpicoll: warning: {warning}{remedy}")
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typer
 
 from mpicoll.cli import output, parse, wanted
 from mpicoll.cli.errors import UsageError, needing, reading, usage
-from mpicoll.cli.options import Json, Root, Set
+from mpicoll.cli.options import Json, Root, Set, any_spelling
 
 if TYPE_CHECKING:
     from mpicoll import registry, schedule
@@ -48,7 +48,7 @@ def command(
     from mpicoll import draw
     from mpicoll.simulate.clock import check_call
 
-    entry = wanted.algorithm(collective, algorithm)
+    entry = wanted.algorithm(any_spelling(collective) or collective, algorithm)
     sizes = parse.ranks(ranks or str(entry.only or 4))
     if len(sizes) != 1:
         raise UsageError(f"-P {ranks!r}: a drawing has one number of ranks; give one, such as 4")

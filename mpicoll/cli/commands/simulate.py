@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpicoll.base.times import ATTOSECONDS
-from mpicoll.cli import output, parse, wanted
+from mpicoll.cli import measured, output, parse, wanted
 from mpicoll.cli.errors import UsageError, needing, usage
+from mpicoll.cli.measured import InterAlpha, InterBeta, Network
 from mpicoll.cli.options import Collective, Json, Root, Set, Sizes
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def command(
     gamma: Annotated[str | None, _time("Time per byte reduced; 50ps if not given.")] = None,
     step: Annotated[str | None, _time("Time of a round in which a rank receives.")] = None,
     call: Annotated[str | None, _time("Time of every call.")] = None,
-    inter_alpha: Annotated[str | None, _time("Time per message between nodes.")] = None,
-    inter_beta: Annotated[str | None, _time("Time per byte between nodes.")] = None,
+    inter_alpha: InterAlpha = None,
+    inter_beta: InterBeta = None,
+    network: Network = None,
     model: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit`, in place of these."),
@@ -108,14 +110,25 @@ def command(
     parameters = parse.parameters(set_ or [])
     times = {"alpha": alpha, "beta": beta, "gamma": gamma, "step": step, "call": call}
     alone: dict[str, Any] = {**times, "model": model}
-    alone |= {"inter-alpha": inter_alpha, "inter-beta": inter_beta}
+    alone |= {"inter-alpha": inter_alpha, "inter-beta": inter_beta, "network": network}
     alone |= {"per-node": per_node or None, "ports": ports if ports > 1 else None}
     alone |= {"straggler": straggler, "stragglers": stragglers or None}
+    described = _network(machine, alone) if machine else None
+    source = measured.with_links(
+        read_costs(model, times) if model else given_costs(times),
+        network,
+        inter_alpha,
+        inter_beta,
+        per_node or None,
+        described=model is None,
+    )
+    if model and per_node and not measured.has_link(source):
+        from mpicoll.tuning.predict import NO_LINK
+
+        output.remark(f"mpicoll: warning: {NO_LINK}{measured.LINK_REMEDY}")
     options = _Options(
-        machine=_network(machine, alone) if machine else None,
-        source=read_costs(model, {**times, "inter-alpha": inter_alpha, "inter-beta": inter_beta})
-        if model
-        else given_costs(times, inter_alpha, inter_beta, per_node),
+        machine=described,
+        source=source,
         per_node=per_node,
         ports=ports,
         slow=_slow(straggler or []),
@@ -231,27 +244,16 @@ class _Options:
         return found
 
 
-def given_costs(
-    times: Mapping[str, str | None],
-    inter_alpha: str | None,
-    inter_beta: str | None,
-    per_node: int,
-) -> CostModel:
+def given_costs(times: Mapping[str, str | None]) -> CostModel:
     """Costs from the options."""
-    from mpicoll.simulate.costs import INTER, INTRA, CostModel, Costs, Piece
+    from mpicoll.simulate.costs import INTRA, CostModel, Costs, Piece
 
-    def seconds(name: str, text: str | None) -> float:
-        written = _DEFAULTS[name.removeprefix("inter-")] if text is None else text
-        return parse.attoseconds(f"--{name}", written) / ATTOSECONDS
-
-    values = {name: seconds(name, text) for name, text in times.items()}
+    values = {
+        name: parse.attoseconds(f"--{name}", _DEFAULTS[name] if text is None else text)
+        / ATTOSECONDS
+        for name, text in times.items()
+    }
     links = {INTRA: (Piece(None, values.pop("alpha"), values.pop("beta")),)}
-    if inter_alpha is not None or inter_beta is not None:
-        if not per_node:
-            raise UsageError("--inter-alpha and --inter-beta need --per-node, the ranks of a node")
-        alpha = inter_alpha if inter_alpha is not None else times["alpha"]
-        beta = inter_beta if inter_beta is not None else times["beta"]
-        links[INTER] = (Piece(None, seconds("inter-alpha", alpha), seconds("inter-beta", beta)),)
     return CostModel(Costs(links, values["gamma"], values["call"], values["step"]))
 
 

@@ -4,18 +4,56 @@ from __future__ import annotations
 
 import json as json_
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpicoll.cli import measured, output
+from mpicoll.cli import measured, output, session
 from mpicoll.cli.errors import UsageError, one_of, reading, usage
-from mpicoll.cli.measured import Mix, Oversubscribed, Runs
+from mpicoll.cli.measured import Mix, Oversubscribed
 from mpicoll.cli.options import Json
+
+if TYPE_CHECKING:
+    from mpicoll.bench.records import Run
+    from mpicoll.model.choose import Decision
+    from mpicoll.model.told import Gain
+    from mpicoll.model.verdicts import Verdict
 
 
 def command(
-    runs: Runs,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUNS...]", help="Files that `mpicoll bench -J` wrote."),
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLLECTIVE",
+            help="Search for the best algorithm and parameters of a collective; under mpirun.",
+        ),
+    ] = None,
+    size: Annotated[
+        str,
+        typer.Option("-n", "--size", metavar="LIST", help="Sizes to search for, as 64K,1M."),
+    ] = "1K,64K,1M",
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="FILE",
+            help="By what the search predicts; the costs that come with mpicoll if not given.",
+        ),
+    ] = None,
+    points: Annotated[
+        Path | None,
+        typer.Option(
+            "-J",
+            "--output_file",
+            metavar="FILE",
+            help="Where the search appends what it has measured.",
+        ),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -42,54 +80,74 @@ def command(
 ) -> int:
     """Choose the fastest algorithm for each size and number of ranks that was measured.
 
-    A communicator uses the file by `MPICOLL_TUNING`. With several launches the cost of wrong
-    choices is told, timed on other launches than those that chose. The exit status is 1 if some
-    results were wrong; nothing is made of those.
+    A choice changes with the size only where launches tell that from noise. A communicator uses
+    the file by `MPICOLL_TUNING`; what is exported holds only gains over the library's own that are
+    told from noise. With several launches the cost of wrong choices is told, timed on other
+    launches than those that chose. The exit status is 1 if some results were wrong; nothing is made
+    of those.
+
+    With --search the ranks that are launched try the segments, windows, orders and other parameters
+    of all algorithms: a model predicts all, the best are measured, and of those the faster half
+    goes on, with twice as many calls, until three are left. What it finds is one launch; collect
+    several by -J, and tune them together.
     """
     if export is not None:
         one_of("--export", export, ("ompi", "mpich"))
     if base is not None and export != "mpich":
         raise UsageError("--base is for --export mpich; drop it")
     measured.need(["scipy"], "fit")
-    from mpicoll.base.files import write_atomically
-    from mpicoll.model import build
+    if not search:
+        if not runs:
+            raise UsageError("nothing to tune; give files of `mpicoll bench -J`, or --search")
+        return _tune(measured.runs(runs, mix), file, export, base, oversubscribed, json)
+    from mpicoll.cli.searching import searched
 
-    found = measured.runs(runs, mix)
+    comm = session.communicator()
+    new = searched(comm, search, size, model, points, oversubscribed)
+
+    def tune() -> int:
+        earlier = measured.runs(runs, mix) if runs else []
+        return _tune([*earlier, new], file, export, base, oversubscribed, json)
+
+    return int(comm.bcast(session.on_rank_0(comm, tune)))
+
+
+def _tune(
+    found: list[Run],
+    file: Path | None,
+    export: str | None,
+    base: Path | None,
+    oversubscribed: bool,
+    json: bool,
+) -> int:
+    """Make rules of runs, write and print them; the exit status."""
+    from mpicoll.base.files import write_atomically
+    from mpicoll.model import build, choose
+    from mpicoll.model.verdicts import verdict
+
     status = measured.wrong_runs(found)
     cells, left = measured.cells(found, oversubscribed)
     for line in left.words():
         output.remark(f"mpicoll: {line}")
-    rules = build.measured_rules(cells)
+    made = choose.decisions(choose.tables(cells))
+    verdicts = [verdict(decision) for decision in made]
+    rules = choose.by_collective(made)
     if not rules:
         raise UsageError("every point has one rank; measure two or more to have a choice")
     target = file or Path(
         {"ompi": "ompi.rules", "mpich": "mpich.json"}.get(export or "", "tuning.json")
     )
     with usage():
-        text = _text(export, cells, rules, found, base)
+        text = _text(export, cells, made, verdicts, found, base)
     write_atomically(target, text)
     regret = build.measured_regret(cells)
     if json:
         facts: dict[str, Any] = {"file": str(target), "rules": rules}
+        facts["evidence"] = _evidence(made, verdicts)
         output.facts({**facts, "regret": vars(regret) if regret else None})
         return status
-    output.table(
-        ("collective", "P from", "bytes from", "ranks share memory", "choice", "then"),
-        (
-            (
-                collective,
-                str(rule["ranks"]),
-                str(rule["nbytes"]),
-                "yes" if rule["near"] else "no",
-                rule["algorithms"][0],
-                ", ".join(rule["algorithms"][1:]),
-            )
-            for collective, written in rules.items()
-            for rule in written
-        ),
-        right=("P from", "bytes from"),
-        fold="then",
-    )
+    _table(made, verdicts)
+    _doubts(verdicts)
     if regret is None:
         output.text("regret: unknown, a single launch; measure several to know it")
     else:
@@ -101,14 +159,92 @@ def command(
     return status
 
 
-def _text(export: str | None, cells: Any, rules: Any, runs: Any, base: Path | None) -> str:
+def _table(made: list[Decision], verdicts: list[Verdict]) -> None:
+    numbers = ("P from", "bytes from", "time [us]", "native [us]", "gain [%]")
+    output.table(
+        (
+            *("collective", "P from", "bytes from", "ranks share memory", "choice"),
+            *("time [us]", "native [us]", "gain [%]", "told from noise", "then"),
+        ),
+        (
+            (
+                decision.table.place.collective,
+                str(decision.rule["ranks"]),
+                str(decision.rule["nbytes"]),
+                "yes" if decision.rule["near"] else "no",
+                decision.rule["algorithms"][0],
+                _span(found.seconds),
+                _span(found.native),
+                _percent(found.gain),
+                found.sure,
+                ", ".join(decision.rule["algorithms"][1:]),
+            )
+            for decision, found in zip(made, verdicts, strict=True)
+        ),
+        right=numbers,
+        fold="then",
+    )
+
+
+def _span(times: tuple[float, float] | None) -> str:
+    """The times of a rule's sizes, from the least to the largest."""
+    from mpicoll.bench.table import microseconds
+
+    if times is None:
+        return "-"
+    low, high = map(microseconds, times)
+    return low if low == high else f"{low} .. {high}"
+
+
+def _percent(gain: Gain | None) -> str:
+    if gain is None:
+        return "-"
+    return f"{100 * gain.share:.0f} ({100 * gain.low:.0f} .. {100 * gain.high:.0f})"
+
+
+def _doubts(verdicts: list[Verdict]) -> None:
+    """Say once what speaks against all rules that are not sure for the same reason."""
+    from mpicoll.model.verdicts import CROWDED, ONE_LAUNCH
+
+    said = {found.sure for found in verdicts}
+    if ONE_LAUNCH in said:
+        output.text(
+            "one launch: how launches differ is not known, so a choice changes only for a large "
+            "gain, and none is told; measure several, as by mpicoll bench --launch-id 1, 2, 3"
+        )
+    if CROWDED in said:
+        output.text(
+            "more ranks than cores: what such times show is how cores are shared, so no gain is "
+            "told; measure as many ranks as there are cores"
+        )
+
+
+def _evidence(made: list[Decision], verdicts: list[Verdict]) -> list[dict[str, Any]]:
+    """What each rule rests on, for a file."""
+    return [
+        {
+            "collective": decision.table.place.collective,
+            **{name: decision.rule[name] for name in ("ranks", "nbytes", "near")},
+            **found.plain,
+        }
+        for decision, found in zip(made, verdicts, strict=True)
+    ]
+
+
+def _text(
+    export: str | None,
+    cells: Any,
+    made: list[Decision],
+    verdicts: list[Verdict],
+    runs: Any,
+    base: Path | None,
+) -> str:
     from mpicoll.bench.runs import machine
-    from mpicoll.model import build
+    from mpicoll.model import choose
     from mpicoll.model import export as exporters
 
-    gain = build.gain(cells)
     if export == "ompi":
-        return exporters.ompi(cells, gain)
+        return exporters.ompi(cells)
     if export == "mpich":
         if base is None:
             output.remark(
@@ -116,8 +252,13 @@ def _text(export: str | None, cells: Any, rules: Any, runs: Any, base: Path | No
                 "so this one is not enough; give the file that it has otherwise "
                 "(maint/tuning/coll/mpir/generic.json of its source) by --base"
             )
-        return json_.dumps(exporters.mpich(cells, _base(base), gain), indent=2) + "\n"
-    about = {"machine": machine(runs[0].facts), "runs": [run.name for run in runs]}
+        return json_.dumps(exporters.mpich(cells, _base(base)), indent=2) + "\n"
+    about = {
+        "machine": machine(runs[0].facts),
+        "runs": [run.name for run in runs],
+        "evidence": _evidence(made, verdicts),
+    }
+    rules = choose.by_collective(made)
     return json_.dumps({"mpicoll": "tuning 1", "about": about, "rules": rules}, indent=2) + "\n"
 
 

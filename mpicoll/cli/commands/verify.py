@@ -10,12 +10,15 @@ import typer
 from mpicoll.base.wording import intervals, plural
 from mpicoll.cli import output, parse
 from mpicoll.cli.errors import UsageError, needing, usage
-from mpicoll.cli.options import Json, Ranks, Set
+from mpicoll.cli.options import Json, Ranks, Set, any_spelling
 
 if TYPE_CHECKING:
     from mpicoll.registry import Algorithm
     from mpicoll.schedule.parameters import Value
     from mpicoll.verify import Case
+
+
+_COUNTS = ("rounds", "depth", "messages", "blocks_sent", "blocks_sent_max", "fan_in")
 
 
 class _Arguments(NamedTuple):
@@ -27,7 +30,12 @@ class _Arguments(NamedTuple):
 
 def command(
     collective: Annotated[
-        str | None, typer.Argument(metavar="COLLECTIVE", help="All of them, if none is named.")
+        str | None,
+        typer.Argument(
+            metavar="COLLECTIVE",
+            help="All of them, if none is named.",
+            callback=any_spelling,
+        ),
     ] = None,
     algorithm: Annotated[
         str | None,
@@ -83,6 +91,7 @@ def command(
         output.facts({"ok": ok, "cases": [case.as_dict() for case in cases]})
     else:
         _print(cases)
+        _counts([entry for entry in chosen if not all(map(entry.declares, _COUNTS))], cases)
     return 0 if ok else 1
 
 
@@ -156,6 +165,26 @@ def _print(cases: list[Case]) -> None:
         for problem in case.problems:
             output.text(f"  {problem}")
     output.text(f"{len(cases) - len(wrong)} of {plural(len(cases), 'case')} right")
+
+
+def _counts(undeclared: list[Algorithm], cases: list[Case]) -> None:
+    """What schedules do of which not all is declared: a case of each number of ranks."""
+    from mpicoll.schedule.parameters import in_words
+
+    for entry in undeclared:
+        mine = [c for c in cases if (c.collective, c.algorithm) == (entry.collective, entry.name)]
+        first = {case.size: case for case in reversed(mine) if case.ok}
+        if not first:
+            continue
+        settings = next(iter(first.values())).parameters
+        words = " ".join(filter(None, (entry.collective, entry.name, in_words(settings))))
+        output.text(f"\ncounted in the schedules of {words}:")
+        heads = ("P", "rounds", "depth", "messages", "blocks sent", "most of a rank", "fan-in")
+        rows = (
+            (str(size), *(str({**case.counts._asdict(), "depth": case.depth}[n]) for n in _COUNTS))
+            for size, case in sorted(first.items())
+        )
+        output.table(heads, rows, right=heads)
 
 
 def _verdict(group: list[Case]) -> str:

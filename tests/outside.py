@@ -1,0 +1,28 @@
+"""Algorithms from outside mpicoll, for one test each."""
+
+import contextlib
+import sys
+import tempfile
+
+from mpicoll import registry
+from mpicoll.base import extensions
+
+
+@contextlib.contextmanager
+def forgotten():
+    """What is registered and imported within is forgotten afterwards."""
+    entries, modules = dict(registry._CATALOGUE), set(sys.modules)
+    loaded, asked, path = set(extensions._loaded), extensions._asked, list(sys.path)
+    try:
+        yield
+    finally:
+        registry._CATALOGUE.clear()
+        registry._CATALOGUE.update(entries)
+        extensions._loaded.clear()
+        extensions._loaded.update(loaded)
+        extensions._asked = asked
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if file.startswith(tempfile.gettempdir()):
+                del sys.modules[name]
