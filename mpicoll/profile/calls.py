@@ -31,6 +31,9 @@ MESSAGES = {
     **dict.fromkeys(("Send_init", "Bsend_init", "Ssend_init", "Rsend_init", "Recv_init"), ""),
 }
 
+#: Beyond all arguments.
+NONE = 99
+
 Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]
 #: Bytes of a call, from its arguments and the number of ranks.
@@ -49,6 +52,7 @@ class Recorded:
         nbytes: Bytes of the whole vector, or of what this rank gives where ranks differ, from the
             arguments and the number of ranks; None for objects, whose bytes are counted when they
             are pickled.
+        array: Place of the argument whose bytes these are where it is an array, or `NONE`.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Recorded:
     equal: bool
     root: int
     nbytes: Counting | None
+    array: int
 
     @property
     def method(self) -> str:
@@ -82,6 +87,8 @@ def payload(message: Any, several: bool = False) -> int:
     if not isinstance(message, (list, tuple)):
         return _whole(message)
     try:
+        if len(message) == 3 and type(message[1]) is int and isinstance(message[2], MPI.Datatype):
+            return message[1] * _size(message[2], None)  # the way that most are written
         return _of_list(message, several)
     except (TypeError, ValueError, LookupError, MPI.Exception):
         return 0
@@ -156,12 +163,9 @@ def _of(
 
     def nbytes(arguments: Arguments, named: Named, size: int) -> int:
         message = arguments[place] if len(arguments) > place else named.get(name)
-        try:
-            whole: int = message.nbytes  # an array, as most are
-        except AttributeError:
-            if in_place is not None and isinstance(message, MPI.InPlaceType):
-                return in_place(arguments, named, size)
-            whole = payload(message, several)
+        if in_place is not None and isinstance(message, MPI.InPlaceType):
+            return in_place(arguments, named, size)
+        whole = payload(message, several)
         return whole * size if per_rank else whole
 
     return nbytes
@@ -169,6 +173,12 @@ def _of(
 
 _SENT = _of(0, "sendbuf", in_place=_of(1, "recvbuf"))
 _SENT_BLOCKS = _of(0, "sendbuf", several=True, in_place=_of(1, "recvbuf", several=True))
+
+#: Place of the argument that has the whole vector where it is an array, if not the first.
+_ARRAYS = {
+    **dict.fromkeys(("Barrier", "Gather", "Scatter"), NONE),
+    **dict.fromkeys(("Allgather", "Allgatherv", "Scatterv"), 1),
+}
 
 #: Of blocking methods, where it is not the send buffer that has the whole vector.
 _NBYTES: dict[str, Counting] = {
@@ -189,17 +199,17 @@ def _collectives() -> dict[str, Recorded]:
     for method in METHODS.values():
         definition, name = method.definition, method.name
         root = method.arguments.index(3) if definition.rooted else -1
-        equal = method.blocks is not Blocks.OWN
+        how = method.blocks is not Blocks.OWN, root, _NBYTES.get(name, _SENT), _ARRAYS.get(name, 0)
         for form in (name, f"I{name.lower()}", f"{name}_init"):
-            found[form] = Recorded(form, method.collective, equal, root, _NBYTES.get(name, _SENT))
+            found[form] = Recorded(form, method.collective, *how)
     for name in NEIGHBOURHOOD:
         nbytes = _SENT if name.endswith(("gather", "gatherv")) else _SENT_BLOCKS
         for form in (name, f"I{name.lower()}", f"{name}_init"):
-            found[form] = Recorded(form, name.lower(), False, -1, nbytes)
+            found[form] = Recorded(form, name.lower(), False, -1, nbytes, 0)
     for name in _OBJECTS:
         rooted = name in (*_FROM_ROOT, *_TO_ROOT)
         root = (2 if name == "reduce" else 1) if rooted else -1
-        found[name] = Recorded(name, name, name == "barrier", root, None)
+        found[name] = Recorded(name, name, name == "barrier", root, None, NONE)
     return found
 
 

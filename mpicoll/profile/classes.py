@@ -13,11 +13,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from mpicoll.profile import requests
-from mpicoll.profile.calls import COLLECTIVES, MESSAGES, Recorded, payload
-from mpicoll.profile.recorder import DEPTH, Recorder, Row, clock
+from mpicoll.profile.calls import COLLECTIVES, MESSAGES, Counting, Recorded, payload
+from mpicoll.profile.recorder import Channel, Recorder, Row, clock
 from mpicoll.profile.requests import Pending
 
 #: Methods that make a communicator.
@@ -155,52 +156,103 @@ class Classes:
     # --- calls ---
 
     def _collective(self, method: Recorded, function: Function, algorithms: bool) -> Function:
-        recorder, nbytes_of, frame_of = self._recorder, method.nbytes, sys._getframe
-        persistent = method.name.endswith("_init")
-        starts = persistent or method.name[0] == "I"
+        """A method that records."""
+        starts = method.name.endswith("_init") or method.name[0] == "I"
+        if algorithms or starts or method.nbytes is None:
+            return self._any(method, function, algorithms)
+        return self._blocking(method, function, method.nbytes)
+
+    def _blocking(self, method: Recorded, function: Function, nbytes_of: Counting) -> Function:
+        """A method of mpi4py's that blocks and takes arrays: with as little as can be, for it is
+        called most often."""
+        recorder, frame_of, tell = self._recorder, sys._getframe, clock
+        name, equal, place, array = method.name, method.equal, method.root, method.array
 
         @functools.wraps(function)
         def call(comm: Any, *arguments: Any, **named: Any) -> Any:
-            frame: FrameType = frame_of(DEPTH)
-            channel = comm._profile
-            if channel is None:
-                channel = comm._profile = recorder.channel(comm, type(comm).__name__)
+            frame: FrameType = frame_of(1)
+            channel = comm._profile or self._channel(comm)
+            if len(arguments) > array and type(arguments[array]) is np.ndarray:
+                nbytes = arguments[array].nbytes
+            else:
+                nbytes = nbytes_of(arguments, named, channel.size)
+            root = -1
+            if place >= 0:
+                root = arguments[place] if len(arguments) > place else named.get("root", 0)
+            key = name, id(frame.f_code), frame.f_lasti, nbytes if equal else -1, root
+            row = channel.rows.get(key)
+            if row is None:
+                row = recorder.found(channel, method, frame, (arguments, named), key)
+            channel.count = (number := channel.count) + 1
+            begin = tell()
+            try:
+                # An empty dictionary costs.
+                return function(comm, *arguments, **named) if named else function(comm, *arguments)
+            finally:
+                end = tell()
+                row.calls += 1
+                row.seconds += end - begin
+                if not equal:
+                    row.nbytes += nbytes
+                if not number & channel.mask:
+                    channel.keep((number, row.number, begin, begin, end))
+
+        return call
+
+    def _any(self, method: Recorded, function: Function, algorithms: bool) -> Function:
+        """Any method; those of mpicoll's tell by which algorithm they have run."""
+        recorder, frame_of, tell = self._recorder, sys._getframe, clock
+        name, equal, place, nbytes_of = method.name, method.equal, method.root, method.nbytes
+        persistent = name.endswith("_init")
+        starts = persistent or name[0] == "I"
+
+        @functools.wraps(function)
+        def call(comm: Any, *arguments: Any, **named: Any) -> Any:
+            frame: FrameType = frame_of(1)
+            channel = comm._profile or self._channel(comm)
             nbytes = 0 if nbytes_of is None else nbytes_of(arguments, named, channel.size)
-            row = recorder.row(channel, method, frame, arguments, named, nbytes)
-            if nbytes_of is None:
-                pickled = recorder.pickled
+            root = -1
+            if place >= 0:
+                root = arguments[place] if len(arguments) > place else named.get("root", 0)
+            asked = named.get("algorithm") if named else None
+            key = name, id(frame.f_code), frame.f_lasti, nbytes if equal else -1, root, asked
+            row = channel.rows.get(key)
+            if row is None:
+                row = recorder.found(channel, method, frame, (arguments, named), key)
+            number, pickled = channel.count, recorder.pickled
+            kept = not (number & channel.mask or persistent)
+            if not persistent:
+                channel.count = number + 1
             look = algorithms and not row.calls & (row.calls - 1)
             before = _ran(comm) if look else None
-            if not persistent:
-                number = channel.count
-                channel.count = number + 1
-                kept = not number & channel.mask
-            begin = clock()
+            begin = tell()
             try:
                 result = function(comm, *arguments, **named)
             finally:
-                end = clock()
-                seconds = end - begin
-                if nbytes_of is None:
-                    nbytes = recorder.pickled - pickled
+                end = tell()
                 if look:
                     row = _by_algorithm(recorder, channel.rows, row, before, _ran(comm))
-                row.seconds += seconds
+                if nbytes_of is None:
+                    nbytes = recorder.pickled - pickled
+                row.seconds += end - begin
                 if not persistent:
                     row.calls += 1
-                    row.nbytes += nbytes
-                    if seconds > row.longest:
-                        row.longest = seconds
-                    if kept and not starts:
-                        channel.keep((number, row.number, begin, begin, end))
+                    row.nbytes += 0 if equal else nbytes
+                if kept and not starts:
+                    channel.keep((number, row.number, begin, begin, end))
             if not starts:
                 return result
-            pending = Pending(row, channel, nbytes)
+            pending = Pending(row, channel, 0 if equal else nbytes)
             if not persistent:
                 pending.started(number, begin, kept)
             return requests.recording(result, pending)
 
         return call
+
+    def _channel(self, comm: Any) -> Channel:
+        """What the calls of a communicator go to of which nothing is known yet."""
+        comm._profile = channel = self._recorder.channel(comm, type(comm).__name__)
+        return channel
 
     def _message(self, function: Function, buffer: str) -> Function:
         row = self._recorder.messages

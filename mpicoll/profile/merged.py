@@ -46,7 +46,6 @@ class Line:
         algorithm: That ran; ``native``: the MPI library's own.
         inter: Whether it is an intercommunicator.
         parts: By the rank in MPI.COMM_WORLD.
-        longest: Seconds of the longest call.
         matched: Calls that were found on all ranks, from which waiting is told.
         total: Seconds of the run, of all ranks together.
     """
@@ -65,7 +64,6 @@ class Line:
     algorithm: str
     inter: bool
     parts: dict[int, Part] = field(default_factory=dict)
-    longest: float = 0.0
     matched: int = 0
     total: float = 0.0
 
@@ -150,7 +148,7 @@ class Profile:
 _NEEDED = {
     "rank": ("rank", "ranks", "host", "command", "start", "clock", "cost"),
     "communicator": ("number", "kind", "ranks", "alike", "rank", "inter", "matched"),
-    "row": ("number", "method", "algorithm", "calls", "seconds", "nbytes", "longest"),
+    "row": ("number", "method", "algorithm", "calls", "seconds", "nbytes"),
     "calls": ("communicator", "times"),
     "now": ("seconds",),
     "end": ("seconds", "clock", "unseen"),
@@ -322,4 +320,3 @@ def _add(line: Line, rank: int, row: Record, sums: Iterable[float] | None) -> No
         part.seconds + row["seconds"],
         sum(both) if both else None,
     )
-    line.longest = max(line.longest, row["longest"])

@@ -9,7 +9,6 @@ all ranks, so that what they keep can be matched afterwards without a message.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
 from types import FrameType
@@ -33,15 +32,6 @@ _INNER = tuple(
 )
 
 
-def _depth() -> int:
-    """Frames between a caller and a function here that asks for it: compiled ones have none."""
-    return int(sys._getframe().f_code.co_name == "_depth")
-
-
-#: For `sys._getframe` in a function that is called by the user's code.
-DEPTH = _depth()
-
-
 class Site(NamedTuple):
     """Where a call is in the program."""
 
@@ -56,22 +46,21 @@ class Row:
     Attributes:
         number: Of the row, on this rank.
         about: What is the same for all its calls, as it is written.
-        calls, seconds, nbytes: Of them, so far; seconds within the methods.
-        longest: Seconds of the longest.
+        calls, seconds: Of them, so far; seconds within the methods.
+        nbytes: Of them, where they differ.
         algorithm: By what the calls run; "" where that cannot be told.
         code: Of the function that calls, kept so that no other one takes its place in memory.
         written: Calls when it was last written to a file.
     """
 
     __slots__ = (
-        *("about", "algorithm", "calls", "code", "longest", "nbytes", "number", "seconds"),
-        "written",
+        *("about", "algorithm", "calls", "code", "nbytes", "number", "seconds", "written"),
     )
 
     def __init__(self, number: int, about: dict[str, Any], algorithm: str, code: Any) -> None:
         self.number, self.about, self.algorithm, self.code = number, about, algorithm, code
         self.calls = self.nbytes = self.written = 0
-        self.seconds = self.longest = 0.0
+        self.seconds = 0.0
 
 
 #: A call whose times are kept: its number on the communicator, its row, when it began, when the
@@ -165,34 +154,7 @@ class Recorder:
         """A row like another one, for calls that run by another algorithm."""
         return self._row(row.about, algorithm, row.code)
 
-    def row(
-        self,
-        channel: Channel,
-        method: Recorded,
-        frame: FrameType,
-        arguments: Arguments,
-        named: Named,
-        nbytes: int,
-    ) -> Row:
-        """The row of a call.
-
-        Args:
-            channel, method: Of the call.
-            frame: What has called.
-            arguments, named: Of the call.
-            nbytes: Of the whole vector, or of what this rank gives.
-        """
-        place = method.root
-        if place >= 0:
-            root = arguments[place] if len(arguments) > place else named.get("root", 0)
-        else:
-            root = -1
-        code, size = frame.f_code, nbytes if method.equal else -1
-        asked = named.get("algorithm") if named else None
-        key = method.name, id(code), frame.f_lasti, size, root, asked
-        return channel.rows.get(key) or self._found(channel, method, frame, (arguments, named), key)
-
-    def _found(
+    def found(
         self,
         channel: Channel,
         method: Recorded,
@@ -200,20 +162,31 @@ class Recorder:
         given: tuple[Arguments, Named],
         key: tuple[Any, ...],
     ) -> Row:
-        """The row of a key that is not known."""
-        name, _, _, size, root, asked = key
+        """The row of a call that is not known.
+
+        Args:
+            channel, method: Of the call.
+            frame: What has called.
+            given: The arguments, by place and by name.
+            key: Of the row: name of the method, number of the code that calls, place in it, bytes
+                (-1 where calls differ), root (-1 without one), and the algorithm, if one may be
+                asked for.
+        """
+        name, _, _, size, root, *asked = key
         frame = _users(frame)
         if size > 0 and len(self.rows) >= EXACT:
             size = 1 << (size - 1).bit_length()
         code = frame.f_code
-        key = name, id(code), frame.f_lasti, size, root, asked
+        key = name, id(code), frame.f_lasti, size, root, *asked
         row = channel.rows.get(key)
         if row is None:
             site = Site(code.co_filename, frame.f_lineno, code.co_name)
             about = {"communicator": channel.number, "method": name, **site._asdict()}
             about |= {"collective": method.collective, "size": size, "root": int(root)}
             about |= _elements(*given)
-            row = channel.rows[key] = self._row(about, str(asked or "native"), code)
+            row = channel.rows[key] = self._row(
+                about, str(next(filter(None, asked), "native")), code
+            )
         return row
 
 

@@ -103,9 +103,11 @@ class Writer:
 
     def _row(self, row: Row) -> None:
         row.written = row.calls
-        counted = {"calls": row.calls, "seconds": row.seconds, "nbytes": row.nbytes}
-        what = {"algorithm": row.algorithm, **counted, "longest": row.longest}
-        self._write({"record": "row", "number": row.number, **row.about, **what})
+        size = row.about.get("size", -1)
+        nbytes = row.nbytes if size < 0 else size * row.calls
+        counted = {"calls": row.calls, "seconds": row.seconds, "nbytes": nbytes}
+        about = {"number": row.number, **row.about, "algorithm": row.algorithm}
+        self._write({"record": "row", **about, **counted})
 
     def _write(self, record: Mapping[str, Any]) -> None:
         self._file.append(self._attempt, record)

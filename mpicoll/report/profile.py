@@ -116,7 +116,6 @@ def _calls(profile: Profile) -> str:
         Head("time", "s a rank"),
         Head("waiting", "%"),
         Head("of the run", "%"),
-        Head("longest", "ms"),
         Head("matched", "calls"),
         Head("where", number=False),
     ]
@@ -125,7 +124,7 @@ def _calls(profile: Profile) -> str:
     if sent is not None:
         size, calls, spent, share = sent
         where = "all together"
-        rows.append(("point-to-point", "", "", size, calls, spent, "–", share, "", "", where))
+        rows.append(("point-to-point", "", "", size, calls, spent, "–", share, "", where))
     return tables.grid(heads, rows)
 
 
@@ -140,7 +139,6 @@ def _row(line: Line) -> tuple[str, ...]:
         words.seconds(line.seconds / max(1, len(line.parts))),
         wait,
         f"{100 * line.share:.2f}",
-        f"{1e3 * line.longest:.3g}",
         str(line.matched),
         f"{without_folders(line.file)}:{line.line} {line.function}",
     )

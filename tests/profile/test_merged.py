@@ -29,10 +29,10 @@ def records(rank, hosts=HOSTS, ended=True):
     row = {**what, **place, "type": "float64", "algorithm": "native"}
     seconds = 0.0045 - 0.003 * rank
     for calls in (1, 3):
-        counted = {"calls": calls, "seconds": seconds, "nbytes": 64 * calls, "longest": 0.0015}
+        counted = {"calls": calls, "seconds": seconds, "nbytes": 64 * calls}
         yield {"record": "row", "number": 1, **row, **counted, **own}
     sent = {"method": "point-to-point", "algorithm": "", "calls": 4, "seconds": 0.001}
-    yield {"record": "row", "number": 0, **sent, "nbytes": 80, "longest": 0.0, **own}
+    yield {"record": "row", "number": 0, **sent, "nbytes": 80, **own}
     yield {"record": "now", "seconds": 0.04, **own}
     if ended:
         end = {"seconds": 0.05, "clock": [start + 5 * 10**7, AHEAD[rank]], "unseen": ["libp.so"]}
@@ -56,7 +56,12 @@ def folder(tmp_path):
 def test_waiting_is_told_by_one_clock(folder, hosts):
     profile = merged.read(folder(hosts=hosts))
     (line,) = profile.lines
-    assert (line.calls, line.seconds, line.matched, line.communicator) == (3, pytest.approx(0.006), 3, "world")
+    assert (line.calls, line.seconds, line.matched, line.communicator) == (
+        3,
+        pytest.approx(0.006),
+        3,
+        "world",
+    )
     if hosts == HOSTS:  # else the same times are of one clock, seven seconds apart
         assert line.parts[0].waiting == pytest.approx(0.003)
         assert line.parts[1].waiting == 0
