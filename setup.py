@@ -37,6 +37,7 @@ AS_THEY_ARE = (
     "mpicoll.comm.nonblocking",
     "mpicoll.comm.messages",
     "mpicoll.engine.lanes",
+    "mpicoll.profile.classes",
     "mpicoll.requests.own",
 )
 

@@ -33,6 +33,14 @@ _REQUESTS = (MPI.Request, MPI.Prequest)
 Function = Callable[..., Any]
 
 
+def _depth() -> int:
+    """Frames between a caller and a function here that asks for it: compiled, it has none."""
+    return int(sys._getframe().f_code.co_name == "_depth")
+
+
+_DEPTH = _depth()
+
+
 class Patches:
     """Attributes that are put in the place of others, until `undo`."""
 
@@ -167,13 +175,14 @@ class Classes:
         called most often."""
         recorder, frame_of, tell = self._recorder, sys._getframe, clock
         name, equal, place, array = method.name, method.equal, method.root, method.array
+        ndarray = np.ndarray
 
         @functools.wraps(function)
         def call(comm: Any, *arguments: Any, **named: Any) -> Any:
-            frame: FrameType = frame_of(1)
+            frame: FrameType = frame_of(_DEPTH)
             channel = comm._profile or self._channel(comm)
-            if len(arguments) > array and type(arguments[array]) is np.ndarray:
-                nbytes = arguments[array].nbytes
+            if len(arguments) > array and type(message := arguments[array]) is ndarray:
+                nbytes = message.nbytes
             else:
                 nbytes = nbytes_of(arguments, named, channel.size)
             root = -1
@@ -208,7 +217,7 @@ class Classes:
 
         @functools.wraps(function)
         def call(comm: Any, *arguments: Any, **named: Any) -> Any:
-            frame: FrameType = frame_of(1)
+            frame: FrameType = frame_of(_DEPTH)
             channel = comm._profile or self._channel(comm)
             nbytes = 0 if nbytes_of is None else nbytes_of(arguments, named, channel.size)
             root = -1
