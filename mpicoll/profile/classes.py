@@ -70,7 +70,7 @@ class Classes:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self.patches = recorder, Patches()
-        self._made = {plain: self._communicator(plain) for plain in _PLAIN}
+        self._made: dict[type, Any] = {plain: self._communicator(plain) for plain in _PLAIN}
 
     def install(self, world: MPI.Intracomm) -> None:
         """Let ``mpi4py.MPI`` offer communicators and requests that record.

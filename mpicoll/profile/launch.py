@@ -6,7 +6,7 @@ import pickle
 import platform
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -90,7 +90,7 @@ class Launch:
             self.end()
             finalize()
 
-        def abort_after(comm: MPI.Comm, errorcode: int = 0) -> NoReturn:
+        def abort_after(comm: MPI.Comm, errorcode: int = 0) -> None:
             self._writer.flush()
             abort(comm, errorcode)
 

@@ -255,14 +255,14 @@ def _waited(ranks: dict[int, _Rank]) -> _Waited:
         for number, communicator in each.communicators.items():
             if not communicator["matched"]:
                 continue
-            place = communicator["ranks"], communicator["alike"]
+            where = communicator["ranks"], communicator["alike"]
             for call, row, *moments in each.times[number]:
                 visit = Visit(row, *(clock.common(start + moment) for moment in moments))
-                calls[place, call][communicator["rank"]] = rank, visit
+                calls[where, call][communicator["rank"]] = rank, visit
     sizes: dict[str, int] = {}
     for ((members, _), call), visits in calls.items():
         size = sizes.setdefault(members, _count(members))
-        if len(visits) != size:
+        if len(visits) != size or max(visits) >= size:
             continue
         rank, visit = visits[0]
         about = ranks[rank].rows.get(visit.row)
