@@ -37,6 +37,9 @@ AS_THEY_ARE = (
     "mpicoll.comm.nonblocking",
     "mpicoll.comm.messages",
     "mpicoll.engine.lanes",
+    "mpicoll.profile.calls",
+    "mpicoll.profile.classes",
+    "mpicoll.profile.requests",
     "mpicoll.requests.own",
 )
 

@@ -27,8 +27,9 @@ import catalogue  # noqa: E402
 import command  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
-import pipeline_figures  # noqa: E402
 import networks  # noqa: E402
+import pipeline_figures  # noqa: E402
+import profile_costs  # noqa: E402
 import rooms  # noqa: E402
 import synthesis_figures  # noqa: E402
 import training_figures  # noqa: E402
@@ -70,6 +71,7 @@ def generate(app: Any) -> None:
     """Write the pages that are not kept, and remove those of entries that are gone."""
     GENERATED.mkdir(exist_ok=True)
     measurements = {**measured.pages(), **kernel_speeds.pages(), **call_costs.pages()}
+    measurements |= profile_costs.pages()
     tables = {**catalogue.pages(), **networks.pages(), **measurements}
     drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}

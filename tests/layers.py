@@ -24,6 +24,7 @@ ORDER = {
         __main__
         cli
         report
+        profile
         model
         torch
         train bench
@@ -71,6 +72,10 @@ ORDER = {
         "__init__ > simulation > compiled rounds critical_path > clock > machine > "
         "symmetry costs ports _clock > network known_networks"
     ),
+    "mpicoll.profile": (
+        "__main__ > __init__ > launch words > replay > merged > waiting writer > "
+        "classes > requests > recorder foreign > calls"
+    ),
     "mpicoll.torch": (
         "__main__ > __init__ > registration > creation > rendezvous group > "
         "messages moving reducing > reductions base > tensors turns > work"
@@ -110,9 +115,12 @@ ORDER = {
     ),
 }
 
-#: The one string import upward: ``mpicoll.cuda.empty`` needs communicators, and is imported when it
-#: is asked for.
-DOORS = {("mpicoll.cuda.__init__", "mpicoll.comm.arrays")}
+#: Imports upward.  ``mpicoll.cuda.empty`` needs communicators, imported when it is asked for;
+#: ``python -m mpicoll.profile`` ends with what the command ``mpicoll profile`` prints.
+DOORS = {
+    ("mpicoll.cuda.__init__", "mpicoll.comm.arrays"),
+    ("mpicoll.profile.__main__", "mpicoll.cli.__init__"),
+}
 
 #: Rooms and files that need the standard library alone: neither NumPy nor MPI.
 PURE = (

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [
     path
-    for folder in ("mpicoll", "tools", "slurm", "benchmarks", "docs")
+    for folder in ("mpicoll", "tools", "benchmarks", "docs")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ] + [ROOT / "setup.py"]
 

@@ -95,6 +95,11 @@ COMMANDS = {
         "command",
         "Write a page of sweeps, or of a training run: one file that needs no network.",
     ),
+    "profile": (
+        "profile",
+        "command",
+        "Show where a program's collectives are, and what they cost.",
+    ),
     "train": (
         "train",
         "command",
@@ -120,7 +125,7 @@ COMMANDS = {
         "command",
         "Check MPI, the launch and the installation; alone or under mpirun.",
     ),
-    "slurm": ("slurm", "app", "Sweeps and trainings as batch jobs of SLURM."),
+    "slurm": ("slurm", "app", "Sweeps, trainings and programs of your own as batch jobs of SLURM."),
 }
 
 

@@ -1,21 +1,28 @@
 """What is submitted to SLURM: the words of each ``sbatch``, as asked for and as the site wants it.
 
-The batch scripts themselves are in ``slurm/`` of the source.
+The batch scripts themselves are in the folder ``slurm`` beside this file; `write_scripts` copies
+them to where a site's nodes see them.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from mpicoll.base.files import replacing, write_atomically
 from mpicoll.cli.errors import RankError, UsageError
 
-KINDS = ("sweep", "train", "gpu-sweep", "gpu-train", "report")
+KINDS = ("sweep", "train", "run", "gpu-sweep", "gpu-train", "gpu-run", "report")
+
+#: The batch scripts, and the example of a site's settings.
+SCRIPTS = Path(__file__).parent / "slurm"
+_EXAMPLE, _SITE = "site.env.example", "site.env"
 
 # The file is a program in bash that the user wrote; its name is no part of what runs.
 _READ = r"""
@@ -51,7 +58,7 @@ def site(file: Path) -> Site:
     """
     if not file.is_file():
         raise UsageError(
-            f"{file} is no file; copy slurm/site.env.example there and edit it, or name your "
+            f"{file} is no file; write it by `mpicoll slurm init` and edit it, or name your "
             "site's settings by --site"
         )
     file = file.absolute()
@@ -76,7 +83,7 @@ class Request:
     Attributes:
         kind: One of `KINDS`.
         name: Of the run, and of the folder of its results.
-        words: What follows ``mpicoll bench`` or ``mpicoll train``.
+        words: What follows ``mpicoll bench`` or ``mpicoll train``; of ``run`` the whole program.
         nodes: Numbers of nodes; of a sweep any, else one.
         ranks: Numbers of ranks on each node; of a sweep any, else one.
         launches: Of each pair of these in a sweep.
@@ -111,6 +118,11 @@ class Request:
             if not self.words:
                 raise UsageError("a sweep needs a collective; write it after --, as -- allreduce")
             return
+        if self.kind.endswith("run"):
+            if self.chain > 1:
+                raise UsageError(f"--chain {self.chain} is for a training; leave it out")
+            if not self.words:
+                raise UsageError("run needs a program; write it after --, as -- python app.py")
         for option, numbers in (("--nodes", self.nodes), ("--ranks", self.ranks)):
             if len(numbers) > 1:
                 listed = ",".join(map(str, numbers))
@@ -151,6 +163,51 @@ def commands(request: Request, site: Site) -> Iterator[list[str]]:
         log = f"--output={folder / f'nodes{nodes}-%a-%A.out'}"
         shape = [f"--nodes={nodes}", *place, f"--array={array}", log]
         yield [*begin, *shape, *common, *script, ranks, *request.words]
+
+
+def scripts(jobs: Iterable[Sequence[str]]) -> dict[Path, str]:
+    """The scripts of some jobs, and what they say.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    found = {}
+    for path in (Path(word) for command in jobs for word in command if word.endswith(".sbatch")):
+        try:
+            found[path] = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"the batch script {path} cannot be read: {error.strerror}; write the scripts by "
+                "`mpicoll slurm init`, and let SCRIPTS in the site's settings name their folder"
+            ) from None
+    return found
+
+
+def write_scripts(folder: Path) -> Path:
+    """Write the batch scripts, and settings of a site unless there are some.
+
+    Args:
+        folder: Where they go; it is made.
+
+    Returns:
+        The site's settings, which are to be edited.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for script in sorted(SCRIPTS.iterdir()):
+        with replacing(folder / script.name) as draft:
+            draft.write_bytes(script.read_bytes())
+            if script.suffix == ".sh":
+                mode = draft.stat().st_mode
+                draft.chmod(mode | (mode & 0o444) >> 2)  # who may read it may run it
+    site = folder / _SITE
+    if not site.exists():
+        example = (SCRIPTS / _EXAMPLE).read_text(encoding="utf-8")
+        place = f"SCRIPTS={shlex.quote(str(folder.absolute()))}"
+        write_atomically(site, re.sub(r"^SCRIPTS=.*", lambda _: place, example, flags=re.M))
+    return site
 
 
 def submit(command: list[str]) -> str:

@@ -19,6 +19,9 @@ from mpicoll.cli.errors import RankError, UsageError, describe
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
 COLLECTIVE_COMMANDS = ("bench", "train", "evaluate", "doctor", "links")
 
+#: Others are, too, with an option.
+MEASURING = (("synthesize", "--measure"), ("tune", "--search"), ("profile", "--replay"))
+
 #: Options whose value may be left out; with one they are written with an equals sign.
 SHORT_FOR = {"--invariant": "--invariant=16"}
 
@@ -41,8 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = [SHORT_FOR.get(w, w) for w in (sys.argv[1:] if arguments is None else arguments)]
     together = bool(words) and words[0] in COLLECTIVE_COMMANDS
-    measures = {"synthesize": "--measure", "tune": "--search"}.get(words[0]) if words else None
-    together |= measures is not None and any(w.startswith(measures) for w in words)
+    together |= any(
+        words[:1] == [name] and any(w.startswith(option) for w in words)
+        for name, option in MEASURING
+    )
     rank = launch().rank
     if rank and not together:
         return 0

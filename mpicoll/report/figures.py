@@ -21,6 +21,23 @@ _SPREAD = 0.14  # octaves to each side in which the repetitions of a size are dr
 _FAINT, _GRID, _INK = "#5b6670", "#e3e7ea", "#1b1f24"
 
 
+def bare(x: str, y: str) -> Figure:
+    """A figure with titles of its axes, and nothing in it yet."""
+    axis = {"gridcolor": _GRID, "linecolor": _FAINT, "zeroline": False}
+    return {
+        "data": [],
+        "layout": {
+            "xaxis": {**axis, "title": {"text": x}},
+            "yaxis": {**axis, "title": {"text": y}},
+            "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+            "paper_bgcolor": "white",
+            "plot_bgcolor": "white",
+            "font": {"color": _INK, "size": 12},
+        },
+    }
+
+
 def times(section: Section, lines: dict[str, Line]) -> Figure:
     """Time against size, or against the number of ranks."""
     return _against(section, lines, "time of the slowest rank [µs]", microseconds, "µs")

@@ -8,7 +8,7 @@ from pathlib import Path
 from mpicoll.base.files import write_atomically
 from mpicoll.base.wording import plural
 from mpicoll.report import page, tables
-from mpicoll.report.figures import Figure
+from mpicoll.report.figures import Figure, bare
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train import history
@@ -94,7 +94,7 @@ def _losses(found: History) -> Figure:
         losses = [s["loss"] for s in steps[start : start + group] if s["loss"] is not None]
         if losses:
             points.append((steps[start]["number"], sum(losses) / len(losses)))
-    figure = _figure("step", "loss")
+    figure = bare("step", "loss")
     figure["data"] = [
         _line("batch", points, COLORS[5], "lines"),
         *_by_part(found, "loss"),
@@ -106,7 +106,7 @@ def _measures(found: History) -> list[tuple[str, Figure]]:
     """A figure of each measure beside the loss."""
     figures = []
     for name in dict.fromkeys(name for _, name in _measured(found) if name != "loss"):
-        figure = _figure("step", name)
+        figure = bare("step", name)
         figure["data"] = _by_part(found, name)
         figures.append((name, figure))
     return figures
@@ -151,7 +151,7 @@ def _times(found: History) -> Figure:
     """Bars of each rank; what is hidden happens during the computation, so it is drawn within."""
     means = history.phases(found)
     ranks = [f"rank {rank}" for rank in means]
-    figure = _figure("", "time of a step [ms]")
+    figure = bare("", "time of a step [ms]")
     figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
     for number, (name, words) in enumerate(_PHASES.items()):
         values = [1e3 * row[name] for row in means.values()]
@@ -229,19 +229,3 @@ def _line(name: str, points: list[tuple[int, float]], color: str, mode: str) -> 
     x, y = zip(*points, strict=True) if points else ((), ())
     line = {"name": name, "x": x, "y": y, "mode": mode, "line": {"color": color, "width": 1.5}}
     return line | {"hovertemplate": "%{y:.4g}"}
-
-
-def _figure(x: str, y: str) -> Figure:
-    axis = {"gridcolor": "#e3e7ea", "linecolor": "#5b6670", "zeroline": False}
-    return {
-        "data": [],
-        "layout": {
-            "xaxis": {**axis, "title": {"text": x}},
-            "yaxis": {**axis, "title": {"text": y}},
-            "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
-            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-            "paper_bgcolor": "white",
-            "plot_bgcolor": "white",
-            "font": {"color": "#1b1f24", "size": 12},
-        },
-    }

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from slurm import starts
 
 TESTS = Path(__file__).parents[1]

@@ -3,14 +3,13 @@
 import os
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from mpicoll.cli import batch
 from mpicoll.cli.commands import doctor
 
-SCRIPTS = Path(__file__).parents[2] / "slurm"
+SCRIPTS = batch.SCRIPTS
 
 
 @pytest.fixture
@@ -74,10 +73,12 @@ def test_a_chain_of_trainings_is_never_queued_again(command, site):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("foo",), "unknown kind of job 'foo'; choose one of sweep, train, gpu-sweep"),
+        (("foo",), "unknown kind of job 'foo'; choose one of sweep, train, run, gpu-sweep"),
         (("train", "--name=a/b"), "--name 'a/b' is no name of a folder; write letters"),
         (("train", "--nodes=1,2"), "--nodes 1,2 is for a sweep; give one number"),
         (("train", "--launches=2"), "--launches and --at-once are for a sweep; leave them out"),
+        (("run",), "run needs a program; write it after --, as -- python app.py"),
+        (("run", "--chain=2", "python"), "--chain 2 is for a training; leave it out"),
         (("train", "--report"), "--report follows a sweep; leave it out of train"),
         (("sweep",), "a sweep needs a collective; write it after --, as -- allreduce"),
         (("sweep", "--chain=2", "bcast"), "--chain 2 is for a training; a sweep has --launches"),
@@ -90,9 +91,42 @@ def test_what_does_not_fit_together_is_refused(command, site, words, message):
     assert message in done.err
 
 
+def test_a_program_of_ones_own_is_a_job(command, site):
+    words = ("--name", "a", "-N", "2", "--ranks", "8", "--", "python", "my app.py", "--steps", "5")
+    (job,), scripts = shown(command, site, "run", *words)
+    assert {"--nodes=2", "--ntasks-per-node=8"} <= set(job)
+    assert job[-5:] == ["a", "python", "my app.py", "--steps", "5"]
+    assert "--gpus-per-node=8" not in job and "#SBATCH --no-requeue" in scripts
+    (job,), scripts = shown(command, site, "gpu-run", *words)
+    assert "--gpus-per-node=8" in job and "one-gpu.sh" in scripts
+
+
+def test_a_dry_run_fails_before_it_prints(command, site, tmp_path):
+    text = site.read_text().replace(str(SCRIPTS), str(tmp_path / "nowhere"))
+    site.write_text(text)
+    done = command("slurm", "submit", "train", "--site", site, "--dry-run", "--", "mnist5k")
+    assert done.status == 2 and done.out == ""
+    assert "nowhere/train.sbatch cannot be read: No such file or directory; write" in done.err
+
+
+def test_scripts_are_written_where_the_site_wants_them(command, tmp_path):
+    folder = tmp_path / "my scripts"
+    done = command("slurm", "init", folder)
+    assert done.status == 0 and "site.env: edit it" in done.out
+    assert os.access(folder / "one-gpu.sh", os.X_OK) and not os.access(folder / "site.env", os.X_OK)
+    assert {path.name for path in SCRIPTS.iterdir()} < {path.name for path in folder.iterdir()}
+    settings = batch.site(folder / "site.env")
+    assert settings.scripts == folder
+    jobs, _ = shown(command, folder / "site.env", "run", "--", "python", "app.py")
+    assert str(folder / "run.sbatch") in jobs[0]
+    (folder / "site.env").write_text("mine\n")
+    done = command("slurm", "init", folder)
+    assert "site.env: kept" in done.out and (folder / "site.env").read_text() == "mine\n"
+
+
 def test_settings_that_cannot_be_read_are_named(command, tmp_path):
     done = command("slurm", "submit", "train", "--site", tmp_path / "none.env")
-    assert done.status == 2 and "none.env is no file; copy slurm/site.env.example" in done.err
+    assert done.status == 2 and "none.env is no file; write it by `mpicoll slurm init`" in done.err
     file = tmp_path / "short.env"
     file.write_text("SCRIPTS=/x\n")
     done = command("slurm", "submit", "train", "--site", file)

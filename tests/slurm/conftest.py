@@ -4,7 +4,6 @@ import os
 
 import pytest
 from clouds import write_samples
-
 from slurm import lab, starts
 
 PLACE = os.path.dirname(__file__)

@@ -119,9 +119,9 @@ class Slurm(hosts.Cluster):
         return done.stdout
 
     def site(self, name: str = "site.env", **settings: str) -> str:
-        """Write settings of this site, as ``slurm/site.env.example`` with other values."""
+        """Write settings of this site, as ``site.env.example`` with other values."""
         lines = {
-            "SCRIPTS": shlex.quote(str(ROOT / "slurm")),
+            "SCRIPTS": shlex.quote(str(ROOT / "mpicoll" / "cli" / "slurm")),
             "SHARED": SHARED,
             "LOCAL": "/tmp",
             "OPTIONS": "(--time=5)",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import launch
 import pytest
-
 from slurm import lab
 
 OPEN_MPI = launch._library().startswith("Open MPI")
@@ -96,7 +95,7 @@ print(socket.gethostname(), os.environ["CUDA_VISIBLE_DEVICES"], *cupy.used, "end
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
 def test_each_rank_uses_a_gpu_of_its_own_and_sees_all(slurm, started, launcher):
     """GPUs that are hidden from a rank could not be reached from its own."""
-    one = str(lab.ROOT / "slurm" / "one-gpu.sh")
+    one = str(lab.ROOT / "mpicoll" / "cli" / "slurm" / "one-gpu.sh")
     options = ["--partition=gpu", "--gpus-per-node=2"]
     words = [one, sys.executable, "-c", CHOOSE]
     state, text = started("gpus", *words, launcher=launcher, options=options)
@@ -107,7 +106,7 @@ def test_each_rank_uses_a_gpu_of_its_own_and_sees_all(slurm, started, launcher):
 
 
 def test_more_ranks_than_gpus_are_refused(started):
-    one = str(lab.ROOT / "slurm" / "one-gpu.sh")
+    one = str(lab.ROOT / "mpicoll" / "cli" / "slurm" / "one-gpu.sh")
     options = ["--partition=gpu", "--gpus-per-node=1"]
     state, text = started("few", one, "true", options=options)
     assert state == "FAILED"

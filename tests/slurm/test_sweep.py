@@ -4,9 +4,9 @@ import json
 import os
 
 import pytest
+from slurm import lab
 
 from mpicoll.bench import records, runs
-from slurm import lab
 
 SWEEP = ("allreduce", "-a", "ring,recursive_doubling", "-b", "1K,4K,16K,64K", "-n", "3", "-w", "0")
 LAYOUTS = [(nodes, ranks) for nodes in (1, 2) for ranks in (1, 2)]

@@ -5,9 +5,9 @@ import json
 
 import launch
 import pytest
+from slurm import lab
 
 from mpicoll.train.driver import checkpoints
-from slurm import lab
 
 DATA = f"{lab.SHARED}/data.npz"
 WORDS = (DATA, "--model=mlp", "--hidden=8", "--batch=4", "--epochs=20", "--check-every=0")

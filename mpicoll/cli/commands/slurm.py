@@ -1,9 +1,9 @@
-"""``mpicoll slurm``: sweeps and trainings as batch jobs."""
+"""``mpicoll slurm``: sweeps, trainings and programs of the user's own as batch jobs."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +13,30 @@ import typer
 from mpicoll.cli import batch, output, parse
 from mpicoll.cli.errors import UsageError
 
-app = typer.Typer(help="Sweeps and trainings as batch jobs of SLURM.", add_completion=False)
+_ABOUT = "Sweeps, trainings and programs of your own as batch jobs of SLURM."
+
+app = typer.Typer(help=_ABOUT, add_completion=False)
 
 
 @app.callback()
 def group() -> None:
-    """Sweeps and trainings as batch jobs of SLURM."""
+    """Sweeps, trainings and programs of your own as batch jobs of SLURM."""
+
+
+@app.command("init")
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where they go; seen by all nodes.")
+    ] = Path("slurm"),
+) -> int:
+    """Write the batch scripts, and site.env to be edited.
+
+    Written again, scripts are those of this version, and site.env stays as it is.
+    """
+    kept = (folder / "site.env").exists()
+    site = batch.write_scripts(folder)
+    output.text(f"{site}: {'kept' if kept else 'edit it'}; scripts written to {folder}")
+    return 0
 
 
 @app.command("submit")
@@ -27,7 +45,8 @@ def submit(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[-- WORD...]", help="What follows `mpicoll bench`, `train` or `fit` there."
+            metavar="[-- WORD...]",
+            help="What follows `mpicoll bench`, `train` or `fit` there; of run the program.",
         ),
     ] = None,
     site: Annotated[
@@ -71,7 +90,8 @@ def submit(
     """Submit a job, and print its number.
 
     A sweep is an array for each number of nodes; a task of it is one launch. Submitted again, a
-    sweep measures what is missing, and a training goes on where it was.
+    sweep measures what is missing, and a training goes on where it was. A program of your own:
+    `mpicoll slurm submit run --nodes 2 --ranks 8 -- python app.py`.
     """
     settings = batch.site(site)
     request = batch.Request(
@@ -89,8 +109,10 @@ def submit(
         raise UsageError(f"--report follows a sweep; leave it out of {kind}")
     jobs = list(batch.commands(request, settings))
     after = batch.Request("report", request.name) if report else None
+    last = () if after is None else batch.commands(after, settings)
+    scripts = batch.scripts([*jobs, *last])
     if dry_run:
-        _show(jobs, after, settings)
+        _show(jobs, after, settings, scripts)
         return 0
     (settings.shared / request.name).mkdir(parents=True, exist_ok=True)
     numbers = [_submitted(command) for command in jobs]
@@ -111,13 +133,17 @@ def _submitted(command: list[str]) -> str:
     return job
 
 
-def _show(jobs: list[list[str]], after: batch.Request | None, site: batch.Site) -> None:
+def _show(
+    jobs: list[list[str]],
+    after: batch.Request | None,
+    site: batch.Site,
+    scripts: Mapping[Path, str],
+) -> None:
     """Print each command, then each script; JOB stands in place of the numbers of jobs."""
     if after is not None:
         last = replace(after, options=(_after(["JOB"] * len(jobs)),))
         jobs = [*jobs, *batch.commands(last, site)]
     for command in jobs:
         output.text(shlex.join(command))
-    scripts = (Path(word) for command in jobs for word in command if word.endswith(".sbatch"))
-    for script in dict.fromkeys(scripts):
-        output.text(f"\n# {script}\n{script.read_text(encoding='utf-8')}")
+    for script, text in scripts.items():
+        output.text(f"\n# {script}\n{text}")

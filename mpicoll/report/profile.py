@@ -1,0 +1,179 @@
+"""A profile as a page: where a program's collectives are, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape as escaped
+from pathlib import Path
+
+from mpicoll.base.files import write_atomically
+from mpicoll.bench.environment import without_folders
+from mpicoll.profile import words
+from mpicoll.profile.merged import Line, Profile
+from mpicoll.profile.replay import Answer
+from mpicoll.report import figures, page, tables
+from mpicoll.report.figures import Figure
+from mpicoll.report.style import COLORS
+from mpicoll.report.tables import Head
+
+#: Lines with bars of their own.
+_DRAWN = 12
+
+
+def write(path: Path, profile: Profile, found: Sequence[Answer], lines: Sequence[str]) -> None:
+    """Write the page; an older file is replaced only when the new one is complete.
+
+    Args:
+        path: Of the file.
+        profile: What is shown.
+        found: What was measured for its costliest lines.
+        lines: What to write for what gains.
+
+    Raises:
+        OSError: The file cannot be written.
+        ImportError: plotly is missing.
+    """
+    write_atomically(path, render(profile, found, lines))
+
+
+def render(profile: Profile, found: Sequence[Answer], lines: Sequence[str]) -> str:
+    """The page as one string."""
+    title = f"Collectives of {words.command(profile)}"
+    plots = [("ranks", _ranks(profile)), ("places", _places(profile))]
+    body = [
+        f"<h1>{escaped(title)}</h1>",
+        *(f'<p class="faint">{escaped(line)}</p>' for line in words.summary(profile)),
+        *(f'<p class="warning">{escaped(line)}</p>' for line in words.warnings(profile)),
+        '<section><div class="plots">',
+        *(page.plot(name, figure) for name, figure in plots),
+        "</div>",
+        '<p class="faint">Waiting: until all had arrived that a call cannot be done without. '
+        "It is told from calls that were found on all ranks, the number of which is in the "
+        "table.</p></section><h2>Calls</h2>",
+        _calls(profile),
+        *(_answers(profile, found, lines) if found else ()),
+        "<h2>The run</h2>",
+        _facts(profile),
+    ]
+    return page.document(title, "".join(body))
+
+
+def _ranks(profile: Profile) -> Figure:
+    """Where the time of each rank went."""
+    ranks = sorted(profile.seconds)
+    figure = figures.bare("", "time of a rank [s]")
+    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
+    sums: dict[str, list[float]] = {"transfer": [], "waiting": [], "messages": [], "other": []}
+    for rank in ranks:
+        parts = [line.parts[rank] for line in profile.lines if rank in line.parts]
+        waiting = sum(part.waiting or 0.0 for part in parts)
+        inside, messages = sum(part.seconds for part in parts), profile.messages[rank].seconds
+        sums["transfer"].append(inside - waiting)
+        sums["waiting"].append(waiting)
+        sums["messages"].append(messages)
+        sums["other"].append(max(0.0, profile.seconds[rank] - inside - messages))
+    names = {
+        "transfer": "collectives: transfer",
+        "waiting": "collectives: waiting for ranks",
+        "messages": "point-to-point",
+        "other": "everything else",
+    }
+    for number, (name, values) in enumerate(sums.items()):
+        x = [f"rank {rank}" for rank in ranks]
+        figure["data"].append(_bars(names[name], x, values, COLORS[number]))
+    return figure
+
+
+def _places(profile: Profile) -> Figure:
+    """The costliest lines."""
+    drawn = profile.lines[:_DRAWN]
+    figure = figures.bare("", "time of all ranks [s]")
+    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
+    x = [
+        escaped(f"{number}. {words.called(line)} {words.size(line)} {line.where}")
+        for number, line in enumerate(drawn, start=1)
+    ]
+    waiting = [line.waiting or 0.0 for line in drawn]
+    figure["data"] = [
+        _bars("transfer", x, [line.transfer for line in drawn], COLORS[0]),
+        _bars("waiting for ranks", x, waiting, COLORS[1]),
+    ]
+    return figure
+
+
+def _bars(name: str, x: list[str], y: list[float], color: str) -> Figure:
+    bar: Figure = {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": color}}
+    return bar | {"hovertemplate": "%{y:.3g} s"}
+
+
+def _calls(profile: Profile) -> str:
+    heads = [
+        Head("method", number=False),
+        Head("algorithm", number=False),
+        Head("communicator", number=False),
+        Head("size", "B"),
+        Head("calls", "a rank"),
+        Head("time", "s a rank"),
+        Head("waiting", "%"),
+        Head("of the run", "%"),
+        Head("matched", "calls"),
+        Head("where", number=False),
+    ]
+    rows = [*map(_row, profile.lines)]
+    sent = words.messages(profile)
+    if sent is not None:
+        size, calls, spent, share = sent
+        where = "all together"
+        rows.append(("point-to-point", "", "", size, calls, spent, "–", share, "", where))
+    return tables.grid(heads, rows)
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    wait = "–" if line.waiting is None else f"{100 * line.waiting / max(line.seconds, 1e-12):.1f}"
+    return (
+        line.method,
+        line.algorithm,
+        line.communicator,
+        words.size(line),
+        str(line.calls),
+        words.seconds(line.seconds / max(1, len(line.parts))),
+        wait,
+        f"{100 * line.share:.2f}",
+        str(line.matched),
+        f"{without_folders(line.file)}:{line.line} {line.function}",
+    )
+
+
+def _answers(profile: Profile, found: Sequence[Answer], lines: Sequence[str]) -> list[str]:
+    heads = [
+        Head("method", number=False),
+        Head("size", "B"),
+        Head("ranks"),
+        Head("where", number=False),
+        Head("what was measured", number=False),
+    ]
+    rows = (
+        (
+            answer.line.method,
+            words.size(answer.line),
+            str(answer.line.ranks),
+            answer.line.where,
+            words.verdict(answer),
+        )
+        for answer in found
+    )
+    said = "\n".join(words.remedy(profile, found, lines))
+    return [
+        "<h2>What it would take</h2>",
+        tables.grid(heads, rows),
+        *([f"<pre>{escaped(said)}</pre>"] if said else []),
+    ]
+
+
+def _facts(profile: Profile) -> str:
+    facts = profile.facts
+    command = without_folders(" ".join(map(str, facts["command"])))
+    rows = [("run", profile.name), ("program", command), ("ranks", str(profile.ranks))]
+    rows += [(name, str(facts[name])) for name in ("started", "mpi") if name in facts]
+    heads = [Head("key", number=False), Head("value", number=False)]
+    return tables.grid(heads, rows)
