@@ -76,9 +76,13 @@ ORDER = {
         "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
-        "__init__ > driver > pytorch jax distributed > strategies > config > servers > exchange > "
+        "__init__ > search exits > driver > pytorch jax distributed > strategies > config > servers > exchange > "
         "ranks > models > data > groups > optimizers schedules history > "
         "records threads options registry"
+    ),
+    "mpicoll.train.search": (
+        "__init__ > console > loop > coordinator > crews > trials jobs > methods > "
+        "space data mail > options"
     ),
     "mpicoll.train.data": (
         "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "

@@ -73,12 +73,17 @@ COMMANDS = {
     "report": (
         "report",
         "command",
-        "Write a page of sweeps, or of a training run: one file that needs no network.",
+        "Write a page of sweeps, of a training run or of a search: one file that needs no network.",
     ),
     "train": (
         "train",
         "command",
         "Train a model on all ranks.",
+    ),
+    "search": (
+        "search",
+        "command",
+        "Try hyperparameters out of a space, and say which are best.",
     ),
     "evaluate": (
         "evaluate",

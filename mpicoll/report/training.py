@@ -9,6 +9,7 @@ from mpicoll.base.files import write_atomically
 from mpicoll.base.wording import plural
 from mpicoll.report import page, tables
 from mpicoll.report.figures import Figure
+from mpicoll.report.plots import figure, line
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train import history
@@ -94,21 +95,21 @@ def _losses(found: History) -> Figure:
         losses = [s["loss"] for s in steps[start : start + group] if s["loss"] is not None]
         if losses:
             points.append((steps[start]["number"], sum(losses) / len(losses)))
-    figure = _figure("step", "loss")
-    figure["data"] = [
-        _line("batch", points, COLORS[5], "lines"),
+    drawn = figure("step", "loss")
+    drawn["data"] = [
+        line("batch", points, COLORS[5], "lines"),
         *_by_part(found, "loss"),
     ]
-    return figure
+    return drawn
 
 
 def _measures(found: History) -> list[tuple[str, Figure]]:
     """A figure of each measure beside the loss."""
     figures = []
     for name in dict.fromkeys(name for _, name in _measured(found) if name != "loss"):
-        figure = _figure("step", name)
-        figure["data"] = _by_part(found, name)
-        figures.append((name, figure))
+        drawn = figure("step", name)
+        drawn["data"] = _by_part(found, name)
+        figures.append((name, drawn))
     return figures
 
 
@@ -144,15 +145,15 @@ def _by_epoch(found: History, part: str, name: str, color: str) -> Figure:
         for epoch in found.epochs
         if epoch[part].get(name) is not None
     ]
-    return _line(_SETS[part], points, color, "lines+markers")
+    return line(_SETS[part], points, color, "lines+markers")
 
 
 def _times(found: History) -> Figure:
     """Bars of each rank; what is hidden happens during the computation, so it is drawn within."""
     means = history.phases(found)
     ranks = [f"rank {rank}" for rank in means]
-    figure = _figure("", "time of a step [ms]")
-    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
+    drawn = figure("", "time of a step [ms]")
+    drawn["layout"] |= {"barmode": "stack", "bargap": 0.3}
     for number, (name, words) in enumerate(_PHASES.items()):
         values = [1e3 * row[name] for row in means.values()]
         if name == "compute":  # the part in which nothing was under way
@@ -160,8 +161,8 @@ def _times(found: History) -> Figure:
             words = "computing alone"
         bar: Figure = {"type": "bar", "name": words, "x": ranks, "y": values}
         bar |= {"marker": {"color": COLORS[number]}, "hovertemplate": "%{y:.3g} ms"}
-        figure["data"].append(bar)
-    return figure
+        drawn["data"].append(bar)
+    return drawn
 
 
 def _communication(found: History) -> str:
@@ -223,25 +224,3 @@ def _epochs(found: History) -> str:
 
 def _value(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
-
-
-def _line(name: str, points: list[tuple[int, float]], color: str, mode: str) -> Figure:
-    x, y = zip(*points, strict=True) if points else ((), ())
-    line = {"name": name, "x": x, "y": y, "mode": mode, "line": {"color": color, "width": 1.5}}
-    return line | {"hovertemplate": "%{y:.4g}"}
-
-
-def _figure(x: str, y: str) -> Figure:
-    axis = {"gridcolor": "#e3e7ea", "linecolor": "#5b6670", "zeroline": False}
-    return {
-        "data": [],
-        "layout": {
-            "xaxis": {**axis, "title": {"text": x}},
-            "yaxis": {**axis, "title": {"text": y}},
-            "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
-            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-            "paper_bgcolor": "white",
-            "plot_bgcolor": "white",
-            "font": {"color": "#1b1f24", "size": 12},
-        },
-    }

@@ -184,6 +184,9 @@ class _Run:
             if number > config.epochs:
                 stopped = "epochs"
                 break
+            if config.pause_after is not None and number > config.pause_after:
+                stopped = "pause"
+                break
             if config.steps is not None and training.number >= config.steps:
                 stopped = "steps"
                 break
@@ -208,7 +211,7 @@ class _Run:
             training.number,
             beginning,
             stopped,
-            {} if stopped == "signal" else self._test(history),
+            {} if stopped in ("signal", "pause") else self._test(history),
             buffers=arrays.hosted(training.buffers.views),
         )
 
