@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpicoll.train.search import methods
-from mpicoll.train.search import space as spaces
 from mpicoll.train.search.methods import CHANGEABLE, Job, Rungs
 from mpicoll.train.search.options import SearchOptions
+from mpicoll.train.search.space import Space
 
-SPACE = spaces.make(
+SPACE = Space.of(
     {
         "run": {"dataset": "mnist5k", "epochs": 9},
         "space": {
@@ -78,7 +78,7 @@ def test_asha_promotes_only_the_top_of_those_that_were_there(seed, trials, group
     rungs = methods.rungs(least, 9, eta)
     told = {}
     asked = []
-    for event, job, found in simulated(methods.make(SPACE, options), groups, *chance(seed)):
+    for event, job, found in simulated(methods.make_method(SPACE, options), groups, *chance(seed)):
         if event == "told":
             told[job.place] = -math.inf if found is None else found
             continue
@@ -110,7 +110,7 @@ def test_members_of_a_population_copy_better_ones_and_never_go_back(
     options = SearchOptions(method="pbt", trials=trials, min_epochs=least, seed=seed)
     score, seconds = chance(seed)
     told, last, asked = {}, {}, []
-    for event, job, found in simulated(methods.make(SPACE, options), groups, score, seconds):
+    for event, job, found in simulated(methods.make_method(SPACE, options), groups, score, seconds):
         if event == "told":
             told[job.place] = -math.inf if found is None else found
             continue
@@ -145,8 +145,8 @@ def test_members_of_a_population_copy_better_ones_and_never_go_back(
 def test_the_same_arrivals_give_the_same_decisions(seed, method):
     trials = None if method == "grid" else 12
     options = SearchOptions(method=method, trials=trials, seed=seed)
-    events = list(simulated(methods.make(SPACE, options), 4, *chance(seed)))
-    again = methods.make(SPACE, options)
+    events = list(simulated(methods.make_method(SPACE, options), 4, *chance(seed)))
+    again = methods.make_method(SPACE, options)
     for event, job, found in events:
         if event == "asked":
             assert again.ask() == job
@@ -169,7 +169,7 @@ def test_random_trains_each_trial_to_the_end_and_a_grid_has_every_point():
 
 
 def make(method, trials, **more):
-    return methods.make(SPACE, SearchOptions(method=method, trials=trials, **more))
+    return methods.make_method(SPACE, SearchOptions(method=method, trials=trials, **more))
 
 
 def test_a_trial_is_drawn_from_seed_and_number_alone():
@@ -215,13 +215,13 @@ def test_what_was_not_asked_for_cannot_be_told():
 )
 def test_options_that_are_no_search_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        methods.make(SPACE, SearchOptions(**options))
+        methods.make_method(SPACE, SearchOptions(**options))
 
 
 def test_pbt_needs_something_to_change():
-    space = spaces.make({"run": {"model": "mlp"}, "space": {"hidden": {"choice": [[8], [16]]}}})
-    with pytest.raises(ValueError, match="pbt changes lr, .* and the space has none of them"):
-        methods.make(space, SearchOptions(method="pbt"))
+    space = Space.of({"run": {"model": "mlp"}, "space": {"hidden": {"choice": [[8], [16]]}}})
+    with pytest.raises(ValueError, match=r"pbt changes lr, .* and the space has none of them"):
+        methods.make_method(space, SearchOptions(method="pbt"))
 
 
 @pytest.mark.parametrize(
@@ -267,14 +267,14 @@ def test_ranks_that_do_not_divide_are_refused(ranks, each, words):
 )
 def test_spaces_that_say_nothing_sensible_are_refused(file, words):
     with pytest.raises(ValueError, match=words):
-        spaces.make(file)
+        Space.of(file)
 
 
 def test_a_file_is_named_where_it_is_wrong(tmp_path):
     path = tmp_path / "space.toml"
     path.write_text("[space\n")
     with pytest.raises(ValueError, match=r"space\.toml is no TOML"):
-        spaces.read(path)
+        Space.read(path)
     path.write_text("[space]\nlr = 3\n")
     with pytest.raises(ValueError, match=r"space\.toml: lr is 3"):
-        spaces.read(path)
+        Space.read(path)

@@ -43,10 +43,10 @@ def command(
     # Before anything loads NumPy.
     threads.limit_blas_threads()
     from mpicoll.train.search import console
-    from mpicoll.train.search import space as spaces
+    from mpicoll.train.search.space import Space
 
     with reading():
-        found = spaces.read(space)
+        found = Space.read(space)
     with usage():
         options = SearchOptions(**given)
     if replay:
@@ -67,7 +67,7 @@ def _replayed(options: SearchOptions) -> int:
     path = Path(options.out) / trials.FILE
     with reading():
         records = trials.read(path)
-        method = methods.make(*trials.machine(records))
+        method = methods.make_method(*trials.machine(records))
     try:
         count = trials.replay(path, records, method)
     except ValueError as error:

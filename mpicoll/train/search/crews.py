@@ -72,8 +72,8 @@ class Crew(ABC):
     def poll(self, hear: Hear) -> None:
         """Hand on what groups say, or wait a moment for it.
 
-        A group says `{"is": "epoch", ...}` of each epoch, and at the end `{"is": "done", ...}`, with
-        nothing more where the job was stopped.
+        A group says `{"is": "epoch", ...}` of each epoch, and `{"is": "done", ...}` at the end,
+        with nothing more where the job was stopped.
         """
 
     @abstractmethod

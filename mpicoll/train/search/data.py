@@ -14,7 +14,7 @@ from mpicoll.train.data.rows import Rows
 
 
 def without_test(dataset: Dataset, hold_out: int) -> Dataset:
-    """The same data without the test set; with a validation set out of the training set, if need be.
+    """The same data without the test set; where there is no validation set, with one.
 
     Args:
         dataset: The data.

@@ -70,8 +70,8 @@ def carry_out(
         tell: Told of each epoch on rank 0 of the group.
 
     Returns:
-        `score`, `measure`, `validation` and `failed` as in the file of the search; nothing where the run was
-        stopped before its end.
+        `score`, `measure`, `validation` and `failed` as in the file of the search; nothing where
+        the run was stopped before its end.
     """
     rank = 0 if comm is None else comm.Get_rank()
     try:

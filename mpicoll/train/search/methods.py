@@ -14,7 +14,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -89,7 +88,7 @@ class Method(ABC):
 
     def last(self) -> dict[int, int]:
         """Of each trial that was told of, the most epochs that it has."""
-        return {trial: epochs for trial, epochs in sorted(self.scores)}
+        return dict(sorted(self.scores))
 
     @abstractmethod
     def _next(self) -> Job | None:
@@ -252,7 +251,7 @@ def rungs(least: int, most: int, eta: int) -> tuple[int, ...]:
     return (*found, most) if found[-1] < most else tuple(found)
 
 
-def make(space: Space, options: SearchOptions) -> Method:
+def make_method(space: Space, options: SearchOptions) -> Method:
     """The machine that options name.
 
     Raises:

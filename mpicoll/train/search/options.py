@@ -22,8 +22,8 @@ class SearchOptions:
     """
 
     method: str = option("random", f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")
-    """`asha`: L. Li et al., "A system for massively parallel hyperparameter tuning", 2020,
-    algorithm 2. `pbt`: M. Jaderberg et al., "Population based training of neural networks", 2017."""
+    """`asha`: L. Li et al., "A system for massively parallel hyperparameter tuning", 2020.
+    `pbt`: M. Jaderberg et al., "Population based training of neural networks", 2017."""
     trials: int | None = option(None, "How many; of a grid all its points, else 16.")
     """Of `pbt`, the size of the population."""
     ranks_per_trial: int = option(1, "Ranks that train a trial together.")

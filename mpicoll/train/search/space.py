@@ -186,60 +186,60 @@ class Space:
         """
         return Config(**config_file.checked("the space", {**self.run, **values}))
 
+    @classmethod
+    def read(cls, path: Path) -> Space:
+        """The space of a file.
+
+        Raises:
+            ValueError: It is no TOML, or says something that no search can do; with the remedy.
+            OSError: It cannot be read.
+        """
+        try:
+            found = parse_toml(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no TOML: {error}") from None
+        try:
+            return cls.of(found)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Space:
+        """The space that the tables of a file say, or `text`.
+
+        Raises:
+            ValueError: As of `read`.
+        """
+        for name in found:
+            if name not in ("run", "space") or not isinstance(found[name], Mapping):
+                raise ValueError(f"unknown key {name!r}: write two tables, [run] and [space]")
+        run, space = dict(found.get("run", {})), dict(found.get("space", {}))
+        if not space:
+            raise ValueError(
+                "there is nothing to search: write a table [space] with lines such as "
+                "lr = {log = [0.001, 1.0]}"
+            )
+        for name in (*run, *space):
+            _require_key(name)
+        for name in space:
+            if name in _COMMON:
+                raise ValueError(f"{name} is the same of all trials: write it in [run]")
+            if name in run:
+                raise ValueError(f"{name} is in [run] and in [space]: leave one out")
+        dimensions = {name: _dimension(name, given) for name, given in space.items()}
+        made = cls(run, dimensions, {"run": run, "space": space})
+        made.config({})
+        for name, dimension in dimensions.items():
+            for value in dimension.ends():
+                config_file.checked("[space]", {name: value})
+        return made
+
 
 def in_words(value: Any) -> str:
     """A value as tables show it."""
     if isinstance(value, (list, tuple)):
         return "-".join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def read(path: Path) -> Space:
-    """Read a space.
-
-    Raises:
-        ValueError: It is no TOML, or says something that no search can do; with the remedy.
-        OSError: It cannot be read.
-    """
-    try:
-        found = parse_toml(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no TOML: {error}") from None
-    try:
-        return make(found)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def make(found: Mapping[str, Any]) -> Space:
-    """The space that a file, or `Space.text`, says.
-
-    Raises:
-        ValueError: As of `read`.
-    """
-    for name in found:
-        if name not in ("run", "space") or not isinstance(found[name], Mapping):
-            raise ValueError(f"unknown key {name!r}: write two tables, [run] and [space]")
-    run, space = dict(found.get("run", {})), dict(found.get("space", {}))
-    if not space:
-        raise ValueError(
-            "there is nothing to search: write a table [space] with lines such as "
-            "lr = {log = [0.001, 1.0]}"
-        )
-    for name in (*run, *space):
-        _require_key(name)
-    for name in space:
-        if name in _COMMON:
-            raise ValueError(f"{name} is the same of all trials: write it in [run]")
-        if name in run:
-            raise ValueError(f"{name} is in [run] and in [space]: leave one out")
-    dimensions = {name: _dimension(name, given) for name, given in space.items()}
-    made = Space(run, dimensions, {"run": run, "space": space})
-    made.config({})
-    for name, dimension in dimensions.items():
-        for value in dimension.ends():
-            config_file.checked("[space]", {name: value})
-    return made
 
 
 def _require_key(name: str) -> None:

@@ -23,7 +23,6 @@ from typing import Any
 from mpicoll.base import json_lines
 from mpicoll.base.json_lines import Appender, Attempt, Record
 from mpicoll.train.search import methods
-from mpicoll.train.search import space as spaces
 from mpicoll.train.search.methods import Job, Method
 from mpicoll.train.search.options import SearchOptions
 from mpicoll.train.search.space import Space
@@ -61,7 +60,7 @@ class Trials:
             )
         if self.records:
             _require_same(path, self.records[0], space, options)
-        self.method = methods.make(space, options)
+        self.method = methods.make_method(space, options)
         replay(path, self.records, self.method)
         self._pending = list(self.method.waiting.values())
         self._start = time.monotonic() - max((r["seconds"] for r in self.records), default=0.0)
@@ -137,7 +136,7 @@ def machine(records: list[Record]) -> tuple[Space, SearchOptions]:
         ValueError: They are none that this mpicoll knows.
     """
     try:
-        return spaces.make(records[0]["space"]), SearchOptions(**records[0]["options"])
+        return Space.of(records[0]["space"]), SearchOptions(**records[0]["options"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"its first line lacks what a search is: {error!r}") from None
 
@@ -187,7 +186,7 @@ def told(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def best(records: Iterable[Record]) -> Record | None:
-    """The record of the job with the highest score, the first of several; None where there is none."""
+    """The record of the job with the highest score, the first of several."""
     return max(told(records), key=lambda record: record["score"], default=None)
 
 
