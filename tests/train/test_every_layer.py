@@ -29,6 +29,7 @@ from mpicoll.train.models import (
     resnet,
     transformer,
 )
+from mpicoll.train.models.precision import computing
 
 SAMPLES = 4
 IMAGE, TEXT = (4, 5, 3), (3, 6)
@@ -179,25 +180,16 @@ def test_a_model_may_find_all_slopes_by_parameters_at_its_end(model):
     parameters = {**model.initial_parameters(0), **model.initial_buffers()}
     _, expected = model.loss_and_gradients(parameters, batch)
 
-    owned = [model._own(parameters, index) for index in range(len(model.layers))]
-    values, memories = batch.inputs, []
-    for layer, own in zip(model.layers, owned, strict=True):
-        values, memory = layer.forward(own, values, batch)
-        memories.append(memory)
-    error, kept = model.loss.evaluate(values, targets)[1] / batch.total, {}
-    for index in reversed(range(len(owned))):
-        error, kept[index] = model.layers[index].backward_input(
-            owned[index], memories[index], error, index == 0
-        )
-    found = {}
-    for index, layer in enumerate(model.layers):
-        for name, array in layer.backward_weight(
-            owned[index], memories[index], kept[index]
-        ).items():
-            found.setdefault(model._names[index][name], []).append(array)
+    whole, (_, rounded) = model.chunk(0, len(model.layers)), computing(parameters)
+    values, memories = whole.forward(parameters, inputs, batch, rounded)
+    error, found = model.loss.evaluate(values, targets)[1] / batch.total, {}
+    _, kept = whole.backward_input(parameters, memories, error, rounded)
+    for step in whole.backward_weight(parameters, memories, kept):
+        for name, array in step.gradients.items():
+            found.setdefault(name, []).append(array)
     assert found.keys() == expected.keys()
     for name, parts in found.items():
-        assert sum(parts[:-1], start=parts[-1]).tobytes() == expected[name].tobytes(), name
+        assert sum(parts[1:], start=parts[0]).tobytes() == expected[name].tobytes(), name
 
 
 @pytest.mark.parametrize("case", [name for name, case in CASES.items() if case.torch])

@@ -100,6 +100,16 @@ class Layer(ABC):
         """
         return kept or {}
 
+    def random_state(self) -> Any:
+        """State of the generator that `forward` draws from in training, which runs on by itself.
+
+        None where all that is drawn is a function of the batch.
+        """
+        return None
+
+    def set_random_state(self, state: Any) -> None:
+        """Let `forward` draw again what it drew after this state; not called for None."""
+
     def kept(self, shape: Shape) -> int:
         """Values of a sample that `backward` needs beside inputs and outputs, an estimate."""
         return 0
@@ -127,6 +137,19 @@ def held(layers: Sequence[Layer], shapes: Sequence[Shape]) -> list[int]:
         found.append(values)
         known = layer.keeps_outputs
     return found
+
+
+def random_states(layers: Sequence[Layer]) -> list[Any] | None:
+    """Of each layer of a chain, what `Layer.random_state` says; None where all say that."""
+    states = [layer.random_state() for layer in layers]
+    return None if all(state is None for state in states) else states
+
+
+def set_random_states(layers: Sequence[Layer], states: Sequence[Any]) -> None:
+    """Let the layers of a chain draw again what they drew after these states."""
+    for layer, state in zip(layers, states, strict=True):
+        if state is not None:
+            layer.set_random_state(state)
 
 
 @dataclass(frozen=True)
@@ -337,6 +360,12 @@ class Residual(Layer):
 
     def sums(self, shape: Shape) -> tuple[int, ...]:
         return tuple(n for layer, inner in self._inner(shape) for n in layer.sums(inner))
+
+    def random_state(self) -> Any:
+        return random_states(self.layers)
+
+    def set_random_state(self, state: Any) -> None:
+        set_random_states(self.layers, state)
 
     def kept(self, shape: Shape) -> int:
         return sum(held(self.layers, self._shapes(shape)))

@@ -6,8 +6,7 @@ training loop owns the parameters and passes them in.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
+from mpicoll.train.models.chunks import Chunk
 from mpicoll.train.models.flat import Parameters, require_names
 from mpicoll.train.models.images import Convolution, MaxPool
 from mpicoll.train.models.layers import (
@@ -138,6 +138,13 @@ class Sequential(PushingModel):
         dtype: Floating type of the parameters.
         loss: Of the outputs of the last layer.
 
+    Attributes:
+        layers, loss: As given.
+        dtype: As NumPy has it.
+        shapes: Of a sample at the inputs of each layer, and at the outputs of the last one.
+        parameter_shapes: By name.
+        holders: Numbers of the layers that have a parameter, by its name.
+
     Raises:
         ValueError: A layer does not fit the shape of what comes before it, or layers of one name
             have other parameters.
@@ -158,8 +165,9 @@ class Sequential(PushingModel):
             self.shapes.append(layer.output_shape(self.shapes[-1]))
         self._names: list[dict[str, str]] = []
         self._buffers: list[dict[str, str]] = []
-        self._uses: Counter[str] = Counter()
-        shapes: dict[str, tuple[int, ...]] = {}
+        self.holders: dict[str, list[int]] = {}
+        self.parameter_shapes: dict[str, tuple[int, ...]] = {}
+        shapes = self.parameter_shapes
         number = 0
         for index, layer in enumerate(self.layers):
             own = self._drawn(index, 0)
@@ -175,7 +183,7 @@ class Sequential(PushingModel):
                         f"parameter {full} has shape {shapes[full]} in one layer and {array.shape} "
                         "in another: give layers of one name the same shapes"
                     )
-                self._uses[full] += 1
+                self.holders.setdefault(full, []).append(index)
 
     def activations(self, samples: int) -> int:
         """Values of forward and backward pass that are there at a time, an estimate."""
@@ -187,20 +195,30 @@ class Sequential(PushingModel):
         # The loss has the outputs, their slopes, and one array more.
         return samples * max(most, kept + 3 * prod(self.shapes[-1]))
 
-    def initial_parameters(self, seed: int) -> dict[str, Array]:
+    def initial_parameters(
+        self, seed: int, layers: Iterable[int] | None = None
+    ) -> dict[str, Array]:
+        """As `Model` has it; of all layers, or of some: each draws from a stream of its own."""
         parameters: dict[str, Array] = {}
-        for index, names in enumerate(self._names):
+        for index in self._numbers(layers):
+            names = self._names[index]
             for name, array in self._drawn(index, seed).items():
                 parameters.setdefault(names[name], array.astype(self.dtype))
         return parameters
 
-    def initial_buffers(self) -> dict[str, Array]:
+    def initial_buffers(self, layers: Iterable[int] | None = None) -> dict[str, Array]:
         """Floating ones in the type of the parameters, or in single precision if that is wider."""
         wide, found = np.promote_types(self.dtype, np.float32), {}
-        for layer, names, shape in zip(self.layers, self._buffers, self.shapes, strict=False):
-            for name, array in layer.buffers(shape).items():
+        for index in self._numbers(layers):
+            names = self._buffers[index]
+            for name, array in self.layers[index].buffers(self.shapes[index]).items():
                 found[names[name]] = array.astype(wide if array.dtype.kind == "f" else array.dtype)
         return found
+
+    def chunk(self, start: int, end: int) -> Chunk:
+        """The layers from `start` to before `end`."""
+        names = zip(self._names[start:end], self._buffers[start:end], strict=True)
+        return Chunk(self.layers[start:end], [{**own, **more} for own, more in names], start)
 
     def sums(self) -> tuple[int, ...]:
         """Those of the layers' forward passes, then of their backward ones, in reverse order."""
@@ -210,26 +228,18 @@ class Sequential(PushingModel):
 
     def push_gradients(self, parameters: Parameters, batch: Batch, push: Push) -> float:
         parameters, rounded = computing(parameters)
-        memories, values = [], rounded(batch.inputs)
-        for index, layer in enumerate(self.layers):
-            values, memory = layer.forward(self._own(parameters, index), values, batch)
-            values = rounded(values)
-            memories.append(memory)
+        whole = self.chunk(0, len(self.layers))
+        values, memories = whole.forward(parameters, batch.inputs, batch, rounded)
         losses, slopes = self.loss.evaluate(values, batch.targets)
         slopes /= batch.total
-        error: Array | None = slopes
+        steps = whole.backward(parameters, memories, slopes, rounded)
         del values, slopes  # which nothing needs while the slopes by the layers are found
         waiting: dict[str, list[Array]] = {}
-        for index in reversed(range(len(self.layers))):
-            assert error is not None
-            error, gradients = self.layers[index].backward(
-                self._own(parameters, index), memories.pop(), rounded(error), index == 0
-            )
-            for name in reversed(gradients):
-                full = self._names[index][name]
+        for _, _, gradients in steps:
+            for full in reversed(gradients):
                 found = waiting.setdefault(full, [])
-                found.append(gradients[name])
-                if len(found) == self._uses[full]:
+                found.append(gradients[full])
+                if len(found) == len(self.holders[full]):
                     push(full, sum(found[1:], start=found[0]))
         return float(losses.sum(dtype=np.float64)) / batch.total
 
@@ -237,9 +247,8 @@ class Sequential(PushingModel):
         self, parameters: Parameters, inputs: Array, targets: Array
     ) -> tuple[Array, Array]:
         parameters, rounded = computing(parameters)
-        values = rounded(inputs)
-        for index, layer in enumerate(self.layers):
-            values = rounded(layer.forward(self._own(parameters, index), values, None)[0])
+        whole = self.chunk(0, len(self.layers))
+        values, _ = whole.forward(parameters, inputs, None, rounded)
         return self.loss.evaluate(values, targets)[0], values
 
     def _drawn(self, index: int, seed: int) -> dict[str, Array]:
@@ -247,10 +256,9 @@ class Sequential(PushingModel):
         generator = np.random.default_rng((seed, index))
         return self.layers[index].initial(self.shapes[index], generator)
 
-    def _own(self, parameters: Parameters, index: int) -> dict[str, Array]:
-        """The parameters and buffers of a layer, under the names it knows."""
-        names = {**self._names[index], **self._buffers[index]}
-        return {own: parameters[name] for own, name in names.items()}
+    def _numbers(self, layers: Iterable[int] | None) -> Iterable[int]:
+        """Numbers of layers; None stands for all."""
+        return range(len(self.layers)) if layers is None else layers
 
 
 class MLP(Sequential):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ class TorchLayer(Layer):
         ValueError: A parameter is not on the CPU.
     """
 
+    keeps_outputs = True
+
     def __init__(self, module: torch.nn.Module, name: str | None = None) -> None:
         for own, parameter in module.named_parameters():
             if parameter.device.type != "cpu":
@@ -40,17 +43,12 @@ class TorchLayer(Layer):
 
     def output_shape(self, shape: Shape) -> Shape:
         """Found by a call of the module with one sample of zeros."""
-        trained = next(self._module.parameters(), None)
-        dtype = torch.get_default_dtype() if trained is None else trained.dtype
         try:
-            outputs = self._evaluated({}, torch.zeros((1, *shape), dtype=dtype))
-        except (RuntimeError, IndexError):  # as of tables, which take whole numbers
-            try:
-                outputs = self._evaluated({}, torch.zeros((1, *shape), dtype=torch.long))
-            except (RuntimeError, IndexError) as error:
-                raise ValueError(
-                    f"{type(self._module).__name__} takes no samples of shape {shape}: {error}"
-                ) from None
+            outputs = self._evaluated({}, self._sample(shape, 1))
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(
+                f"{type(self._module).__name__} takes no samples of shape {shape}: {error}"
+            ) from None
         return tuple(outputs.shape[1:])
 
     def initial(self, shape: Shape, generator: np.random.Generator) -> dict[str, Array]:
@@ -105,6 +103,53 @@ class TorchLayer(Layer):
         """The second part of `backward`, at any later time."""
         tensors = memory[1]
         return _slopes(memory, {name: tensors[name] for name in self._trained}, kept)
+
+    def random_state(self) -> torch.Tensor:
+        """That of PyTorch's generator of the CPU, which all modules draw from."""
+        return torch.get_rng_state()
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Go back to it."""
+        torch.set_rng_state(state)
+
+    def kept(self, shape: Shape) -> int:
+        """Found by a call of the module in training, with two samples of zeros.
+
+        Counted is what autograd keeps for the backward pass beside parameters, inputs and outputs;
+        memory that several tensors look at counts once.
+        """
+        values = self._sample(shape, 2)
+        tensors = {
+            name: tensor.detach().clone().requires_grad_(name in self._trained)
+            for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers())
+        }
+        known = {t.untyped_storage().data_ptr() for t in (values, *tensors.values())}
+        found: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                found[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        state = self.random_state()
+        self._module.train()
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            outputs = torch.func.functional_call(self._module, tensors, (values,))
+        self.set_random_state(state)
+        found.pop(outputs.untyped_storage().data_ptr(), None)
+        return math.ceil(sum(found.values()) / (2 * outputs.element_size()))
+
+    def _sample(self, shape: Shape, count: int) -> torch.Tensor:
+        """Samples of zeros, in a type that the module takes."""
+        trained = next(self._module.parameters(), None)
+        dtype = torch.get_default_dtype() if trained is None else trained.dtype
+        values = torch.zeros((count, *shape), dtype=dtype)
+        try:
+            self._evaluated({}, values)
+        except (RuntimeError, IndexError):  # as of tables, which take whole numbers
+            return torch.zeros((count, *shape), dtype=torch.long)
+        return values.requires_grad_()
 
     def _evaluated(self, tensors: Mapping[str, torch.Tensor], values: torch.Tensor) -> torch.Tensor:
         self._module.eval()
