@@ -82,14 +82,15 @@ ORDER = {
     ),
     "mpicoll.train.search": (
         "__init__ > console > loop > coordinator > crews > trials jobs > methods > "
-        "space data mail > options"
+        "space data > options"
     ),
+    "mpicoll.train.exits": "__init__ > serve > node > stages letters > layout",
     "mpicoll.train.data": (
         "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "
         "augment numpy_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
-    "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals",
+    "mpicoll.train.ranks": "__init__ > survivors > health stacks > workers > waiting signals mail",
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server apart > allreduce server_trainer > lockstep placement > "

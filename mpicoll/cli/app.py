@@ -85,6 +85,11 @@ COMMANDS = {
         "command",
         "Try hyperparameters out of a space, and say which are best.",
     ),
+    "tiers": (
+        "tiers",
+        "command",
+        "Let samples leave a network early: accuracy, bytes and time for each threshold.",
+    ),
     "evaluate": (
         "evaluate",
         "command",

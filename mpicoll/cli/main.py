@@ -17,7 +17,7 @@ from mpicoll.cli import output, session
 from mpicoll.cli.errors import RankError, UsageError, describe
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
-COLLECTIVE_COMMANDS = ("bench", "train", "search", "evaluate", "doctor", "links")
+COLLECTIVE_COMMANDS = ("bench", "train", "search", "tiers", "evaluate", "doctor", "links")
 
 #: Options whose value may be left out; with one they are written with an equals sign.
 SHORT_FOR = {"--invariant": "--invariant=16"}

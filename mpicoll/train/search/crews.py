@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpicoll.train.data import Dataset
+from mpicoll.train.ranks.mail import Mail
 from mpicoll.train.records import Epoch
 from mpicoll.train.search import jobs
-from mpicoll.train.search.mail import Mail
 from mpicoll.train.search.methods import Job
 from mpicoll.train.search.space import Space
 from mpicoll.train.search.trials import job_of
@@ -126,21 +127,21 @@ class Groups(Crew):
         self.count = len(leaders)
 
     def start(self, group: int, job: Job) -> None:
-        self._mail.send(self._leaders[group], do="job", job=asdict(job))
+        _send(self._mail, self._leaders[group], do="job", job=asdict(job))
 
     def poll(self, hear: Hear) -> None:
         letter = self._mail.wait(_LOOK)
         if letter is not None:
-            hear(self._leaders.index(letter.rank), letter.content)
+            hear(self._leaders.index(letter.rank), json.loads(letter.content))
 
     def stop(self) -> None:
         for leader in self._leaders:
-            self._mail.send(leader, do="stop")
+            _send(self._mail, leader, do="stop")
 
     def end(self) -> None:
         """No more jobs will come."""
         for leader in self._leaders:
-            self._mail.send(leader, do="end")
+            _send(self._mail, leader, do="end")
 
 
 def serve(trainer: Trainer, mail: Mail, members: list[int], coordinator: int) -> None:
@@ -155,13 +156,13 @@ def serve(trainer: Trainer, mail: Mail, members: list[int], coordinator: int) ->
     leads = mail.rank == members[0]
 
     def tell(epoch: Epoch) -> bool:
-        mail.send(coordinator, **said_of(epoch))
+        _send(mail, coordinator, **said_of(epoch))
         return mail.look() is not None  # it can only say to stop
 
     while True:
         letter = mail.wait()
         assert letter is not None
-        order = letter.content
+        order = json.loads(letter.content)
         if order["do"] == "stop":  # nothing is under way
             continue
         job = job_of(order["job"]) if order["do"] == "job" else None
@@ -169,12 +170,12 @@ def serve(trainer: Trainer, mail: Mail, members: list[int], coordinator: int) ->
             if job is not None:
                 order["resume"] = trainer.beginning(job)
             for member in members[1:]:
-                mail.send(member, **order)
+                _send(mail, member, **order)
         if job is None:
             return
         found = trainer.outcome(job, order["resume"], tell)
         if leads:
-            mail.send(coordinator, **{"is": "done"}, **found)
+            _send(mail, coordinator, **{"is": "done"}, **found)
 
 
 def said_of(epoch: Epoch) -> dict[str, Any]:
@@ -185,3 +186,8 @@ def said_of(epoch: Epoch) -> dict[str, Any]:
         "validation": epoch.validation,
         "took": epoch.seconds,
     }
+
+
+def _send(mail: Mail, rank: int, **content: Any) -> None:
+    """Send a message of JSON."""
+    mail.send(rank, json.dumps(content).encode())

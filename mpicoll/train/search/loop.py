@@ -17,13 +17,13 @@ from mpicoll.train.data import Dataset, load
 from mpicoll.train.driver import checkpoints, memory
 from mpicoll.train.driver.evaluation import evaluate
 from mpicoll.train.ranks import signals
+from mpicoll.train.ranks.mail import Mail
 from mpicoll.train.ranks.workers import AllReduceWorkers, Workers, raise_together, together
 from mpicoll.train.records import Measures
 from mpicoll.train.search import jobs, trials
 from mpicoll.train.search.coordinator import Coordinator, Watch
 from mpicoll.train.search.crews import Alone, Crew, Groups, Trainer, serve
 from mpicoll.train.search.data import without_test
-from mpicoll.train.search.mail import Mail
 from mpicoll.train.search.options import SearchOptions
 from mpicoll.train.search.space import Space
 from mpicoll.train.search.trials import Trials
