@@ -161,7 +161,7 @@ class EachPart(Layer):
         found: dict[str, Array] = {}
         for part in range(len(memory)):
             chunk = self._chunk(parameters, part)
-            for slopes in chunk.backward_weight(parameters, memory[part], kept[part]):
+            for slopes in chunk.backward_weight(parameters, list(memory[part]), list(kept[part])):
                 found |= slopes.gradients
         return {name: found[name] for name in parameters if name in found}
 
