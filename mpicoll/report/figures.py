@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mpicoll.report.content import Section, Value, curve, microseconds
@@ -19,6 +20,23 @@ BOUND = "lower bound"
 RAW = 24
 _SPREAD = 0.14  # octaves to each side in which the repetitions of a size are drawn
 _FAINT, _GRID, _INK = "#5b6670", "#e3e7ea", "#1b1f24"
+
+
+def bare(x: str, y: str) -> Figure:
+    """A figure with titles of its axes, and nothing in it yet."""
+    axis = {"gridcolor": _GRID, "linecolor": _FAINT, "zeroline": False}
+    return {
+        "data": [],
+        "layout": {
+            "xaxis": {**axis, "title": {"text": x}},
+            "yaxis": {**axis, "title": {"text": y}},
+            "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+            "paper_bgcolor": "white",
+            "plot_bgcolor": "white",
+            "font": {"color": _INK, "size": 12},
+        },
+    }
 
 
 def times(section: Section, lines: dict[str, Line]) -> Figure:
@@ -243,3 +261,10 @@ def decimal_ticks(least: float, most: float) -> list[float]:
     below = max((tick for tick in ticks if tick < least), default=None)
     above = min((tick for tick in ticks if tick > most), default=None)
     return [tick for tick in (below, *inside, above) if tick is not None]
+
+
+def line(name: str, points: Sequence[tuple[float, float]], color: str, mode: str) -> Figure:
+    """A line through points, in plotly's mode: `lines`, or `lines+markers`."""
+    x, y = zip(*points, strict=True) if points else ((), ())
+    drawn = {"name": name, "x": x, "y": y, "mode": mode, "line": {"color": color, "width": 1.5}}
+    return drawn | {"hovertemplate": "%{y:.4g}"}

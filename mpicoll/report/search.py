@@ -12,8 +12,7 @@ from mpicoll.base.files import write_atomically
 from mpicoll.base.json_lines import Record
 from mpicoll.base.wording import plural
 from mpicoll.report import page, tables
-from mpicoll.report.figures import Figure
-from mpicoll.report.plots import figure, line
+from mpicoll.report.figures import Figure, bare, line
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train.search import trials
@@ -120,7 +119,7 @@ def _coordinates(space: dict[str, Any], told: list[Record], measure: str) -> Fig
     low, high = min(found, default=0.0), max(found, default=1.0)
     axes = {name: _axis(space[name]) for name in space}
     axes[measure] = _between(low, high, lambda value: value)
-    drawn = figure("", "")
+    drawn = bare("", "")
     for record, value in zip(last, found, strict=True):
         values = {**record["values"], measure: value}
         share = axes[measure].place(value)
@@ -175,7 +174,7 @@ def _shade(share: float, measure: str) -> str:
 
 def _by_epochs(records: list[Record], measure: str) -> Figure:
     """What each trial was at the end of each epoch: where lines end are the rungs."""
-    drawn = figure("epoch of a trial", f"{measure} of the validation set")
+    drawn = bare("epoch of a trial", f"{measure} of the validation set")
     found: dict[int, dict[int, float]] = {}
     for record in records:
         if record["event"] == "epoch" and measure in record["validation"]:
@@ -189,7 +188,7 @@ def _by_epochs(records: list[Record], measure: str) -> Figure:
 
 def _best_so_far(records: list[Record], measure: str, by: str) -> Figure:
     """The best so far against seconds, or against the epochs spent on all trials."""
-    drawn = figure(
+    drawn = bare(
         "time [s]" if by == "seconds" else "epochs of all trials",
         f"best {measure} of the validation set so far",
     )

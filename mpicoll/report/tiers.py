@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from mpicoll.base.files import write_atomically
 from mpicoll.report import page, tables
-from mpicoll.report.figures import Figure
-from mpicoll.report.plots import figure, line
+from mpicoll.report.figures import Figure, bare, line
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 
 if TYPE_CHECKING:
-    from mpicoll.train.exits.serve import Outcome
+    from mpicoll.train.exits import Outcome
 
 
 def write(path: Path, found: Sequence[Outcome]) -> None:
@@ -62,7 +61,7 @@ def render(found: Sequence[Outcome]) -> str:
 
 def _over(what: str, lines: list[tuple[str, list[float]]], found: Sequence[Outcome]) -> Figure:
     """Lines over the threshold."""
-    drawn = figure("threshold", what)
+    drawn = bare("threshold", what)
     thresholds = [outcome.threshold for outcome in found]
     for number, (name, values) in enumerate(lines):
         points = list(zip(thresholds, values, strict=True))
@@ -87,7 +86,7 @@ def _times(found: Sequence[Outcome]) -> Figure:
 
 
 def _accuracy_by_bytes(found: Sequence[Outcome]) -> Figure:
-    drawn = figure("bytes a sample", "accuracy")
+    drawn = bare("bytes a sample", "accuracy")
     points = sorted((outcome.payload, outcome.accuracy) for outcome in found)
     drawn["data"] = [line("thresholds", points, COLORS[0], "lines+markers")]
     return drawn

@@ -8,8 +8,7 @@ from pathlib import Path
 from mpicoll.base.files import write_atomically
 from mpicoll.base.wording import plural
 from mpicoll.report import page, tables
-from mpicoll.report.figures import Figure
-from mpicoll.report.plots import figure, line
+from mpicoll.report.figures import Figure, bare
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train import history
@@ -95,21 +94,21 @@ def _losses(found: History) -> Figure:
         losses = [s["loss"] for s in steps[start : start + group] if s["loss"] is not None]
         if losses:
             points.append((steps[start]["number"], sum(losses) / len(losses)))
-    drawn = figure("step", "loss")
-    drawn["data"] = [
-        line("batch", points, COLORS[5], "lines"),
+    figure = bare("step", "loss")
+    figure["data"] = [
+        _line("batch", points, COLORS[5], "lines"),
         *_by_part(found, "loss"),
     ]
-    return drawn
+    return figure
 
 
 def _measures(found: History) -> list[tuple[str, Figure]]:
     """A figure of each measure beside the loss."""
     figures = []
     for name in dict.fromkeys(name for _, name in _measured(found) if name != "loss"):
-        drawn = figure("step", name)
-        drawn["data"] = _by_part(found, name)
-        figures.append((name, drawn))
+        figure = bare("step", name)
+        figure["data"] = _by_part(found, name)
+        figures.append((name, figure))
     return figures
 
 
@@ -145,15 +144,15 @@ def _by_epoch(found: History, part: str, name: str, color: str) -> Figure:
         for epoch in found.epochs
         if epoch[part].get(name) is not None
     ]
-    return line(_SETS[part], points, color, "lines+markers")
+    return _line(_SETS[part], points, color, "lines+markers")
 
 
 def _times(found: History) -> Figure:
     """Bars of each rank; what is hidden happens during the computation, so it is drawn within."""
     means = history.phases(found)
     ranks = [f"rank {rank}" for rank in means]
-    drawn = figure("", "time of a step [ms]")
-    drawn["layout"] |= {"barmode": "stack", "bargap": 0.3}
+    figure = bare("", "time of a step [ms]")
+    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
     for number, (name, words) in enumerate(_PHASES.items()):
         values = [1e3 * row[name] for row in means.values()]
         if name == "compute":  # the part in which nothing was under way
@@ -161,8 +160,8 @@ def _times(found: History) -> Figure:
             words = "computing alone"
         bar: Figure = {"type": "bar", "name": words, "x": ranks, "y": values}
         bar |= {"marker": {"color": COLORS[number]}, "hovertemplate": "%{y:.3g} ms"}
-        drawn["data"].append(bar)
-    return drawn
+        figure["data"].append(bar)
+    return figure
 
 
 def _communication(found: History) -> str:
@@ -224,3 +223,9 @@ def _epochs(found: History) -> str:
 
 def _value(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
+
+
+def _line(name: str, points: list[tuple[int, float]], color: str, mode: str) -> Figure:
+    x, y = zip(*points, strict=True) if points else ((), ())
+    line = {"name": name, "x": x, "y": y, "mode": mode, "line": {"color": color, "width": 1.5}}
+    return line | {"hovertemplate": "%{y:.4g}"}

@@ -1,4 +1,4 @@
-"""Networks with early exits on ranks: learnt by all strategies, served by tiers, devices missing."""
+"""Networks with early exits on ranks: all strategies learn them, tiers serve them."""
 
 import json
 import time
@@ -9,8 +9,7 @@ from mpi4py import MPI
 
 from mpicoll.train import Config, Dataset, TrainingError, load_model, run
 from mpicoll.train.driver import parity
-from mpicoll.train.exits.node import Fault
-from mpicoll.train.exits.serve import serve
+from mpicoll.train.exits import Fault, serve
 from mpicoll.train.models import (
     Aggregate,
     Binarize,
@@ -45,7 +44,7 @@ def quarters(train=100, test=45):
 
 
 def model_for(ranks, dtype="float32"):
-    """Three ranks: devices that see all. Four: two devices, an edge, a cloud. Five: four devices."""
+    """Three ranks: devices that see all. Four: two devices and an edge. Five: four devices."""
     scores = EachPart((Reshape(), Dense(4)))
     cloud = [Reshape(), Dense(8), ReLU(), Dense(4)]
     if ranks == 3:

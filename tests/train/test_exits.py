@@ -143,7 +143,7 @@ def test_parts_of_a_batch_add_up_to_the_batch():
     model, (inputs, labels) = three_tiers(dropout=0.4), images(9)
     parameters = model.initial_parameters(0)
     whole = model.loss_and_gradients(parameters, Batch(inputs, labels, 9, np.arange(9)))
-    loss, sums = 0.0, {name: 0.0 for name in parameters}
+    loss, sums = 0.0, dict.fromkeys(parameters, 0.0)
     for rows in (slice(0, 4), slice(4, 4), slice(4, 9)):
         batch = Batch(inputs[rows], labels[rows], 9, np.arange(9)[rows])
         more, gradients = model.loss_and_gradients(parameters, batch)

@@ -13,8 +13,7 @@ from mpicoll.cli.errors import UsageError, one_of, usage
 from mpicoll.cli.options import Best, Json, Run
 
 if TYPE_CHECKING:
-    from mpicoll.train.exits.node import Fault
-    from mpicoll.train.exits.serve import Outcome
+    from mpicoll.train.exits import Fault, Outcome
 
 
 def command(
@@ -79,7 +78,7 @@ def command(
         faults = _faults(silent, late)
     comm = session.communicator()
     try:
-        found = serve.serve(
+        found = serve(
             *(run, comm, counts, thresholds),
             batch=batch,
             samples=samples,
@@ -118,7 +117,7 @@ def _faults(silent: str, late: str) -> dict[int, Fault]:
     Raises:
         ValueError: The texts say something else.
     """
-    from mpicoll.train.exits.node import Fault
+    from mpicoll.train.exits import Fault
 
     found: dict[int, Fault] = {}
     try:
