@@ -1,14 +1,14 @@
 """What a search finds and what it costs: ASHA against random search, and groups against one.
 
     python benchmarks/search.py quality [--dataset fashion-mnist] [--data FOLDER] [--seeds 3]
-    mpirun -n 5 python benchmarks/search.py speed --groups 4
+    mpirun -n 5 python benchmarks/search.py speed
 
 `quality`: 27 trials of an MLP, epochs 9, eta 3, first rung 1, a space in which a third of the
 learning rates cannot be learnt with; ASHA, random search of whole runs, and random search that is
 stopped when it has spent ASHA's epochs. Best validation accuracy, and epochs, for each seed.
 
-`speed`: groups of one rank, each epoch padded by a sleep, so that cores do not decide; seconds of
-the search. Run it with `--groups 1` under `mpirun -n 2`, too.
+`speed`: groups of one rank, one less than ranks, each epoch padded by a sleep, so that cores do not
+decide; seconds of the search. Compare it with one group, `mpirun -n 2`.
 
 Adds lines to results/search.jsonl.
 """

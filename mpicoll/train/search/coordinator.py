@@ -39,18 +39,17 @@ class Coordinator:
         #: Places of checkpoints that are there.
         self._there = set(found.method.scores)
 
-    def run(self) -> bool:
-        """Hand jobs out until there are no more; whether that was the end of the search."""
+    def run(self) -> None:
+        """Hand jobs out until there are no more, or it is stopped."""
         try:
             while self._hand_out():
-                self._watch(self)
                 self._crew.poll(self._hear)
-        except BaseException:
-            self.finish()
+                self._watch(self)
+        except Exception:
+            self._finish()
             raise
-        return not self.stopping
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Let what is under way stop, and wait for it; nothing is written down."""
         self._crew.stop()
         while self.running:
@@ -75,6 +74,7 @@ class Coordinator:
         kind = news.pop("is")
         if kind == "epoch":
             self.trials.note("epoch", trial=self.running[group].trial, **news)
+            self._watch(self)
             return
         job = self.running.pop(group)
         if not news:  # a signal has stopped it: its checkpoint is where it goes on

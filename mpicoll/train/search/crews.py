@@ -101,13 +101,20 @@ class Alone(Crew):
 
     def poll(self, hear: Hear) -> None:
         job, self._job = self._job, None
-        assert job is not None
+        failures: list[Exception] = []
 
         def tell(epoch: Epoch) -> bool:
-            hear(0, said_of(epoch))
-            return self._stopping
+            try:
+                hear(0, said_of(epoch))
+            except Exception as error:  # of who listens, not of the trial
+                failures.append(error)
+            return self._stopping or bool(failures)
 
-        found = self._trainer.outcome(job, self._trainer.beginning(job), tell)
+        found = {}
+        if job is not None and not self._stopping:
+            found = self._trainer.outcome(job, self._trainer.beginning(job), tell)
+        if failures:
+            raise failures[0]
         hear(0, {"is": "done", **found})
 
     def stop(self) -> None:
