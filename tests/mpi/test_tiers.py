@@ -1,6 +1,5 @@
 """Networks with early exits on ranks: all strategies learn them, tiers serve them."""
 
-import json
 import time
 
 import numpy as np
@@ -203,25 +202,3 @@ def test_what_does_not_fit_is_said_by_all(comm, trained):
         serve(trained, comm, TIERS[comm.size], [0.5], faults={9: Fault(silent=0)})
     with pytest.raises(TrainingError, match="holds no checkpoint"):
         serve(trained / "nowhere", comm, TIERS[comm.size], [0.5])
-
-
-def test_the_command_and_its_page(comm, trained, folder, command):
-    words = ",".join(f"{name}={count}" for name, count in TIERS[comm.size].items())
-    page = folder / "page.html"
-    given = ("tiers", trained / "best", "--tiers", words, "--threshold=-1,0.5", "-o", page)
-    done = command(*given, "--json")
-    assert done.status == 0
-    if comm.rank == 0:
-        found = json.loads(done.out)
-        assert [outcome["threshold"] for outcome in found] == [-1, 0.5]
-        assert found[0]["formula"] == sum(found[0]["sent"][n] for n in ("scores", "features"))
-        text = page.read_text()
-        assert "Early exits" in text
-        for name in ("accuracy", "leaving", "bytes", "time", "accuracy-by-bytes"):
-            assert f'data-name="{name}"' in text
-    done = command(*given[:4], "--silent", "1@2", "--patience", "0.2", "--threshold", "0.5")
-    assert done.status == 0
-    if comm.rank == 0:
-        assert "raw / bytes" in done.out
-    done = command(*given[:4], "--silent", "one")
-    assert done.status == 2

@@ -1,5 +1,7 @@
 """Networks with early exits: what they learn, and how their layers fall on tiers."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -382,3 +384,60 @@ def test_a_letter_arrives_as_it_was_sent(rows, values, binary, dtype):
     again = letters.decoded(found.values, (values,), dtype, binary)
     assert again.tobytes() == sent.tobytes()
     assert letters.unpacked(letters.Letter(3, None, 0.0).packed()).rows is None
+
+
+def kept(model, tmp_path):
+    """A checkpoint of a run on a file of data."""
+    data = dataset()
+    np.savez(
+        tmp_path / "quarters.npz",
+        train_inputs=data.train_inputs,
+        train_labels=data.train_targets,
+        test_inputs=data.test_inputs,
+        test_labels=data.test_targets,
+    )
+    name, folder = str(tmp_path / "quarters.npz"), tmp_path / "run"
+    run(Config(dataset=name, epochs=3, checkpoint=str(folder)), model=model)
+    return folder
+
+
+def test_the_command_and_its_page(tmp_path, mpirun):
+    folder, page = kept(alone("float32"), tmp_path), tmp_path / "page.html"
+    words = ("-m", "mpicoll", "tiers", folder / "best", "--tiers", "phone=2,cloud=1")
+    words += ("--batch", "8", "--silent", "1@1", "--patience", "0.2", "--threshold=-1,0.5")
+    done = mpirun(3, *words, "-o", page)
+    assert done.status == 0, done.err
+    assert "raw / bytes" in done.out
+    assert "20 samples" in done.out
+    text = page.read_text()
+    assert "Early exits: phone, cloud" in text
+    for plot in ("accuracy", "leaving", "bytes", "time", "accuracy-by-bytes"):
+        assert f'data-name="{plot}"' in text
+    done = mpirun(2, *words, "--silent", "one")
+    assert done.status == 2
+    assert done.err.count("write devices by number") == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_command_on_devices_edges_and_a_cloud(tmp_path, mpirun):
+    folder = kept(three_tiers(dtype="float32"), tmp_path)
+    words = ("-m", "mpicoll", "tiers", folder, "--tiers", "device=4,edge=2,cloud=1", "--json")
+    done = mpirun(7, *words, "--threshold=-1,0.5,1", "--batch", "8")
+    assert done.status == 0, done.err
+    found = json.loads(done.out)
+    assert [outcome["threshold"] for outcome in found] == [-1, 0.5, 1]
+    assert found[0]["leaving"] == {"device": 0, "edge": 0, "cloud": 1}
+    assert found[2]["leaving"] == {"device": 1, "edge": 0, "cloud": 0}
+    for outcome in found:
+        assert outcome["formula"] == outcome["sent"]["scores"] + outcome["sent"]["features"]
+        assert outcome["answered"] == 1
+    # Scores and signs of four devices, scores and numbers of two edges.
+    assert found[0]["formula"] == 4 * (4 * 4 + 1) + 2 * (4 * 4 + 12 * 4)
+    for device in ("0", "1@2", "0,1", "0,1,2,3@1"):
+        words += ("--silent", device, "--patience", "0.2")
+        done = mpirun(7, *words, "--threshold=-1,0.5", "--batch", "8")
+        assert done.status == 0, done.err
+        for outcome in json.loads(done.out):
+            # Two batches of eight and one of four; all are silent from the second one on.
+            assert outcome["answered"] == (0.4 if "3@1" in device else 1)
