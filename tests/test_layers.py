@@ -33,6 +33,7 @@ COMPUTED = {
     "mpicoll.__init__",
     "mpicoll.train.__init__",
     "mpicoll.train.registry",
+    "mpicoll.train.search.__init__",
     "mpicoll.cli.app",
     "mpicoll.cli.measured",
 }
