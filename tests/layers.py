@@ -81,7 +81,7 @@ ORDER = {
         "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
-        "__init__ > driver > pytorch jax distributed > strategies > config > servers parallel > "
+        "__init__ > search exits > driver > pytorch jax distributed > strategies > config > servers parallel > "
         "exchange > "
         "ranks > models > data > groups > optimizers schedules history > "
         "records threads options registry step"
@@ -89,6 +89,11 @@ ORDER = {
     "mpicoll.train.step": (
         "__init__ > picture checking > timing > catalogue core > orders passes > tasks"
     ),
+    "mpicoll.train.search": (
+        "__init__ > console > loop > coordinator > crews > trials jobs > methods > "
+        "space data > options"
+    ),
+    "mpicoll.train.exits": "__init__ > serve > node > stages letters > layout",
     "mpicoll.train.data": (
         "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "
         "augment numpy_files targets > draws batch rows sampler"
@@ -100,7 +105,7 @@ ORDER = {
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
     "mpicoll.train.ranks": (
-        "__init__ > members > guarded survivors > health stacks > workers > waiting signals"
+        "__init__ > members > guarded survivors > health stacks > workers > waiting signals mail"
     ),
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (

@@ -19,6 +19,7 @@ import pytest
 
 import mpicoll
 from mpicoll import algorithms
+from mpicoll.base.files import parse_toml
 from mpicoll.registry import find
 from mpicoll.schedule.collectives import COLLECTIVES
 
@@ -316,6 +317,24 @@ def test_the_programs_of_sharded_models(name, mpirun, tmp_path, monkeypatch):
     path.write_text(dict(blocks(page("sharded"), "python"))[name])
     done = mpirun(2, "-m", "mpi4py", path)
     assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("about", "name", "ranks"), [("search", "ask_and_tell.py", 1), ("exits", "exits.py", 2)]
+)
+def test_the_programs_of_searches_and_exits(about, name, ranks, mpirun, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where they keep their files
+    path = tmp_path / name
+    path.write_text(dict(blocks(page(about), "python"))[name])
+    done = mpirun(ranks, "-m", "mpi4py", path)
+    assert done.status == 0, done.err
+
+
+def test_the_space_of_the_page_is_one():
+    from mpicoll.train.search import Space
+
+    (text,) = (text for name, text in blocks(page("search"), "toml") if name == "space.toml")
+    assert Space.of(parse_toml(text)).grid_size() == 5 * 3 * 3 * 3
 
 
 @pytest.mark.parametrize("name", ["hang.py", "differ.py"])

@@ -34,6 +34,7 @@ COMPUTED = {
     "mpicoll.train.__init__",
     "mpicoll.base.extensions",
     "mpicoll.train.registry",
+    "mpicoll.train.search.__init__",
     "mpicoll.cli.app",
     "mpicoll.cli.measured",
 }

@@ -93,7 +93,7 @@ COMMANDS = {
     "report": (
         "report",
         "command",
-        "Write a page of sweeps, or of a training run: one file that needs no network.",
+        "Write a page of sweeps, of a training run or of a search: one file that needs no network.",
     ),
     "profile": (
         "profile",
@@ -104,6 +104,16 @@ COMMANDS = {
         "train",
         "command",
         "Train a model on all ranks.",
+    ),
+    "search": (
+        "search",
+        "command",
+        "Try hyperparameters out of a space, and say which are best.",
+    ),
+    "tiers": (
+        "tiers",
+        "command",
+        "Let samples leave a network early: accuracy, bytes and time for each threshold.",
     ),
     "evaluate": (
         "evaluate",

@@ -17,7 +17,7 @@ from mpicoll.cli import output, session
 from mpicoll.cli.errors import RankError, UsageError, describe
 
 #: Subcommands that are run by all ranks together; of the others only rank 0 does anything.
-COLLECTIVE_COMMANDS = ("bench", "train", "evaluate", "doctor", "links")
+COLLECTIVE_COMMANDS = ("bench", "train", "search", "tiers", "evaluate", "doctor", "links")
 
 #: Others are, too, with an option.
 MEASURING = (("synthesize", "--measure"), ("tune", "--search"), ("profile", "--replay"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mpicoll.report.content import Section, Value, curve, microseconds
@@ -260,3 +261,10 @@ def decimal_ticks(least: float, most: float) -> list[float]:
     below = max((tick for tick in ticks if tick < least), default=None)
     above = min((tick for tick in ticks if tick > most), default=None)
     return [tick for tick in (below, *inside, above) if tick is not None]
+
+
+def line(name: str, points: Sequence[tuple[float, float]], color: str, mode: str) -> Figure:
+    """A line through points, in plotly's mode: `lines`, or `lines+markers`."""
+    x, y = zip(*points, strict=True) if points else ((), ())
+    drawn = {"name": name, "x": x, "y": y, "mode": mode, "line": {"color": color, "width": 1.5}}
+    return drawn | {"hovertemplate": "%{y:.4g}"}

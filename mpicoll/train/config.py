@@ -21,6 +21,7 @@ DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 GRAPHS = ("ring", "exponential")
 _OPTIONAL_COUNTS = (
     "steps",
+    "pause_after",
     "batch_per_rank",
     "bucket",
     "checkpoint_every",

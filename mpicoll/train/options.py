@@ -57,6 +57,9 @@ class Options:
     dropout: float = option(0.0, "Share of hidden values set to zero while training.")
     epochs: int = option(15, "Passes over the training set.")
     steps: int | None = option(None, "Stop after so many steps.")
+    pause_after: int | None = option(None, "Stop for now after so many epochs.")
+    """The learning rate is that of a run of `epochs`, so that another run can go on from the
+    checkpoint; the test set is left alone."""
     target_loss: float | None = option(
         None, "Stop after an epoch with at most this validation loss."
     )

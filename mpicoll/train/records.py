@@ -164,10 +164,10 @@ class Result:
         history: One entry an epoch; the last may be of a part of one.
         steps: Steps made.
         beginning: Where it began.
-        stopped: Why it ended: `epochs`, `steps`, `target loss`, `target accuracy`, `asked` (by a
-            callback) or `signal`.
+        stopped: Why it ended: `epochs`, `steps`, `pause` (after `Config.pause_after`), `target
+            loss`, `target accuracy`, `asked` (by a callback) or `signal`.
         test: Measures of the test set with the final parameters; empty where there is none, and
-            where a signal ended the run.
+            where a signal or a pause ended the run.
         communicated: Mean seconds a step in which this rank communicated, exposed or hidden.
         predicted: The same, by the fitted model; None where it says nothing of it.
         buffers: What the model keeps beside its parameters, such as statistics of a batch norm, by

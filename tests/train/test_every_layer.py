@@ -7,13 +7,16 @@ import pytest
 
 from mpicoll.train import models
 from mpicoll.train.models import (
+    Aggregate,
     Attention,
     AveragePool,
     Batch,
     BatchNorm,
+    Binarize,
     Convolution,
     Dense,
     Dropout,
+    EachPart,
     Embedding,
     Gelu,
     Layer,
@@ -24,6 +27,7 @@ from mpicoll.train.models import (
     Reshape,
     Residual,
     Sequential,
+    Split,
     SquaredError,
     Unembedding,
     resnet,
@@ -32,7 +36,7 @@ from mpicoll.train.models import (
 from mpicoll.train.models.precision import computing
 
 SAMPLES = 4
-IMAGE, TEXT = (4, 5, 3), (3, 6)
+IMAGE, TEXT, PARTS = (4, 5, 3), (3, 6), (4, 2, 3)
 
 
 class Case(NamedTuple):
@@ -61,6 +65,12 @@ def attended(functional, p, x):
     return mixed.transpose(1, 2).reshape(x.shape) @ p["out_weight"] + p["out_bias"]
 
 
+def joined(parts):
+    import torch
+
+    return torch.stack(list(parts), dim=1)
+
+
 CASES = {
     "dense": Case(Dense(2), TEXT, lambda f, p, x: x @ p["weight"] + p["bias"]),
     "dense without bias": Case(Dense(2, bias=False), (6,), lambda f, p, x: x @ p["weight"]),
@@ -85,6 +95,33 @@ CASES = {
     "unembedding": Case(Unembedding(5), TEXT, lambda f, p, x: x @ p["weight"].T),
     "position": Case(Position(), TEXT, lambda f, p, x: x + p["weight"]),
     "attention": Case(Attention(2), TEXT, attended),
+    "split": Case(
+        Split(2, 1),
+        IMAGE,
+        lambda f, p, x: x.reshape(-1, 2, 2, 5, 3),
+    ),
+    "each part": Case(
+        EachPart((Dense(3), ReLU(), BatchNorm())),
+        (2, 3, 4),
+        lambda f, p, x: joined(
+            normed(
+                f,
+                {name[4:]: array for name, array in p.items() if name[:3] == f"{part}.2"},
+                f.relu(x[:, part] @ p[f"{part}.0.weight"] + p[f"{part}.0.bias"]),
+            )
+            for part in range(2)
+        ),
+    ),
+    "mean of parts": Case(Aggregate("mean"), PARTS, lambda f, p, x: x.mean(1)),
+    "largest of parts": Case(Aggregate("max"), PARTS, lambda f, p, x: x.amax(1)),
+    "all of parts": Case(Aggregate("concat"), PARTS, lambda f, p, x: x.transpose(1, 2).flatten(2)),
+    "mean into two": Case(
+        Aggregate("mean", into=2), PARTS, lambda f, p, x: x.unflatten(1, (2, 2)).mean(2)
+    ),
+    "mean of some parts": Case(Aggregate("mean", device_dropout=0.5), PARTS),
+    "largest of some parts": Case(Aggregate("max", into=2, device_dropout=0.5), PARTS),
+    "all of some parts": Case(Aggregate("concat", device_dropout=0.5), PARTS),
+    "signs": Case(Binarize(), TEXT),
     "residual": Case(
         Residual((Dense(6), Residual((Gelu(),)), BatchNorm())),
         TEXT,
@@ -121,7 +158,7 @@ def test_no_layer_is_left_out():
     assert {kind for kind in every if issubclass(kind, Layer) and kind is not Layer} == here
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [name for name in CASES if name != "signs"])
 def test_slopes_by_finite_differences(case):
     layer, parameters, trained, inputs, batch, error = made(case)
     _, memory = layer.forward(parameters, inputs, batch)

@@ -1,4 +1,4 @@
-"""``mpicoll report``: sweeps as one page, and as figures for papers."""
+"""``mpicoll report``: sweeps, a training run or a search as one page, and figures for papers."""
 
 from __future__ import annotations
 
@@ -54,13 +54,16 @@ def command(
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
 ) -> int:
-    """Write a page of sweeps, or of a training run: one file that needs no network.
+    """Write a page of sweeps, of a training run or of a search: one file that needs no network.
 
     It shows times and bandwidths with intervals and repetitions, the model and its errors, the
     lower bound, where the fastest algorithm changes, what the default choice costs, and where and
     how all was measured. For a folder that `mpicoll train --metrics` wrote it shows that run:
-    losses, accuracies, and each rank's time. The exit status is 1 if results of a sweep were wrong.
+    losses, accuracies, and each rank's time; for a folder that `mpicoll search` wrote, values,
+    rungs, and the best so far. The exit status is 1 if results of a sweep were wrong.
     """
+    if any((path / "trials.jsonl").is_file() for path in runs):
+        return _search(runs, file)
     if any((path / "rank-0.jsonl").is_file() for path in runs):
         return _training(runs, file, trace)
     if trace is not None:
@@ -105,6 +108,21 @@ def _training(folders: list[Path], file: Path, trace: Path | None) -> int:
     if trace is not None:
         write_atomically(trace, json.dumps(history.chrome(found)))
         output.text(f"trace of {plural(found.ranks, 'rank')} written to {trace}")
+    return 0
+
+
+def _search(folders: list[Path], file: Path) -> int:
+    """The page of a search."""
+    if len(folders) > 1:
+        raise UsageError(f"{len(folders)} paths, one a search: give its folder alone")
+    measured.need(["plotly"], "plot")
+    from mpicoll.report import search
+    from mpicoll.train.search import trials
+
+    with usage():
+        records = trials.read(folders[0] / trials.FILE)
+    search.write(file, records)
+    output.text(f"written to {file}")
     return 0
 
 

@@ -160,11 +160,15 @@ def later(folder: Path, step: int) -> list[Path]:
 def find(path: Path, best: bool = False) -> Path:
     """The checkpoint meant by a path: itself, or in a folder of them the last, or the best.
 
+    The file `best` of such a folder stands for the best one, too.
+
     Raises:
         FileNotFoundError: There is none.
     """
     if (path / _MANIFEST).is_file():
         return path
+    if path.name == _BEST and path.is_file():
+        return find(path.parent, best=True)
     known = _all(path)
     if best and known:
         name = _best(path)

@@ -36,7 +36,7 @@ def read(path: Path) -> dict[str, Any]:
         if key not in KEYS:
             near = get_close_matches(str(key), KEYS, n=1, cutoff=0.0)
             raise ValueError(f"{path}: unknown key {key!r}; the nearest known key is {near[0]}")
-    return _checked(path, found)
+    return checked(path, found)
 
 
 def _parse(path: Path) -> Any:
@@ -53,8 +53,16 @@ def _parse(path: Path) -> Any:
     raise ValueError(f"{path}: give a file whose name ends with .toml, .yaml or .yml")
 
 
-def _checked(path: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """Values in the types of `Config`, lists as tuples."""
+def checked(path: Path | str, found: dict[str, Any]) -> dict[str, Any]:
+    """Values in the types of `Config`, lists as tuples.
+
+    Args:
+        path: Where they are from, for messages.
+        found: Values by key.
+
+    Raises:
+        ValueError: One is of another type.
+    """
     from pydantic import ConfigDict, ValidationError, create_model
 
     types = get_type_hints(Config)

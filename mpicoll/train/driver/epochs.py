@@ -65,6 +65,9 @@ class Epochs:
             if training.epoch > config.epochs:
                 stopped = "epochs"
                 break
+            if config.pause_after is not None and training.epoch > config.pause_after:
+                stopped = "pause"
+                break
             if config.steps is not None and training.number >= config.steps:
                 stopped = "steps"
                 break
@@ -88,7 +91,7 @@ class Epochs:
             training.number,
             beginning,
             stopped,
-            {} if stopped == "signal" else self._test(training.history),
+            {} if stopped in ("signal", "pause") else self._test(training.history),
             buffers=arrays.hosted(training.buffers.views),
         )
 

@@ -73,10 +73,10 @@ def evaluate(
             loss is not finite; on all ranks.
     """
     workers = Workers() if comm is None else AllReduceWorkers(comm, None)
-    path, facts, trained = _loaded(workers, Path(run), best)
+    path, facts, trained = loaded(workers, Path(run), best)
     model, arrays = trained.model, {**trained.parameters, **trained.buffers}
     with together(workers, "reading the data"):
-        dataset = _data(path, facts, trained, data)
+        dataset = data_of(path, facts, trained, data)
         samples = _samples(trained, dataset, part)
         config = Config(lr=facts["config"]["lr"])  # of the message about losses
         measures = usual(model, dataset.classes)
@@ -86,7 +86,7 @@ def evaluate(
     return Evaluation(str(path), *place, dataset.name, part, samples, found[part])
 
 
-def _loaded(workers: Workers, run: Path, best: bool) -> tuple[Path, Facts, Trained]:
+def loaded(workers: Workers, run: Path, best: bool) -> tuple[Path, Facts, Trained]:
     """A checkpoint's folder, facts and model: rank 0 reads, all ranks have them; collective."""
     path, facts, found = run, Facts(), Arrays()
     with together(workers, "reading a checkpoint"):
@@ -102,7 +102,7 @@ def _loaded(workers: Workers, run: Path, best: bool) -> tuple[Path, Facts, Train
     return path, facts, trained_of(path, facts, found)
 
 
-def _data(path: Path, facts: Facts, trained: Trained, name: str | None) -> Dataset:
+def data_of(path: Path, facts: Facts, trained: Trained, name: str | None) -> Dataset:
     """The data to measure on, of the type in which the parameters are kept."""
     own, folder = facts["config"]["dataset"], facts["config"]["data"]
     if name is None and name_of(own) != facts["data set"]:

@@ -4,6 +4,7 @@ A layer holds no arrays: parameters and what ``forward`` remembers are passed in
 """
 
 from mpicoll.train.models.batch_norm import BatchNorm
+from mpicoll.train.models.exits import EarlyExits, Exit
 from mpicoll.train.models.images import AveragePool, Convolution, MaxPool
 from mpicoll.train.models.layers import Dense, Dropout, Gelu, Layer, ReLU, Reshape, Residual
 from mpicoll.train.models.losses import CrossEntropy, Loss, SquaredError
@@ -20,6 +21,7 @@ from mpicoll.train.models.networks import (
     sums_of,
     transformer,
 )
+from mpicoll.train.models.parts import Aggregate, Binarize, EachPart, Split
 from mpicoll.train.models.resnets import resnet
 from mpicoll.train.models.sequences import (
     Attention,
@@ -32,15 +34,20 @@ from mpicoll.train.models.sequences import (
 __all__ = [
     "MLP",
     "Accuracy",
+    "Aggregate",
     "Attention",
     "AveragePool",
     "Batch",
     "BatchNorm",
+    "Binarize",
     "Convolution",
     "CrossEntropy",
     "Dense",
     "Dropout",
+    "EachPart",
+    "EarlyExits",
     "Embedding",
+    "Exit",
     "Gelu",
     "Layer",
     "LayerNorm",
@@ -55,6 +62,7 @@ __all__ = [
     "Reshape",
     "Residual",
     "Sequential",
+    "Split",
     "SquaredError",
     "Unembedding",
     "buffers_of",

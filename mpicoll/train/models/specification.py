@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 from mpicoll.train import models
+from mpicoll.train.models.exits import EarlyExits, Exit
 from mpicoll.train.models.layers import Layer
 from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import MLP, Model, Sequential
@@ -25,13 +26,14 @@ REASON = "given in Python"
 def of(model: Model) -> dict[str, Any]:
     """The specification of a model; of one that has none, the reason under `REASON`."""
     try:
-        if not isinstance(model, Sequential) or type(model) not in (Sequential, MLP):
+        if not isinstance(model, Sequential) or type(model) not in (Sequential, MLP, EarlyExits):
             raise TypeError(f"{type(model).__name__} is no Sequential of mpicoll's layers")
         return {
             "inputs": list(model.shapes[0]),
             "dtype": model.dtype.name,
             "loss": _plain(model.loss),
             "layers": _plain(model.layers),
+            **({"exits": _plain(model.exits)} if isinstance(model, EarlyExits) else {}),
         }
     except TypeError as error:
         return {REASON: str(error)}
@@ -47,6 +49,8 @@ def build(found: Mapping[str, Any]) -> Sequential:
         raise ValueError(f"its model was {REASON}: {found[REASON]}")
     try:
         layers, loss, inputs = (_made(found[name]) for name in ("layers", "loss", "inputs"))
+        if "exits" in found:
+            return EarlyExits(layers, _made(found["exits"]), inputs, found["dtype"], loss)
         return Sequential(layers, inputs, found["dtype"], loss)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
@@ -55,11 +59,11 @@ def build(found: Mapping[str, Any]) -> Sequential:
 
 
 def _known() -> dict[str, type]:
-    """Layers and losses that come with mpicoll, by name."""
+    """Layers, losses and exits that come with mpicoll, by name."""
     return {
         name: found
         for name, found in vars(models).items()
-        if isinstance(found, type) and {Layer, Loss} & set(found.__mro__)
+        if isinstance(found, type) and {Layer, Loss, Exit} & set(found.__mro__)
     }
 
 

@@ -1,0 +1,77 @@
+"""``mpicoll search``: hyperparameters, tried by groups of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mpicoll.cli import output, session
+from mpicoll.cli.errors import reading, usage
+from mpicoll.cli.options import Json, from_fields
+from mpicoll.train.search.options import SearchOptions
+
+
+@from_fields(SearchOptions)
+def command(
+    space: Annotated[Path, typer.Argument(metavar="SPACE", help="A TOML file: [run] and [space].")],
+    *,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the search that is in the folder.")
+    ] = False,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Train nothing: decide again from the folder's file."),
+    ] = False,
+    progress: Annotated[
+        bool | None,
+        typer.Option("--progress/--no-progress", help="A table; by default on a terminal only."),
+    ] = None,
+    json: Json = False,
+    **given: Any,
+) -> int:
+    """Try hyperparameters out of a space, and say which are best.
+
+    Rank 0 hands trials out to groups of the other ranks; a single process does all. All is written
+    to FOLDER/trials.jsonl, and --resume goes on from it. Trials are judged on the validation set;
+    the best is measured on the test set, once. SIGTERM or SIGUSR1 lets trials write checkpoints and
+    leave with status 75.
+    """
+    from mpicoll.train import threads
+
+    # Before anything loads NumPy.
+    threads.limit_blas_threads()
+    from mpicoll.train.search import console
+    from mpicoll.train.search.space import Space
+
+    with reading():
+        found = Space.read(space)
+    with usage():
+        options = SearchOptions(**given)
+    if replay:
+        return _replayed(options)
+    if found.config({}).device == "gpu":
+        session.use_gpu()
+    comm = session.communicator()
+    with usage():
+        options.groups(comm.Get_size())
+        found.config({}).worker_count(options.ranks_per_trial)
+    return console.main(found, options, comm, resume=resume, as_json=json, progress=progress)
+
+
+def _replayed(options: SearchOptions) -> int:
+    """Whether the method decides again what the file says."""
+    from mpicoll.train.search import methods, trials
+
+    path = Path(options.out) / trials.FILE
+    with reading():
+        records = trials.read(path)
+        method = methods.make_method(*trials.machine(records))
+    try:
+        count = trials.replay(path, records, method)
+    except ValueError as error:
+        output.remark(f"mpicoll: error: {error}")
+        return 1
+    output.text(f"{path}: {count} jobs, the same as were decided")
+    return 0

@@ -1,0 +1,96 @@
+"""The rank that hands jobs out: it asks the method, tells it, and writes all down first."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpicoll.train.search import jobs, trials
+from mpicoll.train.search.crews import Crew
+from mpicoll.train.search.methods import Job
+from mpicoll.train.search.trials import Trials
+
+#: Called whenever there may be something new to show.
+Watch = Callable[["Coordinator"], object]
+
+
+class Coordinator:
+    """A search under way.
+
+    Args:
+        found: Its file and its method.
+        crew: Who carries jobs out.
+        out: Folder of checkpoints.
+        watch: Called after each message, and some times a second.
+
+    Attributes:
+        trials: The file and the method.
+        running: The job of each group that has one.
+        stopping: Set where no more jobs shall be handed out; those under way stop.
+    """
+
+    def __init__(self, found: Trials, crew: Crew, out: Path, watch: Watch) -> None:
+        self.trials, self._crew, self._out, self._watch = found, crew, out, watch
+        self.running: dict[int, Job] = {}
+        self.stopping = False
+        self._told_to_stop = False
+        #: Places of checkpoints that are there.
+        self._there = set(found.method.scores)
+
+    def run(self) -> None:
+        """Hand jobs out until there are no more, or it is stopped."""
+        try:
+            while self._hand_out():
+                self._crew.poll(self._hear)
+                self._watch(self)
+        except Exception:
+            self._finish()
+            raise
+
+    def _finish(self) -> None:
+        """Let what is under way stop, and wait for it; nothing is written down."""
+        self._crew.stop()
+        while self.running:
+            self._crew.poll(lambda group, news: news["is"] == "done" and self.running.pop(group))
+
+    def _hand_out(self) -> bool:
+        """Give all free groups jobs; whether any group has one."""
+        for group in range(self._crew.count):
+            job = None
+            if group not in self.running and not self.stopping:
+                job = self.trials.ask()
+            if job is not None:
+                self.running[group] = job
+                self._crew.start(group, job)
+        if self.stopping and not self._told_to_stop:
+            self._told_to_stop = True
+            self._crew.stop()
+        return bool(self.running)
+
+    def _hear(self, group: int, news: dict[str, Any]) -> None:
+        """Write down what a group says, and tell the method."""
+        kind = news.pop("is")
+        if kind == "epoch":
+            self.trials.note("epoch", trial=self.running[group].trial, **news)
+            self._watch(self)
+            return
+        job = self.running.pop(group)
+        if not news:  # a signal has stopped it: its checkpoint is where it goes on
+            self.stopping = True
+            return
+        self.trials.tell(job, group=group, **news)
+        self._there.add(job.place)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove checkpoints that no job will go on from, but for the best."""
+        method, best = self.trials.method, trials.best(self.trials.records)
+        kept = {job.source for job in method.waiting.values()}
+        kept |= set(method.last().items())
+        if best is not None:
+            kept.add((best["trial"], best["epochs"]))
+        for place in self._there - kept:
+            shutil.rmtree(jobs.folder_of(self._out, place), ignore_errors=True)
+        self._there &= kept

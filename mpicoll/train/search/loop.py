@@ -1,0 +1,243 @@
+"""A search on all ranks: one hands jobs out, groups of the others carry them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpicoll.base import arrays
+from mpicoll.base.locks import Lock
+from mpicoll.base.sleeping import meet
+from mpicoll.train.config import Config
+from mpicoll.train.data import Dataset, load
+from mpicoll.train.driver import checkpoints, memory
+from mpicoll.train.driver.evaluation import evaluate
+from mpicoll.train.ranks import signals
+from mpicoll.train.ranks.mail import Mail
+from mpicoll.train.ranks.workers import AllReduceWorkers, Workers, raise_together, together
+from mpicoll.train.records import Measures
+from mpicoll.train.search import jobs, trials
+from mpicoll.train.search.coordinator import Coordinator, Watch
+from mpicoll.train.search.crews import Alone, Crew, Groups, Trainer, serve
+from mpicoll.train.search.data import without_test
+from mpicoll.train.search.options import SearchOptions
+from mpicoll.train.search.space import Space
+from mpicoll.train.search.trials import Trials
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: The rank that hands jobs out.
+_FIRST = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found; equal on all ranks.
+
+    Attributes:
+        complete: Whether it came to its end; otherwise a signal has stopped it.
+        trials: Trials that have a score or have failed.
+        failed: Those that have failed, and why: number and words.
+        epochs: Epochs trained, of all trials together.
+        seconds: Time that it took.
+        trial: The best trial, None where none has a score.
+        values: Its values.
+        trained: Epochs after which it was best.
+        validation: Measures of the validation set then.
+        checkpoint: Where it is.
+        test: Measures of the test set, which nothing else has seen; empty where there is none, and
+            where the search is not complete.
+    """
+
+    complete: bool
+    trials: int
+    failed: dict[int, str]
+    epochs: int
+    seconds: float
+    trial: int | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    trained: int = 0
+    validation: Measures = field(default_factory=dict)
+    checkpoint: str = ""
+    test: Measures = field(default_factory=dict)
+
+
+def search(
+    space: Space,
+    options: SearchOptions,
+    comm: MPI.Intracomm | None = None,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> Found:
+    """Search; collective over `comm`.
+
+    Rank 0 hands jobs out and trains nothing, unless it is alone.
+
+    Args:
+        space, options: What, and how; equal on all ranks.
+        comm: An `mpicoll.Intracomm`; None searches in this process, without MPI.
+        resume: Whether to go on where a search in the folder `options.out` has stopped.
+        watch: Called on rank 0 when there may be something new to show.
+
+    Raises:
+        ValueError: The ranks do not divide into groups, or the run is none of so many ranks.
+        TrainingError: The folder is of another search, or data or folder cannot be read; on all
+            ranks.
+    """
+    ranks = 1 if comm is None else comm.Get_size()
+    groups, base = options.groups(ranks), space.config({})
+    base.worker_count(options.ranks_per_trial)
+    workers = AllReduceWorkers(comm, None) if comm is not None else Workers()
+    out, rank = Path(options.out), workers.rank
+    with _opened(workers, out, space, options, resume) as found:
+        data = _data(workers, base, options, trains=rank > 0 or ranks == 1)
+        failure = None
+        if comm is None or ranks == 1:
+            assert data is not None and found is not None
+            _hand_out(found, Alone(Trainer(space, out, None, *data)), out, watch)
+        else:
+            failure = _in_groups(comm, groups, space, out, data, found, watch)
+        raise_together(workers, "the search", failure)
+        result = None
+        try:
+            if found is not None:
+                result = _conclude(found, out)
+        except Exception as error:
+            failure = error
+        if comm is not None:
+            meet(comm)  # rank 0 has measured the best trial meanwhile
+        raise_together(workers, "measuring the best trial", failure)
+        told: Found | None = workers.gather(result)[0]
+        assert told is not None
+        return told
+
+
+@contextmanager
+def _opened(
+    workers: Workers, out: Path, space: Space, options: SearchOptions, resume: bool
+) -> Iterator[Trials | None]:
+    """The file of the search on rank 0, and nobody else's meanwhile; collective."""
+    lock, found = None, None
+    try:
+        with together(workers, "opening the search"):
+            if workers.rank == _FIRST:
+                out.mkdir(parents=True, exist_ok=True)
+                lock = Lock(out)
+                found = Trials(out, space, options, resume)
+        yield found
+    finally:
+        if found is not None:
+            found.close()
+        if lock is not None:
+            lock.release()
+
+
+def _data(
+    workers: Workers, base: Config, options: SearchOptions, trains: bool
+) -> tuple[Dataset, str] | None:
+    """The data of trials and what to judge by, on ranks that train; collective."""
+    memory.make_room(workers, memory.reading(base) if trains else {})
+    found: tuple[Dataset, str] | None = None
+    with together(workers, f"reading {base.dataset}"):
+        if trains:
+            dataset = load(base.dataset, base.data, base.context)
+            dataset = without_test(dataset.astype(arrays.dtype_of(base.dtype)), options.hold_out)
+            found = dataset, judged_by(dataset, options.measure)
+    return found
+
+
+def judged_by(dataset: Dataset, measure: str | None) -> str:
+    """What of the validation set says how good a trial is.
+
+    Raises:
+        ValueError: The measure is none that runs on this data have.
+    """
+    known = ("r2" if dataset.classes is None else "accuracy", "loss")
+    if measure is None:
+        return known[0]
+    if measure not in known:
+        raise ValueError(
+            f"measure is {measure!r}, and runs on {dataset.name} measure {' and '.join(known)}: "
+            "give one of them"
+        )
+    return measure
+
+
+def _hand_out(found: Trials, crew: Crew, out: Path, watch: Watch | None) -> None:
+    """Hand jobs out until there are no more, or a signal comes."""
+    coordinator = Coordinator(found, crew, out, watch or (lambda _: None))
+    with signals.heard(partial(setattr, coordinator, "stopping", True)):
+        coordinator.run()
+
+
+def _in_groups(
+    comm: MPI.Intracomm,
+    groups: int,
+    space: Space,
+    out: Path,
+    data: tuple[Dataset, str] | None,
+    found: Trials | None,
+    watch: Watch | None,
+) -> Exception | None:
+    """Search on all ranks; what went wrong on this one. Collective."""
+    each = (comm.Get_size() - 1) // groups
+    members = [list(range(first, first + each)) for first in range(1, comm.Get_size(), each)]
+    own = (comm.Get_rank() - 1) // each if comm.Get_rank() else groups
+    mail, group = Mail(comm), comm.Split(own, comm.Get_rank())
+    failure = None
+    if found is not None:
+        crew = Groups(mail, [ranks[0] for ranks in members])
+        try:
+            _hand_out(found, crew, out, watch)
+        except Exception as error:
+            failure = error
+        crew.end()
+    else:
+        assert data is not None
+        # Signals end no rank that waits for a job: the search is stopped by those that train.
+        with signals.heard(lambda: None):
+            serve(Trainer(space, out, group, *data), mail, members[own], _FIRST)
+    mail.close()
+    group.Free()
+    return failure
+
+
+def _conclude(found: Trials, out: Path) -> Found:
+    """What was found; the best trial of a search that is complete is measured on the test set."""
+    records, method = found.records, found.method
+    best = trials.best(records)
+    # What this asks for is not written down, and nothing comes after it.
+    complete = not method.waiting and method.ask() is None
+    failed = {record["trial"]: record["failed"] for record in trials.failures(records)}
+    told = {trial for trial, _ in method.scores}
+    facts = Found(complete, len(told), failed, trials.epochs_spent(records), found.seconds)
+    if best is None:
+        return facts
+    folder = jobs.folder_of(out, (best["trial"], best["epochs"]))
+    winner = next((record for record in records if record["event"] == "winner"), None)
+    if complete and winner is None:
+        winner = {"trial": best["trial"], "epochs": best["epochs"], "test": _tested(folder)}
+        found.note("winner", **winner)
+    return replace(
+        facts,
+        trial=best["trial"],
+        values=best["values"],
+        trained=best["epochs"],
+        validation=best["validation"],
+        checkpoint=str(folder),
+        test=winner["test"] if winner is not None else {},
+    )
+
+
+def _tested(folder: Path) -> Measures:
+    """Measures of the test set, if there is one."""
+    facts = checkpoints.read(checkpoints.find(folder))[1]["config"]
+    if "test" not in load(facts["dataset"], facts["data"], facts["context"]).parts:
+        return {}
+    return evaluate(folder, part="test").measures

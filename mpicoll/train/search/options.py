@@ -1,0 +1,78 @@
+"""What a search can be told beside its space; also the options of ``mpicoll search``.
+
+Importing this loads no NumPy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpicoll.base.options import option
+
+#: Names of the methods.
+METHODS = ("random", "grid", "asha", "pbt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How to search. Equal on all ranks; checked when made.
+
+    Raises:
+        ValueError: A value is out of its range; the message names value, limit and remedy.
+    """
+
+    method: str = option("random", f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")
+    """`asha`: L. Li et al., "A system for massively parallel hyperparameter tuning", 2020.
+    `pbt`: M. Jaderberg et al., "Population based training of neural networks", 2017."""
+    trials: int | None = option(None, "How many; of a grid all its points, else 16.")
+    """Of `pbt`, the size of the population."""
+    ranks_per_trial: int = option(1, "Ranks that train a trial together.")
+    """One further rank hands trials out. A single process does both."""
+    min_epochs: int = option(1, "Epochs of asha's first rung; of pbt, between comparisons.")
+    """The last rung has the epochs that the space's file says of a run."""
+    eta: int = option(3, "Of asha: one of so many is promoted, to so many times the epochs.")
+    measure: str | None = option(
+        None, "What of the validation set to judge by: accuracy, r2 or loss."
+    )
+    """None: accuracy or R², whichever goes with the model's loss, else the loss."""
+    hold_out: int = option(
+        10, "Where there is no validation set: one of so many training samples is."
+    )
+    """The last of each so many, of each class."""
+    seed: int = option(0, "Of what is drawn from the space.")
+    out: str = option("search", "Folder of trials.jsonl and of the checkpoints.", metavar="FOLDER")
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"unknown method {self.method!r}: known are {', '.join(METHODS)}")
+        for name, least in (
+            ("trials", 1),
+            ("ranks_per_trial", 1),
+            ("min_epochs", 1),
+            ("eta", 2),
+            ("hold_out", 2),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}: give a whole number of at least {least}")
+        if self.method == "pbt" and self.trials == 1:
+            raise ValueError("pbt copies better trials, and trials is 1: give at least 2")
+
+    def groups(self, ranks: int) -> int:
+        """How many trials are trained at a time on so many ranks.
+
+        Raises:
+            ValueError: The ranks do not divide into groups and one rank that hands trials out.
+        """
+        each = self.ranks_per_trial
+        if ranks == 1 and each == 1:
+            return 1
+        groups, left = divmod(ranks - 1, each)
+        if groups < 1 or left:
+            more = 1 + each * max(groups, 1)
+            raise ValueError(
+                f"{ranks} rank(s) are one that hands trials out and {ranks - 1} in groups of "
+                f"{each}: start {more} or {more + each} ranks, or give other ranks_per_trial"
+            )
+        return groups

@@ -1,0 +1,312 @@
+"""Searches in one process: what is tried, written down, gone on with, and shown."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+from clouds import write_samples
+
+from mpicoll.train import TrainingError, evaluate
+from mpicoll.train.data import load
+from mpicoll.train.search import jobs, methods, trials
+from mpicoll.train.search.coordinator import Coordinator
+from mpicoll.train.search.data import without_test
+from mpicoll.train.search.loop import search
+from mpicoll.train.search.options import SearchOptions
+from mpicoll.train.search.space import Space
+
+
+@pytest.fixture
+def space(tmp_path):
+    """Learning rates of which some are so high that no step is finite."""
+    write_samples(tmp_path / "data.npz")
+    text = f"""
+[run]
+dataset = "{tmp_path / "data.npz"}"
+model = "mlp"
+hidden = [8]
+epochs = 4
+batch = 16
+schedule = "cosine"
+
+[space]
+lr = {{choice = [0.001, 0.05, 1e300]}}
+momentum = {{uniform = [0.0, 0.9], points = 2}}
+"""
+    (tmp_path / "space.toml").write_text(text)
+    return Space.read(tmp_path / "space.toml")
+
+
+def options(tmp_path, **more):
+    given = {"method": "asha", "trials": 9, "eta": 2, "out": str(tmp_path / "found")}
+    return SearchOptions(**{**given, **more})
+
+
+def lines(tmp_path):
+    return trials.read(tmp_path / "found" / trials.FILE)
+
+
+def same_decisions(tmp_path):
+    records = lines(tmp_path)
+    method = methods.make_method(*trials.machine(records))
+    return trials.replay(tmp_path / "found", records, method)
+
+
+@pytest.mark.parametrize("method", ["random", "grid", "asha", "pbt"])
+def test_a_search_in_one_process(space, tmp_path, method):
+    wanted = options(tmp_path, method=method, trials=None if method == "grid" else 6)
+    found = search(space, wanted)
+    records = lines(tmp_path)
+    assert found.complete
+    assert found.trials == 6
+    told = [record for record in records if record["event"] == "told"]
+    best = max((r for r in told if r["score"] is not None), key=lambda record: record["score"])
+    assert (found.trial, found.trained) == (best["trial"], best["epochs"])
+    assert found.validation == best["validation"]
+    assert found.epochs == sum(record["event"] == "epoch" for record in records)
+    # Those that cannot be trained have failed, with their words, and the others went on.
+    asked = {(r["trial"], r["epochs"]): r["values"] for r in records if r["event"] == "asked"}
+    for record in told:
+        failed = asked[record["trial"], record["epochs"]]["lr"] == 1e300
+        assert (record["score"] is None) == failed
+        assert bool(record["failed"]) == failed
+    assert found.failed
+    assert all("skipped" in words or "finite" in words for words in found.failed.values())
+    # The test set was seen once, by the best.
+    assert [r["event"] for r in records if "test" in r] == ["winner"]
+    assert found.test == evaluate(found.checkpoint).measures
+    assert same_decisions(tmp_path) == len(asked)
+
+
+def test_what_is_promoted_is_what_a_whole_run_is_after_as_many_epochs(space, tmp_path):
+    """A pause and a resume change nothing, also where the learning rate changes."""
+    slow = search(space, options(tmp_path, out=str(tmp_path / "asha"), trials=6))
+    whole = search(
+        space, options(tmp_path, out=str(tmp_path / "random"), trials=6, method="random")
+    )
+    values = {}
+    for name in ("asha", "random"):
+        for record in trials.read(tmp_path / name / trials.FILE):
+            if record["event"] == "epoch":
+                values.setdefault(name, {})[record["trial"], record["number"]] = record[
+                    "validation"
+                ]
+    assert len(values["asha"]) < len(values["random"])
+    assert all(values["random"][place] == found for place, found in values["asha"].items())
+    assert slow.epochs == len(values["asha"])
+    assert whole.epochs == len(values["random"])
+
+
+def test_checkpoints_that_nobody_needs_are_removed(space, tmp_path):
+    found = search(space, options(tmp_path))
+    there = sorted(path.parent.parent.name for path in tmp_path.glob("found/*/*/step-*"))
+    last = methods.make_method(*trials.machine(lines(tmp_path)))
+    trials.replay(tmp_path, lines(tmp_path), last)
+    assert set(there) <= {f"trial-{trial:04}" for trial in last.last()}
+    assert len(there) <= len(last.last()) + 1
+    assert any(str(path) == found.checkpoint for path in tmp_path.glob("found/*/*"))
+
+
+def test_a_search_that_is_there_is_not_overwritten(space, tmp_path):
+    search(space, options(tmp_path, trials=2))
+    with pytest.raises(TrainingError, match="is there: go on with --resume"):
+        search(space, options(tmp_path, trials=2))
+    with pytest.raises(TrainingError, match="trials is 2 there and 3 now"):
+        search(space, options(tmp_path, trials=3), resume=True)
+    before = len(lines(tmp_path))
+    found = search(space, options(tmp_path, trials=2), resume=True)
+    assert found.complete
+    assert [r["event"] for r in lines(tmp_path)[before:]] == ["search"]
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.8])
+def test_a_search_goes_on_from_a_torn_file(space, tmp_path, cut, monkeypatch):
+    """No job is lost or done twice, and what comes is what an undisturbed search finds."""
+    with monkeypatch.context() as patch:
+        # Checkpoints that were there when this was the end of the file.
+        patch.setattr(Coordinator, "_tidy", lambda self: None)
+        whole = search(space, options(tmp_path))
+    decided = [r for r in lines(tmp_path) if r["event"] == "asked"]
+    path = tmp_path / "found" / trials.FILE
+    content = path.read_bytes()
+    path.write_bytes(content[: int(cut * len(content))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the torn line
+        again = search(space, options(tmp_path), resume=True)
+        records = lines(tmp_path)
+    assert [r["event"] for r in records if r["event"] == "winner"] == ["winner"]
+    asked = [r for r in records if r["event"] == "asked"]
+    told = [(r["trial"], r["epochs"]) for r in records if r["event"] == "told"]
+    assert len(set(told)) == len(told) == len(asked)
+    # One group is told in one order, so the decisions are those of before.
+    assert [trials.job_of(r) for r in asked] == [trials.job_of(r) for r in decided]
+    assert (again.trial, again.test) == (whole.trial, whole.test)
+
+
+def test_a_file_that_was_changed_is_named(space, tmp_path, command):
+    search(space, options(tmp_path))
+    path = tmp_path / "found" / trials.FILE
+    done = command("search", tmp_path / "space.toml", "--out", tmp_path / "found", "--replay")
+    assert (done.status, done.out.endswith("the same as were decided\n")) == (0, True)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    told = [r for r in records if r["event"] == "told" and r["score"] is not None]
+    told[0]["score"] = 5.0 - told[0]["score"]
+    for record in told[1:]:
+        record["score"] = -record["score"]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    done = command("search", tmp_path / "space.toml", "--out", tmp_path / "found", "--replay")
+    assert done.status == 1
+    assert "and the method gives Job" in done.err
+
+
+def test_a_measure_that_no_run_has_is_refused(space, tmp_path):
+    with pytest.raises(TrainingError, match="measure is 'r2', and runs on data measure accuracy"):
+        search(space, options(tmp_path, measure="r2"))
+
+
+def test_by_the_loss_the_lowest_is_best(space, tmp_path):
+    found = search(space, options(tmp_path, measure="loss", method="random", trials=4))
+    losses = [
+        r["validation"]["loss"] for r in lines(tmp_path) if r["event"] == "told" and r["score"]
+    ]
+    assert found.validation["loss"] == min(losses)
+
+
+def test_trials_see_no_test_set_and_a_validation_set_of_each_class(tmp_path):
+    write_samples(tmp_path / "data.npz")
+    dataset = load(str(tmp_path / "data.npz"))
+    found = without_test(dataset, 10)
+    assert [*found.parts] == ["train", "validation"]
+    assert len(found.train_targets) + len(found.validation_targets) == len(dataset.train_targets)
+    for label in range(4):
+        there = np.count_nonzero(dataset.train_targets == label)
+        assert np.count_nonzero(found.validation_targets == label) == there // 10
+    assert without_test(found, 10).validation_inputs is found.validation_inputs
+
+
+def test_a_search_on_the_command_line_and_its_page(space, tmp_path, command):
+    words = ("--method", "asha", "--trials", "6", "--eta", "2", "--out", tmp_path / "found")
+    done = command("search", tmp_path / "space.toml", *words)
+    assert (done.status, done.err) == (0, "")
+    assert "best: trial" in done.out
+    assert "test loss" in done.out
+    assert "failed" in done.out
+    done = command("report", tmp_path / "found", "-o", tmp_path / "page.html")
+    assert done.status == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "Search of lr, momentum: asha" in page
+    for name in ("values", "epochs", "best-by-time", "best-by-epochs"):
+        assert f'data-name="{name}"' in page
+
+
+def test_a_live_table_shows_what_is_under_way(space, tmp_path, command):
+    words = ("--trials", "3", "--out", tmp_path / "found", "--progress", "--json")
+    done = command("search", tmp_path / "space.toml", *words)
+    assert done.status == 0
+    assert json.loads(done.out)["trials"] == 3
+    assert "group 0" in done.err
+    assert "best 1" in done.err
+
+
+def test_no_trial_with_a_score_is_a_failure(tmp_path, command):
+    write_samples(tmp_path / "data.npz")
+    (tmp_path / "space.toml").write_text(
+        f'[run]\ndataset = "{tmp_path / "data.npz"}"\n[space]\nlr = {{choice = [1e300]}}\n'
+    )
+    done = command("search", tmp_path / "space.toml", "--trials", "2", "--out", tmp_path / "found")
+    assert done.status == 1
+    assert "no trial has a score" in done.out
+
+
+def started(tmp_path, *words):
+    code = "import sys; from mpicoll.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "search", tmp_path / "space.toml", *words]
+    return subprocess.Popen(
+        [*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_signal_stops_a_search(space, tmp_path):
+    words = ("--method", "asha", "--trials", "200", "--eta", "2", "--out", tmp_path / "found")
+    process = started(tmp_path, *words)
+    path = tmp_path / "found" / trials.FILE
+    while process.poll() is None and not (path.exists() and b'"told"' in path.read_bytes()):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, "stopped by a signal: --resume goes on" in said) == (75, True)
+    told = sum(record["event"] == "told" for record in lines(tmp_path))
+    assert 0 < told < 200
+    assert not [r for r in lines(tmp_path) if r["event"] == "winner"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_the_command_on_a_group_stops_by_a_signal_and_goes_on(space, tmp_path, mpirun):
+    out, group = tmp_path / "found", ("--ranks-per-trial", "2")
+    words = ("search", tmp_path / "space.toml", "--method", "asha", "--eta", "2", *group)
+    words += ("--trials", "12", "--out", out)
+    job = mpirun.start(3, "-m", "mpicoll", *words)
+    path = out / trials.FILE
+    while job.poll() is None and not (path.exists() and b'"told"' in path.read_bytes()):
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    done = mpirun.finish(job, 80)
+    assert done.status == 75
+    assert "stopped by a signal: --resume goes on" in done.err
+    assert 0 < sum(record["event"] == "told" for record in lines(tmp_path)) < 20
+    done = mpirun(3, "-m", "mpicoll", *words, "--resume", "--json", limit=80)
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["trials"] == 12
+    told = [(r["trial"], r["epochs"]) for r in lines(tmp_path) if r["event"] == "told"]
+    assert len(set(told)) == len(told) == same_decisions(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("method", ["asha", "pbt"])
+def test_killed_ten_times_no_trial_is_lost_or_done_twice(space, tmp_path, method):
+    words = ("--method", method, "--trials", "40", "--eta", "2", "--out", tmp_path / "found")
+    chance = random.Random(method)
+    kills = 0
+    resume = ()
+    while True:
+        process = started(tmp_path, *words, *resume)
+        try:
+            _, said = process.communicate(timeout=chance.uniform(1.5, 4.0) if kills < 10 else 300)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+            kills += 1
+            resume = ("--resume",) if (tmp_path / "found" / trials.FILE).exists() else ()
+            continue
+        break
+    assert process.returncode == 0, said
+    assert kills == 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        records = lines(tmp_path)
+    asked = [(r["trial"], r["epochs"]) for r in records if r["event"] == "asked"]
+    told = [(r["trial"], r["epochs"]) for r in records if r["event"] == "told"]
+    assert len(set(asked)) == len(asked)
+    assert sorted(asked) == sorted(told)
+    assert {trial for trial, _ in told} == set(range(40))
+    assert same_decisions(tmp_path) == len(asked)
+    # What was found is what a search finds that nobody disturbs.
+    calm = search(space, options(tmp_path, method=method, trials=40, out=str(tmp_path / "calm")))
+    scores = {(r["trial"], r["epochs"]): r["score"] for r in records if r["event"] == "told"}
+    again = {
+        (r["trial"], r["epochs"]): r["score"]
+        for r in trials.read(tmp_path / "calm" / trials.FILE)
+        if r["event"] == "told"
+    }
+    assert scores == again
+    assert calm.complete
+    assert jobs.folder_of(tmp_path / "found", (calm.trial, calm.trained)).is_dir()
