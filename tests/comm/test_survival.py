@@ -1,17 +1,11 @@
 """Ranks that die while others wait for them in collectives: these hear of it, and go on."""
 
-import json
-import os
 import re
 import textwrap
-from pathlib import Path
 
-import launch
 import pytest
+from deaths import FAULT_TOLERANT, survive, ulfm
 
-HERE = Path(__file__).parent
-#: A launcher that goes on when a rank dies.
-FAULT_TOLERANT = ("--with-ft", "ulfm")
 #: One that also notices ranks of which it hears nothing.
 HEARTBEATS = (
     *(*FAULT_TOLERANT, "--mca", "mpi_ft_detector", "true"),
@@ -19,30 +13,8 @@ HEARTBEATS = (
     *("--mca", "mpi_ft_propagator_with_rbcast", "true"),
 )
 
-ulfm = pytest.mark.skipif(
-    "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
-)
 #: Four calls of each kind pass before a rank dies: by then they go the fast path.
 WHEN = 4
-
-
-def survive(mpirun, rounds, transport="auto", elements=1000, after=None, limit=40):
-    """Run rounds in which a rank dies; what the ranks that are left have found in each."""
-    job = json.dumps({"rounds": rounds, "elements": elements, "after": after})
-    done = mpirun(
-        len(rounds) + 1,
-        HERE / "surviving.py",
-        job,
-        options=FAULT_TOLERANT,
-        environment={"MPICOLL_TRANSPORT": transport},
-        limit=limit,
-    )
-    *found, last = done.out.splitlines() or [""]
-    assert last == "done", done.err
-    assert len(found) == len(rounds)
-    _, started = mpirun.running[-1]
-    assert not [name for name in started.shared_memory if os.path.exists(name)]
-    return [json.loads(line) for line in found]
 
 
 @ulfm
