@@ -232,19 +232,22 @@ def completed(requests: list[MPI.Request]) -> list[int] | None:
         MPI.Exception: why the first of them has failed that has.
     """
     statuses: list[MPI.Status] = []
-    problem: MPI.Exception | None = None
-    found: list[int] | None = None
     try:
-        found = MPI.Request.Testsome(requests, statuses)
+        found: list[int] | None = MPI.Request.Testsome(requests, statuses)
     except MPI.Exception as error:
-        problem = error
-    # Of several requests MPI says only that one has failed.
-    for status in statuses:
-        if status.Get_error() not in (MPI.SUCCESS, MPI.ERR_PENDING):
-            raise MPI.Exception(status.Get_error())
+        raise first_failure(statuses) or error from None
+    problem = first_failure(statuses)
     if problem is not None:
         raise problem
     return found
+
+
+def first_failure(statuses: Sequence[MPI.Status]) -> MPI.Exception | None:
+    """Why the first of several requests has failed that has: MPI itself says only that one has."""
+    for status in statuses:
+        if status.Get_error() not in (MPI.SUCCESS, MPI.ERR_PENDING):
+            return MPI.Exception(status.Get_error())
+    return None
 
 
 #: Kind, peer, bytes, channel, phase, time.

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll.engine import progress, transport
+from mpicoll.engine import progress, runner, transport
 from mpicoll.requests.base import Watched, copy_status
 
 Anyone: TypeAlias = Watched | MPI.Request
@@ -193,7 +193,10 @@ def _test_all(
         progress.poll()
         return None
     told = [MPI.Status() for _ in theirs]
-    over, found = testall([requests[index] for index in theirs], told)
+    try:
+        over, found = testall([requests[index] for index in theirs], told)
+    except MPI.Exception as error:
+        raise runner.first_failure(told) or error from None
     if not over:
         return None
     messages: list[Any] = [None] * len(requests)

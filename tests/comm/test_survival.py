@@ -1,48 +1,20 @@
 """Ranks that die while others wait for them in collectives: these hear of it, and go on."""
 
-import json
-import os
 import re
 import textwrap
-from pathlib import Path
 
-import launch
 import pytest
+from deaths import FAULT_TOLERANT, survive, ulfm
 
-HERE = Path(__file__).parent
-#: A launcher that goes on when a rank dies.
-FAULT_TOLERANT = ("--with-ft", "ulfm")
 #: One that also notices ranks of which it hears nothing.
 HEARTBEATS = (
     *(*FAULT_TOLERANT, "--mca", "mpi_ft_detector", "true"),
-    *("--mca", "mpi_ft_detector_period", "0.2", "--mca", "mpi_ft_detector_timeout", "1"),
+    *("--mca", "mpi_ft_detector_period", "0.5", "--mca", "mpi_ft_detector_timeout", "4"),
     *("--mca", "mpi_ft_propagator_with_rbcast", "true"),
 )
 
-ulfm = pytest.mark.skipif(
-    "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
-)
 #: Four calls of each kind pass before a rank dies: by then they go the fast path.
 WHEN = 4
-
-
-def survive(mpirun, rounds, transport="auto", elements=1000, after=None, limit=40):
-    """Run rounds in which a rank dies; what the ranks that are left have found in each."""
-    job = json.dumps({"rounds": rounds, "elements": elements, "after": after})
-    done = mpirun(
-        len(rounds) + 1,
-        HERE / "surviving.py",
-        job,
-        options=FAULT_TOLERANT,
-        environment={"MPICOLL_TRANSPORT": transport},
-        limit=limit,
-    )
-    *found, last = done.out.splitlines() or [""]
-    assert last == "done", done.err
-    assert len(found) == len(rounds)
-    _, started = mpirun.running[-1]
-    assert not [name for name in started.shared_memory if os.path.exists(name)]
-    return [json.loads(line) for line in found]
 
 
 @ulfm
@@ -194,6 +166,25 @@ def test_a_rank_that_was_stopped_is_given_up_and_ends(program):
 
 
 @ulfm
+def test_an_exit_status_is_told_by_heartbeats_and_the_end_by_mpi_is_limited(program):
+    done = program(
+        3,
+        """
+        comm = mpicoll.Intracomm(MPI.COMM_WORLD, survive=True)
+        assert works(comm)
+        if comm.rank == 1:
+            os._exit(3)
+        until_lost(comm)
+        assert works(comm.survivors())
+        print("went on", flush=True)
+        return
+        """,
+        options=HEARTBEATS,
+    )
+    assert done.out.split("\n")[:2] == ["went on"] * 2, done.err
+
+
+@ulfm
 def test_hints_objects_on_the_handle_and_duplicates(program):
     done = program(
         4,
@@ -239,14 +230,14 @@ def test_several_requests_of_which_one_is_of_the_dead(program):
         if comm.rank == 1:
             kill_myself()
         if comm.rank == 0:
-            for complete in ("Waitall", "Testall", "waitall", "testall"):
+            for complete in ("Testall", "Waitall", "waitall", "testall"):
                 buffer = np.zeros(3)
                 requests = [comm.Irecv(buffer, 1), comm.Isend(np.ones(1), 0)]
                 requests.append(comm.Irecv(np.zeros(1), 0))
                 with pytest.raises(MPI.Exception) as caught:
                     while True:
                         getattr(mpicoll.Request, complete)(requests)
-                assert caught.value.Get_error_class() == MPI.ERR_PROC_FAILED
+                assert caught.value.Get_error_class() == MPI.ERR_PROC_FAILED, complete
         until_lost(comm)
         comm = comm.survivors()
         """,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from test_survival import survive, ulfm
+from deaths import survive, ulfm
 
 #: Launches, of three deaths each; and those of one death on a loaded machine.
 LAUNCHES, LOADED = 100, 20
