@@ -112,10 +112,18 @@ def test_ranks_that_train_apart_go_on_with_their_own_parameters(train, strategy)
 WORKER = "strategies.server_trainer.ServerTrainer._step"
 
 
-@pytest.mark.parametrize("servers", ["1", pytest.param("decentralized", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "servers",
+    [
+        {"servers": "1"},
+        pytest.param({"servers": "decentralized"}, marks=pytest.mark.long),
+        pytest.param({"servers": "2", "replicas": 1}, marks=pytest.mark.long),
+    ],
+    ids=lambda servers: " ".join(map(str, servers.values())),
+)
 def test_a_worker_of_servers_dies(train, servers):
     """The epoch under way is made again, from what servers held before it."""
-    changes = {"strategy": "parameter_server", "servers": servers}
+    changes = {"strategy": "parameter_server", **servers}
     found, err = results(train(4, [[1, "kill", WORKER, 17]], changes))
     assert set(found) == {0, 2, 3}, err
     ((dead, step, repeated, left),) = found[0]["lost"]

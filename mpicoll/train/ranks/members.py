@@ -132,7 +132,8 @@ class Members:
 
     def leave(self, status: int) -> NoReturn:
         """End this process with those that are left, where one has died; collective."""
-        self._everyone.leave(status)
+        leave: Callable[[int], NoReturn] = self._everyone.leave
+        leave(status)
 
     def missing(self) -> tuple[int, ...]:
         """All ranks that have died, as far as this rank knows, by their first numbers."""

@@ -166,10 +166,10 @@ class ServerTrainer(Training):
 
     def held(self) -> list[Held]:
         # Counters change in an epoch, which is made again; what else there is changes at its end.
-        whole = self._whole
-        if whole is None:
+        if (whole := self._whole) is None:
             return super().held()
-        return [Held(whole.number, self.facts() | whole.facts, whole.pieces), *super().held()]
+        facts = {**self.facts(), **whole.facts}
+        return [Held(whole.number, facts, whole.pieces), *super().held()]
 
     def _keep(self) -> None:
         """Copy what this rank holds at the end of an epoch, when all pushes are drained."""

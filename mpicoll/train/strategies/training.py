@@ -267,9 +267,9 @@ class Training(ABC):
     @property
     def lengths(self) -> dict[str, int | None]:
         """Vectors that `Held` has pieces of, and their lengths; None: by the number of ranks."""
-        length = self.weights.vector.size
-        kinds = {"parameter": length, **{f"state/{slot}": length for slot in self.slots}}
-        return kinds if self.buffers.rows is None else {**kinds, "buffers": None}
+        names = ["parameter", *(f"state/{slot}" for slot in self.slots)]
+        found: dict[str, int | None] = dict.fromkeys(names, self.weights.vector.size)
+        return found if self.buffers.rows is None else {**found, "buffers": None}
 
     @property
     def made(self) -> int:
