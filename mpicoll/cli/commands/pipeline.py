@@ -112,9 +112,9 @@ def verify(
 ) -> int:
     """Verify orders: everything once, no deadlock, and the promised memory, weights and time.
 
-    Programs run with one slot for each direction between two chunks, and senders that wait until
-    their message is in it: what passes this passes everywhere. Without --set, some values of each
-    parameter are tried. The exit status is 1 if any is wrong.
+    Programs run with one slot for each direction between two chunks (1f1b with ahead=a: 1 + a/2),
+    and senders that wait until their message is in it: what passes this passes with more. Without
+    --set, some values of each parameter are tried. The exit status is 1 if any is wrong.
     """
     from mpicoll.train.step import check
 
