@@ -257,6 +257,8 @@ def test_a_deadlock_names_what_each_rank_waits_for():
     programs = [[Task("RECV_B", 1, 0)], [Task("RECV_F", 1, 0)], []]
     with pytest.raises(DeadlockError, match="rank 0 at RECV_B of edge 1, microbatch 0; rank 1 at"):
         list(run(programs))
+    with pytest.raises(DeadlockError, match="rank 7 at RECV_B of edge 8, microbatch 0; and 1 more"):
+        list(run([[Task("RECV_B", rank + 1, 0)] for rank in range(9)]))
 
 
 # --- PipeDream ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from mpicoll.cli.options import Json
 
 if TYPE_CHECKING:
     from mpicoll.simulate.machine import Machine
-    from mpicoll.train.step import Durations, Schedule, Task, Timing, Verdict
+    from mpicoll.train.step import DeadlockError, Durations, Schedule, Timing, Verdict
 
 Orders = Annotated[
     str, typer.Argument(metavar="[ORDER]", help="Such as 1f1b, or all of them: all.")
@@ -73,12 +73,12 @@ def show(
     try:
         timing = timed(schedule, SLOTS)
     except DeadlockError as error:
-        raise UsageError(f"{schedule.words}: {error}") from None
+        raise _deadlock(schedule, error) from None
     if svg is not None:
         with needing("matplotlib", "--svg"):
             picture.svg(svg, schedule)
     if json:
-        output.facts(_programs(schedule))
+        output.facts(picture.plain(schedule))
         return 0
     output.text(f"{schedule.words}: {timing.makespan} slots, {100 * timing.idle:.1f} % idle")
     output.text("")
@@ -112,9 +112,9 @@ def verify(
 ) -> int:
     """Verify orders: everything once, no deadlock, and the promised memory, weights and time.
 
-    Programs run with one slot for each direction between two chunks, and senders that wait until
-    their message is in it: what passes this passes everywhere. Without --set, some values of each
-    parameter are tried. The exit status is 1 if any is wrong.
+    Programs run with one slot for each direction between two chunks (1f1b with ahead=a: 1 + a/2),
+    and senders that wait until their message is in it: what passes this passes with more. Without
+    --set, some values of each parameter are tried. The exit status is 1 if any is wrong.
     """
     from mpicoll.train.step import check
 
@@ -191,7 +191,7 @@ def simulate(
             timing = timed(schedule, _by_chunk(schedule, durations, loads), machine, length)
         except DeadlockError as error:
             if len(names) == 1:
-                raise UsageError(f"{schedule.words}: {error}") from None
+                raise _deadlock(schedule, error) from None
             output.remark(f"mpicoll: left out: {schedule.words}: {error}")
             continue
         cases.append((schedule.name, _case(schedule, timing, None if load else durations, length)))
@@ -268,6 +268,11 @@ def _schedules(
             yield found
 
 
+def _deadlock(schedule: Schedule, error: DeadlockError) -> UsageError:
+    several = f"a multiple of {schedule.stages} microbatches"
+    return UsageError(f"{schedule.words}: {error}; give {several}, or another order")
+
+
 def _durations(forward: str, backward: str, weight: str | None) -> Durations:
     from mpicoll.train.step import Durations
 
@@ -315,32 +320,6 @@ def _size(text: str) -> int:
 
 
 # --- what is printed ------------------------------------------------------------------------------
-
-
-def _programs(schedule: Schedule) -> dict[str, Any]:
-    """The programs of all ranks as plain values."""
-    return {
-        "order": schedule.order.name,
-        "S": schedule.stages,
-        "M": schedule.microbatches,
-        "parameters": dict(schedule.parameters),
-        "recompute": schedule.recompute,
-        "chunks": [list(schedule.chunks_of(rank)) for rank in range(schedule.stages)],
-        "ranks": [[_task(schedule, task) for task in program] for program in schedule.programs],
-    }
-
-
-def _task(schedule: Schedule, task: Task) -> dict[str, Any]:
-    named: dict[str, Any] = {"task": task.kind}
-    if task.is_message:
-        sends = task.kind.startswith("SEND")
-        named["edge"] = task.chunk
-        named["peer"] = schedule.place(task.destination if sends else task.source)
-    else:
-        named["chunk"] = task.chunk
-        if schedule.order.updates:
-            named["version"] = task.version
-    return {**named, "microbatch": task.microbatch}
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:
