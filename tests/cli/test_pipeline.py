@@ -116,6 +116,8 @@ def test_simulate_shows_what_running_ahead_is_worth(command):
         (["show", "pipeline"], "missing argument 'ORDER'; see `mpicoll show pipeline --help`"),
         (["show", "pipeline", "gpipe", "-S", "2,3"], "-S '2,3': a drawing has one number"),
         (["show", "pipeline", "1f1b", "--set", "ahead=1,2"], "--set ahead: an order takes a whole"),
+        (["show", "pipeline", "interleaved", "-S", "5", "-M", "7"], "; give a multiple of 5 micro"),
+        (["simulate", "pipeline", "interleaved", "-S", "5", "-M", "7"], "deadlock: rank 0 at RECV"),
         (["simulate", "pipeline", "gpipe", "--forward", "x"], "--forward 'x' is not a time"),
         (["simulate", "pipeline", "--backward", "1ms", "--weight", "2ms"], "give less"),
         (["simulate", "pipeline", "--load", "1,2"], "--load '1,2' is for 2 ranks: give as many"),

@@ -149,6 +149,24 @@ def swap(program, first, second):
     program[a], program[b] = program[b], program[a]
 
 
+@given(st.sampled_from(ORDERS), st.data())
+@settings(deadline=None, max_examples=60)
+def test_whatever_is_left_out_or_made_twice_or_of_another_microbatch_is_found(case, data):
+    name, parameters = case
+    whole = schedule(name, 3, 6, **parameters)
+    programs = [list(program) for program in whole.programs]
+    program = programs[data.draw(st.integers(0, 2))]
+    at = data.draw(st.integers(0, len(program) - 1))
+    match data.draw(st.integers(0, 2)):
+        case 0:
+            del program[at]
+        case 1:
+            program.insert(data.draw(st.integers(0, len(program))), program[at])
+        case 2:
+            program[at] = program[at]._replace(microbatch=(program[at].microbatch + 1) % 6)
+    assert not check(whole, programs).ok
+
+
 def test_a_swapped_backward_pass_is_found():
     problems = planted("1f1b", lambda p: swap(p[1], Task("B", 1, 2), Task("B", 1, 3)))
     assert "rank 1 runs B of chunk 1, microbatch 2 after microbatch 3" in problems
@@ -239,6 +257,8 @@ def test_a_deadlock_names_what_each_rank_waits_for():
     programs = [[Task("RECV_B", 1, 0)], [Task("RECV_F", 1, 0)], []]
     with pytest.raises(DeadlockError, match="rank 0 at RECV_B of edge 1, microbatch 0; rank 1 at"):
         list(run(programs))
+    with pytest.raises(DeadlockError, match="rank 7 at RECV_B of edge 8, microbatch 0; and 1 more"):
+        list(run([[Task("RECV_B", rank + 1, 0)] for rank in range(9)]))
 
 
 # --- PipeDream ------------------------------------------------------------------------------------

@@ -117,10 +117,8 @@ def _slot_by_slot(stages: int, microbatches: int) -> tuple[tuple[Task, ...], ...
     last = 2 * stages - 1
     orders: list[list[Task]] = [[] for _ in range(stages)]
     done: set[Task] = set()  # before this slot
+    held = [0] * stages
     begun = dict.fromkeys(((kind, chunk) for kind in "FIW" for chunk in range(last + 1)), 0)
-
-    def held(rank: int) -> int:
-        return sum(begun["F", chunk] - begun["W", chunk] for chunk in (rank, last - rank))
 
     def needs(task: Task) -> Iterator[Task]:
         kind, chunk, m, _ = task
@@ -139,7 +137,7 @@ def _slot_by_slot(stages: int, microbatches: int) -> tuple[tuple[Task, ...], ...
         turns = zip("IIFFWW", (second, first) * 3, strict=True)
         for kind, chunk in turns:
             # What comes back always finds room: the first chunk leaves some for the second.
-            full = kind == "F" and held(rank) >= 2 * stages - (chunk == first)
+            full = kind == "F" and held[rank] >= 2 * stages - (chunk == first)
             if begun[kind, chunk] < microbatches and not full:
                 yield Task(kind, chunk, begun[kind, chunk])
 
@@ -150,8 +148,10 @@ def _slot_by_slot(stages: int, microbatches: int) -> tuple[tuple[Task, ...], ...
             if task is not None:
                 chosen.append(task)
         for task in chosen:
-            orders[folded(task.chunk, stages)].append(task)
+            rank = folded(task.chunk, stages)
+            orders[rank].append(task)
             begun[task.kind, task.chunk] += 1
+            held[rank] += (task.kind == "F") - (task.kind == "W")
         done.update(chosen)
     return tuple(map(tuple, orders))
 
