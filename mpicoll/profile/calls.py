@@ -20,13 +20,16 @@ _OBJECTS = (
     *("reduce", "allreduce", "scan", "exscan", "neighbor_allgather", "neighbor_alltoall"),
 )
 
-#: Point-to-point calls, and which argument is the message that they send, if they send one.
+#: Stands for objects that are pickled.
+PICKLED = "pickled"
+
+#: Point-to-point calls, and what they send: an argument, objects that are pickled, or nothing.
 MESSAGES = {
     **dict.fromkeys(("Send", "Bsend", "Ssend", "Rsend", "Sendrecv", "Sendrecv_replace"), "buf"),
     **dict.fromkeys(("Isend", "Ibsend", "Issend", "Irsend"), "buf"),
     **dict.fromkeys(("Isendrecv", "Isendrecv_replace"), "buf"),
     **dict.fromkeys(("Recv", "Irecv", "Probe", "Iprobe", "Mprobe", "Improbe"), ""),
-    **dict.fromkeys(("send", "bsend", "ssend", "isend", "ibsend", "issend", "sendrecv"), ""),
+    **dict.fromkeys(("send", "bsend", "ssend", "isend", "ibsend", "issend", "sendrecv"), PICKLED),
     **dict.fromkeys(("recv", "irecv", "probe", "iprobe", "mprobe", "improbe"), ""),
     **dict.fromkeys(("Send_init", "Bsend_init", "Ssend_init", "Rsend_init", "Recv_init"), ""),
 }

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.profile import requests
-from mpicoll.profile.calls import COLLECTIVES, MESSAGES, Counting, Recorded, payload
+from mpicoll.profile.calls import COLLECTIVES, MESSAGES, PICKLED, Counting, Recorded, payload
 from mpicoll.profile.recorder import Channel, Recorder, Row, clock
 from mpicoll.profile.requests import Pending
 
@@ -264,17 +264,20 @@ class Classes:
         return channel
 
     def _message(self, function: Function, buffer: str) -> Function:
-        row = self._recorder.messages
+        recorder, row = self._recorder, self._recorder.messages
 
         @functools.wraps(function)
         def call(comm: Any, *arguments: Any, **named: Any) -> Any:
+            pickled = recorder.pickled
             begin = clock()
             try:
                 result = function(comm, *arguments, **named)
             finally:
                 row.seconds += clock() - begin
                 row.calls += 1
-                if buffer:
+                if buffer == PICKLED:
+                    row.nbytes += recorder.pickled - pickled
+                elif buffer:
                     row.nbytes += payload(arguments[0] if arguments else named.get(buffer))
             if isinstance(result, _REQUESTS):
                 return requests.recording(result, Pending(row, None))

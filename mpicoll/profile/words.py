@@ -93,7 +93,8 @@ def messages(profile: Profile) -> tuple[str, str, str, str] | None:
     nbytes = sum(part.nbytes for part in parts) / calls
     share = 100 * spent / (profile.total or 1.0)
     most = max(part.calls for part in parts)
-    return f"~{about(nbytes)}", str(most), seconds(spent / len(parts)), f"{share:.1f}"
+    size = f"~{about(nbytes)}" if nbytes else "-"  # who pickles by other means is not counted
+    return size, str(most), seconds(spent / len(parts)), f"{share:.1f}"
 
 
 def seconds(value: float) -> str:

@@ -15,19 +15,19 @@ from mpi4py.MPI import COMM_WORLD as world
 
 rank, size = world.Get_rank(), world.Get_size()
 x, y = np.ones(128), np.zeros(128)
-for _ in range(20):
-    if rank == size - 1:
-        time.sleep(0.003)
+for step in range(20):
+    if rank == size - 1 and step == 10:
+        time.sleep(0.5)
     world.Allreduce(x, y)  # all wait for one
 assert y[0] == size and MPI.COMM_WORLD == world
 part = world.Split(0 if rank < 2 else 1)
 for _ in range(5):
     part.Bcast([x, MPI.DOUBLE], root=0)
 assert world.allgather("a" * rank) == ["a" * each for each in range(size)]
+if rank == 0:
+    time.sleep(0.5)
 request = world.Iallreduce(x, y)
 assert isinstance(request, MPI.Request) and not isinstance(x, MPI.Request)
-if rank == 0:
-    time.sleep(0.05)
 MPI.Request.Waitall([request])
 plan = world.Bcast_init(x)
 for _ in range(3):
@@ -81,6 +81,10 @@ def test_a_program_is_recorded_as_it_is(record, shown, ranks):
     folder, done = record(ranks, APP, arguments=("--steps", "5"))
     assert done.status == 0, done.err
     assert "arguments ['--steps', '5']" in done.out
+    table = done.out[done.out.index("# app.py: ") :].splitlines()
+    assert max(map(len, table)) <= 80
+    assert any(line.startswith(" Allreduce ") and "app.py:" in line for line in table)
+    assert any(line.startswith("# recording took ") for line in table)
     facts = shown(folder)
     assert facts["ranks"] == ranks and facts["ended"] == [*range(ranks)]
     lines = by_method(facts)
@@ -95,18 +99,10 @@ def test_a_program_is_recorded_as_it_is(record, shown, ranks):
     assert lines["Neighbor_allgather"]["communicator"] == f"Create_cart of {ranks}"
     assert facts["messages"]["0"]["calls"] == 3
     if ranks > 1:
-        parts = allreduce["ranks_parts"]
-        assert parts["0"]["waiting"] > 0.03 > parts[str(ranks - 1)]["waiting"]  # padded: 0.06 s
-        assert lines["Iallreduce"]["ranks_parts"]["1"]["seconds"] > 0.02  # in Waitall
+        first = allreduce["ranks_parts"]["0"]
+        assert 0.1 < first["waiting"] <= first["seconds"]  # half a second, padded
+        assert lines["Iallreduce"]["ranks_parts"]["1"]["seconds"] > 0.1  # in Waitall
         assert lines["allgather"]["nbytes"] > 0
-
-
-def test_the_table_fits_a_terminal(record):
-    _, done = record(2, APP)
-    table = done.out[done.out.index("# app.py: 2 ranks") :].splitlines()
-    assert max(map(len, table)) <= 80
-    assert any(line.startswith(" Allreduce ") and "app.py:" in line for line in table)
-    assert any(line.startswith("# recording took ") for line in table)
 
 
 OWN = """
@@ -229,16 +225,13 @@ MPI.Finalize()
 """
 
 
-def test_a_program_may_end_mpi_by_itself(record, shown):
+def test_a_program_may_end_mpi_by_itself_and_its_profile_is_kept(record, shown):
     folder, done = record(2, ENDS)
     assert done.status == 0, done.err
     assert "Barrier" in done.out and shown(folder)["ended"] == [0, 1]
-
-
-def test_a_folder_that_has_a_profile_is_refused(record):
-    record(1, ENDS)
-    _, done = record(1, ENDS)
-    assert done.status == 2 and "has a profile already; name another folder by -o" in done.err
+    _, done = record(2, ENDS)
+    assert done.status == 2
+    assert done.err.count("has a profile already; name another folder by -o") == 1
 
 
 def test_a_folder_without_a_profile_is_named(command, tmp_path):
