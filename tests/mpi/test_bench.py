@@ -53,6 +53,20 @@ def test_no_rank_leaves_the_start_before_all_have_come():
     start.free()
 
 
+def test_a_choice_has_parameters_of_its_own(comm):
+    choices = ("chain segments=1", "chain segments=4 window=2", "native")
+    points = sweep(comm, algorithms={"bcast": choices}, sizes=(8192,))
+    assert {p.choice for p in points} == set(choices)
+    assert {str(p.parameters) for p in points if p.algorithm == "chain"} == {
+        "{'segments': 1}", "{'segments': 4, 'window': 2}",
+    }  # fmt: skip
+    assert all(p.wrong == 0 for p in points)
+    left = sweep(
+        comm, {resume.key(p) for p in points[:2]}, algorithms={"bcast": choices}, sizes=(8192,)
+    )
+    assert [p.choice for p in left] == [points[2].choice]
+
+
 def test_every_point_is_measured_once(comm):
     points = sweep(comm)
     assert sorted((p.algorithm, p.size) for p in points) == [

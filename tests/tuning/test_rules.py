@@ -69,7 +69,34 @@ def test_built_in_choices_are_in_the_catalogue_with_all_their_parameters():
             for choice in rule.candidates:
                 if choice.algorithm != NATIVE:
                     entry = algorithms.find(collective, choice.algorithm)
-                    assert dict(choice.parameters) == dict(entry.parameters)
+                    given = dict(choice.parameters)
+                    assert given.keys() == entry.parameters.keys()
+                    assert {**given, "segments": 1} == {**entry.parameters, "segments": 1}
+
+
+@pytest.mark.parametrize("network", ["25GbE", "100G-IB"])
+def test_built_in_segments_gain_on_several_nodes(network):
+    """By the costs that come with mpicoll, and a known network: benchmarks/built_in_segments.py."""
+    pytest.importorskip("pydantic")
+    from mpicoll.simulate.known_networks import find
+    from mpicoll.tuning import cost_files
+    from mpicoll.tuning.predict import estimate
+
+    between = find(network)
+    model = cost_files.built_in().between_nodes(between.alpha, between.beta)
+    nodes, rules = tuple(rank // 4 for rank in range(8)), for_layout(BUILTIN, False, True)
+    tried = 0
+    for rule in rules["allreduce"]:
+        name, parameters = rule.candidates[0].algorithm, dict(rule.candidates[0].parameters)
+        if parameters.get("segments", 1) > 1:
+            one = Choice(name, check("allreduce", name, {}))
+            times = [
+                estimate(model, "allreduce", choice, 8, rule.nbytes, nodes)
+                for choice in (one, rule.candidates[0])
+            ]
+            assert times[1] < 0.9 * times[0]
+            tried += 1
+    assert tried
 
 
 def test_check_fills_in_defaults_and_names_what_is_known():
