@@ -69,6 +69,7 @@ def learnt(model, parameters, samples, steps, comm=None, accumulate=2, name="ada
     return losses, dict(parameters.whole())
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("gather", "keep"), KINDS)
 def test_a_decoder_learns_what_one_process_learns(comm, gather, keep):
     """In 200 updates, by Adam, with clipping, dropout and a shared weight; or accumulation."""
