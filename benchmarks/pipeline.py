@@ -92,7 +92,7 @@ def idle(timeline: Timeline, step: int) -> float:
 
 
 def measure_idle(
-    mesh: Mesh, order: str, microbatches: int, durations: list[tuple[float, float]], **options: int
+    mesh: Mesh, order: str, microbatches: int, durations: list[tuple[float, float]], **options: Any
 ) -> dict[str, Any]:
     """Idle of a step of padded layers, a chunk each, beside what the simulator says."""
     layers = [Padded(*pair) for pair in durations]

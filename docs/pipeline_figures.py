@@ -45,8 +45,8 @@ def _table() -> list[str]:
     rows = [
         [
             f":ref:`{name} <order-{name}>`",
-            find(name).formula or "no formula",
-            find(name).where or "everywhere",
+            find(name).formula or "none",
+            find(name).where or ("everywhere" if find(name).formula else "—"),
             _counts(find(name)),
         ]
         for name in names()

@@ -211,6 +211,10 @@ def run(model, schedule, starts, given, update=None, steps=1):
     post = Post()
 
     def work(rank):
+        with np.errstate(all="ignore"):  # of this thread
+            return step_on(rank)
+
+    def step_on(rank):
         wires = Wires(post, rank)
         stage = Stage(model, schedule, starts, rank)
         stage.begin(0, None, wires)

@@ -16,11 +16,11 @@ from mpicoll.train.parallel import Mesh, NotFinite, Pipeline
 
 COMM = MPI.COMM_WORLD
 P, RANK = COMM.size, COMM.rank
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 5, reason="5 ranks and fewer show it")]
+pytestmark = [pytest.mark.mpi, *([pytest.mark.long] if P > 5 else [])]
 ORDERS = {
     "naive": {},
     "gpipe": {},
-    "1f1b": {"ahead": 1},
+    "1f1b": {"ahead": 4},  # more messages on their way than are asked for
     "interleaved": {"chunks": 2},
     "zb_h1": {},
     "zb_h2": {},
@@ -65,7 +65,7 @@ def raised(error, call, *arguments):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, True] if P < 4 else [P % 2 == 0])
 def test_steps_have_the_bits_of_one_process(mesh, order, recompute):
     dtype = "float64" if recompute else "float32"
     model, inputs, targets = problem(dtype, 6 * P - 1)
@@ -102,12 +102,11 @@ def test_steps_have_the_bits_of_one_process(mesh, order, recompute):
     pipeline.free()
 
 
-@pytest.mark.parametrize("order", ["1f1b", "zb_h1"])
-def test_all_meshes_have_the_same_bits(comm, order):
+def test_all_meshes_have_the_same_bits(comm):
     """Replicas times microbatches are the same number of parts, added along one tree."""
-    parts = 2 * P
+    parts, order = 2 * P, "zb_h1" if P % 2 else "1f1b"
     generator = np.random.default_rng(5)
-    tokens = generator.integers(0, 11, (2 * parts - 3, 6))
+    tokens = generator.integers(0, 11, (3 * parts - 2, 6))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     def learnt(mesh, **options):
@@ -121,6 +120,12 @@ def test_all_meshes_have_the_same_bits(comm, order):
             for name, gradient in gradients.items():
                 pipeline.parameters[name] -= 0.1 * gradient
         found = {name: array.copy() for name, array in pipeline.parameters.items()}
+        pipeline.compare()
+        if pipeline.parameters.keys() & {"embedding.weight"} and RANK == 0:
+            pipeline.parameters["embedding.weight"][3, 1] += 1e-12
+        if mesh.world.size > 1:
+            message = raised(TrainingError, pipeline.compare)
+            assert message.startswith("parameter embedding.weight of rank ")
         pipeline.free()
         return losses, norms, found
 
@@ -243,7 +248,9 @@ def test_ranks_that_are_given_different_things(mesh):
         own = (inputs, targets) if RANK else (None, None)
         message = raised(TrainingError, pipeline.step, *own)
         assert "rank 0: the samples: ValueError: inputs, targets and samples are None" in message
-        refused = pytest.raises(TrainingError, match="what is refused is missing on rank 0")
+        refused = pytest.raises(
+            TrainingError, match="what is refused is nothing on rank 0 and pipe"
+        )
         with refused:
             Pipeline(layers[: 9 if RANK < P - 1 else 1], mesh, microbatches=3, inputs=(4,))
     given = inputs if RANK == 0 else None
@@ -341,6 +348,7 @@ def test_the_parts_of_a_timeline_are_the_whole(mesh, tmp_path):
     pipeline.free()
 
 
+@pytest.mark.skipif(P > 2, reason="2 ranks and fewer show it")
 def test_modules_of_pytorch_on_ranks(mesh):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from mpicoll.train.pytorch import TorchLayer

@@ -1,5 +1,7 @@
 """Pipelines whose stages are threads of this process: bits, memory, messages, failures."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from stages import (
@@ -18,13 +20,15 @@ from stages import (
 from mpicoll.train.models import (
     BatchNorm,
     Dense,
+    Dropout,
+    Gelu,
     Layer,
     ReLU,
     Residual,
     Sequential,
     transformer,
 )
-from mpicoll.train.parallel import checks
+from mpicoll.train.parallel import checks, memory
 from mpicoll.train.parallel.agreement import Failure
 
 ORDERS = {
@@ -83,6 +87,21 @@ def test_a_step_has_the_bits_of_one_process(order, stages, recompute):
         assert rank.weights.most == 1
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 5])
+def test_fewer_microbatches_than_stages(order, microbatches):
+    schedule = find(order.split()[0], 4, microbatches, **ORDERS[order])
+    try:
+        checks.require_progress(schedule)
+    except ValueError:
+        assert order == "interleaved" and microbatches % 4
+        return
+    model, inputs, targets = problem("float64", 2 * microbatches + 1)
+    given = batches(inputs, targets, microbatches)
+    ranks = run(model, schedule, uneven(20, schedule.chunks), given)
+    same_bits(ranks, alone(model, given)[1])
+
+
 @pytest.mark.parametrize("order", ["1f1b", "zb_h1", "interleaved"])
 def test_fewer_samples_than_microbatches(order):
     schedule = find(order, 2, 6)
@@ -130,6 +149,42 @@ def test_a_parameter_of_two_stages_is_one():
     assert len({array.tobytes() for array in found}) == 1
     _, whole, _ = alone(model, given)
     np.testing.assert_allclose(found[0], whole["embedding.weight"], rtol=1e-12, atol=1e-15)
+
+
+class ForwardPasses:
+    """The first half of a schedule, after which everything is held."""
+
+    def __init__(self, schedule):
+        self._whole = schedule
+
+    def __getattr__(self, name):
+        return getattr(self._whole, name)
+
+    def program(self, rank):
+        return [task for task in self._whole.program(rank) if task.kind.endswith("F")]
+
+
+def arrays_in(kept):
+    """Bytes of the arrays in nested tuples and lists, by where they are."""
+    if isinstance(kept, np.ndarray):
+        return {kept.__array_interface__["data"][0]: kept.nbytes}
+    nested = kept if isinstance(kept, (list, tuple)) else ()
+    return {place: size for part in nested for place, size in arrays_in(part).items()}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_held_bytes_are_those_of_the_formula(recompute):
+    stack = [Dense(5), ReLU(), Dense(7), Gelu(), Dropout(0.3, 1), Dense(6), ReLU(), Dense(3)]
+    model = Sequential(stack, (6,), "float64")
+    _, inputs, targets = problem("float64", 32)
+    schedule, starts = find("gpipe", 3, 4, recompute=recompute), (0, 2, 5)
+    ranks = run(model, ForwardPasses(schedule), starts, batches(inputs, targets, 4))
+    for rank in ranks:
+        found = sum(arrays_in(list(rank.executor._kept.values())).values())
+        formula = memory.needed(model, rank.stage, schedule, 8)["held microbatches"]
+        if recompute:  # of which one chunk is passed over again later
+            formula = 4 * 8 * 8 * model.shapes[starts[rank.stage.rank]][0]
+        assert found == formula
 
 
 # --- pipedream ------------------------------------------------------------------------------------
@@ -268,9 +323,11 @@ class Whole(Layer):
         return error * parameters["weight"], {"weight": (error * memory).sum().reshape(1)}
 
 
-def require(name, stages=2, microbatches=4, stack=None, ties=(), replicas=1, invariant=None):
+def require(
+    name, stages=2, microbatches=4, stack=None, ties=(), replicas=1, invariant=None, **options
+):
     model = Sequential(stack or layers(), (6,), "float32")
-    checks.require(model, find(name, stages, microbatches), ties, replicas, invariant)
+    checks.require(model, find(name, stages, microbatches, **options), ties, replicas, invariant)
 
 
 @pytest.mark.parametrize(
@@ -303,5 +360,15 @@ def test_what_is_refused(arguments, message):
 
 def test_what_is_not_refused():
     require("interleaved", 4, 6)  # not a multiple, and no deadlock
+    require("1f1b", 4, 16, ahead=4)  # would deadlock if senders waited for room
     require("1f1b", stack=[Dense(4), Whole(), Dense(2)])
     require("1f1b", replicas=2, invariant=8)
+
+
+def test_messages_are_not_longer_than_mpi_counts():
+    plan = SimpleNamespace(shapes={1: (3,), 2: (1 << 20,)}, dtype=np.dtype("float32"))
+    rows = np.zeros((1024, 1))
+    checks.require_short(plan, batches(rows, rows, 8))
+    message = "4294967296 bytes between two stages is longer than 2147483647: give microbatches=3$"
+    with pytest.raises(ValueError, match=message):
+        checks.require_short(plan, batches(rows, rows, 1))

@@ -196,7 +196,7 @@ def test_what_a_step_holds(monkeypatch):
         pipeline.make_room(30)
     assert Pipeline(model, Mesh(), "pipedream", microbatches=4).memory(4)["older versions"] == 0
     monkeypatch.setattr(memory, "available", lambda: 1000)
-    with pytest.raises(TrainingError, match=r"MemoryError: the 1 rank.s. of this node need .* held"):
+    with pytest.raises(TrainingError, match=r"MemoryError: the 1 rank.s. of this node need"):
         pipeline.make_room(30)
 
 

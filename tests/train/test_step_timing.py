@@ -77,8 +77,8 @@ def test_the_clock_finds_the_longest_path(case, S, M, recompute, delay, data):
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_idle_of_a_pipeline(name):
     """GPipe, section 2: the bubble is (S-1)/(M+S-1); a fifth at most from M = 4S."""
-    for S in range(1, 9):
-        for factor in range(1, 17):
+    for S in (1, 2, 3, 5, 8):
+        for factor in (1, 2, 3, 4, 8, 16):
             M = S * factor
             found = idle(simulate(schedule(name, S, M), SLOTS))
             assert found == Fraction(S - 1, M + S - 1)
@@ -128,9 +128,9 @@ def period(name, S, delay, durations, **parameters):
     machine = Machine(alpha=delay, beta=0)
     few, many = (
         simulate(schedule(name, S, M, **parameters), durations, machine).makespan
-        for M in (16 * S, 32 * S)
+        for M in (6 * S, 12 * S)
     )
-    return Fraction(many - few, 16 * S)
+    return Fraction(many - few, 6 * S)
 
 
 @pytest.mark.parametrize("S", [2, 3, 4, 6, 8])

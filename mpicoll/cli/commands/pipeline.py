@@ -20,7 +20,7 @@ from mpicoll.cli.options import Json
 
 if TYPE_CHECKING:
     from mpicoll.simulate.machine import Machine
-    from mpicoll.train.step import Durations, Schedule, Task, Timing, Verdict
+    from mpicoll.train.step import DeadlockError, Durations, Schedule, Task, Timing, Verdict
 
 Orders = Annotated[
     str, typer.Argument(metavar="[ORDER]", help="Such as 1f1b, or all of them: all.")
@@ -73,7 +73,7 @@ def show(
     try:
         timing = timed(schedule, SLOTS)
     except DeadlockError as error:
-        raise UsageError(f"{schedule.words}: {error}") from None
+        raise _deadlock(schedule, error) from None
     if svg is not None:
         with needing("matplotlib", "--svg"):
             picture.svg(svg, schedule)
@@ -112,9 +112,9 @@ def verify(
 ) -> int:
     """Verify orders: everything once, no deadlock, and the promised memory, weights and time.
 
-    Programs run with one slot for each direction between two chunks, and senders that wait until
-    their message is in it: what passes this passes everywhere. Without --set, some values of each
-    parameter are tried. The exit status is 1 if any is wrong.
+    Programs run with one slot for each direction between two chunks (1f1b with ahead=a: 1 + a/2),
+    and senders that wait until their message is in it: what passes this passes with more. Without
+    --set, some values of each parameter are tried. The exit status is 1 if any is wrong.
     """
     from mpicoll.train.step import check
 
@@ -191,7 +191,7 @@ def simulate(
             timing = timed(schedule, _by_chunk(schedule, durations, loads), machine, length)
         except DeadlockError as error:
             if len(names) == 1:
-                raise UsageError(f"{schedule.words}: {error}") from None
+                raise _deadlock(schedule, error) from None
             output.remark(f"mpicoll: left out: {schedule.words}: {error}")
             continue
         cases.append((schedule.name, _case(schedule, timing, None if load else durations, length)))
@@ -266,6 +266,11 @@ def _schedules(
                     f"{_MOST_TASKS:,}; give fewer ranks, chunks or microbatches"
                 )
             yield found
+
+
+def _deadlock(schedule: Schedule, error: DeadlockError) -> UsageError:
+    several = f"a multiple of {schedule.stages} microbatches"
+    return UsageError(f"{schedule.words}: {error}; give {several}, or another order")
 
 
 def _durations(forward: str, backward: str, weight: str | None) -> Durations:

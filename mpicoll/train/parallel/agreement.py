@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -128,14 +129,6 @@ class Group:
             ValueError: It was not given, or not for each sample.
         """
         count, found = len(given.indices()), list(batches)
-        if count < self.count and not self._warned and self.world.rank == 0:
-            self._warned = True
-            warnings.warn(
-                f"{self.count - count} of {self.count} microbatches are empty: give at most "
-                f"{max(count // self._replicas.size, 1)}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
         for name, values, wanted in (
             ("inputs", given.inputs, first),
             ("targets", given.targets, last),
@@ -152,8 +145,21 @@ class Group:
                 own = np.asarray(values[rows])
                 if name == "inputs" and own.dtype.kind not in "iub":
                     own = own.astype(dtype, copy=False)
-                found[index] = replace(found[index], **{name: own})
+                read: dict[str, Any] = {name: own}
+                found[index] = replace(found[index], **read)
         return found
+
+    def warn_of_empty(self, given: Given) -> None:
+        """Say once, on rank 0, that there are fewer samples than microbatches."""
+        count = len(given.indices())
+        if count < self.count and not self._warned and self.world.rank == 0:
+            self._warned = True
+            warnings.warn(
+                f"{self.count - count} of {self.count} microbatches are empty: give at most "
+                f"{max(count // self._replicas.size, 1)}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _rows(self, count: int) -> list[slice]:
         cut = [part(count, self.count, index) for index in self.parts]
@@ -210,6 +216,19 @@ class Group:
     def _parts_of(self, replica: int) -> range:
         length = len(self.parts)
         return range(replica * length, (replica + 1) * length)
+
+    def compare(self, parameters: Mapping[str, Array]) -> None:
+        """Raise `TrainingError` if two ranks have other values of a parameter; collective."""
+        known: dict[str, tuple[int, int]] = {}
+        sums = {name: zlib.crc32(array.data) for name, array in parameters.items()}
+        for rank, theirs in enumerate(self.world.gather(sums)):
+            for name, found in theirs.items():
+                first, wanted = known.setdefault(name, (rank, found))
+                if found != wanted:
+                    raise TrainingError(
+                        f"parameter {name} of rank {rank} differs from that of rank {first}: "
+                        "change parameters by the gradients of a step alone, on all ranks alike"
+                    )
 
     def norm(self, gradients: Mapping[str, Array], owners: Mapping[str, int]) -> float:
         """Of the gradients of all stages; collective among those of a replica.

@@ -37,7 +37,7 @@ def require(
     order = schedule.order
     if not order.trains:
         raise ValueError(f"{order.name} has forward passes alone: give a schedule that trains")
-    _require_progress(schedule)
+    require_progress(schedule)
     if any(task.kind == "I" for task in schedule.program(0)):
         _require_halves(model, order.name)
     parts = replicas * schedule.microbatches
@@ -81,10 +81,14 @@ def require_short(plan: Plan, batches: Sequence[Batch]) -> None:
         )
 
 
-def _require_progress(schedule: Schedule) -> None:
-    """With as little room for messages as there can be, no rank waits for ever."""
+def require_progress(schedule: Schedule) -> None:
+    """Check that no rank waits for ever. Senders go on: messages need no room at their receivers.
+
+    Raises:
+        ValueError: Ranks do.
+    """
     try:
-        for _ in core.run(schedule.programs, slots=1):
+        for _ in core.run(schedule.programs):
             pass
     except core.DeadlockError as error:
         stages = schedule.stages

@@ -1,11 +1,4 @@
-"""Layers shared by the stages of a pipeline, for a training loop of one's own::
-
-    mesh = Mesh(comm, pipe=4)
-    pipeline = Pipeline(model, mesh, "1f1b", microbatches=8)
-    for inputs, targets in batches:
-        loss, gradients = pipeline.step(inputs, targets)
-        for name, gradient in gradients.items():
-            pipeline.parameters[name] -= 0.1 * gradient
+"""Layers shared by the stages of a pipeline, for a training loop of one's own.
 
 Every rank makes the same calls with the same batches, of which it reads what its stage needs.
 """
@@ -65,7 +58,7 @@ class Pipeline:
         options: Of the schedule, such as `ahead` or `chunks`.
 
     Attributes:
-        parameters, buffers: Of this rank's layers, by name.
+        parameters, buffers: Of this rank's layers, by name; in float32 where `dtype` is narrower.
         schedule: As `mpicoll.train.step.schedule` gives it.
         starts: Number of the first layer of each chunk.
         held: The most microbatches that this rank held in the last step, counted for each chunk.
@@ -103,18 +96,16 @@ class Pipeline:
                 schedule, mesh.pipe.size, microbatches, recompute=recompute, **options
             )
             chunks = self.schedule.order.chunks(self.schedule.parameters)
-            layers = len(self._model.layers)
-            self.starts = stages.starts(layers, mesh.pipe.size, chunks, cut)
-            self._stage = Stage(self._model, self.schedule, self.starts, mesh.pipe.rank)
-            ties = self._stage.ties
-            checks.require(self._model, self.schedule, ties, mesh.data.size, invariant)
+            self.starts = stages.starts(len(self._model.layers), mesh.pipe.size, chunks, cut)
+            stage = Stage(self._model, self.schedule, self.starts, mesh.pipe.rank)
+            checks.require(self._model, self.schedule, stage.ties, mesh.data.size, invariant)
             facts = self._facts(invariant)
         except ValueError as error:
             refused, facts = error, {"what is refused": str(error)}
         self._group.require_equal(facts)
         if refused is not None:
             raise refused
-        model, found = self._model, self.schedule
+        model, found, self._stage = self._model, self.schedule, stage
         self._wires = None if mesh.pipe.comm is None else Wires(mesh.pipe.comm)
         self._stage.begin(seed, mesh.data.comm, self._wires)
         self.parameters, self.buffers = self._stage.parameters, self._stage.buffers
@@ -259,6 +250,14 @@ class Pipeline:
                 gradient *= limit / norm
         return norm
 
+    def compare(self) -> None:
+        """Compare what ranks have of one parameter: replicas, and stages that share it.
+
+        Raises:
+            TrainingError: It differs; names parameter and ranks.
+        """
+        self._group.compare(self.parameters)
+
     @contextmanager
     def traced(self, path: str | Path | None = None) -> Iterator[Timeline]:
         """Record what all ranks do when in the steps made meanwhile.
@@ -327,6 +326,7 @@ class Pipeline:
         """What has to be the same on all ranks."""
         shapes = self._model.parameter_shapes
         return {
+            "what is refused": "nothing",
             "schedule": self.schedule.words,
             "cut": self.starts,
             "invariant": invariant,
@@ -361,6 +361,8 @@ class Pipeline:
         if failure is None:
             try:
                 checks.require_short(plan, batches)
+                if sums is not None:
+                    self._group.warn_of_empty(given)
                 batches = self._group.filled(
                     batches, given, 0 in stage.chunks, self._is_last, plan.dtype
                 )

@@ -112,13 +112,14 @@ class Stage:
             replicas: The ranks with the same stage.
             wires: The messages between stages.
         """
+        wide = np.promote_types(self._model.dtype, np.float32)
         own = dict.fromkeys(name for _, name in self.uses)
         # A parameter is drawn by the first layer that has it.
         drawn = self._model.initial_parameters(
             seed, sorted({self._model.holders[name][0] for name in own})
         )
         if own:
-            flat = Flat({name: drawn[name] for name in own})
+            flat = Flat({name: drawn[name].astype(wide, copy=False) for name in own})
             if replicas is not None:
                 replicas.Bcast(flat.vector)
             self.parameters = flat.views

@@ -33,7 +33,7 @@ class Weights:
         parameters: By name. At the end of a step these arrays hold the newest version.
         buffers: By name; of them there is one version.
         names: Of the parameters of each chunk, by its number.
-        dtype: Type of the parameters.
+        dtype: Type to compute in; a narrow one's parameters are kept in float32.
         program: The tasks of a step.
 
     Attributes:
@@ -88,9 +88,11 @@ class Weights:
             arrays = {name: array.copy() for name, array in arrays.items()}
         else:
             del kept[newest]
-        if gradients is not None:
-            update(arrays, gradients)
-        kept[newest + 1] = self._version(arrays)
+        try:
+            if gradients is not None:
+                update(arrays, gradients)
+        finally:  # the step goes on to its end, whatever the update has done
+            kept[newest + 1] = self._version(arrays)
         self.most = max(self.most, len(kept))
 
     def close(self) -> None:
@@ -102,5 +104,6 @@ class Weights:
         self._kept = {}
 
     def _version(self, arrays: dict[str, Array]) -> _Version:
-        given, rounded = computing({**arrays, **self._buffers}, self._dtype)
+        own = {name: array.astype(self._dtype, copy=False) for name, array in arrays.items()}
+        given, rounded = computing({**own, **self._buffers}, self._dtype)
         return _Version(arrays, given, rounded)

@@ -44,6 +44,8 @@ class Order:
             keeps at a time.
         staleness: ``staleness(m, r, S, M, **parameters)``: how many updates are made on rank r
             between the weights that microbatch m sees and the update with its gradient.
+        slots: ``slots(S, M, **parameters)``: for how many messages of one direction of an edge
+            there must be room at their receiver, if senders wait for it, so that nothing deadlocks.
         messages: ``messages(S, M, **parameters)``: of all ranks.
         makespan: ``makespan(S, M, durations, **parameters)``: how long a step takes where messages
             take no time, of a rank's whole durations.
@@ -65,6 +67,7 @@ class Order:
     recomputed: OfRank | None = lambda r, S, M, **parameters: 1
     versions: OfRank = lambda r, S, M, **parameters: 1
     staleness: Callable[..., int] = lambda m, r, S, M, **parameters: 0
+    slots: Callable[..., int] = lambda S, M, **parameters: 1
     messages: Callable[..., int] | None = None
     makespan: Callable[..., int] | None = None
     valid: Callable[..., bool] = lambda S, M, t, **parameters: True
@@ -304,6 +307,7 @@ register(
     "1f1b",
     orders.one_f_one_b,
     held=lambda r, S, M, ahead: min((S - 1 - r) * (1 + ahead) + 1, M),
+    slots=lambda S, M, ahead: 1 + ahead // 2,
     messages=_messages,
     makespan=_filled,
     formula="(M+S−1)·(F+B)",
@@ -327,8 +331,8 @@ register(
     recomputed=lambda r, S, M: min(r + 1, M),
     messages=_messages,
     makespan=_zb_h1,
-    valid=lambda S, M, t: M >= 2 * S - 1,
-    where="M ≥ 2S−1",
+    valid=lambda S, M, t: M >= 2 * S - 1 and t.weight <= min(t.forward, t.input),
+    where="M ≥ 2S−1, W ≤ F, W ≤ I",
     formula="M·(F+I+W) + (S−1)·(F+I−W)",
     reference=f"{_ZERO_BUBBLE}, section 2.1",
 )
@@ -339,8 +343,8 @@ register(
     recomputed=lambda r, S, M: min(2 * r + 1, M),
     messages=_messages,
     makespan=_zb_h2,
-    valid=lambda S, M, t: M >= 2 * S and t.forward == t.weight == t.backward - t.weight,
-    where="M ≥ 2S, F = I = W",
+    valid=lambda S, M, t: M >= 2 * S and t.input <= t.weight <= t.forward,
+    where="M ≥ 2S, I ≤ W ≤ F",
     formula="M·(F+I+W) + (S−1)·F",
     reference=f"{_ZERO_BUBBLE}, section 2.2",
 )

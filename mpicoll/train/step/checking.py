@@ -1,7 +1,7 @@
 """Whether a schedule is right: its programs, run with as little room for messages as can be.
 
-There is one slot for each direction of an edge, and a sender waits until its message is in it; more
-room, and senders that do not wait, only take constraints away.
+There is one slot for each direction of an edge, or as many as are registered, and a sender waits
+until its message is in one; more room, and senders that do not wait, only take constraints away.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ def _dependencies(schedule: Schedule, programs: Programs) -> Iterator[str]:
     """Tasks come after what they need, and no rank waits for ever."""
     has: list[set[tuple[str, int, int]]] = [set() for _ in programs]
     try:
-        for rank, task, _, _ in run(programs, slots=1):
+        slots = schedule.order.slots(schedule.stages, schedule.microbatches, **schedule.parameters)
+        for rank, task, _, _ in run(programs, slots=slots):
             for need in _needs(schedule, task):
                 if need not in has[rank]:
                     yield f"rank {rank} runs {task} before it has {Task(*need)}"

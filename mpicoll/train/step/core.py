@@ -9,9 +9,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from mpicoll.base.wording import plural
 from mpicoll.train.step.tasks import RECEIVES, SENDS, Task
 
 _OTHER_END = dict(zip(SENDS + RECEIVES, RECEIVES + SENDS, strict=True))
+#: Ranks that a message names.
+_NAMED = 8
 
 
 class Event(NamedTuple):
@@ -32,8 +35,10 @@ class DeadlockError(RuntimeError):
 
     def __init__(self, waiting: dict[int, Task]) -> None:
         self.waiting = waiting
-        words = "; ".join(f"rank {rank} at {task}" for rank, task in sorted(waiting.items()))
-        super().__init__(f"deadlock: {words}")
+        words = [f"rank {rank} at {task}" for rank, task in sorted(waiting.items())]
+        if len(words) > _NAMED:
+            words[_NAMED:] = [f"and {plural(len(words) - _NAMED, 'more rank')}"]
+        super().__init__(f"deadlock: {'; '.join(words)}")
 
 
 class _Channel(NamedTuple):

@@ -106,7 +106,8 @@ def zb_v(rank: int, stages: int, microbatches: int) -> Iterator[Task]:
     """Zero bubble V: two chunks a rank, down the ranks and back up, within the memory of 1F1B.
 
     The order is found slot by slot, all tasks as long as one another: a rank computes the gradient
-    of an input if it can, else a forward pass if memory is left, else the gradient of weights.
+    of an input if it can, else a forward pass if memory is left, else the gradient of weights; each
+    for its second chunk first.
     """
     yield from _slot_by_slot(stages, microbatches)[rank]
 
@@ -116,10 +117,8 @@ def _slot_by_slot(stages: int, microbatches: int) -> tuple[tuple[Task, ...], ...
     last = 2 * stages - 1
     orders: list[list[Task]] = [[] for _ in range(stages)]
     done: set[Task] = set()  # before this slot
+    held = [0] * stages
     begun = dict.fromkeys(((kind, chunk) for kind in "FIW" for chunk in range(last + 1)), 0)
-
-    def held(rank: int) -> int:
-        return sum(begun["F", chunk] - begun["W", chunk] for chunk in (rank, last - rank))
 
     def needs(task: Task) -> Iterator[Task]:
         kind, chunk, m, _ = task
@@ -134,13 +133,13 @@ def _slot_by_slot(stages: int, microbatches: int) -> tuple[tuple[Task, ...], ...
 
     def possible(rank: int) -> Iterator[Task]:
         """The next task of each kind and chunk, best first, that memory allows."""
-        chunks = (last - rank, rank)
-        for kind in "IFW":
-            for chunk in chunks:
-                # What comes back always finds room: the first chunk leaves some for the second.
-                full = kind == "F" and held(rank) >= 2 * stages - (chunk == rank)
-                if begun[kind, chunk] < microbatches and not full:
-                    yield Task(kind, chunk, begun[kind, chunk])
+        first, second = rank, last - rank
+        turns = zip("IIFFWW", (second, first) * 3, strict=True)
+        for kind, chunk in turns:
+            # What comes back always finds room: the first chunk leaves some for the second.
+            full = kind == "F" and held[rank] >= 2 * stages - (chunk == first)
+            if begun[kind, chunk] < microbatches and not full:
+                yield Task(kind, chunk, begun[kind, chunk])
 
     while len(done) < 3 * microbatches * (last + 1):
         chosen = []
@@ -149,8 +148,10 @@ def _slot_by_slot(stages: int, microbatches: int) -> tuple[tuple[Task, ...], ...
             if task is not None:
                 chosen.append(task)
         for task in chosen:
-            orders[folded(task.chunk, stages)].append(task)
+            rank = folded(task.chunk, stages)
+            orders[rank].append(task)
             begun[task.kind, task.chunk] += 1
+            held[rank] += (task.kind == "F") - (task.kind == "W")
         done.update(chosen)
     return tuple(map(tuple, orders))
 

@@ -94,7 +94,9 @@ def svg(path: str | Path, schedule: Schedule) -> None:
             hatch="/" * 3 * turn,
         )
         middle = event.begin + length / 2
-        axes.text(middle, event.rank, event.task.microbatch, fontsize=7, ha="center", va="center")
+        axes.text(
+            middle, event.rank, str(event.task.microbatch), fontsize=7, ha="center", va="center"
+        )
     axes.set_xlim(0, timing.makespan)
     axes.set_ylim(schedule.stages - 0.5, -0.5)
     axes.set_yticks(range(schedule.stages), [f"rank {rank}" for rank in range(schedule.stages)])

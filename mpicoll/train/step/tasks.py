@@ -115,6 +115,11 @@ class Durations(NamedTuple):
     weight: int = 0
     update: int = 0
 
+    @property
+    def input(self) -> int:
+        """Of I."""
+        return self.backward - self.weight
+
     def of(self, kind: str) -> int:
         """How long a computing task takes."""
         match kind:
@@ -123,7 +128,7 @@ class Durations(NamedTuple):
             case "B":
                 return self.backward
             case "I":
-                return self.backward - self.weight
+                return self.input
             case "W":
                 return self.weight
         return self.update
