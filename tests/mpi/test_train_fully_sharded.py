@@ -69,6 +69,7 @@ def learnt(model, parameters, samples, steps, comm=None, accumulate=2, name="ada
     return losses, dict(parameters.whole())
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("gather", "keep"), KINDS)
 def test_a_decoder_learns_what_one_process_learns(comm, gather, keep):
     """In 200 updates, by Adam, with clipping, dropout and a shared weight; or accumulation."""
@@ -80,7 +81,6 @@ def test_a_decoder_learns_what_one_process_learns(comm, gather, keep):
     model = decoder()
     sharded = FullySharded(Drawn(model, 1), comm, gather=gather, keep=keep)
     losses, found = learnt(model, sharded, texts(), updates, comm, accumulate)
-    sharded.free()
     if comm.rank == 0:
         alone = FullySharded(Drawn(model, 1))
         expected, whole = learnt(model, alone, texts(), updates, None, accumulate)
@@ -114,7 +114,6 @@ def test_zero1_and_all_reduce_have_equal_bits_in_rank_order(comm):
                 sharded.compute(model, batch)
                 sharded.update(optimizer, 0.05)
         found[gather, keep] = dict(sharded.whole())
-        sharded.free()
     for parameters in found.values():
         for name, array in found["allreduce"].items():
             np.testing.assert_array_equal(parameters[name], array)
@@ -148,7 +147,6 @@ def test_bytes_are_those_of_the_formula(comm, events, gather, keep):
             blocks = entry.blocks(P) if gather == "all" else 1
             sent["all"] += nbytes * entry.count("blocks_sent", P) // blocks
     assert sent["all"] == (2 if keep else 3) * (P - 1) * n
-    sharded.free()
 
 
 @pytest.mark.parametrize(("gather", "keep"), KINDS)
@@ -164,7 +162,6 @@ def test_memory_is_that_of_the_formula(comm, gather, keep):
         owned = [length * (unit % P == comm.rank) for unit, length in enumerate(lengths)]
     assert sharded.nbytes == 8 * memory(lengths, owned, 2, 1, keep)
     assert comm.allreduce(sum(owned)) == sum(lengths)
-    sharded.free()
 
 
 @pytest.mark.skipif(P < 3, reason="a part is to be small")
@@ -185,9 +182,10 @@ def test_a_model_that_no_rank_could_hold_is_created_and_trained(comm):
     formula = 2 * 40 * unit / P + 3 * unit
     assert created <= formula + 3 * unit
     assert peak <= formula + 4 * unit < 40 * unit
-    sharded.free()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(P < 4, reason="the parts are too large")
 def test_a_state_three_times_as_large_as_the_memory_of_a_rank(comm):
     """Parameters, gradients and Adam's arrays, under a limit of what a rank may add."""
@@ -202,7 +200,7 @@ def test_a_state_three_times_as_large_as_the_memory_of_a_rank(comm):
     resource.setrlimit(resource.RLIMIT_DATA, (now + state // 3, kept[1]))
     try:
         with pytest.raises(MemoryError):
-            np.zeros(state // 3, np.uint8)
+            np.zeros(state // 2, np.uint8)
         sharded = FullySharded(Drawn(model, 1), comm)
         optimizer = optimizers.make("adam")
         losses = []
@@ -212,7 +210,6 @@ def test_a_state_three_times_as_large_as_the_memory_of_a_rank(comm):
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, kept)
     assert losses[-1] < losses[0]
-    sharded.free()
 
 
 class Breaks(Layer):
@@ -251,8 +248,6 @@ def test_what_fails_on_one_rank_fails_on_all_and_may_go_on(comm, gather, keep, p
     losses, _ = learnt(model, sharded, samples, 2, comm)
     fresh = FullySharded(Drawn(model, 1), comm, gather=gather, keep=keep)
     assert losses == learnt(model, fresh, samples, 2, comm)[0]
-    sharded.free()
-    fresh.free()
 
 
 @pytest.mark.skipif(P == 1, reason="one rank is like itself")
@@ -279,7 +274,6 @@ def test_evaluation_and_new_values(comm):
     expected = model.losses_and_outputs({**whole, **buffers}, inputs, targets)
     for array, wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(array, wanted)
-    sharded.free()
 
 
 def test_a_loop_over_layers_of_ones_own(comm):
@@ -311,7 +305,6 @@ def test_a_loop_over_layers_of_ones_own(comm):
     }
     for name, array in sharded.whole():
         np.testing.assert_array_equal(array, expected[name])
-    sharded.free()
 
 
 @pytest.mark.skipif(P != 4, reason="4 ranks make a mesh of 2 by 2")
@@ -324,7 +317,6 @@ def test_sharded_layers_with_fully_sharded_parameters(comm, gather):
     sharded = FullySharded(Drawn(model, 1), data, gather=gather)
     losses, own = learnt(model, sharded, texts(), 50, data, clip=None)
     found = Parts(model, tensor).whole(own)
-    sharded.free()
     expected, alone = learnt(whole, FullySharded(Drawn(whole, 1)), texts(), 50, clip=None)
     np.testing.assert_allclose(losses, expected, rtol=1e-10)
     for name, array in alone.items():

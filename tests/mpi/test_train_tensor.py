@@ -274,16 +274,19 @@ def holds(comm, sequence=False, dropout=0.0, optimizer="sgd", lr=0.1, clip=None)
         assert max(parity.differences(found, whole).values()) <= 1e-12
 
 
+@pytest.mark.timeout(180)
 def test_a_divided_decoder_learns_what_one_process_learns(comm):
     holds(comm)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.skipif(P > 3, reason="3 ranks and fewer show it")
 def test_a_decoder_of_cut_sequences_learns_what_one_process_learns(comm):
     """With dropout, Adam and clipping."""
     holds(comm, True, 0.2, "adam", 0.003, 0.5)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.long
 @pytest.mark.skipif(P < 4, reason="fewer ranks run it anyway")
 def test_a_decoder_of_sequences_cut_in_more_parts_learns_it_too(comm):

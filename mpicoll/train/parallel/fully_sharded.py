@@ -32,7 +32,7 @@ from mpicoll.train.parallel.units import (
 )
 from mpicoll.train.ranks.workers import (
     AllReduceWorkers,
-    Started,
+    Running,
     Workers,
     raise_together,
     require_equal,
@@ -92,7 +92,7 @@ class FullySharded(Mapping[str, Array]):
         self._workers = Workers()
         if comm is not None and comm.Get_size() > 1:
             self._workers = AllReduceWorkers(comm, algorithm)
-        division = (EvenParts if gather == "all" else WholeUnits)(self._workers)
+        self._division = division = (EvenParts if gather == "all" else WholeUnits)(self._workers)
         self._units: list[Unit] = []
         with together(self._workers, "reading parameters"):
             for index, (name, names) in enumerate(grouped(list(parameters)).items()):
@@ -113,11 +113,7 @@ class FullySharded(Mapping[str, Array]):
         self._keep = keep
         self._gathered = Gathered(self._units, division, ahead, keep)
         self._gradients = np.zeros(max(u.length for u in self._units), self._units[0].weights.dtype)
-        self._reductions: dict[Unit, Started] = {
-            unit: division.reduce(unit.index, self._gradients[: unit.length], unit.gradient)
-            for unit in self._units
-        }
-        self._reducing: Unit | None = None
+        self._reducing: tuple[Unit, Running] | None = None
         self._done = 0  # events of the program of a batch
         self.updates = 0
 
@@ -267,13 +263,6 @@ class FullySharded(Mapping[str, Array]):
             unit.assign({name: parameters[name] for name in unit.spans})
         self._gathered.drop()
 
-    def free(self) -> None:
-        """It will not be used again; collective."""
-        self._await_reduction()
-        self._gathered.free()
-        for plan in self._reductions.values():
-            plan.Free()
-
     # --- parts of these ---
 
     def _layers(self, model: Sequential) -> list[int | None]:
@@ -336,7 +325,7 @@ class FullySharded(Mapping[str, Array]):
             yield computing({**buffers, **views}, model.dtype)
         self._gathered.poll()
         if self._reducing is not None:
-            self._reductions[self._reducing].Test()
+            self._reducing[1].Test()
 
     @contextmanager
     def _together(self, events: Sequence[Event], what: str) -> Iterator[list[float]]:
@@ -375,15 +364,15 @@ class FullySharded(Mapping[str, Array]):
         own = slice(unit.start, unit.start + unit.count)
         if unit.summed:  # by adding them here, sums of earlier batches need no other place
             self._gradients[own] += unit.gradient
-        self._reductions[unit].Start()
-        self._reducing = unit
+        vector = self._gradients[: unit.length]
+        self._reducing = unit, self._division.reduce(unit.index, vector, unit.gradient)
 
     def _await_reduction(self) -> None:
         """The buffer of gradients is free."""
         if self._reducing is not None:
-            self._reductions[self._reducing].Wait()
-            self._reducing.summed = True
-            self._reducing = None
+            unit, running = self._reducing
+            running.Wait()
+            unit.summed, self._reducing = True, None
 
     def _forget(self) -> None:
         """The sums of gradients have been used, or are of no use."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.parallel.units import Division, Unit
+from mpicoll.train.ranks.workers import Running
 
 
 class Gathered(Mapping[str, Array]):
@@ -38,9 +39,10 @@ class Gathered(Mapping[str, Array]):
         buffers = [np.zeros(length, units[0].weights.dtype) for length in lengths[:slots]]
         self.nbytes = sum(buffer.nbytes for buffer in buffers)
         self._vectors = {unit: buffers[self._slot[unit]][: unit.length] for unit in units}
-        self._plans = {unit: division.gather(unit.index, self._vectors[unit]) for unit in units}
+        self._division = division
         self._next: deque[Unit] = deque()  # to be used, in this order, and not started
         self._flying: deque[Unit] = deque()  # under way
+        self._running: dict[Unit, Running] = {}
         self._busy: dict[int, Unit] = {}  # by slot
         self._views: dict[Unit, dict[str, Array]] = {}
 
@@ -98,18 +100,13 @@ class Gathered(Mapping[str, Array]):
 
     def poll(self) -> None:
         """Move on what is under way."""
-        for unit in self._flying:
-            self._plans[unit].Test()
+        for running in self._running.values():
+            running.Test()
 
     def drop(self) -> None:
         """Free what was kept: the parameters have changed."""
         for unit in list(self._views):
             self._free(unit)
-
-    def free(self) -> None:
-        """It will not be used again; collective."""
-        for plan in self._plans.values():
-            plan.Free()
 
     def _gather(self, unit: Unit) -> None:
         if not self._flying:
@@ -125,7 +122,7 @@ class Gathered(Mapping[str, Array]):
             )
         if not self._flying:
             self._start(unit)  # which says why it could not be started
-        self._plans[unit].Wait()
+        self._running.pop(unit).Wait()
         self._flying.popleft()
         self._views[unit] = unit.views(self._vectors[unit])
 
@@ -150,7 +147,7 @@ class Gathered(Mapping[str, Array]):
         self._busy[slot] = unit
         own = slice(unit.start, unit.start + unit.count)
         self._vectors[unit][own] = unit.weights
-        self._plans[unit].Start()
+        self._running[unit] = self._division.gather(unit.index, self._vectors[unit])
         self._flying.append(unit)
 
     def _free(self, unit: Unit) -> None:

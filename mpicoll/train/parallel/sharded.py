@@ -17,7 +17,7 @@ from mpicoll.train.models.sequences import Attention, Embedding
 from mpicoll.train.parallel.conjugate import Group, Step
 from mpicoll.train.parallel.placements import Cut
 
-#: A rank's part of a layer, under the names that the layer knows.
+#: How parameters and buffers are cut, by the names that the layer knows.
 Cuts = Mapping[str, Cut]
 
 

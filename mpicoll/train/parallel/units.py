@@ -12,7 +12,7 @@ from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import part
 from mpicoll.train.models.flat import Parameters
 from mpicoll.train.models.networks import Sequential
-from mpicoll.train.ranks.workers import Started, Workers
+from mpicoll.train.ranks.workers import Running, Workers
 
 #: How units are divided; see `FullySharded`.
 GATHERS = ("all", "broadcast")
@@ -75,11 +75,11 @@ class Division(Protocol):
     def own(self, unit: int, length: int) -> tuple[int, int]:
         """First and number of the elements of a unit that this rank owns."""
 
-    def gather(self, unit: int, vector: Array) -> Started:
-        """Fills in, on all ranks, the elements that other ranks own."""
+    def gather(self, unit: int, vector: Array) -> Running:
+        """Begin to fill in, on all ranks, the elements that other ranks own."""
 
-    def reduce(self, unit: int, vector: Array, own: Array) -> Started:
-        """Sums of the ranks' vectors, of which each rank gets the elements that it owns."""
+    def reduce(self, unit: int, vector: Array, own: Array) -> Running:
+        """Begin to sum the ranks' vectors; each rank gets the elements that it owns."""
 
 
 class EvenParts(Division):
@@ -91,11 +91,11 @@ class EvenParts(Division):
     def own(self, unit: int, length: int) -> tuple[int, int]:
         return part(length, self._workers.size, self._workers.rank)
 
-    def gather(self, unit: int, vector: Array) -> Started:
-        return self._workers.plan_share(vector)
+    def gather(self, unit: int, vector: Array) -> Running:
+        return self._workers.start_share(vector)
 
-    def reduce(self, unit: int, vector: Array, own: Array) -> Started:
-        return self._workers.plan_reduce_scatter(vector, own)
+    def reduce(self, unit: int, vector: Array, own: Array) -> Running:
+        return self._workers.start_reduce_scatter(vector, own)
 
 
 class WholeUnits(Division):
@@ -107,11 +107,11 @@ class WholeUnits(Division):
     def own(self, unit: int, length: int) -> tuple[int, int]:
         return 0, length if unit % self._workers.size == self._workers.rank else 0
 
-    def gather(self, unit: int, vector: Array) -> Started:
-        return self._workers.plan_broadcast(vector, unit % self._workers.size)
+    def gather(self, unit: int, vector: Array) -> Running:
+        return self._workers.start_broadcast(vector, unit % self._workers.size)
 
-    def reduce(self, unit: int, vector: Array, own: Array) -> Started:
-        return self._workers.plan_reduce(vector, own, unit % self._workers.size)
+    def reduce(self, unit: int, vector: Array, own: Array) -> Running:
+        return self._workers.start_reduce(vector, own, unit % self._workers.size)
 
 
 def grouped(names: Sequence[str]) -> dict[str, list[str]]:

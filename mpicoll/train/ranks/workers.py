@@ -25,7 +25,17 @@ class TrainingError(RuntimeError):
     """Training cannot go on. Raised on all ranks together, with the same message."""
 
 
-class Started(Protocol):
+class Running(Protocol):
+    """A collective that has begun; the methods are those of a request of MPI."""
+
+    def Test(self) -> bool:
+        """Make progress; whether it is complete."""
+
+    def Wait(self) -> object:
+        """Until it is complete."""
+
+
+class Started(Running, Protocol):
     """A collective bound to its arrays, to be started in every step, in the same order everywhere.
 
     The methods are those of a persistent request of MPI.
@@ -33,12 +43,6 @@ class Started(Protocol):
 
     def Start(self) -> object:
         """Begin; the arrays belong to the operation until it is complete."""
-
-    def Test(self) -> bool:
-        """Make progress; whether it is complete."""
-
-    def Wait(self) -> object:
-        """Until it is complete."""
 
     def Free(self) -> None:
         """It will not be started again."""
@@ -152,13 +156,23 @@ class Workers:
         """Every rank's even part of `values` is filled in on all ranks."""
         return Done()
 
-    def plan_broadcast(self, values: Array, root: int) -> Started:
-        """Replaces `values` on all ranks by those of one."""
+    def start_share(self, values: Array) -> Running:
+        """As `plan_share`, begun at once: what it works in is there only until it is complete."""
         return Done()
 
-    def plan_reduce(self, values: Array, total: Array, root: int) -> Started:
-        """The sum of the ranks' `values` into the `total` of one; nobody else's is used."""
-        return Done(values, total)
+    def start_reduce_scatter(self, values: Array, own: Array) -> Running:
+        """As `plan_reduce_scatter`, begun at once."""
+        own[...] = values.reshape(own.shape)
+        return Done()
+
+    def start_broadcast(self, values: Array, root: int) -> Running:
+        """Begin to replace `values` on all ranks by those of one."""
+        return Done()
+
+    def start_reduce(self, values: Array, total: Array, root: int) -> Running:
+        """Begin to sum the ranks' `values` into the `total` of one; nobody else's is used."""
+        total[...] = values.reshape(total.shape)
+        return Done()
 
     def plan_exchange(self, rows: Array, received: Array) -> Started:
         """Row i of `rows` goes to rank i, into the row of `received` that is the sender's."""
@@ -243,17 +257,23 @@ class AllReduceWorkers(Workers):
             self._in_place, [values, counts], **self._choice_for("allgather")
         )
 
-    def plan_broadcast(self, values: Array, root: int) -> Started:
-        return self._comm.Bcast_init(values, root=root, **self._choice_for("bcast"))
+    def start_share(self, values: Array) -> Running:
+        counts = list(even(values.size, self.size).counts)
+        choice = self._choice_for("allgather")
+        return self._comm.Iallgatherv(self._in_place, [values, counts], **choice)
 
-    def plan_reduce(self, values: Array, total: Array, root: int) -> Started:
-        return self._comm.Reduce_init(
-            values,
-            total if self.rank == root else None,
-            op=self._operator,
-            root=root,
-            **self._choice_for("reduce"),
-        )
+    def start_reduce_scatter(self, values: Array, own: Array) -> Running:
+        counts = list(even(values.size, self.size).counts)
+        choice = self._choice_for("reduce_scatter")
+        return self._comm.Ireduce_scatter(values, own, counts, op=self._operator, **choice)
+
+    def start_broadcast(self, values: Array, root: int) -> Running:
+        return self._comm.Ibcast(values, root=root, **self._choice_for("bcast"))
+
+    def start_reduce(self, values: Array, total: Array, root: int) -> Running:
+        target = total if self.rank == root else None
+        choice = self._choice_for("reduce")
+        return self._comm.Ireduce(values, target, op=self._operator, root=root, **choice)
 
     def plan_exchange(self, rows: Array, received: Array) -> Started:
         return self._comm.Alltoall_init(rows, received)
