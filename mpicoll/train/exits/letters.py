@@ -64,7 +64,9 @@ def unpacked(content: bytes | bytearray) -> Letter:
 def encoded(values: Array, binary: bool) -> bytes:
     """Values of some rows; of signs a bit each, and each row begins with a byte of its own."""
     if binary:
-        return np.packbits(values.reshape(len(values), prod(values.shape[1:])) > 0, axis=1).tobytes()
+        return np.packbits(
+            values.reshape(len(values), prod(values.shape[1:])) > 0, axis=1
+        ).tobytes()
     return np.ascontiguousarray(values).tobytes()
 
 
