@@ -42,15 +42,15 @@ class Chunk:
         start: Number of the first layer in the model.
 
     Attributes:
-        start, layers: As given.
-        end: Number of the layer after the last one.
+        layers: As given.
+        numbers: Of the layers in the model.
     """
 
     def __init__(
         self, layers: Sequence[Layer], names: Sequence[Mapping[str, str]], start: int
     ) -> None:
-        self.layers, self.start, self.end = tuple(layers), start, start + len(layers)
-        self._names = names
+        self.layers, self._names = tuple(layers), names
+        self.numbers = range(start, start + len(layers))
 
     def forward(
         self,
@@ -94,7 +94,7 @@ class Chunk:
             error, gradients = self.layers[index].backward(
                 self._own(parameters, index), memories.pop(), rounded(error), self._is_first(index)
             )
-            yield Slopes(self.start + index, error, self._named(index, gradients))
+            yield Slopes(self.numbers[index], error, self._named(index, gradients))
 
     def backward_input(
         self,
@@ -125,10 +125,10 @@ class Chunk:
             gradients = self.layers[index].backward_weight(
                 self._own(parameters, index), memories.pop(), kept.pop()
             )
-            yield Slopes(self.start + index, None, self._named(index, gradients))
+            yield Slopes(self.numbers[index], None, self._named(index, gradients))
 
     def _is_first(self, index: int) -> bool:
-        return self.start + index == 0
+        return self.numbers[index] == 0
 
     def _own(self, parameters: Parameters, index: int) -> dict[str, Array]:
         """The parameters and buffers of a layer, under the names it knows."""

@@ -109,6 +109,7 @@ class Layer(ABC):
 
     def set_random_state(self, state: Any) -> None:
         """Let `forward` draw again what it drew after this state; not called for None."""
+        raise NotImplementedError(f"layer {type(self).__name__} has no generator")
 
     def kept(self, shape: Shape) -> int:
         """Values of a sample that `backward` needs beside inputs and outputs, an estimate."""
