@@ -154,8 +154,10 @@ def _axis(given: dict[str, Any]) -> _Axis:
         ticks = [(number / most, text) for number, text in enumerate(texts)]
         return _Axis(lambda value: texts.index(in_words(value)) / most, ticks)
     if "log" in given:
-        return _between(*given["log"], math.log10)
-    return _between(*(given.get("uniform") or given["integer"]), lambda value: value)
+        low, high = given["log"]
+        return _between(low, high, math.log10)
+    low, high = given.get("uniform") or given["integer"]
+    return _between(low, high, lambda value: value)
 
 
 def _between(low: float, high: float, scale: Callable[[float], float]) -> _Axis:

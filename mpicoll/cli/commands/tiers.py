@@ -132,10 +132,10 @@ def _faults(silent: str, late: str) -> dict[int, Fault]:
         raise ValueError(
             f"--silent {silent!r} and --late {late!r}: write devices by number, as 2,3@10 and 1=0.5"
         ) from None
-    for device, fault in found.items():
+    for number, fault in found.items():
         if (fault.silent or 0) < 0 or not 0 <= fault.late < float("inf"):
             raise ValueError(
-                f"device {device} is silent from batch {fault.silent} and late by {fault.late}: "
+                f"device {number} is silent from batch {fault.silent} and late by {fault.late}: "
                 "give numbers of at least 0"
             )
     return found

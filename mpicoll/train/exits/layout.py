@@ -236,7 +236,7 @@ def leaves(scores: Array, threshold: float) -> Array:
 def entropies(scores: Array) -> Array:
     """Entropy of the softmax of scores over its largest, from 0 to 1, shape (samples,)."""
     wide = np.asarray(scores, np.float64)
-    finite: Array = np.isfinite(wide).all(axis=1)
+    finite = np.asarray(np.isfinite(wide).all(axis=1))
     wide = np.where(finite[:, None], wide, 0.0)
     logs = wide - wide.max(axis=1, keepdims=True)
     logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))

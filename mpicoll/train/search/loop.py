@@ -189,7 +189,8 @@ def _in_groups(
     each = (comm.Get_size() - 1) // groups
     members = [list(range(first, first + each)) for first in range(1, comm.Get_size(), each)]
     own = (comm.Get_rank() - 1) // each if comm.Get_rank() else groups
-    mail, group = Mail(comm), comm.Split(own, comm.Get_rank())
+    mail = Mail(comm)
+    group: Any = comm.Split(own, comm.Get_rank())
     failure = None
     if found is not None:
         crew = Groups(mail, [ranks[0] for ranks in members])

@@ -172,7 +172,7 @@ class Space:
     def grid_point(self, trial: int) -> Values:
         """The values of a point of the grid; the last key changes from point to point."""
         chosen: Values = {}
-        for name, found in reversed(self.dimensions.items()):
+        for name, found in reversed([*self.dimensions.items()]):
             axis = found.grid()
             trial, place = divmod(trial, len(axis))
             chosen[name] = axis[place]
@@ -277,14 +277,12 @@ def _checked(name: str, kind: str, given: Mapping[str, Any]) -> tuple[tuple[Any,
     from pydantic import Field, FiniteFloat, ValidationError, create_model
 
     item: Any = {"choice": Any, "integer": int}.get(kind, FiniteFloat)
-    size: dict[str, int] = {"min_length": 1}
-    if kind != "choice":
-        size = {"min_length": 2, "max_length": 2}
+    least, most = (1, None) if kind == "choice" else (2, 2)
     form: Any = create_model(  # type: ignore[call-overload]
         "Dimension",
         __config__={"extra": "forbid", "strict": True},
         **{
-            kind: (tuple[item, ...], Field(**size)),
+            kind: (tuple[item, ...], Field(min_length=least, max_length=most)),
             "points": (int | None, Field(None, ge=2)),
         },
     )
