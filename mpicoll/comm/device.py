@@ -135,8 +135,12 @@ def _learn(state: State, call: Call, given: tuple[Any, ...]) -> None:
 def _array_kinds() -> list[tuple[type, ...]]:
     """The classes of plain arrays, by library."""
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
-    of_cupy = [] if cupy is None else [(cupy.ndarray,)]
-    return of_cupy if torch is None else [*of_cupy, (torch.Tensor, torch.nn.Parameter)]
+    found: list[tuple[type, ...]] = []
+    if cupy is not None:
+        found.append((cupy.ndarray,))
+    if torch is not None:
+        found.append((torch.Tensor, torch.nn.Parameter))
+    return found
 
 
 def on_host(group: Group | None, prepared: Prepared, blocking: bool) -> Prepared:

@@ -79,9 +79,14 @@ def shard(
 
 def _ring(size: int) -> Seconds:
     """What rings of so many ranks take, by the formulas of the textbooks."""
-    return lambda collective, nbytes: algorithms.find(collective, "ring").textbook_time(
-        size, nbytes, _LATENCY, _PER_BYTE, 0.0
-    )
+
+    def seconds(collective: str, nbytes: int) -> float:
+        ring = algorithms.find(collective, "ring")
+        found = ring.textbook_time(size, nbytes, _LATENCY, _PER_BYTE, 0.0)
+        assert found is not None, "rings have formulas"
+        return found
+
+    return seconds
 
 
 @dataclass(frozen=True)
