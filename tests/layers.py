@@ -81,9 +81,8 @@ ORDER = {
         "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
-        "__init__ > search exits > driver > pytorch jax distributed > strategies > config > servers parallel > "
-        "exchange > "
-        "ranks > models > data > groups > optimizers schedules history > "
+        "__init__ > search exits > driver > pytorch jax distributed > strategies > config > "
+        "servers parallel > exchange > ranks > models > data > groups > optimizers schedules history > "
         "records threads options registry step"
     ),
     "mpicoll.train.step": (
