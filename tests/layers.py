@@ -82,8 +82,8 @@ ORDER = {
     ),
     "mpicoll.train": (
         "__init__ > search exits > driver > pytorch jax distributed > strategies > config > "
-        "servers parallel > exchange > ranks > models > data > groups > optimizers schedules history > "
-        "records threads options registry step"
+        "servers parallel > exchange > ranks > models > data > groups > "
+        "optimizers schedules history > records threads options registry step"
     ),
     "mpicoll.train.step": (
         "__init__ > picture checking > timing > catalogue core > orders passes > tasks"
