@@ -1,85 +1,58 @@
 """What recording adds to a call: mpi4py's methods, alone and under ``python -m mpicoll.profile``.
 
-    cd benchmarks; mpirun -n 2 python profile_overhead.py --json results/profile_overhead.jsonl
+    cd benchmarks; python profile_overhead.py --json results/profile_overhead.jsonl
 
-A row calls a method of MPI.COMM_WORLD and the same of a communicator that records, alternating in
-one process.  A sample is the mean of calls that take about a millisecond.  Recorded are the least
-time of both, in microseconds, and what lies between: on a busy machine the least says most.
+A row calls a method of a communicator of one rank, and the same of one that records, alternating in
+one process: what recording adds is work of this rank alone, whatever the number of ranks.  A sample
+is the mean of 200 calls, in time of the processor, which others may have meanwhile.  What counts is
+the least of each, in microseconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from pairs import CALLS, KEPT, SECONDS
+from pairs import KEPT
 
 from mpicoll.base.sizes import parse_size
 from mpicoll.bench import environment
 from mpicoll.profile.classes import Classes
-from mpicoll.profile.recorder import Recorder, clock
+from mpicoll.profile.recorder import Recorder
+
+CALLS = 200  # of a sample
 
 Call = Callable[[], object]
 
 
 def calls(comm: MPI.Intracomm, nbytes: int) -> Iterator[tuple[str, Call]]:
     """Calls of a communicator by name, each with some bytes."""
-    size, rank = comm.Get_size(), comm.Get_rank()
     x, y = np.ones(max(1, nbytes // 8)), np.zeros(max(1, nbytes // 8))
-    whole = np.ones(x.size * size)
-    counts = [x.size] * size
-    places = [x.nbytes * each for each in range(size)]
-    vector = [whole, (counts, places), [MPI.DOUBLE] * size]
-    right, left = (rank + 1) % size, (rank - 1) % size
+    vector = [x, ([x.size], [0]), [MPI.DOUBLE]]
+    received = [y, *vector[1:]]
+    yield "Barrier", comm.Barrier
     yield "Allreduce", lambda: comm.Allreduce(x, y)
     yield "Allreduce [x, n, T]", lambda: comm.Allreduce([x, x.size, MPI.DOUBLE], y)
     yield "Bcast", lambda: comm.Bcast(x, root=0)
-    yield "Allgather", lambda: comm.Allgather(x, whole)
-    yield "Alltoallw", lambda: comm.Alltoallw(vector, vector_like(vector))
+    yield "Allgather", lambda: comm.Allgather(x, y)
+    yield "Alltoallw", lambda: comm.Alltoallw(vector, received)
     yield "Iallreduce, Wait", lambda: comm.Iallreduce(x, y).Wait()
-    yield "allreduce (object)", lambda: comm.allreduce(rank)
-    yield "Sendrecv", lambda: comm.Sendrecv(x, right, recvbuf=y, source=left)
+    yield "allreduce (object)", lambda: comm.allreduce(1)
+    yield "Sendrecv", lambda: comm.Sendrecv(x, 0, recvbuf=y, source=0)
 
 
-def vector_like(vector: list[Any]) -> list[Any]:
-    """What is received where a vector is sent."""
-    return [np.empty_like(vector[0]), *vector[1:]]
-
-
-def compared(plain: Call, recorded: Call, world: MPI.Intracomm, samples: int) -> dict[str, float]:
-    """Microseconds of both, the least and the medians."""
-    times: dict[str, list[float]] = {"plain": [], "recorded": []}
-    count = repetitions(plain, world)
-    for _ in range(samples):
-        for name, call in (("plain", plain), ("recorded", recorded)):
-            world.Barrier()
-            begin = clock()
-            for _ in range(count):
-                call()
-            times[name].append((clock() - begin) / count)
-    least = {name: 1e6 * world.allreduce(min(each), MPI.MAX) for name, each in times.items()}
-    middle = {
-        f"{name}_median": 1e6 * world.allreduce(statistics.median(each), MPI.MAX)
-        for name, each in times.items()
-    }
-    return least | middle
-
-
-def repetitions(call: Call, world: MPI.Intracomm) -> int:
-    """Calls that take about a sample's time; the same on all ranks."""
-    for _ in range(10):
+def sample(call: Call) -> float:
+    """Microseconds of a call."""
+    begin = time.thread_time()
+    for _ in range(CALLS):
         call()
-    begin = clock()
-    for _ in range(10):
-        call()
-    wanted = int(10 * SECONDS / max(clock() - begin, 1e-9))
-    return world.allreduce(max(1, min(CALLS, wanted)), MPI.MIN)
+    return 1e6 * (time.thread_time() - begin) / CALLS
 
 
 def main() -> None:
@@ -87,27 +60,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file that lines are appended to")
     parser.add_argument("--samples", type=int, default=101)
-    parser.add_argument("-b", "--bytes", default="8,64K,1M")
+    parser.add_argument("-b", "--bytes", default="8,64K")
     options = parser.parse_args()
-    world = MPI.COMM_WORLD
-    classes = Classes(Recorder())
-    recorded = classes.recorded(world.Dup(), "Dup")
-    facts = environment.gather(world)
+    plain = MPI.COMM_SELF
+    recorded = Classes(Recorder()).recorded(plain.Dup(), "Dup")
+    recorded._profile.mask = -1  # of most calls times are not kept
+    facts = environment.gather(plain)
     lines: list[dict[str, Any]] = [{name: facts[name] for name in KEPT if name in facts}]
     for size in options.bytes.split(","):
         nbytes = parse_size(size)
-        pairs = zip(calls(world, nbytes), calls(recorded, nbytes), strict=True)
-        for (name, plain), (_, other) in pairs:
-            found = compared(plain, other, world, options.samples)
-            added = found["recorded"] - found["plain"]
-            lines.append({"ranks": world.Get_size(), "method": name, "bytes": nbytes, **found})
-            if world.Get_rank() == 0:
-                share = 100 * added / found["plain"]
-                print(
-                    f"{name:22}{size:>6}{found['plain']:10.2f} us {added:+8.2f} us {share:+7.1f} %",
-                    flush=True,
-                )
-    if options.json and world.Get_rank() == 0:
+        pairs = zip(calls(plain, nbytes), calls(recorded, nbytes), strict=True)
+        for (name, one), (_, other) in pairs:
+            found = [(sample(one), sample(other)) for _ in range(options.samples)]
+            least = {"plain": min(a for a, _ in found), "recorded": min(b for _, b in found)}
+            lines.append({"method": name, "bytes": nbytes, **least})
+            added = least["recorded"] - least["plain"]
+            print(f"{name:22}{size:>6}{least['plain']:10.2f} us {added:+8.2f} us", flush=True)
+    if options.json:
         with open(options.json, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 

@@ -19,21 +19,20 @@ def pages() -> dict[str, str]:
     """What docs/profile.rst includes."""
     if not RECORDS.exists():
         return {"profile_costs.inc": "Not recorded yet."}
-    found: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     launches = []
     for line in map(json.loads, RECORDS.read_text(encoding="utf-8").splitlines()):
         if "method" not in line:
             launches.append(line)
             continue
-        key = line["ranks"], line["method"], line["bytes"]
+        key = line["method"], line["bytes"]
         found.setdefault(key, []).append((line["plain"], line["recorded"]))
     rows = []
-    for (ranks, method, nbytes), pairs in found.items():
+    for (method, nbytes), pairs in found.items():
         plain = median(first for first, _ in pairs)
         added = median(second - first for first, second in pairs)
-        numbers = f"{plain:.2f}", f"{added:+.2f}", f"{100 * added / plain:+.1f}"
-        rows.append([str(ranks), method, f"{nbytes:,}", *numbers])
+        rows.append([method, f"{nbytes:,}", f"{plain:.2f}", f"{added:+.2f}"])
     where = launches[0]
-    lines = [f"Least times; medians of {len(launches)} launches on {where['processor']}.", ""]
-    head = ["ranks", "method", "bytes", "mpi4py [us]", "recording adds [us]", "[%]"]
+    lines = [f"Least times, medians over launches ({len(launches)}), on {where['processor']}.", ""]
+    head = ["method", "bytes", "mpi4py, one rank [us]", "recording adds [us]"]
     return {"profile_costs.inc": "\n".join(lines + list_table(head, rows))}

@@ -21,7 +21,7 @@ from mpicoll.profile.recorder import Recorder, clock
 from mpicoll.profile.writer import Writer, name_of
 
 #: Calls of a round that tells what recording costs, and rounds.
-_TRIALS, _ROUNDS = 500, 7
+_TRIALS, _ROUNDS = 100, 50
 
 
 class Launch:

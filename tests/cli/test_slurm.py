@@ -101,6 +101,43 @@ def test_a_program_of_ones_own_is_a_job(command, site):
     assert "--gpus-per-node=8" in job and "one-gpu.sh" in scripts
 
 
+@pytest.mark.parametrize(
+    ("kind", "begin"),
+    [
+        ("run", ["-n", "6", "--map-by", "ppr:3:node", "--bind-to", "none"]),
+        (
+            "gpu-run",
+            ["-n", "4", "--map-by", "ppr:2:node", "--bind-to", "none", str(SCRIPTS / "one-gpu.sh")],
+        ),
+    ],
+)
+def test_a_job_starts_the_program_by_the_launcher_of_the_site(tmp_path, kind, begin):
+    """The script itself, where a launcher that says what it was given stands for mpirun."""
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(
+        '#!/bin/bash\n[[ $1 = --version ]] && echo "mpirun (Open MPI) 5" && exit\n'
+        "printf '%s\\n' \"$@\"\n"
+    )
+    launcher.chmod(0o755)
+    file = tmp_path / "site.env"
+    file.write_text(
+        f"SCRIPTS={SCRIPTS}\nSHARED={tmp_path}/runs\nLOCAL={tmp_path}\nLAUNCHER=mpirun\nBIND=none\n"
+        f'prepare() {{ export PATH={tmp_path}:"$PATH"; }}\n'
+    )
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    job |= {"SLURM_NTASKS_PER_NODE": "3", "SLURM_GPUS_ON_NODE": "2"}
+    done = subprocess.run(
+        ["bash", SCRIPTS / f"{kind}.sbatch", file, "mine", "python", "my app.py"],
+        env={**os.environ, **job},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [*begin, "python", "my app.py"]
+    assert (tmp_path / "runs" / "mine").is_dir()
+
+
 def test_a_dry_run_fails_before_it_prints(command, site, tmp_path):
     text = site.read_text().replace(str(SCRIPTS), str(tmp_path / "nowhere"))
     site.write_text(text)

@@ -57,9 +57,9 @@ def command(
             return 0
     from mpicoll.profile import replay as what_if
 
-    profile = _read(folder)
+    profile, path = _read(folder), folder / "replay.jsonl"
     with reading():
-        found = [*what_if.answers(profile, folder / "replay.jsonl")]
+        found = [*what_if.answers(profile, path)] if replay or path.is_file() else []
     lines = what_if.advice(found, folder / "tuning.json")
     if lines:
         what_if.write_rules(found, folder / "tuning.json")
@@ -120,6 +120,9 @@ def _print(profile: Profile, found: list[Answer], lines: list[str], everything: 
     _table(profile, shown)
     if len(shown) < len(profile.lines):
         output.text(f"# {len(profile.lines) - len(shown)} more lines; --all shows them")
+    if not found and profile.lines:
+        again = f"mpirun -n {profile.ranks} mpicoll profile FOLDER --replay"
+        output.text(f"# what other algorithms would take: {again}")
     if found:
         output.text("\nWhat it would take:")
         for number, answer in enumerate(found, start=1):
