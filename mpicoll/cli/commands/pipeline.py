@@ -20,7 +20,7 @@ from mpicoll.cli.options import Json
 
 if TYPE_CHECKING:
     from mpicoll.simulate.machine import Machine
-    from mpicoll.train.step import DeadlockError, Durations, Schedule, Task, Timing, Verdict
+    from mpicoll.train.step import DeadlockError, Durations, Schedule, Timing, Verdict
 
 Orders = Annotated[
     str, typer.Argument(metavar="[ORDER]", help="Such as 1f1b, or all of them: all.")
@@ -78,7 +78,7 @@ def show(
         with needing("matplotlib", "--svg"):
             picture.svg(svg, schedule)
     if json:
-        output.facts(_programs(schedule))
+        output.facts(picture.plain(schedule))
         return 0
     output.text(f"{schedule.words}: {timing.makespan} slots, {100 * timing.idle:.1f} % idle")
     output.text("")
@@ -320,32 +320,6 @@ def _size(text: str) -> int:
 
 
 # --- what is printed ------------------------------------------------------------------------------
-
-
-def _programs(schedule: Schedule) -> dict[str, Any]:
-    """The programs of all ranks as plain values."""
-    return {
-        "order": schedule.order.name,
-        "S": schedule.stages,
-        "M": schedule.microbatches,
-        "parameters": dict(schedule.parameters),
-        "recompute": schedule.recompute,
-        "chunks": [list(schedule.chunks_of(rank)) for rank in range(schedule.stages)],
-        "ranks": [[_task(schedule, task) for task in program] for program in schedule.programs],
-    }
-
-
-def _task(schedule: Schedule, task: Task) -> dict[str, Any]:
-    named: dict[str, Any] = {"task": task.kind}
-    if task.is_message:
-        sends = task.kind.startswith("SEND")
-        named["edge"] = task.chunk
-        named["peer"] = schedule.place(task.destination if sends else task.source)
-    else:
-        named["chunk"] = task.chunk
-        if schedule.order.updates:
-            named["version"] = task.version
-    return {**named, "microbatch": task.microbatch}
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:

@@ -1,13 +1,14 @@
-"""Pictures of a schedule: as text for the terminal, and as a Gantt chart."""
+"""Pictures of a schedule: as text for the terminal, as a Gantt chart, and as plain values."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from mpicoll.base.files import replacing
 from mpicoll.train.step.catalogue import Schedule
 from mpicoll.train.step.core import Event
-from mpicoll.train.step.tasks import Task
+from mpicoll.train.step.tasks import SENDS, Task
 from mpicoll.train.step.timing import SLOTS, Timing, simulate
 
 #: Kind: what it is, and its colour.
@@ -110,3 +111,29 @@ def svg(path: str | Path, schedule: Schedule) -> None:
     figure.legend(handles=legend, loc="outside lower center", ncols=len(legend), fontsize=8)
     with replacing(path) as draft:
         figure.savefig(draft, format=draft.suffix[1:] or "png")
+
+
+def plain(schedule: Schedule) -> dict[str, Any]:
+    """The programs of all ranks as plain values, for JSON."""
+    return {
+        "order": schedule.order.name,
+        "S": schedule.stages,
+        "M": schedule.microbatches,
+        "parameters": dict(schedule.parameters),
+        "recompute": schedule.recompute,
+        "chunks": [list(schedule.chunks_of(rank)) for rank in range(schedule.stages)],
+        "ranks": [[_task(schedule, task) for task in program] for program in schedule.programs],
+    }
+
+
+def _task(schedule: Schedule, task: Task) -> dict[str, Any]:
+    named: dict[str, Any] = {"task": task.kind}
+    if task.is_message:
+        sends = task.kind in SENDS
+        named["edge"] = task.chunk
+        named["peer"] = schedule.place(task.destination if sends else task.source)
+    else:
+        named["chunk"] = task.chunk
+        if schedule.order.updates:
+            named["version"] = task.version
+    return {**named, "microbatch": task.microbatch}
