@@ -88,7 +88,8 @@ def _made(state: State) -> tuple[State, int]:
     Raises:
         Exception: what has kept this rank, or another one, from setting it up; not for a death.
     """
-    comm, problem = state.comm, RuntimeError("another rank could not set up the new communicator")
+    comm = state.comm
+    problem: Exception = RuntimeError("another rank could not set up the new communicator")
     for _ in range(state.size):
         shrunk = MPI.Intracomm(comm.Shrink())
         shrunk.Set_errhandler(MPI.ERRORS_RETURN)
