@@ -26,9 +26,13 @@ from mpicoll.runtime.watch import shared_rows
 
 #: Seconds between two looks, and for a death to become known after what it has caused.
 LOOK, GRACE = 1e-3, 2.0
-#: Errors that say that a rank has died, and those that do where the communicator has lost one.
-_DEATHS = frozenset({MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING})
-_CAUSED = _DEATHS | {MPI.ERR_REVOKED, MPI.ERR_IN_STATUS, MPI.ERR_PENDING}
+#: Errors that a death may have caused.
+_CAUSED = frozenset(
+    {
+        *(MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED),
+        *(MPI.ERR_IN_STATUS, MPI.ERR_PENDING),
+    }
+)
 
 
 def obstacle(environ: Mapping[str, str] = os.environ) -> str:
