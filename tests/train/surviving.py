@@ -69,7 +69,8 @@ def model():
     if not JOB.get("batch norm"):
         return None
     local = JOB["batch norm"] == "local"
-    return Sequential((12,), [Dense(12, 8), BatchNorm(8, local=local), ReLU(), Dense(8, 4)])
+    layers = [Dense(8, bias=False), BatchNorm(local=local), ReLU(), Dense(4)]
+    return Sequential(layers, (12,), "float64")
 
 
 def checksum(result):
