@@ -74,8 +74,8 @@ def learnt(model, parameters, samples, steps, comm=None, accumulate=2, name="ada
 def test_a_decoder_learns_what_one_process_learns(comm, gather, keep):
     """In 200 updates, by Adam, with clipping, dropout and a shared weight; or accumulation."""
     first = (gather, keep) == KINDS[0]
-    if P > 3 and not first:
-        pytest.skip("3 ranks and fewer show it")
+    if P not in (1, 3) and not first:
+        pytest.skip("3 ranks show it")
     # The others have the same bits, as the next test says.
     updates, accumulate = (200, 1) if first else (20, 2)
     model = decoder()
