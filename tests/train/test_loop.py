@@ -333,3 +333,16 @@ def test_training_in_one_process_does_not_load_mpi():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_pause_keeps_the_learning_rates_of_the_whole_run(tmp_path):
+    config = {"batch": 10, "epochs": 4, "schedule": "linear", "lr": 0.05}
+    whole = run(Config(**config), dataset=blobs())
+    kept = {"checkpoint": str(tmp_path), "resume": "auto"}
+    paused = run(Config(**config, **kept, pause_after=1), dataset=blobs())
+    assert (paused.stopped, len(paused.history), paused.test) == ("pause", 1, {})
+    again = run(Config(**config, **kept, pause_after=1), dataset=blobs())
+    assert (again.stopped, again.steps) == ("pause", paused.steps)
+    found = run(Config(**config, **kept), dataset=blobs())
+    assert (found.stopped, found.test) == ("epochs", whole.test)
+    assert all((found.parameters[n] == whole.parameters[n]).all() for n in whole.parameters)

@@ -275,21 +275,22 @@ def test_the_command_on_a_group_stops_by_a_signal_and_goes_on(space, tmp_path, m
 def test_killed_ten_times_no_trial_is_lost_or_done_twice(space, tmp_path, method):
     words = ("--method", method, "--trials", "40", "--eta", "2", "--out", tmp_path / "found")
     chance = random.Random(method)
-    kills = 0
-    resume = ()
-    while True:
-        process = started(tmp_path, *words, *resume)
-        try:
-            _, said = process.communicate(timeout=chance.uniform(1.5, 4.0) if kills < 10 else 300)
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.communicate()
-            kills += 1
-            resume = ("--resume",) if (tmp_path / "found" / trials.FILE).exists() else ()
-            continue
-        break
+    path = tmp_path / "found" / trials.FILE
+
+    def written():
+        return path.stat().st_size if path.exists() else 0
+
+    for _ in range(10):
+        enough = written() + chance.randint(300, 3000)
+        process = started(tmp_path, *words, "--resume")
+        while written() < enough:
+            assert process.poll() is None, process.communicate()
+            time.sleep(chance.uniform(0, 0.01))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    process = started(tmp_path, *words, "--resume")
+    _, said = process.communicate(timeout=400)
     assert process.returncode == 0, said
-    assert kills == 10
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         records = lines(tmp_path)
