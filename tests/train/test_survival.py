@@ -201,7 +201,7 @@ def test_a_launch_that_ends_with_its_first_rank_is_refused(mpirun, tmp_path):
 
 # --- long: every way to die, and deaths at random ---
 
-WAYS = {"kill": SUMS, "exit": STEP, "exception": UPDATE, "stop": SUMS}
+WAYS = {"kill": SUMS, "exception": UPDATE, "stop": SUMS}
 STRATEGIES = ("allreduce", "zero1", "local_sgd", "gossip")
 
 
@@ -213,7 +213,7 @@ STRATEGIES = ("allreduce", "zero1", "local_sgd", "gossip")
 def test_every_way_to_die(train, how, strategy, ranks, transport):
     victim = (len(how) + ranks) % ranks
     deaths = [[victim, how, WAYS[how], 9]]
-    options = DETECTOR if how in ("stop", "exit") else ()  # its launcher tells of signals alone
+    options = DETECTOR if how == "stop" else ()
     done = train(ranks, deaths, {"strategy": strategy}, transport, options)
     check(*results(done), [victim], ranks, strategy=strategy)
 
