@@ -8,7 +8,7 @@ from pathlib import Path
 from mpicoll.base.files import write_atomically
 from mpicoll.base.wording import plural
 from mpicoll.report import page, tables
-from mpicoll.report.figures import Figure, bare
+from mpicoll.report.figures import Figure, bare, line
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train import history
@@ -96,7 +96,7 @@ def _losses(found: History) -> Figure:
             points.append((steps[start]["number"], sum(losses) / len(losses)))
     figure = bare("step", "loss")
     figure["data"] = [
-        _line("batch", points, COLORS[5], "lines"),
+        line("batch", points, COLORS[5], "lines"),
         *_by_part(found, "loss"),
     ]
     return figure
@@ -144,7 +144,7 @@ def _by_epoch(found: History, part: str, name: str, color: str) -> Figure:
         for epoch in found.epochs
         if epoch[part].get(name) is not None
     ]
-    return _line(_SETS[part], points, color, "lines+markers")
+    return line(_SETS[part], points, color, "lines+markers")
 
 
 def _times(found: History) -> Figure:
@@ -223,9 +223,3 @@ def _epochs(found: History) -> str:
 
 def _value(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
-
-
-def _line(name: str, points: list[tuple[int, float]], color: str, mode: str) -> Figure:
-    x, y = zip(*points, strict=True) if points else ((), ())
-    line = {"name": name, "x": x, "y": y, "mode": mode, "line": {"color": color, "width": 1.5}}
-    return line | {"hovertemplate": "%{y:.4g}"}

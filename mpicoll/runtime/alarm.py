@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 from mpi4py import MPI
 
+from mpicoll.base.deaths import dead, survives
 from mpicoll.base.forming import forming
 from mpicoll.errors import MemoryGone, RankLost
 from mpicoll.runtime.watch import shared_rows
@@ -49,25 +50,12 @@ def obstacle(environ: Mapping[str, str] = os.environ) -> str:
             f"{library} ends all ranks when one dies: use Open MPI 5, started by "
             "mpirun --with-ft ulfm"
         )
-    if environ.get("OMPI_MCA_mpi_ft_enable", "0") in ("", "0", "false"):
+    if not survives(environ):
         return (
             "this launch ends all ranks when one dies: start it by mpirun --with-ft ulfm, "
             "or with OMPI_MCA_mpi_ft_enable=1 by another launcher"
         )
     return ""
-
-
-def dead(comm: MPI.Intracomm) -> tuple[int, ...]:
-    """The ranks of a communicator that have died, as far as this rank has heard.  Local."""
-    failed = comm.Get_failed()
-    if not failed.Get_size():  # it may be MPI's own empty group
-        return ()
-    group = comm.Get_group()
-    try:
-        return tuple(sorted(failed.Translate_ranks(range(failed.Get_size()), group)))
-    finally:
-        group.Free()
-        failed.Free()
 
 
 class Alarm:

@@ -17,9 +17,10 @@ from mpi4py import MPI
 
 from mpicoll.base import forming
 from mpicoll.base.consensus import combined
+from mpicoll.base.deaths import dead
 from mpicoll.engine import progress
 from mpicoll.errors import RankLost
-from mpicoll.runtime.alarm import LOOK, Alarm, dead, obstacle
+from mpicoll.runtime.alarm import LOOK, Alarm, obstacle
 from mpicoll.runtime.family import Family
 from mpicoll.runtime.first_calls import FirstCalls
 from mpicoll.runtime.state import State, inherit

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpicoll.base.deaths import dead, survives
 from mpicoll.base.json_lines import finite
 from mpicoll.base.sleeping import meet
 from mpicoll.base.wording import plural
@@ -203,9 +204,9 @@ def _lost(loss: Loss) -> str:
 
 def _report_lost(config: Config, comm: MPI.Intracomm) -> bool:
     """Whether servers have died that others stood in for; rank 0 says so: the launcher does not."""
-    if not (strategy_of(config).notices_deaths and health.survives()):
+    if not (strategy_of(config).notices_deaths and survives()):
         return False
-    lost = health.dead(comm)
+    lost = dead(comm)
     if lost and comm.Get_rank() == 0:
         ranks = ", ".join(map(str, lost))
         print(f"rank(s) {ranks} died, and others held what they did", file=sys.stderr, flush=True)

@@ -10,10 +10,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from mpicoll import errors
+from mpicoll.base.deaths import dead
 from mpicoll.train.ranks.workers import AllAlive, TrainingError
 
 if TYPE_CHECKING:
@@ -25,22 +26,6 @@ WORKER, SERVER, DATA_SERVER = "a worker", "a server", "a data server"
 _PAUSE, _GRACE = 1e-3, 0.5
 
 _ending = threading.Lock()
-
-
-def survives(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this launch goes on when a rank dies."""
-    return environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("", "0", "false")
-
-
-def dead(comm: MPI.Intracomm) -> list[int]:
-    """Ranks of a communicator that have died, as far as this rank knows."""
-    failed, group = comm.Get_failed(), comm.Get_group()
-    try:
-        return sorted(failed.Translate_ranks(range(failed.Get_size()), group))
-    finally:
-        group.Free()
-        if failed.Get_size():  # else it may be MPI's own empty group
-            failed.Free()
 
 
 def leave(status: int) -> NoReturn:

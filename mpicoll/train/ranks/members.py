@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from mpicoll.base.deaths import dead
 from mpicoll.train.ranks.guarded import GuardedWorkers
-from mpicoll.train.ranks.health import LOST, dead
+from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError
 
 if TYPE_CHECKING:

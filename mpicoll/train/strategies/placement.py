@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpicoll.base.deaths import survives
 from mpicoll.schedule.layout import part
 from mpicoll.train.config import Config
-from mpicoll.train.ranks.health import DATA_SERVER, SERVER, WORKER, survives
+from mpicoll.train.ranks.health import DATA_SERVER, SERVER, WORKER
 from mpicoll.train.ranks.survivors import Survivors
 from mpicoll.train.ranks.workers import AllReduceWorkers
 from mpicoll.train.servers.shard import ShardRange
