@@ -133,6 +133,7 @@ def launch(*words: object) -> list[dict[str, Any]]:
         ],
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=LIMIT,
         check=False,
     )

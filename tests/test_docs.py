@@ -353,7 +353,8 @@ def test_a_program_that_is_wrong(name, mpirun, tmp_path):
 
 def test_the_pictures_of_training_show_what_was_recorded(tmp_path):
     figures = module("training_figures")
-    shown = re.findall(r"image:: generated/(\S+)", page("training"))
+    pages = page("training") + page("train_survival")
+    shown = re.findall(r"(?:image|figure):: generated/(\S+)", pages)
     assert sorted(figures.draw(tmp_path)) == sorted(shown)
     pictures = {path.stem: path.read_text() for path in tmp_path.iterdir()}
     # Each point is a mark: of the experiment with asynchronous updates, one for each line.

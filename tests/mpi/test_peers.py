@@ -68,7 +68,8 @@ class Peers:
         getattr(self.private, VARIANTS[collective].name)(send, recv, *arguments)
 
     def learn(self, *call):
-        self.learned.append(call)
+        *known, self.element = call
+        self.learned.append(tuple(known))
 
     def serve(self, collective, sendbuf, recvbuf, op, root):
         self.check()
@@ -180,6 +181,7 @@ def test_a_call_is_learned_and_goes_the_fast_path(fake, ours):
     if ours._state.fast_path.path is None:
         pytest.skip("no compiled engine")
     assert peers.learned == [("allreduce", MPI.IN_PLACE, array, MPI.SUM, 0)]
+    assert peers.element == np.dtype("f4")
     ours.Allreduce(MPI.IN_PLACE, array)
     assert peers.ran[1:] == ["short"]
     assert ours.stats().calls == {("allreduce", "cuda_ipc"): 2}

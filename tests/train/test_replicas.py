@@ -199,6 +199,9 @@ class Fake:
     def __init__(self):
         self.dead = []
 
+    def Get_attr(self, key):
+        return None
+
     def Get_failed(self):
         return self.Group(self.dead)
 

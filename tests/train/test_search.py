@@ -206,7 +206,8 @@ def test_a_search_on_the_command_line_and_its_page(space, tmp_path, command):
         assert f'data-name="{name}"' in page
 
 
-def test_a_live_table_shows_what_is_under_way(space, tmp_path, command):
+def test_a_live_table_shows_what_is_under_way(space, tmp_path, command, monkeypatch):
+    monkeypatch.setattr("mpicoll.train.search.console._RATE", 1000)
     words = ("--trials", "3", "--out", tmp_path / "found", "--progress", "--json")
     done = command("search", tmp_path / "space.toml", *words)
     assert done.status == 0

@@ -165,7 +165,9 @@ def test_a_process_that_was_stopped_writes_no_more(train, tmp_path):
     changes |= {"checkpoint_every": 50}
     done = train(3, [[0, "stop", SAVE, 2]], changes, options=DETECTOR, command=True)
     assert "lost 1 rank: 0 after step" in done.err
-    assert done.err.count("given up rank 0") == 1 and "Traceback" not in done.err
+    # Open MPI may be the first to end it.
+    ended = "ompi_proc_mark_as_failed" in done.err
+    assert done.err.count("given up rank 0") == (not ended) and "Traceback" not in done.err
     assert done.out.count("test accuracy") == 2  # the head of the table, and the end
     lines = [json.loads(line) for line in (tmp_path / "m/rank-0.jsonl").read_text().splitlines()]
     assert [line["attempt"] for line in lines] == sorted(line["attempt"] for line in lines)

@@ -110,12 +110,18 @@ def run(
         members = members_of(config, comm)
         return run_on(members, config, given, measures, callbacks)
     setup, measuring = prepare(config, comm, *given, measures)
-    attempt = Attempt(setup, measuring, callbacks, described(setup.config, *given))
+    attempt = Attempt(setup, measuring, callbacks, _described(setup, given))
     with signals.heard(attempt.hear):
         return attempt.run()
 
 
 Given = tuple[Dataset | None, Model | None, Optimizer | None]
+
+
+def _described(setup: Setup, given: Given) -> dict[str, Any]:
+    """A run's configuration, and which data they are, for the metrics."""
+    about = setup.dataset.about
+    return described(setup.config, *given) | ({"about": about} if about else {})
 
 
 def members_of(config: Config, comm: MPI.Intracomm | None) -> Members:
@@ -164,7 +170,7 @@ def run_on(
         count = config.worker_count(members.places)
     config = config.for_ranks(count)
     setup, measuring = prepare(config, comm, *given, measures, workers)
-    words = described(setup.config, *given)
+    words = _described(setup, given)
     attempt: Attempt | None = None
 
     def hear() -> None:
