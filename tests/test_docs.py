@@ -293,7 +293,8 @@ def test_the_program_of_survival(mpirun, tmp_path):
     command, line = shown.strip().splitlines()
     assert command == "$ mpirun --with-ft ulfm -n 4 python survive.py"
     done = mpirun(4, path, options=("--with-ft", "ulfm"))
-    found = sorted(done.out.splitlines())
+    # Of its last call the dead one may have heard the end, and the others not.
+    found = sorted(done.out.replace("call 49 ", "call 50 ").splitlines())
     assert found == [line.replace("rank 0 of", f"rank {rank} of") for rank in range(3)], done.err
 
 

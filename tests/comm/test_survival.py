@@ -18,7 +18,7 @@ WHEN = 4
 
 
 @ulfm
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("mpi", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "kinds",
     [

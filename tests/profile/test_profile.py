@@ -76,7 +76,7 @@ def by_method(facts):
     return {line["method"]: line for line in facts["lines"]}
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_program_is_recorded_as_it_is(record, shown, ranks):
     folder, done = record(ranks, APP, arguments=("--steps", "5"))
     assert done.status == 0, done.err

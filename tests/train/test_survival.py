@@ -101,7 +101,7 @@ def test_what_is_learnt_is_what_would_have_been(train, ranks, deaths, changes, t
     assert ("OSError: the disk is full" in err) == any("exception" in d for d in deaths)
 
 
-@pytest.mark.parametrize("strategy", ["local_sgd", "gossip"])
+@pytest.mark.parametrize("strategy", ["local_sgd", pytest.param("gossip", marks=pytest.mark.long)])
 def test_ranks_that_train_apart_go_on_with_their_own_parameters(train, strategy):
     deaths = [[1, "kill", SUMS, 7]]
     found, err = results(train(3, deaths, {"strategy": strategy}))
