@@ -16,7 +16,7 @@ from mpicoll.train.parallel import Mesh, NotFinite, Pipeline
 
 COMM = MPI.COMM_WORLD
 P, RANK = COMM.size, COMM.rank
-pytestmark = [pytest.mark.mpi, *([pytest.mark.long] if P > 5 else [])]
+pytestmark = [pytest.mark.mpi, *([pytest.mark.long] if P > 4 else [])]
 ORDERS = {
     "naive": {},
     "gpipe": {},

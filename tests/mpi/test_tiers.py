@@ -27,6 +27,7 @@ from mpicoll.train.models import (
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(MPI.COMM_WORLD.size not in (3, 4, 5), reason="3, 4 and 5 ranks show it"),
+    *([pytest.mark.long] if MPI.COMM_WORLD.size == 4 else []),
 ]
 
 IMAGE = (8, 8, 1)

@@ -28,7 +28,11 @@ from mpicoll.train.parallel import Drawn, FullySharded, Parts, shard
 from mpicoll.train.parallel.units import GATHERS, grouped, memory
 
 P = MPI.COMM_WORLD.size
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 5, reason="5 ranks and fewer show it")]
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(P > 5, reason="5 ranks and fewer show it"),
+    *([pytest.mark.long] if P == 5 else []),
+]
 KINDS = [(gather, keep) for gather in GATHERS for keep in (False, True)]
 
 

@@ -36,7 +36,11 @@ from mpicoll.train.parallel.placements import Cut, Pair
 from mpicoll.train.parallel.sharded import collectives
 
 P = MPI.COMM_WORLD.size
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 5, reason="5 ranks and fewer show it")]
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(P > 5, reason="5 ranks and fewer show it"),
+    *([pytest.mark.long] if P == 4 else []),
+]
 several = pytest.mark.skipif(P == 1, reason="one rank has everything")
 
 BLOCK = (LayerNorm(), Attention(5)), (LayerNorm(), Dense(12), Gelu(), Dense(10))
