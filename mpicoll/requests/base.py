@@ -117,5 +117,6 @@ def copy_status(source: MPI.Status, target: MPI.Status) -> None:
     target.Set_source(source.Get_source())
     target.Set_tag(source.Get_tag())
     target.Set_error(source.Get_error())
-    target.Set_elements(MPI.BYTE, source.Get_elements(MPI.BYTE))
+    # Of what was sent MPI says no count, and Open MPI leaves any.
+    target.Set_elements(MPI.BYTE, max(source.Get_elements(MPI.BYTE), 0))
     target.Set_cancelled(source.Is_cancelled())
