@@ -141,7 +141,7 @@ def test_the_gpu_scripts_run(slurm):
 def test_without_slurm_or_settings_the_command_says_so(slurm):
     words = [sys.executable, "-m", "mpicoll", "slurm", "submit", "train", "--site", "nowhere.env"]
     done = slurm.run(words, capture_output=True)
-    assert done.returncode == 2 and "nowhere.env is no file; copy" in done.stderr
+    assert done.returncode == 2 and "nowhere.env is no file; write it by" in done.stderr
     refused = slurm.site("refused.env", OPTIONS="(--partition=none-such)")
     done = slurm.run([*words[:-1], refused], capture_output=True)
     assert done.returncode == 1 and "SLURM refuses the job: " in done.stderr
