@@ -185,3 +185,15 @@ def old(monkeypatch):
         return native(self, asked, method, *more)
 
     monkeypatch.setattr(Intracomm, "_native", lacks)
+
+
+@pytest.fixture
+def nothing_from_outside(monkeypatch):
+    """No algorithm from outside mpicoll is known at first, and none of the test's afterwards."""
+    from outside import forgotten
+
+    from mpicoll.base import extensions
+
+    monkeypatch.delenv(extensions.VARIABLE, raising=False)
+    with forgotten():
+        yield

@@ -3,33 +3,14 @@
 from math import isqrt
 
 import pytest
-from outside import forgotten
+from outside import MODULE
 
 from mpicoll import Recv, RecvReduce, Send, algorithms, registry
 from mpicoll.base import extensions
 from mpicoll.registry import POWER_OF_TWO, SizeNeed, register
 from mpicoll.verify import verify
 
-MODULE = """
-from mpicoll import Recv, Send
-from mpicoll.registry import register
-
-def around(rank, size, root):
-    '''Each rank passes the vector to the next one.'''
-    if rank != root:
-        yield Recv((rank - 1) % size, 0)
-    if (rank + 1 - root) % size:
-        yield Send((rank + 1) % size, 0)
-
-register("bcast", "around", around)
-"""
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    monkeypatch.delenv(extensions.VARIABLE, raising=False)
-    with forgotten():
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_from_outside")
 
 
 def exchange(rank, size):

@@ -4,7 +4,6 @@ import json
 import sys
 
 import pytest
-from outside import forgotten
 from test_docs import blocks, page
 
 from mpicoll.base import extensions
@@ -13,13 +12,10 @@ pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
 @pytest.fixture(autouse=True)
-def mycoll(monkeypatch, tmp_path):
+def mycoll(monkeypatch, nothing_from_outside, tmp_path):
     """The file of the documentation's page, in the current folder."""
-    monkeypatch.delenv(extensions.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mycoll.py").write_text(dict(blocks(page("own_algorithms"), "python"))["mycoll.py"])
-    with forgotten():
-        yield
 
 
 def test_it_takes_twenty_lines(tmp_path):

@@ -196,7 +196,7 @@ def test_the_example_has_every_setting_that_the_scripts_read():
 def test_scripts_are_bash(script):
     done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert script.read_text().count("\n") < 140
+    assert script.read_text().count("\n") < 130
 
 
 @pytest.mark.parametrize(

@@ -3,35 +3,15 @@
 import numpy as np
 import pytest
 from mpi4py import MPI
-from outside import forgotten
+from outside import MODULE
 
 from mpicoll.base import extensions
 from mpicoll.comm import Intracomm
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("nothing_from_outside")]
 
 WORLD = MPI.COMM_WORLD
 P, RANK = WORLD.size, WORLD.rank
-
-MODULE = """
-from mpicoll import Recv, Send
-from mpicoll.registry import register
-
-def around(rank, size, root):
-    if rank != root:
-        yield Recv((rank - 1) % size, 0)
-    if (rank + 1 - root) % size:
-        yield Send((rank + 1) % size, 0)
-
-register("bcast", "around", around)
-"""
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    monkeypatch.delenv(extensions.VARIABLE, raising=False)
-    with forgotten():
-        yield
 
 
 def test_all_ranks_import_what_rank_0_names(monkeypatch, tmp_path):

@@ -357,11 +357,7 @@ def _case(
 
     formula = schedule.makespan(alike) if alike else None
     return {
-        "order": schedule.order.name,
-        "parameters": dict(schedule.parameters),
-        "recompute": schedule.recompute,
-        "S": schedule.stages,
-        "M": schedule.microbatches,
+        **schedule.facts,
         "time": timing.makespan / ATTOSECONDS,
         "formula": None if formula is None else formula / ATTOSECONDS,
         "idle": timing.idle,

@@ -2,11 +2,11 @@
 # shellcheck shell=bash disable=SC2153
 
 say() { printf 'mpicoll job: %s\n' "$*" >&2; }
+is_open_mpi() { [[ $(mpirun --version 2>&1) = *'Open MPI'* ]]; }
 
 run=$SHARED/$1
-mkdir -p "$run" || exit
 export TMPDIR=$LOCAL
-prepare || exit
+{ mkdir -p "$run" && prepare; } || exit
 set -u
 threads=${SLURM_CPUS_PER_TASK:-1}
 export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads MKL_NUM_THREADS=$threads
@@ -20,18 +20,13 @@ launcher() {
         export SRUN_CPUS_PER_TASK=$threads
         launch=(srun "--mpi=$SRUN_MPI" "--ntasks=$all" "--ntasks-per-node=$each")
         [[ $BIND = none ]] || launch+=("--cpu-bind=$BIND")
-        return
+    elif is_open_mpi; then
+        launch=(mpirun -n "$all" --map-by "ppr:$each:node:pe=$threads")
+        [[ $BIND != none ]] || launch=(mpirun -n "$all" --map-by "ppr:$each:node" --bind-to none)
+    else # MPICH and its kin
+        launch=(mpirun -n "$all" -ppn "$each")
+        [[ $BIND = none ]] || launch+=(-bind-to "core:$threads")
     fi
-    case $(mpirun --version 2>&1) in
-        *'Open MPI'*)
-            launch=(mpirun -n "$all" --map-by "ppr:$each:node:pe=$threads")
-            [[ $BIND != none ]] || launch=(mpirun -n "$all" --map-by "ppr:$each:node" --bind-to none)
-            ;;
-        *) # MPICH and its kin
-            launch=(mpirun -n "$all" -ppn "$each")
-            [[ $BIND = none ]] || launch+=(-bind-to "core:$threads")
-            ;;
-    esac
 }
 
 # sweep RANKS,... COMMAND...: one launch of a sweep, that of this task of the array. Tasks
@@ -49,7 +44,7 @@ sweep() {
 # outlive WORDS...: if they ask for it, the launcher goes on when a rank dies, or hangs for 5 s.
 outlive() {
     [[ " $* " = *' --survive '* ]] || return 0
-    if [[ $LAUNCHER = srun || $(mpirun --version 2>&1) != *'Open MPI'* ]]; then
+    if [[ $LAUNCHER = srun ]] || ! is_open_mpi; then
         say '--survive needs mpirun of Open MPI 5: set LAUNCHER=mpirun, or leave it out'
         exit 2
     fi

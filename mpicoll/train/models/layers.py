@@ -333,22 +333,52 @@ class Dropout(Layer):
 
 
 @dataclass(frozen=True)
-class Residual(Layer):
+class Chain(Layer):
+    """A layer that is made of others, one after the other.
+
+    Attributes:
+        layers: First to last.
+        inside: Where they are, in words.
+    """
+
+    keeps_inputs = False
+    inside: ClassVar[str]
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        for name in filter(None, (getattr(layer, "name", None) for layer in self.layers)):
+            raise ValueError(
+                f"layer {name} {self.inside} has a name: only layers of the model itself share "
+                "parameters; leave the name out"
+            )
+
+    def random_state(self) -> Any:
+        return random_states(self.layers)
+
+    def set_random_state(self, state: Any) -> None:
+        set_random_states(self.layers, state)
+
+    def _inner(self, shape: Shape) -> list[tuple[Layer, Shape]]:
+        """Each layer, and the shape of its inputs."""
+        return list(zip(self.layers, self._shapes(shape)[:-1], strict=True))
+
+    def _shapes(self, shape: Shape) -> list[Shape]:
+        """Of the inputs of each layer, and of the last one's outputs."""
+        shapes = [shape]
+        for layer in self.layers:
+            shapes.append(layer.output_shape(shapes[-1]))
+        return shapes
+
+
+@dataclass(frozen=True)
+class Residual(Chain):
     """Adds to its inputs what a chain of layers makes of them (He et al. 2016).
 
     Attributes:
         layers: First to last; together they keep the shape.
     """
 
-    keeps_inputs = False
-    layers: tuple[Layer, ...]
-
-    def __post_init__(self) -> None:
-        for name in filter(None, (getattr(layer, "name", None) for layer in self.layers)):
-            raise ValueError(
-                f"layer {name} inside a residual has a name: only layers of the model itself share "
-                "parameters; leave the name out"
-            )
+    inside = "inside a residual"
 
     def output_shape(self, shape: Shape) -> Shape:
         inner = self._shapes(shape)[-1]
@@ -367,12 +397,6 @@ class Residual(Layer):
 
     def sums(self, shape: Shape) -> tuple[int, ...]:
         return tuple(n for layer, inner in self._inner(shape) for n in layer.sums(inner))
-
-    def random_state(self) -> Any:
-        return random_states(self.layers)
-
-    def set_random_state(self, state: Any) -> None:
-        set_random_states(self.layers, state)
 
     def kept(self, shape: Shape) -> int:
         return sum(held(self.layers, self._shapes(shape)))
@@ -411,17 +435,6 @@ class Residual(Layer):
             layer.backward_weight(_of(parameters, number), memory[number], kept[number])
             for number, layer in enumerate(self.layers)
         )
-
-    def _inner(self, shape: Shape) -> list[tuple[Layer, Shape]]:
-        """Each layer, and the shape of its inputs."""
-        return list(zip(self.layers, self._shapes(shape)[:-1], strict=True))
-
-    def _shapes(self, shape: Shape) -> list[Shape]:
-        """Of the inputs of each layer, and of the last one's outputs."""
-        shapes = [shape]
-        for layer in self.layers:
-            shapes.append(layer.output_shape(shapes[-1]))
-        return shapes
 
 
 def _joined(every: Iterable[dict[str, Array]]) -> dict[str, Array]:

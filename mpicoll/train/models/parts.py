@@ -17,14 +17,7 @@ from mpicoll.train.data import draws
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.chunks import Chunk
 from mpicoll.train.models.flat import Parameters
-from mpicoll.train.models.layers import (
-    Layer,
-    Outputs,
-    Shape,
-    held,
-    random_states,
-    set_random_states,
-)
+from mpicoll.train.models.layers import Chain, Layer, Outputs, Shape, held
 
 #: How parts become one.
 AGGREGATIONS = ("max", "mean", "concat")
@@ -71,22 +64,14 @@ class Split(Layer):
 
 
 @dataclass(frozen=True)
-class EachPart(Layer):
+class EachPart(Chain):
     """A chain of layers for each part, with parameters of its own.
 
     Attributes:
         layers: First to last.
     """
 
-    keeps_inputs = False
-    layers: tuple[Layer, ...]
-
-    def __post_init__(self) -> None:
-        for name in filter(None, (getattr(layer, "name", None) for layer in self.layers)):
-            raise ValueError(
-                f"layer {name} of each part has a name: only layers of the model itself share "
-                "parameters; leave the name out"
-            )
+    inside = "of each part"
 
     def output_shape(self, shape: Shape) -> Shape:
         return shape[0], *self._shapes(shape)[-1]
@@ -109,12 +94,6 @@ class EachPart(Layer):
 
     def sums(self, shape: Shape) -> tuple[int, ...]:
         return shape[0] * tuple(n for layer, inner in self._inner(shape) for n in layer.sums(inner))
-
-    def random_state(self) -> Any:
-        return random_states(self.layers)
-
-    def set_random_state(self, state: Any) -> None:
-        set_random_states(self.layers, state)
 
     def kept(self, shape: Shape) -> int:
         return shape[0] * sum(held(self.layers, self._shapes(shape)))
@@ -174,18 +153,11 @@ class EachPart(Layer):
                 names[int(number)][own] = full
         return Chunk(self.layers, names, 0 if first else 1)
 
-    def _inner(self, shape: Shape) -> list[tuple[Layer, Shape]]:
-        """Each layer, and the shape of its inputs in one part."""
-        return list(zip(self.layers, self._shapes(shape)[:-1], strict=True))
-
     def _shapes(self, shape: Shape) -> list[Shape]:
         """Of one part, at the inputs of each layer and at the outputs of the last one."""
         if len(shape) < 2:
             raise ValueError(f"samples of shape {shape} are in no parts: put a Split before")
-        shapes = [shape[1:]]
-        for layer in self.layers:
-            shapes.append(layer.output_shape(shapes[-1]))
-        return shapes
+        return super()._shapes(shape[1:])
 
 
 @dataclass(frozen=True)

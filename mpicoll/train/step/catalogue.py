@@ -126,6 +126,17 @@ class Schedule:
         """Number of chunks of all ranks together."""
         return self.stages * self.order.chunks(self.parameters)
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """What tells it from others, as plain data for JSON."""
+        return {
+            "order": self.order.name,
+            "S": self.stages,
+            "M": self.microbatches,
+            "parameters": dict(self.parameters),
+            "recompute": self.recompute,
+        }
+
     def place(self, chunk: int) -> int:
         """The rank that has a chunk."""
         return self.order.place(chunk, self.stages)

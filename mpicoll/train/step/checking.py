@@ -47,13 +47,8 @@ class Verdict:
 
     def as_dict(self) -> dict[str, object]:
         """Plain data, for JSON."""
-        schedule = self.schedule
         return {
-            "order": schedule.order.name,
-            "S": schedule.stages,
-            "M": schedule.microbatches,
-            "parameters": dict(schedule.parameters),
-            "recompute": schedule.recompute,
+            **self.schedule.facts,
             "ok": self.ok,
             "problems": list(self.problems),
             "held": list(self.held),

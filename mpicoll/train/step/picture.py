@@ -116,11 +116,7 @@ def svg(path: str | Path, schedule: Schedule) -> None:
 def plain(schedule: Schedule) -> dict[str, Any]:
     """The programs of all ranks as plain values, for JSON."""
     return {
-        "order": schedule.order.name,
-        "S": schedule.stages,
-        "M": schedule.microbatches,
-        "parameters": dict(schedule.parameters),
-        "recompute": schedule.recompute,
+        **schedule.facts,
         "chunks": [list(schedule.chunks_of(rank)) for rank in range(schedule.stages)],
         "ranks": [[_task(schedule, task) for task in program] for program in schedule.programs],
     }
