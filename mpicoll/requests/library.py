@@ -100,8 +100,9 @@ class LibraryRequest(Limited, OwnedRequest):
         return over and self._look(MPI.Request.Test, status)
 
     def _begin(self) -> None:
-        """It has been started."""
-        self._state.started[id(self)] = self
+        """It has been started; after a death it is asked what was not complete."""
+        if self._state.alarm is not None:
+            self._state.started[id(self)] = self
 
     def _look(self, test: Callable[..., bool], status: MPI.Status | None) -> bool:
         """Whether it is complete; raises RankLost if it never will be, for a death."""

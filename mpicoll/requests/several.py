@@ -188,7 +188,7 @@ def _test_all(
     ``testall``: mpi4py's, of several of the MPI library's own; for the reason see above.
     """
     ours = [index for index, each in enumerate(requests) if isinstance(each, Watched)]
-    theirs = [index for index in range(len(requests)) if index not in ours]
+    theirs = [index for index, each in enumerate(requests) if not isinstance(each, Watched)]
     if not all(requests[index].Get_status() for index in ours):
         progress.poll()
         return None

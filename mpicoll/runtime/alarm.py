@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from functools import cache
 
 from mpi4py import MPI
 
@@ -36,16 +37,20 @@ _CAUSED = frozenset(
 )
 
 
-def obstacle(environ: Mapping[str, str] = os.environ) -> str:
-    """Why no rank can outlive another one in this launch, and what to do; "" where it can."""
-    library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip(" \0")
+@cache
+def has_ulfm() -> bool:
+    """Whether communicators can be revoked in this MPI library."""
     try:
         MPI.COMM_SELF.Is_revoked()
     except NotImplementedError:
-        able = False
-    else:
-        able = "Open MPI" in library
-    if not able:
+        return False
+    return True
+
+
+def obstacle(environ: Mapping[str, str] = os.environ) -> str:
+    """Why no rank can outlive another one in this launch, and what to do; "" where it can."""
+    library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip(" \0")
+    if not (has_ulfm() and "Open MPI" in library):
         return (
             f"{library} ends all ranks when one dies: use Open MPI 5, started by "
             "mpirun --with-ft ulfm"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from mpi4py import MPI
@@ -14,7 +13,7 @@ from mpicoll.base import caller
 from mpicoll.engine import progress
 from mpicoll.errors import RankLost
 from mpicoll.runtime import agree
-from mpicoll.runtime.alarm import Alarm
+from mpicoll.runtime.alarm import Alarm, has_ulfm
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.watch import Ticket, Watch
 from mpicoll.schedule.collectives import Collective
@@ -23,16 +22,6 @@ from mpicoll.schedule.collectives import Collective
 FREED = "this communicator has been freed; build Intracomm on another one"
 #: A wait looks this often whether another rank has revoked the communicator: every so many turns.
 LOOK = 256
-
-
-@cache
-def _has_ulfm() -> bool:
-    """Whether communicators can be revoked in this MPI library."""
-    try:
-        MPI.COMM_SELF.Is_revoked()
-    except NotImplementedError:
-        return False
-    return True
 
 
 def is_revoked(error: BaseException | None) -> bool:
@@ -91,8 +80,13 @@ class Guard:
     def look(self) -> None:
         """Raise RankLost if a rank has died, where that is asked for."""
         if self.alarm is not None:
-            with self.failing():
+            try:  # as `failing`, which takes longer to enter: this is asked in each turn of a wait
                 self.alarm.look()
+            except BaseException as error:
+                meant = self.fail(error)
+                if meant is error:
+                    raise
+                raise meant from None
 
     def check(self) -> None:
         """Raise if the communicator cannot be used, any more or by this thread or process."""
@@ -167,7 +161,7 @@ class Guard:
         """What an error means: that a rank has died, or that the communicator has been revoked."""
         if self.alarm is not None and (lost := self.alarm.cause_of(error)) is not None:
             return lost
-        ours = isinstance(error, MPI.Exception) and not is_revoked(error) and _has_ulfm()
+        ours = isinstance(error, MPI.Exception) and not is_revoked(error) and has_ulfm()
         return MPI.Exception(MPI.ERR_REVOKED) if ours and self._private.Is_revoked() else error
 
     def idle(self) -> None:
@@ -175,7 +169,7 @@ class Guard:
         progress.poll()
         self.pause()
         self._idle += 1
-        if self._idle % LOOK == 0 and _has_ulfm():
+        if self._idle % LOOK == 0 and has_ulfm():
             self._private.Iprobe()  # raises where a rank has revoked the communicator
 
     def wait(self, request: MPI.Request, *buffers: object) -> None:
