@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -27,7 +28,7 @@ from mpicoll.train import threads
 
 threads.limit_blas_threads()
 
-from mpicoll.train.search import SearchOptions, Space, crews, search, trials  # noqa: E402 - threads first  # noqa: E402
+from mpicoll.train.search import SearchOptions, Space, crews, search, trials  # noqa: E402 - threads first
 
 RESULTS = Path(__file__).parent / "results" / "search.jsonl"
 _PAD = 0.4
@@ -118,6 +119,7 @@ def speed(args: argparse.Namespace) -> None:
         groups = comm.size - 1
         facts = {"what": "speed", "groups": groups, "pad": _PAD, "epochs": result.epochs}
         report({**facts, "seconds": seconds})
+        shutil.rmtree(folder)
 
 
 def report(facts: dict[str, Any]) -> None:

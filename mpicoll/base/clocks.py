@@ -31,6 +31,14 @@ class Reading(NamedTuple):
     ahead: float
 
 
+def ahead(comm: MPI.Intracomm) -> float:
+    """Seconds by which the clock of rank 0 is ahead of this rank's; collective."""
+    own = MPI.Intracomm(comm).Dup()
+    found = measure(own).ahead
+    own.Free()
+    return found
+
+
 def closest(questions: Sequence[tuple[float, float, float]]) -> float:
     """How far a rank's clock is ahead of rank 0's, by the question answered soonest.
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,8 +118,7 @@ def _main(
                 lambda epoch: say(table.lines(epoch)),
             )
             if members is None:
-                functions = {f.name: getattr(callbacks, f.name) for f in fields(callbacks)}
-                result = run(config, comm, dataset=dataset, **functions)
+                result = run(config, comm, dataset=dataset, **vars(callbacks))
             else:
                 given = dataset, None, None
                 result = run_on(members, config, given, None, callbacks)

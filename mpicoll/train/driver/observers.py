@@ -62,7 +62,7 @@ class Observers:
         self._own: MPI.Intracomm | None = None  # of comparisons of clocks
         self._steps, self._communicated = 0, 0.0
         self._stacks = stacks
-        self._fence: Fence | None = None
+        self._fence = Fence(())
 
     @property
     def communicated(self) -> float:
@@ -85,8 +85,7 @@ class Observers:
             GivenUp: The others have gone on without this process.
             OSError: A file cannot be written.
         """
-        if self._fence is not None:
-            self._fence.check()
+        self._fence.check()
         if isinstance(record, Step):
             self._steps += 1
             self._communicated += record.exposed + record.hidden

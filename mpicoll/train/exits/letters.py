@@ -47,7 +47,7 @@ class Letter:
     @property
     def overhead(self) -> int:
         """Bytes that are no values."""
-        return len(self.packed()) - len(self.values)
+        return _HEAD.size + (0 if self.rows is None else -(-len(self.rows) // 8))
 
 
 def unpacked(content: bytes | bytearray) -> Letter:

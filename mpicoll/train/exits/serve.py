@@ -102,6 +102,8 @@ def serve(
             not fit; on all ranks.
     """
     workers = AllReduceWorkers(comm, None)
+    from mpicoll.base import clocks  # starts MPI
+
     path, facts, trained = loaded(workers, Path(run), best)
     faults = faults or {}
     with together(workers, "sharing out the tiers"):
@@ -132,11 +134,13 @@ def serve(
             raw = prod(inputs.shape[1:])
     count, raw = workers.gather((len(targets), raw))[0]
     mail = Mail(comm)
-    ahead = _ahead(comm)
+    ahead = clocks.ahead(comm)
     node = Node(
         *(model, parameters, tiers, mail, count, batch, seen),
-        *(lambda: clock() + ahead, patience, faults.get(workers.rank, Fault())),
+        *(lambda: clocks.clock() + ahead, patience, faults.get(workers.rank, Fault())),
     )
+    item = next(iter(parameters.values())).dtype.itemsize
+    costs = layout.costs(model, item) if not faults else None
     outcomes = []
     for threshold in thresholds:
         meet(comm)
@@ -144,31 +148,10 @@ def serve(
         meet(comm)
         account.late += mail.drain()
         every = workers.gather(account)
-        item = next(iter(parameters.values())).dtype.itemsize
-        costs = layout.costs(model, item) if not faults else None
         outcomes.append(_outcome(threshold, every, tiers, targets, count, raw, costs))
     mail.close()
     everything: list[Outcome] = workers.gather(outcomes)[0]
     return everything
-
-
-def clock() -> float:
-    """Seconds by this rank's clock."""
-    from mpicoll.base import clocks  # starts MPI
-
-    return clocks.clock()
-
-
-def _ahead(comm: MPI.Intracomm) -> float:
-    """Seconds by which the clock of rank 0 is ahead of this rank's; collective."""
-    from mpi4py import MPI
-
-    from mpicoll.base import clocks
-
-    own = MPI.Intracomm(comm).Dup()
-    found = clocks.measure(own).ahead
-    own.Free()
-    return found
 
 
 def _require_faults(faults: Mapping[int, Fault], devices: Tier) -> None:

@@ -8,9 +8,10 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.exits import layout
-from mpicoll.train.models.exits import Chain, EarlyExits
+from mpicoll.train.models.exits import EarlyExits
 from mpicoll.train.models.flat import Parameters
 from mpicoll.train.models.layers import Layer
+from mpicoll.train.models.networks import Sequential
 from mpicoll.train.models.parts import Aggregate, EachPart, Split, aggregated
 
 
@@ -44,14 +45,15 @@ class Stage:
         self.score_shape = model.shapes[-1]
         if self._exit is not None and parts > 1:
             self.score_shape = layout.score_shape(model, self._exit)
+        self._cut = self._split()
         self.binary = layout.is_binary(model.layers[start:end])
 
     def sight(self, samples: Array) -> Array:
         """What a device sees of samples, shape (samples, ...)."""
         values = samples
-        for layer in self._split():
+        for layer in self._cut:
             values, _ = layer.forward({}, values, None)
-        return np.ascontiguousarray(values[:, self._part]) if self._split() else samples
+        return np.ascontiguousarray(values[:, self._part]) if self._cut else samples
 
     def _split(self) -> list[Layer]:
         """The layers up to the one that cuts samples into parts; none where none does."""
@@ -73,7 +75,7 @@ class Stage:
         if isinstance(first, Aggregate):
             values = aggregated(first.how, received, _mask(here, len(values)))
             rest = rest[1:]
-        for index in rest[len(self._split()) :]:
+        for index in rest[len(self._cut) :]:
             values = self._apply(self._model, self._parameters, index, values)
         return values
 
@@ -108,7 +110,7 @@ class Stage:
             values = self._apply(head, self._of_head(), index, values)
         return values
 
-    def _head(self) -> Chain:
+    def _head(self) -> Sequential:
         assert self._exit is not None
         return self._model.heads[self._exit]
 
@@ -116,9 +118,11 @@ class Stage:
         assert self._exit is not None
         return self._model.of_head(self._parameters, self._exit)
 
-    def _apply(self, chain: Chain, parameters: Parameters, index: int, values: Array) -> Array:
+    def _apply(self, model: Sequential, parameters: Parameters, index: int, values: Array) -> Array:
         """A layer, or what it does to this rank's part."""
-        layer, own = chain.layers[index], chain.of_layer(parameters, index)
+        layer, names = model.layers[index], model.names(index)
+        # Of a layer in parts a rank has its own part alone.
+        own = {name: parameters[full] for name, full in names.items() if full in parameters}
         if isinstance(layer, EachPart):
             return layer.part(own, self._part, values)
         return layer.forward(own, values, None)[0]

@@ -38,16 +38,7 @@ class Exit:
     weight: float = 1.0
 
 
-class Chain(Sequential):
-    """A network whose layers can be computed one by one."""
-
-    def of_layer(self, parameters: Parameters, index: int) -> dict[str, Array]:
-        """The parameters and buffers of a layer, by the names it knows."""
-        names = {**self._names[index], **self._buffers[index]}
-        return {own: parameters[name] for own, name in names.items() if name in parameters}
-
-
-class EarlyExits(Chain):
+class EarlyExits(Sequential):
     """A network with exits: it learns the weighted sum of the losses of all.
 
     Its outputs are those of the last layer: it is evaluated as the network without exits, and
@@ -89,7 +80,7 @@ class EarlyExits(Chain):
         shapes = [self.shapes[found.after] for found in self.exits]
         # A view in front, so that the first layer with parameters hands slopes on, too.
         self.heads = tuple(
-            Chain((Reshape(shape), *found.head), shape, dtype, self.loss)
+            Sequential((Reshape(shape), *found.head), shape, dtype, self.loss)
             for found, shape in zip(self.exits, shapes, strict=True)
         )
         for number, head in enumerate(self.heads, start=1):

@@ -332,6 +332,14 @@ class Dropout(Layer):
         return error if memory is None else error * memory, None
 
 
+def shapes_of(layers: Sequence[Layer], shape: Shape) -> list[Shape]:
+    """Of the inputs of each layer of a chain, and of the last one's outputs."""
+    shapes = [shape]
+    for layer in layers:
+        shapes.append(layer.output_shape(shapes[-1]))
+    return shapes
+
+
 @dataclass(frozen=True)
 class Chain(Layer):
     """A layer that is made of others, one after the other.
@@ -363,11 +371,7 @@ class Chain(Layer):
         return list(zip(self.layers, self._shapes(shape)[:-1], strict=True))
 
     def _shapes(self, shape: Shape) -> list[Shape]:
-        """Of the inputs of each layer, and of the last one's outputs."""
-        shapes = [shape]
-        for layer in self.layers:
-            shapes.append(layer.output_shape(shapes[-1]))
-        return shapes
+        return shapes_of(self.layers, shape)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from mpicoll.train.models.layers import (
     Reshape,
     Residual,
     held,
+    shapes_of,
 )
 from mpicoll.train.models.losses import CrossEntropy, Loss
 from mpicoll.train.models.precision import computing
@@ -160,9 +161,7 @@ class Sequential(PushingModel):
         self.layers = tuple(layers)
         self.dtype = np.dtype(dtype)
         self.loss = loss or CrossEntropy()
-        self.shapes = [inputs]
-        for layer in self.layers:
-            self.shapes.append(layer.output_shape(self.shapes[-1]))
+        self.shapes = shapes_of(self.layers, inputs)
         self._names: list[dict[str, str]] = []
         self._buffers: list[dict[str, str]] = []
         self.holders: dict[str, list[int]] = {}

@@ -38,7 +38,7 @@ def require(
     if not order.trains:
         raise ValueError(f"{order.name} has forward passes alone: give a schedule that trains")
     require_progress(schedule)
-    if any(task.kind == "I" for task in schedule.program(0)):
+    if any(task.kind == "I" for task in schedule.programs[0]):
         _require_halves(model, order.name)
     parts = replicas * schedule.microbatches
     if order.updates:

@@ -158,7 +158,6 @@ class Executor:
         Raises:
             TimeoutError: A message has not come within `MPICOLL_TIMEOUT`.
         """
-        self._weights.begin()
         if self._sums is not None:
             self._sums.begin()
         if self._wires is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
-from mpicoll.train.models.flat import Parameters, require_names
+from mpicoll.train.models.flat import Parameters, described, require_names
 from mpicoll.train.models.layers import Layer, Residual
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.models.precision import Rounding, computing
@@ -94,18 +94,15 @@ class FullySharded(Mapping[str, Array]):
             self._workers = AllReduceWorkers(comm, algorithm)
         self._division = division = (EvenParts if gather == "all" else WholeUnits)(self._workers)
         self._units: list[Unit] = []
+        facts: dict[str, object] = {}
         with together(self._workers, "reading parameters"):
             for index, (name, names) in enumerate(grouped(list(parameters)).items()):
                 arrays = {full: parameters[full] for full in names}
                 _require_floating(arrays, self._units)
                 self._units.append(Unit(name, index, arrays, division))
+                facts |= described(arrays)
             if not self._units:
                 raise ValueError("the model has no parameters: give at least one array")
-        facts: dict[str, object] = {
-            f"parameter {name}": f"{unit.weights.dtype} of shape {span[2]}"
-            for unit in self._units
-            for name, span in unit.spans.items()
-        }
         facts |= {"gather": gather, "ahead": ahead, "keep": keep}
         require_equal(self._workers, facts, "give all ranks the same")
         self.units = [unit.name for unit in self._units]

@@ -111,7 +111,7 @@ class Pipeline:
         self.parameters, self.buffers = self._stage.parameters, self._stage.buffers
         wide = np.promote_types(model.dtype, np.float32)
         self._sums = Sums(self._stage.uses, wide, self._group.parts, self._group.tree_over)
-        program = found.program(mesh.pipe.rank)
+        program = found.programs[mesh.pipe.rank]
         self._plan = self._planned(program, recompute)
         # The forward passes of the same program: of one version of the parameters.
         forward = [task._replace(version=0) for task in program if task.kind.endswith("F")]

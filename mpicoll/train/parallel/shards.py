@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpicoll import algorithms
-from mpicoll.train.models.layers import Layer, Residual, Shape
+from mpicoll.train.models.layers import Layer, Residual, Shape, shapes_of
 from mpicoll.train.parallel.conjugate import Group, Step
 from mpicoll.train.parallel.placements import WHOLE, Placement, conversion
 from mpicoll.train.parallel.rules import Rule, Setting, rules_of
@@ -62,7 +62,7 @@ def shard(
             there is nothing for `sequence` to divide.  The same on all ranks.
     """
     size = 1 if comm is None else comm.Get_size()
-    shapes = _shapes(layers, inputs)
+    shapes = shapes_of(layers, inputs)
     if sequence and not any(len(shape) == 2 for shape in shapes):
         raise ValueError(
             f"sequence=True and samples of shape {inputs}: give layers of sequences (tokens, "
@@ -109,14 +109,6 @@ class _Costs:
             for collective, values in there + (back if backward else []):
                 found += self.seconds(collective, values * self.factor)
         return found
-
-
-def _shapes(layers: Sequence[Layer], inputs: Shape) -> list[Shape]:
-    """Of a whole sample at the inputs of each layer, and at the outputs of the last one."""
-    shapes = [inputs]
-    for layer in layers:
-        shapes.append(layer.output_shape(shapes[-1]))
-    return shapes
 
 
 def _steps(source: Placement, target: Placement, shape: Shape) -> tuple[Step, ...] | None:
@@ -198,7 +190,7 @@ class _Chain:
 
     def _residual(self, layer: Residual, shape: Shape, place: Placement, first: bool) -> Rule:
         """What is added to the inputs is where they are."""
-        shapes = _shapes(layer.layers, shape)
+        shapes = shapes_of(layer.layers, shape)
         chain = _Chain(layer.layers, shapes, self._setting, self._costs, first)
         seconds, rules = chain.path(place, place)
         local = Residual(tuple(chain.built(place, rules, place)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -88,11 +89,20 @@ class Timeline:
     def waits(self, step: int) -> list[list[Wait]]:
         """Of each rank, what it waited for."""
         records = self.steps[step]
-        found: list[list[Wait]] = []
-        for rank, record in enumerate(records):
-            own = [records[r] for r in range(rank % self.replicas, len(records), self.replicas)]
-            found.append([*_waits(record, own, records)])
-        return found
+        # When the other ends of its messages were made: those of a rank's own replica.
+        made = [
+            {
+                span.task: span.start
+                for record in records[first :: self.replicas]
+                for span in record.spans
+            }
+            for first in range(self.replicas)
+        ]
+        last = max((record.spans[-1].end for record in records if record.spans), default=-math.inf)
+        return [
+            [*_waits(record, made[rank % self.replicas], last)]
+            for rank, record in enumerate(records)
+        ]
 
     def shares(self, step: int) -> list[Shares]:
         """Of each rank, what the time of a step went into."""
@@ -186,26 +196,22 @@ def gathered(mesh: Mesh, own: Sequence[Record]) -> list[tuple[Record, ...]]:
         return [(record,) for record in own]
     from mpicoll.base import clocks  # here, because it initialises MPI
 
-    private = comm.Dup()
-    ahead = clocks.measure(private).ahead
-    private.Free()
+    ahead = clocks.ahead(comm)
     every = comm.allgather([record.shifted(ahead) for record in own])
     return [*zip(*every, strict=True)]
 
 
-def _waits(record: Record, own: Sequence[Record], every: Sequence[Record]) -> Iterator[Wait]:
+def _waits(record: Record, made: Mapping[Task, float], last: float) -> Iterator[Wait]:
     """What a rank waited for.
 
     Args:
         record: Its step.
-        own: Those of its replica, which its messages are of.
-        every: Those of all ranks, which end the step together.
+        made: When each task of its replica began, which its messages are of.
+        last: When the last task of all ranks was done, which end the step together.
     """
-    made = {span.task: span.start for other in own for span in other.spans}
     for task, start, end in record.spans:
         if task.kind in RECEIVES:
             yield from _parted(task, start, end, made[task.other_end])
-    last = max((r.spans[-1].end for r in every if r.spans), default=record.start)
     own_last = record.spans[-1].end if record.spans else record.start
     yield from _parted(None, own_last, record.end, last)
 

@@ -49,20 +49,14 @@ class Weights:
         program: Sequence[Task],
     ) -> None:
         self._parameters, self._buffers, self._dtype = parameters, buffers, dtype
-        self._names = names
-        self._needed = Counter(
+        self._left = Counter(
             (task.chunk, task.version)
             for task in program
             if not task.is_message and task.kind != "U"
         )
-        self.most = 1
-
-    def begin(self) -> None:
-        """A new step: all chunks are at version 0."""
-        self._left = Counter(self._needed)
         self._kept = {
-            chunk: {0: self._version({name: self._parameters[name] for name in names})}
-            for chunk, names in self._names.items()
+            chunk: {0: self._version({name: parameters[name] for name in own})}
+            for chunk, own in names.items()
         }
         self.most = 1
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpicoll.base.arrays import Array
 from mpicoll.train.ranks.workers import AllReduceWorkers
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class GuardedWorkers(AllReduceWorkers):
@@ -23,9 +18,6 @@ class GuardedWorkers(AllReduceWorkers):
     """
 
     may_die = True
-
-    def __init__(self, comm: MPI.Intracomm, algorithm: str | None = None) -> None:
-        super().__init__(comm, algorithm)
 
     def meet(self) -> None:
         self._comm.Barrier()

@@ -73,11 +73,6 @@ class Members:
         """Whether this rank prints, and writes what one rank writes for all."""
         return bool(self._everyone.Get_rank() == 0)
 
-    @property
-    def name(self) -> int:
-        """The number that this rank had at the start."""
-        return self.names[self._everyone.Get_rank()]
-
     def regroup(self) -> tuple[int, ...]:
         """Go on with the ranks that are left; collective over these, those that sleep included.
 
@@ -150,5 +145,4 @@ class Members:
             if asleep
             else self._everyone
         )
-        make = GuardedWorkers if self.sleeps else self._make
-        self.workers = make(self.comm)
+        self.workers = GuardedWorkers(self.comm, None) if self.sleeps else self._make(self.comm)

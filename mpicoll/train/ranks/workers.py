@@ -213,6 +213,8 @@ class AllReduceWorkers(Workers):
         self._short = {"algorithm": "recursive_doubling"} if own else self._choice
 
     def _choice_for(self, collective: str) -> dict[str, Any]:
+        if not self._choice:  # the names of all algorithms are not looked up for each call
+            return {}
         known = (*algorithms.names(collective), "native")
         return self._choice if self._choice.get("algorithm") in known else {}
 

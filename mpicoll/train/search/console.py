@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from mpicoll.base.json_lines import Record, finite
-from mpicoll.base.wording import plural
+from mpicoll.base.wording import measures, plural
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.search import trials
@@ -91,17 +91,13 @@ def _conclusion(found: Found) -> str:
         return "\n".join(lines)
     lines.append(
         f"best: trial {found.trial} after {plural(found.trained, 'epoch')}, "
-        f"validation {_measures(found.validation)}"
+        f"validation {measures(found.validation)}"
     )
     lines.append(_values(found.values))
     if found.test:
-        lines.append(f"test {_measures(found.test)}")
+        lines.append(f"test {measures(found.test)}")
     lines.append(f"checkpoint: {found.checkpoint}")
     return "\n".join(lines)
-
-
-def _measures(measures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
 
 
 @contextmanager
@@ -142,7 +138,7 @@ def _beginning(records: list[Record]) -> int:
 
 
 def _line(record: Record) -> str:
-    what = record["failed"] or f"validation {_measures(record['validation'])}"
+    what = record["failed"] or f"validation {measures(record['validation'])}"
     after = plural(record["epochs"], "epoch")
     return f"{record['seconds']:8.1f} s  trial {record['trial']:4}  {after:>10}  {what}"
 
@@ -159,11 +155,11 @@ def table(now: Coordinator, options: SearchOptions) -> Table:
     for group, job in sorted(now.running.items()):
         last = latest.get(job.trial)
         done, found = (last["number"], last["validation"]) if last else (0, {})
-        cells = f"{done}/{job.epochs}", _measures(found), _values(job.values)
+        cells = f"{done}/{job.epochs}", measures(found), _values(job.values)
         grid.add_row(f"group {group}", str(job.trial), *cells)
     ranked = sorted(trials.told(records), key=lambda record: -record["score"])
     for place, record in enumerate(ranked[:_BEST], start=1):
-        cells = str(record["epochs"]), _measures(record["validation"]), _values(record["values"])
+        cells = str(record["epochs"]), measures(record["validation"]), _values(record["values"])
         grid.add_row(f"best {place}", str(record["trial"]), *cells)
     return grid
 

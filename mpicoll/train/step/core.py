@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mpicoll.base.wording import plural
-from mpicoll.train.step.tasks import RECEIVES, SENDS, Task
+from mpicoll.train.step.tasks import OTHER_END, SENDS, Task
 
-_OTHER_END = dict(zip(SENDS + RECEIVES, RECEIVES + SENDS, strict=True))
 #: Ranks that a message names.
 _NAMED = 8
 
@@ -116,7 +115,7 @@ def run(
                 if times is None:
                     waiting[task.kind, task.chunk] = rank
                     break
-                woken = waiting.pop((_OTHER_END[task.kind], task.chunk), None)
+                woken = waiting.pop((OTHER_END[task.kind], task.chunk), None)
                 if woken is not None:
                     ready.append(woken)
             else:

@@ -31,6 +31,8 @@ Place = Callable[[int, int], int]
 
 SENDS = ("SEND_F", "SEND_B")
 RECEIVES = ("RECV_F", "RECV_B")
+#: Of each end of a message the kind of the other one.
+OTHER_END = dict(zip(SENDS + RECEIVES, RECEIVES + SENDS, strict=True))
 
 
 class Task(NamedTuple):
@@ -61,8 +63,7 @@ class Task(NamedTuple):
     @property
     def other_end(self) -> Task:
         """Of a message: the task at its other end."""
-        ends = dict(zip(SENDS + RECEIVES, RECEIVES + SENDS, strict=True))
-        return self._replace(kind=ends[self.kind])
+        return self._replace(kind=OTHER_END[self.kind])
 
     @property
     def source(self) -> int:

@@ -62,7 +62,8 @@ class Gossip(Mixing):
         for distance in distances:
             self._workers.shift(weights, received, distance)
             total += received
-        weights[...] = total / (1 + len(distances))
+        total /= 1 + len(distances)
+        weights[...] = total
 
     def _distances(self, step: int) -> tuple[int, ...]:
         size = self._workers.size

@@ -103,9 +103,7 @@ class Buffers:
             row = rows[part if self._shards else 0]
             row[0] += seen
             if seen:
-                own = _packed(self.sets[index])
-                with np.errstate(invalid="ignore"):  # infinite values may be constants
-                    row[1:] += seen * np.where(own == base, 0, own - base)
+                row[1:] += seen * _difference(_packed(self.sets[index]), base)
         self._workers.sum(rows)
         self._fill(_moved(base, rows))
 
