@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 PARAMETER = "A parameter of the algorithm, as segments=4, order=2,0,1,3 or nodes=0,0,1,1."
 
@@ -10,6 +10,11 @@ PARAMETER = "A parameter of the algorithm, as segments=4, order=2,0,1,3 or nodes
 def plural(number: int, noun: str) -> str:
     """A number of things: "1 rank", "2 ranks"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def measures(found: Mapping[str, float]) -> str:
+    """Measures in words: "loss 0.1234, accuracy 0.9876"."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in found.items())
 
 
 def ranges(ranks: Iterable[int]) -> str:

@@ -9,7 +9,6 @@ which names that one. :mod:`mpicoll.base.json_lines` has what else holds for suc
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +157,6 @@ class Run:
     name: str
     facts: dict[str, Any]
     points: list[Point] = field(default_factory=list)
-
-
-def run_name() -> str:
-    """A name for a new run: when it was made, and what tells it from others of that second."""
-    import secrets  # with hashes; not for every start of the command
-
-    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 class Writer:

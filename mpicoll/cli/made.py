@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -249,12 +248,12 @@ def _print(found: Found, rows: list[dict[str, Any]], measured: Measured | None) 
 def write_rules(path: Path, found: Found, rows: list[dict[str, Any]]) -> None:
     """Write a tuning file of the choices that were measured."""
     from mpicoll.base.files import write_atomically
+    from mpicoll.tuning import rule_files
 
     ranks = len(found.bound.shares)
     choices = [
         {"nbytes": row["size"], "ranks": ranks, "algorithms": [row["choice"]]} for row in rows
     ]
     about = {"by": "mpicoll synthesize --measure"}
-    file = {"mpicoll": "tuning 1", "about": about, "rules": {found.collective: choices}}
-    write_atomically(path, json_.dumps(file, indent=2) + "\n")
+    write_atomically(path, rule_files.written(about, {found.collective: choices}))
     output.remark(f"rules written to {path}: set MPICOLL_TUNING={path}")

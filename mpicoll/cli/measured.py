@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,6 +106,19 @@ def need(modules: Sequence[str], extra: str) -> None:
             raise UsageError(f"this needs {name}: pip install mpicoll[{extra}]") from None
 
 
+@contextmanager
+def remarking() -> Iterator[None]:
+    """Take files that cannot be read for a usage error, and remark warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with reading():
+                yield
+        finally:
+            for warning in caught:
+                output.remark(f"mpicoll: warning: {warning.message}")
+
+
 def runs(paths: Sequence[Path], mix: bool) -> list[Run]:
     """The runs of some files; lines that cannot be read are remarked and dropped.
 
@@ -113,14 +127,8 @@ def runs(paths: Sequence[Path], mix: bool) -> list[Run]:
     """
     from mpicoll.bench.runs import load
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            with reading():
-                return load(paths, mix=mix)
-        finally:
-            for warning in caught:
-                output.remark(f"mpicoll: warning: {warning.message}")
+    with remarking():
+        return load(paths, mix=mix)
 
 
 def cells(found: Sequence[Run], oversubscribed: bool) -> tuple[list[Cell], Left]:

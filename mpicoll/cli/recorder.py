@@ -169,7 +169,8 @@ def opened(
         UsageError: if the sweep to go on with is another one, or plotly is missing for a page.
         OSError: if a file cannot be written.
     """
-    from mpicoll.bench.records import Run, Writer, run_name
+    from mpicoll.base.json_lines import new_run
+    from mpicoll.bench.records import Run, Writer
     from mpicoll.bench.resume import Earlier, earlier
     from mpicoll.bench.settings import groups
 
@@ -193,7 +194,7 @@ def opened(
     facts["settings"] = settings.plain()
     if before.names:
         facts["resumes"] = before.names[-1]
-    name = run_name()
+    name = new_run()
     left = groups(settings, facts["ranks"], before.done)
     total = sum(len(group.algorithms) for group in left)
     if file is not None and left:

@@ -42,9 +42,10 @@ def searched(
     Raises:
         UsageError: something is unknown, or there are more ranks than cores.
     """
+    from mpicoll.base.json_lines import new_run
     from mpicoll.base.sizes import format_size, parse_sizes
     from mpicoll.bench import environment
-    from mpicoll.bench.records import Run, Writer, run_name
+    from mpicoll.bench.records import Run, Writer
     from mpicoll.bench.search import search
 
     names = [_named(text) for text in collectives]
@@ -58,7 +59,7 @@ def searched(
             "launch fewer, or give --oversubscribed"
         )
     costs = session.on_rank_0(comm, lambda: _costs(model))
-    run = Run(comm.bcast(run_name()), facts)
+    run = Run(comm.bcast(new_run()), facts)
     writer = session.on_rank_0(comm, lambda: Writer(file) if file else None)
     with closing(writer) if writer else nullcontext():
         if writer:

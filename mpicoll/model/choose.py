@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,7 +60,7 @@ class Table:
         }
         return Table(self.place, (low, *self.sizes, high), rows)
 
-    @property
+    @cached_property
     def comparisons(self) -> Comparisons:
         """The choices held against each other."""
         return Comparisons(self.cells, len(self.sizes))

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpicoll.schedule import methods
 from mpicoll.schedule.methods import METHODS, NEIGHBOURHOOD, Blocks
 
 #: What a rank waits for in a collective before it can be done.
@@ -201,7 +202,7 @@ def _collectives() -> dict[str, Recorded]:
     found = {}
     for method in METHODS.values():
         definition, name = method.definition, method.name
-        root = method.arguments.index(3) if definition.rooted else -1
+        root = method.arguments.index(methods.ROOT) if definition.rooted else -1
         how = method.blocks is not Blocks.OWN, root, _NBYTES.get(name, _SENT), _ARRAYS.get(name, 0)
         for form in (name, f"I{name.lower()}", f"{name}_init"):
             found[form] = Recorded(form, method.collective, *how)

@@ -7,7 +7,6 @@ So a choice is not praised for the luck that it was chosen for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from mpicoll.bench.sweep import sweep
 from mpicoll.profile.calls import COLLECTIVES
 from mpicoll.profile.merged import Line, Profile
 from mpicoll.schedule.methods import METHODS
-from mpicoll.tuning import NATIVE
+from mpicoll.tuning import NATIVE, rule_files
 
 #: Lines that are looked at.
 COSTLIEST = 5
@@ -55,13 +54,19 @@ class Answer:
         reason: Why nothing can be said; "" where there are points.
         now: What runs today.
         best: What was fastest when all were measured; both as measured afterwards.
-        oversubscribed: Whether there were more ranks than cores.
     """
 
     line: Line
     reason: str = ""
     now: Point | None = None
     best: Point | None = None
+
+    @property
+    def told(self) -> Point | None:
+        """What to run: the best where it is told to gain, else what runs today."""
+        if self.now is None or self.best is None:
+            return None
+        return self.best if self.saved else self.now
 
     @property
     def saved(self) -> tuple[float, float, float] | None:
@@ -221,8 +226,7 @@ def advice(found: Iterable[Answer], tuning: Path) -> list[str]:
     choices: dict[str, dict[str, None]] = {}
     gaining = set()
     for answer in found:
-        if answer.now is not None and answer.best is not None:
-            told = answer.best if answer.saved else answer.now
+        if (told := answer.told) is not None:
             choices.setdefault(told.base, {})[told.choice] = None
             gaining |= {told.base} if answer.saved else set()
     if any(len(choices[name]) > 1 for name in gaining):
@@ -242,13 +246,11 @@ def write_rules(found: Iterable[Answer], path: Path) -> None:
     """
     rules: dict[str, list[dict[str, Any]]] = {}
     for answer in found:
-        if answer.now is not None and answer.best is not None:
-            told = answer.best if answer.saved else answer.now
+        if (told := answer.told) is not None:
             rule = {"nbytes": told.size, "ranks": told.ranks, "algorithms": [told.choice]}
             if rule not in rules.setdefault(told.base, []):
                 rules[told.base].append(rule)
     for each in rules.values():
         each.sort(key=lambda rule: (rule["ranks"], rule["nbytes"]))
     about = {"made by": "mpicoll profile --replay, one launch"}
-    content = {"mpicoll": "tuning 1", "about": about, "rules": rules}
-    write_atomically(path, json.dumps(content, indent=2) + "\n")
+    write_atomically(path, rule_files.written(about, rules))

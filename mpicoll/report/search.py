@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mpicoll.base.files import write_atomically
 from mpicoll.base.json_lines import Record
-from mpicoll.base.wording import plural
+from mpicoll.base.wording import measures, plural
 from mpicoll.report import page, tables
 from mpicoll.report.figures import Figure, bare, line
 from mpicoll.report.style import COLORS
@@ -85,15 +85,11 @@ def _winner(records: list[Record]) -> str:
     if best is None:
         return "<p>No trial has a score.</p>"
     after = plural(best["epochs"], "epoch")
-    words = f"Best: trial {best['trial']} after {after}, validation {_words(best['validation'])}"
+    words = f"Best: trial {best['trial']} after {after}, validation {measures(best['validation'])}"
     for record in records:
         if record["event"] == "winner" and record["test"]:
-            words += f"; test {_words(record['test'])}"
+            words += f"; test {measures(record['test'])}"
     return f"<p>{escaped(words)}.</p>"
-
-
-def _words(measures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
 
 
 def _last(told: list[Record]) -> list[Record]:

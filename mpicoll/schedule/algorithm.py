@@ -107,7 +107,7 @@ class Algorithm:
         """Whether it serves this number of ranks."""
         if self.only is not None:
             return size == self.only
-        return not any(need.misfit(size) for need in of_size(self.needs))
+        return all(need.serves(size) for need in of_size(self.needs))
 
     def misfit(self, size: int, parameters: Mapping[str, Value], root: int | None = None) -> str:
         """Why it does not serve this number of ranks with these parameters; "" if it does.
@@ -119,8 +119,8 @@ class Algorithm:
         if root is not None and self.root not in (None, root):
             return f"it was made for root {self.root}, not for {root}"
         for need in of_size(self.needs):
-            if need.misfit(size):
-                return need.misfit(size)
+            if why := need.misfit(size):
+                return why
         for name, value in parameters.items():
             if isinstance(value, tuple) and value and len(value) != size:
                 return (

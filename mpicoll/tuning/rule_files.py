@@ -15,11 +15,18 @@ the environment, the first that can serve.  Where none can, the built-in rules d
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from mpicoll.base.files import checked_json
 from mpicoll.tuning import rules as tuning
+
+
+def written(about: Mapping[str, Any], rules: Mapping[str, Any]) -> str:
+    """A tuning file: how it was made, and its rules by collective."""
+    return json.dumps({"mpicoll": "tuning 1", "about": about, "rules": rules}, indent=2) + "\n"
 
 
 def load(path: str) -> tuning.Table:

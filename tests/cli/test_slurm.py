@@ -266,11 +266,13 @@ def test_doctor_warns_of_more_threads_than_cores():
 )
 def test_ranks_outlive_each_other_where_it_is_asked_for(version, launcher, words, expected):
     text = (SCRIPTS / "common.sh").read_text()
+    asks = next(line for line in text.splitlines() if line.startswith("is_open_mpi() {"))
     function = text[text.index("outlive() {") : text.index("\n}\n", text.index("outlive() {")) + 3]
     script = f"""
         say() {{ echo "$*"; }}
         mpirun() {{ echo {version}; }}
         LAUNCHER={launcher} launch=({launcher} -n 4)
+        {asks}
         {function}
         outlive mpicoll train {words}
         echo "${{launch[*]}}"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mpicoll.base.wording import measures
 from mpicoll.cli import output, session
 from mpicoll.cli.errors import UsageError, one_of
 from mpicoll.cli.options import Best, Json, Run
@@ -46,9 +47,8 @@ def command(
     if json:
         output.facts(asdict(found))
         return 0
-    measures = ", ".join(f"{name} {value:.4f}" for name, value in found.measures.items())
     output.text(
         f"{found.checkpoint}: step {found.step}, epoch {found.epoch}\n"
-        f"{part} set of {found.data}, {found.samples:,} samples: {measures}"
+        f"{part} set of {found.data}, {found.samples:,} samples: {measures(found.measures)}"
     )
     return 0

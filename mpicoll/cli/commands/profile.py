@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 import textwrap
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,14 +77,8 @@ def command(
 def _read(folder: Path) -> Profile:
     from mpicoll.profile import merged
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            with reading():
-                return merged.read(folder)
-        finally:
-            for warning in caught:
-                output.remark(f"mpicoll: warning: {warning.message}")
+    with measured.remarking():
+        return merged.read(folder)
 
 
 def _replay(folder: Path) -> None:

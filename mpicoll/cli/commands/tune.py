@@ -242,6 +242,7 @@ def _text(
     from mpicoll.bench.runs import machine
     from mpicoll.model import choose
     from mpicoll.model import export as exporters
+    from mpicoll.tuning import rule_files
 
     if export == "ompi":
         return exporters.ompi(cells)
@@ -258,8 +259,7 @@ def _text(
         "runs": [run.name for run in runs],
         "evidence": _evidence(made, verdicts),
     }
-    rules = choose.by_collective(made)
-    return json_.dumps({"mpicoll": "tuning 1", "about": about, "rules": rules}, indent=2) + "\n"
+    return rule_files.written(about, choose.by_collective(made))
 
 
 def _base(path: Path | None) -> dict[str, Any] | None:
