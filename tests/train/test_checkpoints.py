@@ -22,6 +22,7 @@ from mpicoll.base.locks import Lock
 from mpicoll.cli import main
 from mpicoll.train import Dataset, TrainingError, run
 from mpicoll.train.driver import array_files, checkpointing, checkpoints, parity
+from mpicoll.train.ranks import signals
 
 
 def blobs(samples=50):
@@ -330,6 +331,18 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(mpir
     assert run(on, dataset=clouds()).beginning.step == 7
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["best", "step-00000007", "step-00000014"]
+
+
+def test_a_signal_that_comes_as_a_run_ends_stops_the_search_around_it():
+    asked = []
+    before = signal.getsignal(signal.SIGTERM)
+    with signals.heard(lambda: asked.append("search")):
+        with signals.heard(lambda: asked.append("run")):
+            signal.raise_signal(signal.SIGTERM)
+        assert asked == ["run", "search"]
+        signal.raise_signal(signal.SIGTERM)
+    assert asked == ["run", "search", "search"]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_signals_mean_what_they_did_before_a_run(tmp_path):

@@ -235,7 +235,7 @@ def started(tmp_path, *words):
 
 
 def test_a_signal_stops_a_search(space, tmp_path):
-    words = ("--method", "asha", "--trials", "200", "--eta", "2", "--out", tmp_path / "found")
+    words = ("--method", "asha", "--trials", "2000", "--eta", "2", "--out", tmp_path / "found")
     process = started(tmp_path, *words)
     path = tmp_path / "found" / trials.FILE
     while process.poll() is None and not (path.exists() and b'"told"' in path.read_bytes()):
@@ -244,7 +244,7 @@ def test_a_signal_stops_a_search(space, tmp_path):
     _, said = process.communicate(timeout=60)
     assert (process.returncode, "stopped by a signal: --resume goes on" in said) == (75, True)
     told = sum(record["event"] == "told" for record in lines(tmp_path))
-    assert 0 < told < 200
+    assert 0 < told < 2000
     assert not [r for r in lines(tmp_path) if r["event"] == "winner"]
 
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -15,17 +17,32 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 STATUS = 75
 
 
+class _Ask:
+    """A handler that asks a run to stop, and what it stands in."""
+
+    def __init__(self, ask: Callable[[], None], outer: Any) -> None:
+        self._ask = ask
+        self._outer = outer if isinstance(outer, _Ask) else None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._ask()
+        if self._outer is not None:
+            self._outer(number, frame)
+
+
 @contextmanager
 def heard(ask: Callable[[], None]) -> Iterator[None]:
     """Call `ask` when a signal comes, in place of what it did before; in the main thread only.
 
-    A signal that something else than Python code waits for is left to it.
+    Where one is inside another, both are asked: a signal that comes as the inner one ends, too
+    late to stop it, still stops the outer one. A signal that something else than Python code
+    waits for is left to it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {
-        number: signal.signal(number, lambda *_: ask())
+        number: signal.signal(number, _Ask(ask, signal.getsignal(number)))
         for number in SIGNALS
         if not _is_taken(number)
     }
