@@ -38,6 +38,9 @@ GRACE = 1.0
 DUMP = 0.5
 #: Seconds given to mpirun to forward the report; what it still holds when a rank fails is lost.
 FORWARD = 0.5
+#: What is made of collectives: on more than three ranks it asks nothing new of them that their own
+#: tests do not, so that only the long suite runs it there.
+AS_ON_FEW, MOST = ("test_bench*.py", "test_torch*.py", "test_train*.py"), 3
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +85,15 @@ def events():
     hooks.remove(seen.append)
 
 
+@pytest.hookimpl(tryfirst=True)  # before what is long is skipped
 def pytest_collection_modifyitems(items):
+    from mpi4py import MPI
+
+    more = MPI.COMM_WORLD.size > MOST
     for item in items:
         item.add_marker(pytest.mark.mpi)
+        if more and any(map(item.path.match, AS_ON_FEW)):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(trylast=True)  # after the terminal reporter exists
