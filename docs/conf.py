@@ -25,6 +25,7 @@ mpi4py.rc.finalize = False
 import call_costs  # noqa: E402
 import catalogue  # noqa: E402
 import command  # noqa: E402
+import home  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
 import networks  # noqa: E402
@@ -77,6 +78,7 @@ def generate(app: Any) -> None:
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
     texts |= {**synthesis_figures.session(), **pipeline_figures.pages()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
+    plots += home.draw(GENERATED)
     plots += [*synthesis_figures.draw(GENERATED), *pipeline_figures.draw(GENERATED)]
     drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}
     for path in GENERATED.iterdir():
