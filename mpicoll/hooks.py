@@ -1,4 +1,4 @@
-"""Hooks for profilers: functions that are called after every collective call of this process.
+"""Hooks for profilers: functions that run after every collective call of this process.
 
 ::
 
@@ -6,9 +6,9 @@
 
     hooks.add(lambda event: print(event.collective, event.algorithm, event.nbytes, event.seconds))
 
-A non-blocking collective and each start of a persistent one is a call too.  By mpicoll's algorithms
-it is reported when it is found complete, in whatever call or thread that is, if hooks were there
-when it was started; the library's own when it has been started.
+Non-blocking collectives and each start of a persistent one count as calls.  With mpicoll's
+algorithms they are reported when they are found complete, in whatever call or thread that happens,
+if there were hooks when they started.  The library's own are reported when they have started.
 """
 
 from __future__ import annotations

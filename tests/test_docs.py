@@ -321,7 +321,7 @@ def test_the_programs_of_sharded_models(name, mpirun, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("about", "name", "ranks"), [("search", "ask_and_tell.py", 1), ("exits", "exits.py", 2)]
+    ("about", "name", "ranks"), [("hyperparameters", "ask_and_tell.py", 1), ("exits", "exits.py", 2)]
 )
 def test_the_programs_of_searches_and_exits(about, name, ranks, mpirun, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where they keep their files
@@ -334,7 +334,7 @@ def test_the_programs_of_searches_and_exits(about, name, ranks, mpirun, tmp_path
 def test_the_space_of_the_page_is_one():
     from mpicoll.train.search import Space
 
-    (text,) = (text for name, text in blocks(page("search"), "toml") if name == "space.toml")
+    (text,) = (text for name, text in blocks(page("hyperparameters"), "toml") if name == "space.toml")
     assert Space.of(parse_toml(text)).grid_size() == 5 * 3 * 3 * 3
 
 

@@ -12,6 +12,7 @@ import pytest
 from test_docs import blocks, page
 
 BIN = Path(sys.prefix, "bin")
+
 PAGES = ("first_program", "tutorial_mpi4py", "tutorial_ranks", "tutorial_torch")
 
 
@@ -22,6 +23,8 @@ def sessions(text):
         for line in block.strip().splitlines():
             if line.startswith("$ "):
                 found.append((line[2:], []))
+            elif line.startswith("> "):
+                found[-1] = (found[-1][0].removesuffix("\\") + line[2:], [])
             else:
                 found[-1][1].append(line)
     return found
