@@ -105,9 +105,9 @@ def pages() -> dict[str, str]:
             "-" * len(name),
             "",
             f"{runs[0]['processor']}, {runs[0]['cpus']} cores, {len(runs)} launches.  At "
-            f"best, copying 256 KiB that another core has just written took {near:.1f} us.  A point "
-            f"is disturbed if this copy took more than {FAR:g} times as long, or if other work had "
-            f"more than {100 * OTHERS:g} % of the cores.",
+            f"best, copying 256 KiB that another core has just written took {near:.1f} us.  A "
+            f"point is disturbed if this copy took more than {FAR:g} times as long, or if "
+            f"other work had more than {100 * OTHERS:g} % of the cores.",
             "",
             *list_table(
                 [
