@@ -60,6 +60,13 @@ def test_every_page_has_a_title():
         assert title and line == "=" * len(title), path.name
 
 
+def test_pages_need_nothing_from_elsewhere():
+    """Sphinx shows formulas by a script that browsers would fetch."""
+    for path in DOCS.glob("*.rst"):
+        text = path.read_text(encoding="utf-8")
+        assert ".. math::" not in text and ":math:" not in text, path.name
+
+
 # --- environment ----------------------------------------------------------------------------------
 
 
