@@ -28,8 +28,8 @@ class Event(NamedTuple):
         nbytes: bytes of the whole vector; 0 where this rank cannot tell.
         seconds: from the call to its end on this rank.
         error: what it raised, if it failed.
-        complete: False for a call that the MPI library has started and alone knows the end of; then
-            ``seconds`` is how long the start took.
+        complete: False for a non-blocking call of the MPI library, whose end mpicoll does not see;
+            then ``seconds`` is the time of the start.
     """
 
     collective: str
@@ -51,13 +51,13 @@ installed: list[Hook] = []
 def add(hook: Hook) -> None:
     """Call ``hook(event)`` after every collective call from now on.
 
-    What it raises comes out of that call; of a non-blocking one, out of ``Wait`` or ``Test``.
+    An exception of the hook is raised by that call, or by ``Wait`` or ``Test`` if it is non-blocking.
     """
     installed.append(hook)
 
 
 def remove(hook: Hook) -> None:
-    """Do not call it any more.
+    """Remove a hook.
 
     Raises:
         ValueError: it has not been added.
