@@ -51,7 +51,7 @@ installed: list[Hook] = []
 def add(hook: Hook) -> None:
     """Call ``hook(event)`` after every collective call from now on.
 
-    An exception of the hook is raised by that call, or by ``Wait`` or ``Test`` if it is non-blocking.
+    An exception of the hook is raised by that call, or by ``Wait`` or ``Test`` of a request.
     """
     installed.append(hook)
 
