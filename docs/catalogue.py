@@ -104,12 +104,12 @@ def _page(definition: Collective) -> str:
             "",
             f"Methods: ``{definition.method}``, ``I{definition.method.lower()}``, "
             f"``{definition.method}_init``" + (f", with {arguments}." if arguments else "."),
-            f"Lower bounds of its terms, each by itself, with one port on 8 ranks: "
+            f"Lower bound of each term with one port, on 8 ranks: "
             f"{_bound(definition)} (:ref:`notation <notation>`).",
             f"Bus bandwidth is {_number(definition.bus_factor(8))} times algorithm bandwidth "
             "on 8 ranks."
             if definition.bus_factor(8)
-            else "It has no bandwidth: it moves no data.",
+            else "It moves no data, so it has no bandwidth.",
             "",
             *list_table(["algorithm", "what it does"], summaries),
             *(line for entry in entries for line in _section(entry)),
@@ -198,7 +198,11 @@ def _rules(title: str, table: tuning.Table) -> list[str]:
         for collective, rules in table.items()
         for rule in rules
     ]
-    return [f"{title}:", "", *list_table(["collective", "ranks from", "bytes from", "taken"], rows)]
+    return [
+        f"{title}:",
+        "",
+        *list_table(["collective", "ranks from", "bytes from", "algorithms, in order"], rows),
+    ]
 
 
 def _names(rule: tuning.Rule) -> Sequence[str]:

@@ -38,7 +38,7 @@ def _section(command: Any, context: typer.Context) -> str:
     for paragraph in _paragraphs(command.help or ""):
         lines += [paragraph, ""]
     for words, text in filter(None, helps):
-        lines += [f"``{words}``", f"   {_marked(text) or 'See the usage.'}", ""]
+        lines += [f"``{words}``", f"   {_marked(text) or 'See the usage line.'}", ""]
     return "\n".join(lines)
 
 

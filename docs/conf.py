@@ -25,6 +25,7 @@ mpi4py.rc.finalize = False
 import call_costs  # noqa: E402
 import catalogue  # noqa: E402
 import command  # noqa: E402
+import home  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
 import networks  # noqa: E402
@@ -49,6 +50,8 @@ html_theme = "furo"
 html_title = f"mpicoll {release}"
 html_show_sphinx = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["mpicoll.css"]
 highlight_language = "none"
 autodoc_mock_imports = ["torch", "jax"]
 autodoc_member_order = "bysource"
@@ -77,6 +80,7 @@ def generate(app: Any) -> None:
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
     texts |= {**synthesis_figures.session(), **pipeline_figures.pages()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
+    plots += home.draw(GENERATED)
     plots += [*synthesis_figures.draw(GENERATED), *pipeline_figures.draw(GENERATED)]
     drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}
     for path in GENERATED.iterdir():

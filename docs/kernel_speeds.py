@@ -48,7 +48,7 @@ def pages() -> dict[str, str]:
     last = runs[-1]
     lines = [
         f"{last['processor']}, kernels of level {last['level']}, NumPy {last['numpy']}, "
-        f"{last['started'][:10]}: medians of {len(runs)} runs, in brackets the least.",
+        f"{last['started'][:10]}: medians of {len(runs)} runs, the lowest in brackets.",
         "",
     ]
     for size in sorted({size for _, _, size in found}):

@@ -15,6 +15,7 @@ from typing import Any
 from tables import list_table
 
 from mpicoll.base import json_lines
+from mpicoll.base.sizes import format_size
 
 RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 
@@ -30,8 +31,9 @@ Launches = dict[str, Points]
 
 
 def records() -> list[Path]:
-    """The files of launches and points; experiments of other kinds lie beside them."""
-    return [path for path in sorted(RECORDS.glob("*.jsonl")) if all(load(path))]
+    """The files of launches and points, MPI libraries first; other experiments lie beside them."""
+    paths = sorted(RECORDS.glob("*.jsonl"), key=lambda path: ("gloo" in path.stem, path.stem))
+    return [path for path in paths if all(load(path))]
 
 
 def load(path: Path) -> tuple[list[dict[str, Any]], Points]:
@@ -89,7 +91,7 @@ def _row(name: str, launches: Launches, near: float) -> list[str]:
     found = [mean([p for p in points if p in quiet]) for points in launches.values()]
     means = "  ".join("-" if math.isnan(value) else f"{value:.2f}" for value in found)
     worst = max(quiet, key=lambda p: p["ratio"], default=None)
-    largest = f"{worst['ratio']:.2f} at {worst['size']:,} bytes" if worst else "none"
+    largest = f"{worst['ratio']:.2f} at {format_size(worst['size'])}" if worst else "none"
     return [name, means, largest, f"{len(every) - len(quiet)} of {len(every)}"]
 
 
@@ -104,13 +106,18 @@ def pages() -> dict[str, str]:
             name,
             "-" * len(name),
             "",
-            f"{runs[0]['processor']}, {runs[0]['cpus']} cores, {len(runs)} launches.  Copying "
-            f"256 KiB that another core has just written took {near:.1f} us where that was "
-            f"fastest; points are disturbed where it took more than {FAR:g} times as long, or "
-            f"where others had more than {100 * OTHERS:g} % of the cores.",
+            f"{runs[0]['processor']}, {runs[0]['cpus']} cores, {len(runs)} launches.  At "
+            f"best, copying 256 KiB that another core has just written took {near:.1f} us.  A "
+            f"point is disturbed if this copy took more than {FAR:g} times as long, or if "
+            f"other work had more than {100 * OTHERS:g} % of the cores.",
             "",
             *list_table(
-                ["call", "geometric mean of each launch", "largest ratio", "disturbed"],
+                [
+                    "call",
+                    "geometric mean of each launch",
+                    "largest ratio",
+                    "disturbed points",
+                ],
                 [_row(name, launches, near) for name, launches in by_series(points).items()],
             ),
             f".. figure:: generated/{path.stem}.svg",
@@ -129,6 +136,7 @@ def draw(folder: Path) -> list[str]:
         points = load(path)[1]
         series, near = by_series(points), best(points)
         shown = {name: launches for name, launches in series.items() if len(_sizes(launches)) > 1}
+        lowest = min(0.05, *(0.8 * point["ratio"] for point in points))
         rows = -(-len(shown) // 3)
         figure = Figure(figsize=(9, 2.2 * rows), layout="constrained")
         panels = figure.subplots(rows, 3, sharey=True, squeeze=False)
@@ -140,7 +148,7 @@ def draw(folder: Path) -> list[str]:
                     x, y = [p["size"] for p in some], [p["ratio"] for p in some]
                     panel.plot(x, y, marker, color="black", ms=3)
             panel.axhline(1, color="gray", lw=0.6)
-            panel.set(title=name, xscale="log", yscale="log", ylim=(0.05, 5))
+            panel.set(title=name, xscale="log", yscale="log", ylim=(lowest, 5))
         for panel in list(panels.flat)[len(shown) :]:
             panel.remove()
         figure.supxlabel("bytes")

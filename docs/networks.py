@@ -13,5 +13,5 @@ def pages() -> dict[str, str]:
         [f"``{name}``", f"{1e6 * n.alpha:.3g}", f"{1e12 * n.beta:.3g}", n.source]
         for name, n in NETWORKS.items()
     ]
-    heads = ["name", "alpha [µs]", "beta [ps a byte]", "where it comes from"]
+    heads = ["name", "alpha [µs]", "beta [ps/byte]", "source"]
     return {"networks.inc": "\n".join(list_table(heads, rows))}

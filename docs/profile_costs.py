@@ -33,6 +33,6 @@ def pages() -> dict[str, str]:
         added = median(second - first for first, second in pairs)
         rows.append([method, f"{nbytes:,}", f"{plain:.2f}", f"{added:+.2f}"])
     where = launches[0]
-    lines = [f"Least times, medians over launches ({len(launches)}), on {where['processor']}.", ""]
-    head = ["method", "bytes", "mpi4py, one rank [us]", "recording adds [us]"]
+    lines = [f"Shortest times, medians over {len(launches)} launches, on {where['processor']}.", ""]
+    head = ["method", "bytes", "mpi4py, one rank [us]", "added by recording [us]"]
     return {"profile_costs.inc": "\n".join(lines + list_table(head, rows))}

@@ -1,4 +1,4 @@
-"""Hooks for profilers: functions that are called after every collective call of this process.
+"""Hooks for profilers: functions that run after every collective call of this process.
 
 ::
 
@@ -6,9 +6,9 @@
 
     hooks.add(lambda event: print(event.collective, event.algorithm, event.nbytes, event.seconds))
 
-A non-blocking collective and each start of a persistent one is a call too.  By mpicoll's algorithms
-it is reported when it is found complete, in whatever call or thread that is, if hooks were there
-when it was started; the library's own when it has been started.
+Non-blocking collectives and each start of a persistent one count as calls.  With mpicoll's
+algorithms they are reported when they are found complete, in whatever call or thread that happens,
+if there were hooks when they started.  The library's own are reported when they have started.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Event(NamedTuple):
         nbytes: bytes of the whole vector; 0 where this rank cannot tell.
         seconds: from the call to its end on this rank.
         error: what it raised, if it failed.
-        complete: False for a call that the MPI library has started and alone knows the end of; then
-            ``seconds`` is how long the start took.
+        complete: False for a non-blocking call of the MPI library, whose end mpicoll does not see;
+            then ``seconds`` is the time of the start.
     """
 
     collective: str
@@ -51,13 +51,13 @@ installed: list[Hook] = []
 def add(hook: Hook) -> None:
     """Call ``hook(event)`` after every collective call from now on.
 
-    What it raises comes out of that call; of a non-blocking one, out of ``Wait`` or ``Test``.
+    An exception of the hook is raised by that call, or by ``Wait`` or ``Test`` of a request.
     """
     installed.append(hook)
 
 
 def remove(hook: Hook) -> None:
-    """Do not call it any more.
+    """Remove a hook.
 
     Raises:
         ValueError: it has not been added.

@@ -1,7 +1,7 @@
-"""All ranks in one process, on arrays: what an algorithm computes, without MPI.
+"""Run all ranks in one process, on arrays, without MPI.
 
-This is where the full cross of algorithms, sizes, operators and counts is tested; it moves the same
-messages and folds in the same order as the runners over MPI, so the bits are theirs too.
+The tests use this for all combinations of algorithms, sizes, operators and counts.  It moves the
+same messages and reduces in the same order as the runners over MPI, so it gives the same bits.
 """
 
 from __future__ import annotations

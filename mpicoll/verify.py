@@ -1,10 +1,13 @@
-"""Whether a schedule is right: all ranks run on symbols instead of numbers.
+"""Verify schedules: all ranks run on symbols instead of numbers.
 
-A value records which ranks have contributed to which item, and the expression by which it was made.
-So one run shows, for every number of elements, data type and operator: that every contribution
-arrives exactly once; that contributions stand in rank order where the algorithm promises it; that
-all ranks evaluate the same expression where it promises the same bits; that nothing deadlocks or is
-left unmatched; and that the registered counts are what the schedule does.
+A value records which ranks have contributed to which item, and the expression that made it.  So one
+run proves, for every number of elements, data type and operator:
+
+* every contribution arrives exactly once;
+* contributions are in rank order if the algorithm promises it;
+* all ranks evaluate the same expression if it promises the same bits;
+* nothing deadlocks and every message is matched;
+* the registered counts are those of the schedule.
 """
 
 from __future__ import annotations

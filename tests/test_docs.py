@@ -60,6 +60,13 @@ def test_every_page_has_a_title():
         assert title and line == "=" * len(title), path.name
 
 
+def test_pages_need_nothing_from_elsewhere():
+    """Sphinx shows formulas by a script that browsers would fetch."""
+    for path in DOCS.glob("*.rst"):
+        text = path.read_text(encoding="utf-8")
+        assert ".. math::" not in text and ":math:" not in text, path.name
+
+
 # --- environment ----------------------------------------------------------------------------------
 
 
@@ -227,6 +234,22 @@ def test_the_picture_of_growth():
     assert growth.PICTURE.name in page("simulation") and growth.PICTURE.exists()
 
 
+def test_the_pictures_of_the_home_page(tmp_path):
+    home = module("home")
+    shown = re.findall(r"figure:: generated/(\S+)", page("index"))
+    assert list(home.draw(tmp_path)) == shown
+    ring, speed = ((tmp_path / name).read_text() for name in shown)
+    titles = re.findall(r"<!-- (step \d: \w+) -->", ring)
+    assert titles == [f"step {n}: {'add' if n < 4 else 'copy'}" for n in range(1, 7)]
+    points = sum(len(home.speed_ups(name)) for name in home.SERIES)
+    assert points > 40 and speed.count("<use") >= points
+    # The README's is kept: it shows as many points, and the same lines.
+    kept = home.PICTURE.read_text()
+    assert kept.count("<use") == speed.count("<use")
+    assert all(f"<!-- {title} -->" in kept for title in home.SERIES.values())
+    assert f"(docs/{home.PICTURE.name})" in (ROOT / "README.md").read_text()
+
+
 # --- what is shown runs ---------------------------------------------------------------------------
 
 
@@ -321,7 +344,8 @@ def test_the_programs_of_sharded_models(name, mpirun, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("about", "name", "ranks"), [("search", "ask_and_tell.py", 1), ("exits", "exits.py", 2)]
+    ("about", "name", "ranks"),
+    [("hyperparameters", "ask_and_tell.py", 1), ("exits", "exits.py", 2)],
 )
 def test_the_programs_of_searches_and_exits(about, name, ranks, mpirun, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where they keep their files
@@ -334,7 +358,9 @@ def test_the_programs_of_searches_and_exits(about, name, ranks, mpirun, tmp_path
 def test_the_space_of_the_page_is_one():
     from mpicoll.train.search import Space
 
-    (text,) = (text for name, text in blocks(page("search"), "toml") if name == "space.toml")
+    (text,) = (
+        text for name, text in blocks(page("hyperparameters"), "toml") if name == "space.toml"
+    )
     assert Space.of(parse_toml(text)).grid_size() == 5 * 3 * 3 * 3
 
 

@@ -1,4 +1,4 @@
-"""What mpi4py takes as a buffer, as a flat view of the memory used: parsed and checked.
+"""Parse and check the buffers that mpi4py accepts: each becomes a flat view of its memory.
 
 A message is an array (or bytes, array.array, memoryview, DLPack object, ...), or a list or tuple of
 it: ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, count, datatype]``,
@@ -6,20 +6,19 @@ it: ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, count, datatype]``,
 Counts and displacements are in elements of the datatype.  A count is that of one block where a
 collective takes a block a rank (all-gather's receive buffer, ...), as in MPI.
 
-An array that is contiguous, in C or in Fortran order, is its memory, as in mpi4py.  Any other array
-goes by value, in the order of its axes in memory: Fortran's if the first axis has the smallest
-strides, else C's; counts and displacements are in its elements, in that order.
+A contiguous array, in C or Fortran order, is used in place, as in mpi4py.  Any other array is
+copied, in the order of its axes in memory: Fortran's if the first axis has the smallest strides,
+else C's.  Counts and displacements are in its elements, in that order.
 
-A count that the message gives together with a datatype is the caller's word: it may reach beyond
-the memory that the owner tells of, as in mpi4py.  :attr:`Buffer.beyond` says so.
+A count given together with a datatype is not checked: it may reach beyond the memory that the owner
+reports, as in mpi4py.  :attr:`Buffer.beyond` says so.
 
-Errors are of the classes that mpi4py raises: TypeError for what is no buffer or has no datatype,
-KeyError for the code of no datatype, ValueError for counts, BufferError for memory that is not
-writable.  What a program may legally pass
-but mpicoll cannot serve raises :class:`Unsupported` instead, so that the caller can hand it to the
-MPI library.  That must be the same on all ranks: to collectives that only move data, of which MPI
-wants equal type signatures alone, derived datatypes go by value (see
-:mod:`mpicoll.buffers.packing`); to reductions, of which it wants equal datatypes, they are
+Errors are of mpi4py's classes: TypeError for an object that is no buffer or has no datatype,
+KeyError for an unknown datatype code, ValueError for counts, BufferError for memory that is not
+writable.  Legal buffers that mpicoll cannot handle raise :class:`Unsupported`, so that the caller
+can pass them to the MPI library.  This must be the same on all ranks.  Collectives that only move
+data require equal type signatures, so derived datatypes are copied (see
+:mod:`mpicoll.buffers.packing`).  Reductions require equal datatypes, so derived datatypes are
 unsupported.
 """
 

@@ -16,13 +16,13 @@ from mpicoll.runtime.state import State
 
 
 def empty_on_device(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -> Any:
-    """A CuPy array that long collectives of a communicator read and write where it lies.
+    """A registered CuPy array, which long collectives of a communicator access in place.
 
-    It is used as any other array of CuPy.  It may be of another shape on each rank.  Its memory, an
-    allocation of its own, is given back in the first registration on ``comm`` (this function,
-    :func:`register`, a persistent operation) after all ranks have dropped theirs, or when ``comm``
-    has been freed and the array is gone.  Where the transport is not ``cuda_ipc``, or with more
-    than 256 of them, it is an ordinary array.
+    Use it like any other CuPy array.  The shape may differ between ranks.  The memory is an
+    allocation of its own.  It is released in the first registration on ``comm`` (this function,
+    :func:`register`, a persistent operation) after all ranks have dropped their arrays, or when
+    ``comm`` has been freed and the array is gone.  If the transport is not ``cuda_ipc``, or there
+    are more than 256 such arrays, it is an ordinary array.
 
     Collective.
 
@@ -50,13 +50,13 @@ def empty_on_device(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: In
 
 
 def register(array: Any, comm: Intracomm) -> Registered:
-    """Let long collectives of a communicator read and write an array where it lies.
+    """Register an array, so that long collectives of a communicator access it in place.
 
-    The array, and so its memory, is kept until the returned object's ``close()`` has been called on
-    all ranks and ``empty``, ``register`` or a persistent operation is made after that, or ``comm``
-    is freed.  Memory that another process cannot map (CuPy's ``MemoryAsyncPool``, managed memory,
-    virtual memory management) stays as it is: ``direct`` of the returned object is False then, on
-    all ranks alike.
+    The array and its memory are kept until ``close()`` of the returned object has been called on
+    all ranks and ``empty``, ``register`` or a persistent operation is called after that, or until
+    ``comm`` is freed.  Memory that another process cannot map (CuPy's ``MemoryAsyncPool``, managed
+    memory, virtual memory management) is not registered: then ``direct`` of the returned object is
+    False on all ranks.
 
     Collective.
 
@@ -100,16 +100,16 @@ def _state(comm: Any) -> State:
 
 
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: Intracomm) -> npt.NDArray[Any]:
-    """An array that collectives of a communicator read where it lies, without a copy on the way.
+    """An array in shared memory, which collectives of a communicator read in place, without a copy.
 
-    It is used as any other array, as a send or receive buffer of ``comm`` and of others; messages
-    from it to ranks of the same node on ``comm`` are what is faster.  It may be of another shape on
-    each rank.  Its memory belongs to all ranks of the node, and is given back in the first call of
-    ``empty`` on ``comm`` after all of them have dropped theirs, or when ``comm`` has been freed and
-    the arrays are gone.  Where memory cannot be shared, or with more than 64 of them, it is an
-    ordinary array.  A forked child shares it with its parent.
+    Use it like any other array, as a send or receive buffer of ``comm`` or another communicator.
+    Messages from it to ranks of the same node on ``comm`` are faster.  The shape may differ between
+    ranks.  The memory belongs to all ranks of the node.  It is released in the first call of
+    ``empty`` on ``comm`` after all of them have dropped their arrays, or when ``comm`` has been
+    freed and the arrays are gone.  If memory cannot be shared, or there are more than 64 such
+    arrays, it is an ordinary array.  A forked child shares it with its parent.
 
-    Collective; no time limit holds for it.
+    Collective; time limits do not apply to it.
 
     Args:
         shape: of this rank's array.

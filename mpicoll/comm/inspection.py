@@ -22,20 +22,20 @@ class Inspection(Dispatch):
     def shared_memory(self) -> dict[str, int] | None:
         """The memory that the ranks of this node share for this communicator; None if none.
 
-        ``bytes`` in all, but for windows; ``slots`` of each rank of ``slot`` bytes each;
-        ``inside``: longest message, in bytes, that needs no slot; ``reads``: whether large messages
-        are read from the memory of their sender; ``windows``: bytes in arrays of
-        :func:`mpicoll.empty`.
+        ``bytes``: total size, without windows; ``slots``: number of slots of each rank; ``slot``:
+        size of a slot in bytes; ``inside``: the longest message, in bytes, that needs no slot;
+        ``reads``: whether large messages are read from the sender's memory; ``windows``: bytes in
+        arrays of :func:`mpicoll.empty`.
         """
         connection = self._local().connection
         device = None if connection is None else connection.plans.device
         return None if device is None else device.memory_of_node()
 
     def gpu_transport(self) -> str | None:
-        """How arrays in device memory travel on this communicator, and why not faster.
+        """The transport of arrays in device memory, and why it is not a faster one.
 
-        ``cuda_ipc``, ``aware`` or ``staged``, and in parentheses what has kept a faster one from
-        serving; None where nothing was agreed, and such arrays go through the host as a whole.  See
+        ``cuda_ipc``, ``aware`` or ``staged``, with the reason in parentheses.  None if the ranks
+        agreed on none; then such arrays go through the host as a whole.  See
         :mod:`mpicoll.cuda.group`.
         """
         gpus = self._local().gpus
@@ -44,7 +44,7 @@ class Inspection(Dispatch):
     def explain(self, collective: str, nbytes: int = 0) -> str:
         """Which algorithm a call without ``algorithm=`` would run, why, and how long it takes.
 
-        The time is predicted where ``MPICOLL_MODEL`` names fitted parameters.
+        The time is predicted if ``MPICOLL_MODEL`` names fitted parameters.
 
         Args:
             collective: name as in ``mpicoll list``, or of a method, such as ``Allreduce``.

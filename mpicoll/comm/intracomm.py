@@ -46,7 +46,7 @@ _NEW: Any = MPI.Intracomm.__new__
 
 
 class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Persistent):
-    """An intracommunicator whose collectives run by an algorithm of one's choice.
+    """An intracommunicator whose collectives run by an algorithm that you choose.
 
     Args:
         comm: an intracommunicator.  Collective over it: all its ranks build theirs.  None: the
@@ -62,26 +62,27 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
         ValueError: the null communicator; or the environment of rank 0 has a setting
             (``MPICOLL_ALLREDUCE=ring``, ``MPICOLL_FALLBACK=warn``) that is not understood.
 
-    The collectives take what mpi4py's take, and by keyword ``algorithm=`` (one of
+    The collectives take mpi4py's arguments, and the keywords ``algorithm=`` (a name from
     ``mpicoll list``, or ``"native"``: the MPI library's own) and that algorithm's parameters.  All
     ranks must pass the same.  Without ``algorithm`` the environment of rank 0 decides, else a
-    table, by the number of bytes.  Non-blocking and persistent ones without ``algorithm`` are the
-    library's own, and return its requests, unless ``MPICOLL_PROGRESS=thread`` on rank 0; with it
-    see :mod:`mpicoll.requests`.  What mpicoll cannot serve (reductions of derived datatypes) goes
-    to the MPI library's own collective, under the policy ``MPICOLL_FALLBACK``: ``error``, ``warn``
-    (once, the default) or ``silent``; with ``algorithm`` given it is an error.  Neighbourhood
-    collectives (``Neighbor_allgather``, ``Neighbor_alltoallw``, ...) are always passed through to
-    the library, and so are all collectives of intercommunicators (:class:`Intercomm`): counted as
-    such by :meth:`stats`, whatever the policy.
+    table, by the number of bytes.  Non-blocking and persistent calls without ``algorithm`` are the
+    library's own and return its requests, unless rank 0 has ``MPICOLL_PROGRESS=thread``; with
+    ``algorithm`` see :mod:`mpicoll.requests`.
 
-    Buffers may be arrays in the memory of CUDA devices, of CuPy for example; then ``stream=`` names
-    the stream that orders the call, if not the one that is current in their library.
+    If mpicoll has no algorithm for a call (reductions of derived datatypes), the MPI library runs
+    it: a fallback.  ``MPICOLL_FALLBACK`` is ``error``, ``warn`` (once, the default) or ``silent``.
+    With ``algorithm`` given the call raises.  Neighbourhood collectives (``Neighbor_allgather``,
+    ...) and all collectives of intercommunicators (:class:`Intercomm`) always run the library's
+    own; :meth:`stats` counts them.
 
-    On a communicator with a topology (``MPI.Cartcomm``, ...) it has the methods of that, too.
+    Buffers may be arrays in the memory of CUDA devices, for example CuPy's.  Then ``stream=`` names
+    the stream that orders the call (default: the current stream of their library).
+
+    On a communicator with a topology (``MPI.Cartcomm``, ...) it has that topology's methods too.
 
     They raise TypeError, ValueError and BufferError for arguments that do not fit (see
-    :mod:`mpicoll.buffers`), and MPI.Exception, after a call of the communicator's error handler,
-    for what MPI reports.  After a failure while messages were under way, every later call raises
+    :mod:`mpicoll.buffers`), and MPI.Exception for errors of MPI, after a call of the communicator's
+    error handler.  If a call fails while messages are in flight, all later calls raise
     RuntimeError.
     """
 

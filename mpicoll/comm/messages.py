@@ -1,12 +1,11 @@
-"""Messages between two ranks: mpi4py's, and of arrays in device memory too.
+"""Messages between two ranks: mpi4py's, also for arrays in device memory.
 
-``Send, Recv, Sendrecv, Isend, Irecv, Send_init`` and ``Recv_init`` take what mpi4py's take, and
-arrays in device memory, which go through pinned memory of the host, as one message: so they meet
-messages of host memory, and of any communicator on the same handle.  All other methods that take a
-buffer refuse one in device memory by name (:mod:`mpicoll.comm.refusing`).  Where the MPI library
-says that it is CUDA-aware, and ``MPICOLL_GPU`` is not ``staged``, they take it, as it is; but for
-those that look at it on the host (``recv``, ``irecv``, ``sendrecv``, ``Attach_buffer``,
-``Iagree``).
+``Send, Recv, Sendrecv, Isend, Irecv, Send_init`` and ``Recv_init`` take mpi4py's arguments, and
+arrays in device memory.  Those go through pinned host memory as one message, so they match messages
+of host memory, and of any communicator on the same handle.  All other methods that take a buffer
+refuse device memory with an error (:mod:`mpicoll.comm.refusing`).  If the MPI library reports that
+it is CUDA-aware, and ``MPICOLL_GPU`` is not ``staged``, they pass it on, except for methods that
+read the buffer on the host (``recv``, ``irecv``, ``sendrecv``, ``Attach_buffer``, ``Iagree``).
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""What the MPI library alone can serve, and so refuses buffers in device memory by name.
+"""Methods that only the MPI library can run, and that refuse device memory with an error.
 
-mpi4py takes the address of whatever has ``__cuda_array_interface__`` or DLPack, and hands it to the
-MPI library; one that is not CUDA-aware looks at it from the host, and the process dies.  So methods
-that cannot be staged ask first.  Those of windows, files and matched messages belong to classes of
-mpi4py's: programs that make these by ``mpicoll.Win.Create``, ``mpicoll.File.Open`` or
-``mpicoll.Intracomm.Mprobe`` have them ask too; all else about them is mpi4py's.
+mpi4py takes the address of any object with ``__cuda_array_interface__`` or DLPack and passes it to
+the MPI library.  A library that is not CUDA-aware reads it from the host, and the process crashes.
+So methods that cannot be staged check first.  The methods of windows, files and matched messages
+belong to classes of mpi4py; they check too if the program creates them with
+``mpicoll.Win.Create``, ``mpicoll.File.Open`` or ``mpicoll.Intracomm.Mprobe``.  Everything else
+about them is mpi4py's.
 
-Where the library says that it is CUDA-aware it gets the buffer, once what is on its stream is done;
-but not what Open MPI says (tuning guide, "Which MPI APIs do NOT work with CUDA-aware?") that it
-cannot do there, and not what is unpickled on the host.
+A CUDA-aware library gets the buffer once the work on its stream is done.  Exceptions are the calls
+that Open MPI does not support there (tuning guide, "Which MPI APIs do NOT work with CUDA-aware?"),
+and buffers that are unpickled on the host.
 """
 
 from __future__ import annotations

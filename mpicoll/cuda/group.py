@@ -1,20 +1,20 @@
-"""How the ranks of a communicator bring what is in device memory to each other.
+"""How device memory travels between the ranks of a communicator.
 
-That is one transport for all of them, agreed when the communicator is built: any rank's "no" leaves
-it to the next one.
+All ranks agree on one transport when the communicator is built.  They take the first of these that
+works on every rank:
 
 ``cuda_ipc``
     each GPU reads and writes memory of the others (:mod:`mpicoll.cuda.ipc`).
 ``aware``
-    the MPI library's own collectives, which say of themselves that they take such memory.
+    the MPI library's own collectives, if the library reports that it is CUDA-aware.
 ``staged``
-    through pinned memory of the host, in segments: while one travels between the ranks the next one
-    leaves its device and the one before reaches its own.  Large vectors of blocking all-reduces,
-    reduces and reduce-scatters within a node, by MPI's operators, are reduced by the GPUs, which
-    read what others have written there (:mod:`mpicoll.runtime.relay`); everything else by the host.
+    through pinned host memory, in segments: while one travels between the ranks, the next leaves
+    its device and the previous one reaches its own.  Large blocking all-reduces, reduces and
+    reduce-scatters within a node, with MPI's operators, are reduced by the GPUs
+    (:mod:`mpicoll.runtime.relay`); everything else by the host.
 
-Where a program has imported nothing that makes arrays in device memory when it builds the
-communicator, on whatever rank, nothing is agreed: then such arrays go through the host as a whole.
+If, on some rank, the program has imported no library for device arrays when it builds the
+communicator, nothing is agreed, and such arrays go through the host as a whole.
 """
 
 from __future__ import annotations

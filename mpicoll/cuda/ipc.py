@@ -1,14 +1,14 @@
-"""Collectives between the GPUs of one node, through memory that each of them maps of the others.
+"""Collectives between the GPUs of one node, through memory that each GPU maps of the others.
 
-Every rank has a *window*, memory of its own GPU that all peers map when the communicator is made.
-Collectives go through it in packets of data and flag (``exchange.cuh``), ordered on the caller's
-stream, without a word between the hosts.  Where arrays are registered (:func:`mpicoll.cuda.empty`,
-:func:`mpicoll.cuda.register`, persistent requests) long ones are read and written where they lie
-(``direct.cuh``).  Every rank counts its steps in device memory, so a captured graph can be replayed
-among other calls.
+Every rank has a *window*: memory of its own GPU, which all peers map when the communicator is
+built.  Collectives go through it in packets of data and flag (``exchange.cuh``), ordered on the
+caller's stream, without a message between the hosts.  Long registered arrays
+(:func:`mpicoll.cuda.empty`, :func:`mpicoll.cuda.register`, persistent requests) are accessed in
+place (``direct.cuh``).  Every rank counts its steps in device memory, so a captured graph can be
+replayed among other calls.
 
-A wait on the GPU that exceeds its limit, or whose peer's process has died, ends; the next call
-raises, and so does every later one.
+A wait on the GPU ends if it exceeds its limit or if the peer's process has died.  Then the next
+call and all later calls raise.
 """
 
 from __future__ import annotations

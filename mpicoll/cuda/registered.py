@@ -31,7 +31,7 @@ class Registered:
     """Buffers that peers may read and write.
 
     Attributes:
-        direct: whether there are any; what cannot be mapped goes through the window.
+        direct: whether peers can access them; otherwise data goes through the window.
     """
 
     def __init__(self, registry: Registry | None, numbers: Iterable[int]) -> None:
@@ -39,9 +39,9 @@ class Registered:
         self.direct = bool(self._numbers)
 
     def close(self) -> None:
-        """Let them go.  Local.
+        """Release them.  Local.
 
-        Not while a captured graph that uses them is under way, or may be launched again.
+        Not while a captured graph that uses them is running or may be launched again.
         """
         if self._registry is not None:
             self._registry.dropped.update(self._numbers)

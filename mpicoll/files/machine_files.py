@@ -1,15 +1,15 @@
-"""Machine files: hosts, adapters, links and switches, from which a network follows.
+"""Machine files: the hosts, adapters, links and switches of a network.
 
 A file is TOML::
 
     mpicoll = "machine 1"
     ranks = 6
-    ports = 1                  # messages that a rank sends, and receives, at a time
-    overhead = "0.3us"         # of a message, for which it occupies a port at either end
-    gamma = "50ps"             # of each byte reduced
-    step = "0"                 # of each round in which a rank receives
+    ports = 1                  # messages that a rank sends and receives at a time
+    overhead = "0.3us"         # time for which a message occupies a port at either end
+    gamma = "50ps"             # time to reduce one byte
+    step = "0"                 # time of each round in which a rank receives
 
-    [[host]]                   # ranks that share memory, and an adapter
+    [[host]]                   # ranks that share memory and an adapter
     ranks = "0-3"
     inside = { latency = "1us", beta = "100ps" }
     nic = { latency = "2us", beta = "100ps", into = "400ps", to = "core" }
@@ -19,11 +19,12 @@ A file is TOML::
     latency = "0.7us"
     beta = "20ps"
 
-``beta`` is the time of a byte.  An adapter passes one message out at a time, and one in, each byte
-of it in ``into`` where that is not ``beta``; ``latency`` is that of one adapter, so that a message
-between two hosts has two.  A link passes one message at a time each way.  A message takes the way
-that leads through the fewest other ranks, then the one of the least latency.  Without ``overhead``
-it is 0.3 of the least latency between two ranks, at most 0.3us; ``gamma`` and ``step`` are 0.
+``beta`` is the time of one byte.  An adapter sends one message and receives one at a time; ``into``
+is the time of a received byte if it differs from ``beta``.  ``latency`` is that of one adapter, so
+a message between two hosts has two.  A link carries one message at a time in each direction.  A
+message takes the path through the fewest other ranks, then the one with the lowest latency.  The
+default of ``overhead`` is 0.3 of the lowest latency between two ranks, at most 0.3us; that of
+``gamma`` and ``step`` is 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedule files: a schedule as data, which is an algorithm like those of the catalogue.
+"""Schedule files: a schedule as data, used like an algorithm of the catalogue.
 
 A file is JSON::
 
@@ -7,15 +7,14 @@ A file is JSON::
      "order": ["same bits on all ranks"], "about": {},
      "programs": [[[[[["+", 1, 0]], [["s", 1, 0]]]]], [[[[["s", 0, 0]], [["r", 0, 0]]]]]]}
 
-``programs`` has, for each rank, of each strand (see :func:`mpicoll.strands`) the channels, of each
-channel the rounds, of each round the steps: ``s`` sends blocks to a peer, ``r`` receives them,
-``+`` receives and reduces them, and ``c`` copies blocks to others.  Blocks are a number or several,
-all of the output's layout.  ``segments`` and ``window`` are the defaults of the parameters of those
-names.
+``programs`` is a nested list of ranks, strands (:func:`mpicoll.strands`), channels, rounds, steps.
+A step is ``s`` (send blocks to a peer), ``r`` (receive), ``+`` (receive and reduce) or ``c`` (copy
+blocks).  Blocks are one or several numbers, in the output's layout.  ``segments`` and ``window``
+are the defaults of these parameters.
 
-A file is data: it names no code.  What it claims is verified before it is used, always, and one
-that fails is refused.  The name of an algorithm from a file is ``file:`` with its path and the
-beginning of its content's SHA-256, so that a file that changes is another algorithm.
+A file contains no code.  It is always verified before it is used, and refused if that fails.  The
+name of an algorithm from a file is ``file:`` with its path and the beginning of its content's
+SHA-256, so a changed file is another algorithm.
 """
 
 from __future__ import annotations

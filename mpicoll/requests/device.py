@@ -1,7 +1,8 @@
-"""Requests of what uses arrays in device memory.
+"""Requests for arrays in device memory.
 
-They are no requests of the MPI library, whose ``Waitall`` would not bring what has come to the
-device, and refuses them; :meth:`mpicoll.requests.Request.Waitall` and its like take all kinds.
+These are not requests of the MPI library, whose ``Waitall`` refuses them because it would not copy
+received data to the device.  :meth:`mpicoll.requests.Request.Waitall` and its variants accept all
+kinds.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Non-blocking and persistent collectives by mpicoll's own algorithms.
 
-They are no requests of the MPI library, so its ``Waitall`` refuses them; :meth:`Request.Waitall`
-and its like take both kinds.  They make progress while this process is inside any call of mpicoll,
-or all the time where a thread sees to it (see :mod:`mpicoll.engine.progress`), not elsewhere:
-without the thread a rank that waits in a receive of the MPI library for something that another rank
-sends only after such a collective, waits for ever.
+These are not requests of the MPI library, whose ``Waitall`` refuses them.  :meth:`Request.Waitall`
+and its variants accept both kinds.  They make progress while this process is inside any call of
+mpicoll, or all the time with a progress thread (see :mod:`mpicoll.engine.progress`), and not
+elsewhere.  Without the thread, a program hangs if a rank waits in a receive of the MPI library for
+a message that another rank sends only after such a collective.
 
-With ``MPICOLL_TIMEOUT`` a call that waits for them is given that time.  With ``MPICOLL_CHECK=1``
-they wait for the ranks to agree before they send anything, without keeping anybody waiting.
+``MPICOLL_TIMEOUT`` limits a call that waits for them.  With ``MPICOLL_CHECK=1`` they wait for the
+ranks to agree before they send anything, without blocking the caller.
 """
 
 from __future__ import annotations

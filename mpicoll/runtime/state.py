@@ -52,7 +52,7 @@ class Stats:
 
     Attributes:
         calls: number of calls by (collective, algorithm).
-        fallbacks: those of them that the MPI library served only because mpicoll could not, by
+        fallbacks: number of those that the MPI library ran because mpicoll could not, by
             (collective, reason).
     """
 

@@ -1,15 +1,15 @@
-"""How long a collective takes on a machine: few ranks message by message, many with less work.
+"""Simulated time of a collective: message by message, or with less work for many ranks.
 
-Three ways lead to the same times:
+Three methods give the same times:
 
-* every message is followed by itself (:mod:`mpicoll.simulate.clock`, or compiled:
+* every message is followed (:mod:`mpicoll.simulate.clock`, or compiled:
   :mod:`mpicoll.simulate.compiled`);
-* where ranks do the same, each turned by its rank, one represents all, or one for each place in a
-  node: of equal blocks over equal links, exactly;
-* rounds of all ranks are swept as arrays (:mod:`mpicoll.simulate.rounds`), where a rank sends one
+* if ranks do the same, shifted by their rank, one represents all, or one for each position in a
+  node; this is exact for equal blocks over equal links;
+* rounds of all ranks are computed as arrays (:mod:`mpicoll.simulate.rounds`), if a rank sends one
   message and receives one at a time.
 
-That ranks do the same is never assumed: the schedules of sampled ranks are compared.
+The symmetry of ranks is never assumed: the schedules of sampled ranks are compared.
 """
 
 from __future__ import annotations

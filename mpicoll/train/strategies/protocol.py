@@ -38,7 +38,7 @@ class Strategy(ABC):
         return 0
 
     def is_exact(self, config: Config) -> bool:
-        """Whether parameters are those of one process, but for rounding."""
+        """Whether parameters equal those of one process, up to rounding."""
         return True
 
     @abstractmethod
