@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from mpicoll import __version__
 from mpicoll.base import extensions
 from mpicoll.cli.errors import UsageError
+from mpicoll.cli.help import Command, Group
 
 #: Of each subcommand: its module, what the module calls it, and the first sentence of its help.
 #: One of two words goes before one of the first word alone.
@@ -146,7 +146,7 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         return get_command(found)
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(_with_imports(found))
+    alone.command(name, cls=Command)(_with_imports(found))
     return get_command(alone)
 
 
@@ -181,7 +181,7 @@ def _imported(context: typer.Context, modules: list[str] | None) -> list[str] | 
     return modules
 
 
-class Subcommands(TyperGroup):
+class Subcommands(Group):
     """Its subcommands are only names and sentences until one is asked for."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:

@@ -63,11 +63,6 @@ def called(line: Line) -> str:
     return line.method if line.algorithm == NATIVE else f"{line.method} {line.algorithm}"
 
 
-def shortened(place: str, most: int) -> str:
-    """The end of a file's name and a line, in so many letters."""
-    return place if len(place) <= most else "…" + place[1 - most :]
-
-
 def size(line: Line) -> str:
     """Bytes of a call; of those that differ, about."""
     return format_size(line.size) if line.size >= 0 else f"~{about(line.nbytes)}"

@@ -6,10 +6,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-from synthetic import launched
+from synthetic import launched, write
 
 from mpicoll.bench import records
-from mpicoll.bench.records import Writer
 from mpicoll.cli import main
 from mpicoll.simulate.costs import CostModel, Costs, Piece
 from mpicoll.tuning import cost_files, rule_files
@@ -33,15 +32,6 @@ def refused(command):
         return line.removeprefix("mpicoll: error: ")
 
     return run
-
-
-def write(path, runs):
-    with Writer(path) as writer:
-        for run in runs:
-            writer.run(run.name, run.facts)
-            for point in run.points:
-                writer.point(point)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +60,8 @@ def test_fit_prints_what_it_found(command, folder, tmp_path):
         "condition number",
         "beta intra",
         "not identified: rounds and messages, or calls, grow alike",
-        "sizes left out, own parameters",
-        "P left out, all together",
+        "sizes left out, own costs",
+        "ranks left out, general costs",
         "noise floor, the spread of identical launches: ",
         "recursive_doubling  ring",
         "always native",
@@ -390,19 +380,21 @@ def test_what_is_no_model(refused, folder, tmp_path):
 # --- tune -----------------------------------------------------------------------------------------
 
 
-def test_tune_writes_what_a_communicator_reads(command, folder, tmp_path):
+def test_tune_writes_what_a_communicator_reads(command, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     done = command("tune", folder / "runs.jsonl", "-o", tmp_path / "tuning.json")
     assert done.status == 0 and f"set MPICOLL_TUNING={tmp_path}/tuning.json" in done.out
     assert "regret on other launches than those that chose" in done.out
     table = rule_files.load(str(tmp_path / "tuning.json"))
     assert {rule.ranks for rule in table["allreduce"]} == {2, 4, 8}
-    for words in ("time [us]", "native [us]", "gain [%]", "told from noise", "native not measured"):
+    for words in ("time [us]", "native [us]", "gain [%]", "significant", "native not measured"):
         assert words in done.out
     about = json.loads((tmp_path / "tuning.json").read_text())["about"]
     assert len(about["evidence"]) == sum(map(len, table.values()))
 
 
-def test_tune_says_what_one_launch_and_shared_cores_are(command, tmp_path):
+def test_tune_says_what_one_launch_and_shared_cores_are(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     given = {"sizes": (64, 4096, 1 << 18), "ranks": (4,), "repetitions": 5, "launches": 1}
     runs = launched(COSTS, {"allreduce": ["ring", "native"]}, **given)
     done = command("tune", write(tmp_path / "one.jsonl", runs), "-o", tmp_path / "t.json")

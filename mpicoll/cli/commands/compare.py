@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,9 +77,10 @@ def _print(found: Comparison, first: Path, second: Path, everything: bool) -> No
 
     rows = [row for row in found.rows if everything or row.nbytes is None or row.verdict != NONE]
     output.text(f"A: {first}; B: {second}; {plural(found.launches, 'pair')} of launches")
-    numbers = ("P", "size [B]", "A [us]", "B [us]", "B / A", "least", "most", "p")
+    rows.sort(key=lambda row: (row.verdict == NONE, -abs(math.log(row.ratio))))
+    numbers = ("ranks", "size [B]", "A [us]", "B [us]", "B / A", "low", "high", "p")
     output.table(
-        ("collective", "choice", *numbers, "B is"),
+        ("collective", "algorithm", *numbers, "B is"),
         (
             (
                 row.collective,
@@ -94,6 +96,8 @@ def _print(found: Comparison, first: Path, second: Path, everything: bool) -> No
             for row in rows
         ),
         right=numbers,
+        fold=("B is", "algorithm"),
+        drop=("p", "low", "high", "A [us]", "B [us]"),
     )
     if found.alone:
         output.text(f"{plural(found.alone, 'point')} without a partner in every launch")

@@ -327,18 +327,19 @@ def _print_verdicts(verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
         groups.setdefault(verdict.schedule.name, []).append(verdict)
     output.table(
-        ("order", "S", "M", "cases", "verdict"),
+        ("order", "ranks", "microbatches", "cases", "verdict"),
         (
             (
                 name,
-                intervals(sorted({v.schedule.stages for v in group})),
-                intervals(sorted({v.schedule.microbatches for v in group})),
+                intervals(sorted({v.schedule.stages for v in group}), ", "),
+                intervals(sorted({v.schedule.microbatches for v in group}), ", "),
                 str(len(group)),
                 f"{wrong} wrong" if (wrong := sum(not v.ok for v in group)) else "right",
             )
             for name, group in groups.items()
         ),
         right=("cases",),
+        fold=("microbatches", "ranks"),
     )
     for verdict in verdicts:
         if not verdict.ok:
@@ -368,7 +369,15 @@ def _case(
 
 
 def _print_times(cases: list[tuple[str, dict[str, Any]]]) -> None:
-    numbers = ("S", "M", "time [ms]", "formula [ms]", "idle [%]", "held", "messages")
+    from mpicoll.bench.conclusion import longer
+
+    shape = ("ranks", "microbatches")
+    numbers = (*shape, "time [ms]", "slower by", "formula [ms]", "idle [%]", "held", "messages")
+    least: dict[tuple[int, int], float] = {}
+    for _, case in cases:
+        of = case["S"], case["M"]
+        least[of] = min(case["time"], least.get(of, case["time"]))
+    cases = sorted(cases, key=lambda of: (of[1]["S"], of[1]["M"], of[1]["time"]))
     output.table(
         ("order", *numbers),
         (
@@ -377,6 +386,7 @@ def _print_times(cases: list[tuple[str, dict[str, Any]]]) -> None:
                 str(case["S"]),
                 str(case["M"]),
                 f"{1e3 * case['time']:.6g}",
+                longer(case["time"], least[case["S"], case["M"]]),
                 "-" if case["formula"] is None else f"{1e3 * case['formula']:.6g}",
                 f"{100 * case['idle']:.1f}",
                 f"{case['held']:g}",
@@ -385,4 +395,5 @@ def _print_times(cases: list[tuple[str, dict[str, Any]]]) -> None:
             for name, case in cases
         ),
         right=numbers,
+        drop=("messages", "formula [ms]"),
     )

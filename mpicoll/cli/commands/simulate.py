@@ -95,7 +95,7 @@ def command(
 
     The time of up to some 100,000 messages is found by following each of them. With more, one rank
     stands for all that do the same, or the rounds of all ranks are swept; where neither serves, up
-    to 16 million are followed. The last column says how.
+    to 16 million are followed. The last column says which.
     Where the ranks do not divide the size, one rank for all counts with the largest block.
 
     `formula` is the textbook's time of this algorithm. It takes P for a power of two that divides
@@ -369,32 +369,40 @@ def _plot(path: Path, collective: str, found: list[dict[str, Any]]) -> None:
 
 def _print(collective: str, found: list[dict[str, Any]]) -> None:
     from mpicoll.base.sizes import format_size
+    from mpicoll.bench.conclusion import longer
     from mpicoll.bench.table import microseconds
 
     output.text(
-        f"{collective}: time of the slowest rank, in microseconds; size of the total vector"
+        f"{collective}: simulated time of the slowest rank; size: of the whole vector"
     )
     slowest = {"slowest": "slowest [us]"} if any("slowest" in case for case in found) else {}
-    times = {"time": "time [us]", **slowest, "formula": "formula [us]", "bound": "bound [us]"}
-    traffic = {
-        "rounds": "rounds",
-        "messages": "messages",
-        "bytes_sent": "sent, all ranks [B]",
-        "bytes_sent_max": "sent, most of a rank [B]",
-    }
-    numbers = ("P", "size [B]", *times.values(), *traffic.values())
+    more = {**slowest, "formula": "formula [us]", "bound": "bound [us]"}
+    counts = {"rounds": "rounds", "messages": "messages"}
+    traffic = {"bytes_sent": "sent, all ranks [B]", "bytes_sent_max": "sent, busiest rank [B]"}
+    least: dict[tuple[int, int], float] = {}
+    for case in found:
+        call = case["P"], case["size"]
+        least[call] = min(case["time"], least.get(call, case["time"]))
+    marked = ("slower by",) if len(found) > len(least) else ()
+    heads = ("ranks", "size [B]", "time [us]", *marked, *more.values(), *counts.values())
+    numbers = (*heads, *traffic.values())
     output.table(
-        ("algorithm", *numbers, "how"),
+        ("algorithm", *numbers, "method"),
         (
             (
                 case["algorithm"],
                 str(case["P"]),
                 format_size(case["size"]),
-                *("-" if case[name] is None else microseconds(case[name]) for name in times),
-                *(str(case[name]) for name in traffic),
+                microseconds(case["time"]),
+                *(longer(case["time"], least[case["P"], case["size"]]) for _ in marked),
+                *("-" if case[name] is None else microseconds(case[name]) for name in more),
+                *(str(case[name]) for name in counts),
+                *(format_size(case[name]) for name in traffic),
                 case["how"],
             )
-            for case in found
+            for case in sorted(found, key=lambda case: (case["P"], case["size"], case["time"]))
         ),
         right=numbers,
+        fold=("method",),
+        drop=("method", *traffic.values(), "messages", "formula [us]", "rounds"),
     )

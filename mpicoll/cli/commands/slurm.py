@@ -12,10 +12,11 @@ import typer
 
 from mpicoll.cli import batch, output, parse
 from mpicoll.cli.errors import UsageError
+from mpicoll.cli.help import Command, Group
 
 _ABOUT = "Sweeps, trainings and programs of your own as batch jobs of SLURM."
 
-app = typer.Typer(help=_ABOUT, add_completion=False)
+app = typer.Typer(cls=Group, help=_ABOUT, add_completion=False)
 
 
 @app.callback()
@@ -23,7 +24,7 @@ def group() -> None:
     """Sweeps, trainings and programs of your own as batch jobs of SLURM."""
 
 
-@app.command("init")
+@app.command("init", cls=Command)
 def init(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Where they go; seen by all nodes.")
@@ -39,7 +40,7 @@ def init(
     return 0
 
 
-@app.command("submit")
+@app.command("submit", cls=Command)
 def submit(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(batch.KINDS)}.")],
     words: Annotated[

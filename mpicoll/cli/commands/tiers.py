@@ -151,7 +151,7 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
 def _table(found: list[Outcome]) -> None:
     names = list(found[0].leaving)
     heads = ["threshold", "accuracy", "answered", *names]
-    heads += ["bytes up", "formula", "raw / bytes", "median ms", "95 % ms"]
+    heads += ["bytes up [B]", "formula [B]", "raw / bytes", "median [ms]", "95 % [ms]"]
     rows = [
         (
             f"{outcome.threshold:g}",
@@ -168,7 +168,7 @@ def _table(found: list[Outcome]) -> None:
         )
         for outcome in found
     ]
-    output.table(heads, rows, right=heads)
+    output.table(heads, rows, right=heads, drop=("formula [B]", "answered", "95 % [ms]"))
     first = found[0]
     output.text(
         f"{first.samples} samples; bytes of scores and features a sample, beside "

@@ -160,17 +160,19 @@ def _tune(
 
 
 def _table(made: list[Decision], verdicts: list[Verdict]) -> None:
-    numbers = ("P from", "bytes from", "time [us]", "native [us]", "gain [%]")
+    from mpicoll.base.sizes import format_size
+
+    numbers = ("ranks from", "size from [B]", "time [us]", "native [us]", "gain [%]")
     output.table(
         (
-            *("collective", "P from", "bytes from", "ranks share memory", "choice"),
-            *("time [us]", "native [us]", "gain [%]", "told from noise", "then"),
+            *("collective", "ranks from", "size from [B]", "one node", "algorithm"),
+            *("time [us]", "native [us]", "gain [%]", "significant", "fallbacks"),
         ),
         (
             (
                 decision.table.place.collective,
                 str(decision.rule["ranks"]),
-                str(decision.rule["nbytes"]),
+                format_size(decision.rule["nbytes"]),
                 "yes" if decision.rule["near"] else "no",
                 decision.rule["algorithms"][0],
                 _span(found.seconds),
@@ -182,7 +184,8 @@ def _table(made: list[Decision], verdicts: list[Verdict]) -> None:
             for decision, found in zip(made, verdicts, strict=True)
         ),
         right=numbers,
-        fold="then",
+        fold=("fallbacks", "significant", "algorithm"),
+        drop=("fallbacks", "one node", "native [us]", "time [us]", "significant"),
     )
 
 

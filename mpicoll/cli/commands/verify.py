@@ -150,12 +150,15 @@ def _print(cases: list[Case]) -> None:
     for case in cases:
         groups.setdefault((case.collective, case.algorithm), []).append(case)
     output.table(
-        ("collective", "algorithm", "P", "cases", "verdict"),
+        ("collective", "algorithm", "ranks", "cases", "verdict"),
         (
-            (*names, intervals(sorted({c.size for c in group})), str(len(group)), _verdict(group))
-            for names, group in groups.items()
+            (*names, intervals(sorted({c.size for c in group}), ", "), str(len(group)), _verdict(group))
+            for names, group in sorted(
+                groups.items(), key=lambda of: all(case.ok for case in of[1])
+            )  # what is wrong first
         ),
         right=("cases",),
+        fold=("ranks",),
     )
     wrong = [case for case in cases if not case.ok]
     for case in wrong:
@@ -179,7 +182,7 @@ def _counts(undeclared: list[Algorithm], cases: list[Case]) -> None:
         settings = next(iter(first.values())).parameters
         words = " ".join(filter(None, (entry.collective, entry.name, in_words(settings))))
         output.text(f"\ncounted in the schedules of {words}:")
-        heads = ("P", "rounds", "depth", "messages", "blocks sent", "most of a rank", "fan-in")
+        heads = ("ranks", "rounds", "depth", "messages", "blocks sent", "of one rank at most", "fan-in")
         rows = (
             (str(size), *(str({**case.counts._asdict(), "depth": case.depth}[n]) for n in _COUNTS))
             for size, case in sorted(first.items())

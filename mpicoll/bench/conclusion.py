@@ -1,0 +1,120 @@
+"""What a sweep says in the end: the best algorithm, its gain over native, and the noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from statistics import median
+
+from mpicoll.base.sizes import format_size
+from mpicoll.base.wording import plural
+from mpicoll.bench.records import Point
+from mpicoll.bench.stats import Summary
+from mpicoll.tuning import NATIVE
+
+
+def against_fastest(points: Sequence[Point]) -> list[str]:
+    """Of each point: "fastest", or how much longer it takes than the fastest of its kind.
+
+    Of one kind are points of the same collective, ranks, type and size; a point without another
+    one of its kind has "".
+    """
+    medians = [point.summary.median for point in points]
+    kinds: dict[tuple[object, ...], list[float]] = {}
+    for point, seconds in zip(points, medians, strict=True):
+        kinds.setdefault(_kind(point), []).append(seconds)
+    return [
+        longer(seconds, min(others)) if len(others := kinds[_kind(point)]) > 1 else ""
+        for point, seconds in zip(points, medians, strict=True)
+    ]
+
+
+def longer(seconds: float, least: float) -> str:
+    """How much longer a time is than the least: "fastest", "+75 %" or "12x"."""
+    if seconds <= least:
+        return "fastest"
+    if least <= 0 or seconds >= 10 * least:
+        return f"{seconds / least:.0f}x" if least > 0 else "-"
+    return f"+{100 * (seconds / least - 1):.0f} %"
+
+
+def fastest_first(points: Iterable[Point]) -> list[Point]:
+    """Points by collective as first met, ranks, type and size; the fastest first."""
+    points = list(points)
+    first = {name: place for place, name in enumerate(dict.fromkeys(p.collective for p in points))}
+    return sorted(
+        points, key=lambda p: (first[p.collective], p.ranks, p.type, p.size, p.summary.median)
+    )
+
+
+def conclusion(points: Iterable[Point]) -> list[str]:
+    """Three lines for each collective, number of ranks and type: best, gain, noise."""
+    groups = [list(of) for _, of in groupby(fastest_first(points), _group)]
+    lines = []
+    for group in groups:
+        if len(groups) > 1:
+            lines.append(f"{group[0].collective}, P = {group[0].ranks}, {group[0].type}:")
+        lines += _three(group)
+    return lines
+
+
+def _group(point: Point) -> tuple[str, int, str]:
+    return point.collective, point.ranks, point.type
+
+
+def _kind(point: Point) -> tuple[object, ...]:
+    return (*_group(point), point.size)
+
+
+def _three(points: list[Point]) -> Iterator[str]:
+    """The lines of points of one group, fastest first."""
+    sizes = {size: list(of) for size, of in groupby(points, lambda p: p.size)}
+    best = [(size, of[0].choice) for size, of in sizes.items()]
+    yield f"best algorithm: {'; '.join(_stretches(best))}"
+    yield f"gain over native: {_gain(sizes.values())}"
+    yield f"noise: {_noise(points)}"
+
+
+def _stretches(best: list[tuple[int, str]]) -> Iterator[str]:
+    """Of each algorithm the sizes at which it is the best, as stretches."""
+    for choice, of in groupby(best, lambda pair: pair[1]):
+        stretch = [format_size(size) for size, _ in of]
+        span = stretch[0] if len(stretch) == 1 else f"{stretch[0]} to {stretch[-1]}"
+        yield f"{choice} ({span})"
+
+
+def _gain(sizes: Iterable[list[Point]]) -> str:
+    gains: list[tuple[float, int]] = []
+    told = 0
+    for best, *others in sizes:
+        native = next((p for p in (best, *others) if p.choice == NATIVE), None)
+        if native is None or not best.summary.median:
+            continue
+        mine, theirs = best.summary, native.summary
+        gains.append((theirs.median / mine.median, best.size))
+        told += _apart(mine, theirs)
+    if not gains:
+        return "unknown, native was not measured; name it among --algorithms"
+    mean = math.exp(math.fsum(math.log(gain) for gain, _ in gains) / len(gains))
+    most, where = max(gains)
+    return (
+        f"{mean:.2f}x on average, at most {most:.2f}x ({format_size(where)}); outside of the noise "
+        f"at {told} of {plural(len(gains), 'size')}"
+    )
+
+
+def _apart(a: Summary, b: Summary) -> bool:
+    """Whether the interval of a lies below that of b."""
+    return a.high is not None and b.low is not None and a.high < b.low
+
+
+def _noise(points: list[Point]) -> str:
+    widths = [width for p in points if math.isfinite(width := p.summary.half_width)]
+    crowded = "; more ranks than cores: no performance" if points[0].oversubscribed else ""
+    if not widths:
+        return f"unknown, too few repetitions for an interval{crowded}"
+    return (
+        f"95 % intervals of -+ {100 * median(widths):.1f} %, at most -+ {100 * max(widths):.1f} %, "
+        f"within this launch{crowded}"
+    )
