@@ -35,12 +35,16 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Read a list of sizes, such as ``8,64,1K``, in the order written.
+    """Read a list of sizes, such as ``8,64,1K``, in the order written; ``64K-64M`` goes by fours.
 
     Raises:
-        ValueError: if any part is no size, or the list is empty.
+        ValueError: if any part is no size, a range is empty, or the list is.
     """
-    return tuple(parse_size(part) for part in text.split(","))
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        found += sweep(parse_size(first), parse_size(last), 4) if dash else [parse_size(part)]
+    return tuple(found)
 
 
 def format_size(size: int) -> str:

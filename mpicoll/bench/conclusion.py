@@ -8,35 +8,15 @@ from itertools import groupby
 from statistics import median
 
 from mpicoll.base.sizes import format_size
-from mpicoll.base.wording import plural
+from mpicoll.base.wording import behind, plural
 from mpicoll.bench.records import Point
 from mpicoll.bench.stats import Summary
 from mpicoll.tuning import NATIVE
 
 
 def against_fastest(points: Sequence[Point]) -> list[str]:
-    """Of each point: "fastest", or how much longer it takes than the fastest of its kind.
-
-    Of one kind are points of the same collective, ranks, type and size; a point without another
-    one of its kind has "".
-    """
-    medians = [point.summary.median for point in points]
-    kinds: dict[tuple[object, ...], list[float]] = {}
-    for point, seconds in zip(points, medians, strict=True):
-        kinds.setdefault(_kind(point), []).append(seconds)
-    return [
-        longer(seconds, min(others)) if len(others := kinds[_kind(point)]) > 1 else ""
-        for point, seconds in zip(points, medians, strict=True)
-    ]
-
-
-def longer(seconds: float, least: float) -> str:
-    """How much longer a time is than the least: "fastest", "+75 %" or "12x"."""
-    if seconds <= least:
-        return "fastest"
-    if least <= 0 or seconds >= 10 * least:
-        return f"{seconds / least:.0f}x" if least > 0 else "-"
-    return f"+{100 * (seconds / least - 1):.0f} %"
+    """How far each point is behind the fastest of the same collective, ranks, type and size."""
+    return behind([p.summary.median for p in points], [(*_group(p), p.size) for p in points])
 
 
 def fastest_first(points: Iterable[Point]) -> list[Point]:
@@ -61,10 +41,6 @@ def conclusion(points: Iterable[Point]) -> list[str]:
 
 def _group(point: Point) -> tuple[str, int, str]:
     return point.collective, point.ranks, point.type
-
-
-def _kind(point: Point) -> tuple[object, ...]:
-    return (*_group(point), point.size)
 
 
 def _three(points: list[Point]) -> Iterator[str]:

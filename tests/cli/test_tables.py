@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import fields
 
 import pytest
 from hypothesis import given, settings
@@ -18,13 +19,17 @@ from synthetic import launched, write
 
 pytest.importorskip("scipy")
 pytest.importorskip("pydantic")
-pytestmark = pytest.mark.usefixtures("no_launcher")
 
+from mpicoll.base.wording import behind, longer
 from mpicoll.bench import conclusion, table
 from mpicoll.bench.records import Point
-from mpicoll.cli import main, output, recorder
+from mpicoll.cli import app, main, output, recorder
+from mpicoll.cli.commands import train
 from mpicoll.cli.grid import laid_out
 from mpicoll.simulate.costs import Costs, Piece
+from mpicoll.train.options import Options
+
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 WIDTHS = (80, 100, 120, 200)
 COSTS = Costs({"intra": (Piece(None, 2e-6, 1e-10),)}, gamma=5e-11, call=1e-6)
@@ -189,10 +194,9 @@ def test_the_end_of_a_sweep():
 
 
 def test_how_much_longer():
-    longer = conclusion.longer
     assert [longer(t, 2.0) for t in (2.0, 3.5, 19.9, 40.0)] == ["fastest", "+75 %", "+895 %", "20x"]
     assert longer(1.0, 0.0) == "-"
-    assert conclusion.against_fastest([point("ring", 8, (1e-6,))]) == [""]
+    assert behind([1.0, 3.0, 2.0, 5.0], "aabc") == ["fastest", "+200 %", "", ""]
 
 
 def test_what_gives_way_in_which_order():
@@ -274,3 +278,42 @@ def test_columns_that_are_left_out_exist():
     names = {column.name for column in (*table.COLUMNS, *table.MORE_COLUMNS)}
     assert set(table.MINOR) <= names
     assert output.width() > 0
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+LONGEST = 56  # lines of a screen
+
+
+@pytest.mark.parametrize("name", [*app.COMMANDS, "slurm submit", "slurm init"])
+@pytest.mark.parametrize("width", [80, 100])
+def test_help_fits_and_is_in_plain_words(monkeypatch, command, name, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = command(*name.split(), "--help")
+    lines = done.out.splitlines()
+    assert done.status == 0 and max(map(len, lines)) <= width
+    screens = 2 if name == "train" else 1
+    assert len(lines) <= LONGEST * screens * 100 // width
+    assert "<" not in done.out.replace("<-", "")  # no name of a type of Python's
+
+
+def test_the_options_of_a_training_are_in_groups():
+    grouped = {field for of in train.GROUPS.values() for field in of.split()}
+    assert {field.name for field in fields(Options)} - {"dataset"} <= grouped
+
+
+def test_an_option_has_one_letter_in_all_commands():
+    letters: dict[str, set[str]] = {}
+    for name in app.COMMANDS:
+        loaded = app.load(name)
+        for command in getattr(loaded, "commands", {"": loaded}).values():
+            for parameter in command.params:
+                short = [word for word in parameter.opts if word[:1] == "-" != word[1:2]]
+                long = [word for word in parameter.opts if word.startswith("--")]
+                for letter in short:
+                    letters.setdefault(letter, set()).update(long)
+    several = {letter: words for letter, words in letters.items() if len(words) != 1}
+    assert not several
+    assert {letters[letter].pop() for letter in ("-s", "-P", "-n", "-a")} == {
+        *("--size", "--ranks", "--iterations", "--algorithms"),
+    }

@@ -78,9 +78,7 @@ def by_method(facts):
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_program_is_recorded_as_it_is(record, shown, ranks):
-    folder, done = record(
-        ranks, APP, arguments=("--steps", "5"), environment={"COLUMNS": "80"}
-    )
+    folder, done = record(ranks, APP, arguments=("--steps", "5"), environment={"COLUMNS": "80"})
     assert done.status == 0, done.err
     assert "arguments ['--steps', '5']" in done.out
     table = done.out[done.out.index("# app.py: ") :].splitlines()

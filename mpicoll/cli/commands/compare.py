@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def command(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Launches before, by bench -J.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Launches after, by bench -J.")],
+    first: Annotated[Path, typer.Argument(metavar="A", help="Launches before, by `bench -J`.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Launches after, by `bench -J`.")],
     effect: Annotated[
-        float, typer.Option(metavar="SHARE", help="Least difference that gets a verdict.")
+        float, typer.Option(metavar="SHARE", help="Smallest difference that gets a verdict.")
     ] = 0.02,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print rows without a verdict, too.")
+        bool, typer.Option("--all", help="Also print rows without a verdict.")
     ] = False,
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
     json: Json = False,
 ) -> int:
-    """Compare two sides, launch by launch: a verdict where B differs from A, else none.
+    """Compare two sets of launches: is B faster or slower than A?
 
-    The chance that anything is called different where nothing is is 1 % for the whole comparison.
-    Measure the sides in turns, at least 7 launches each. The exit status is 1 if something is
-    slower or some results are wrong, 2 if there are too few launches for any verdict.
+    If nothing differs, the probability of any verdict in the whole comparison is 1 %. Alternate the
+    launches of A and B, at least 7 each. The exit status is 1 if something is slower or some
+    results are wrong, 2 if there are too few launches for any verdict.
     """
     if not 0 <= effect < 1:
         raise UsageError(f"--effect {effect:g} is out of range; give 0 up to 1, as 0.02")

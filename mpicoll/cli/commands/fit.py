@@ -26,18 +26,17 @@ _SCALES = {"beta": 1e9, "gamma": 1e9}
 def command(
     runs: Runs,
     file: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the parameters go.")
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Write the costs to this file.")
     ] = Path("model.json"),
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
     json: Json = False,
 ) -> int:
-    """Fit what messages, bytes, reductions, rounds and calls cost, and say how good that is.
+    """Fit the costs of messages, bytes, reductions, rounds and calls, with errors.
 
-    Parameters that the measurements do not tell are refused, with what is to be measured for them.
-    Errors are those for sizes, and numbers of ranks, that were left out of the fit. The exit status
-    is 1 if some results were wrong, of which nothing is made, or if a parameter lies outside of its
-    own interval.
+    Costs that the measurements do not identify are refused, with what to measure for them. Errors
+    are those for sizes, and numbers of ranks, that were left out of the fit. The exit status is 1
+    if some results were wrong (they are not used), or if a cost lies outside of its own interval.
     """
     measured.need(["scipy"], "fit")
     from mpicoll.tuning import cost_files
@@ -104,7 +103,9 @@ def _print(result: Found) -> None:
     )
     output.text("\nGeneral costs, of all algorithms together (used for what was not measured):")
     _parameters(model.general, general)
-    output.text("\nEach algorithm by itself; errors for sizes and numbers of ranks left out of the fit:")
+    output.text(
+        "\nEach algorithm by itself; errors for sizes and numbers of ranks left out of the fit:"
+    )
     _sets(model)
     _all_errors(model, result.noise)
     _crossovers(result.crossovers)
@@ -165,9 +166,7 @@ def _sets(model: CostModel) -> None:
         fold=("algorithm",),
         drop=("pieces", "condition", ranks[3], sizes[3], ranks[1], sizes[1], "points"),
     )
-    output.text(
-        "curve: the schedule is unknown, so times between measured sizes are interpolated"
-    )
+    output.text("curve: the schedule is unknown, so times between measured sizes are interpolated")
 
 
 def _percents(errors: Errors | None) -> tuple[str, ...]:
@@ -231,9 +230,7 @@ def _size(value: tuple[float, float, float] | None) -> str:
 def _regrets(result: Found) -> None:
     if not result.regrets:
         return
-    output.text(
-        "\nRegret, t(choice) / t(best) - 1, timed on other launches than those that chose:"
-    )
+    output.text("\nRegret, t(choice) / t(best) - 1, timed on other launches than those that chose:")
     heads = ("chosen by", "calls", "mean [%]", "worst [%]", "worst case")
     output.table(
         heads,

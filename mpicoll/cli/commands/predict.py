@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpicoll.base.wording import plural
+from mpicoll.base.wording import longer, plural
 from mpicoll.cli import measured, output, parse
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.measured import InterAlpha, InterBeta, ModelFile, Network, PerNode
@@ -67,9 +67,11 @@ def command(
 
 def explain(
     collective: Collective,
-    ranks: Annotated[int, typer.Option("-P", min=1, metavar="P", help="Number of ranks.")] = 4,
+    ranks: Annotated[
+        int, typer.Option("-P", "--ranks", min=1, metavar="N", help="Number of ranks.")
+    ] = 4,
     size: Annotated[
-        str, typer.Option("-n", "--size", metavar="SIZE", help="Bytes of the whole vector.")
+        str, typer.Option("-s", "--size", metavar="SIZE", help="Size of the whole vector.")
     ] = "1M",
     model: Annotated[
         Path | None,
@@ -77,8 +79,8 @@ def explain(
             "-m",
             "--model",
             metavar="FILE",
-            help="Parameters that `mpicoll fit` wrote; model.json if there is one, else those that "
-            "come with mpicoll.",
+            help="Costs written by `mpicoll fit`; without it model.json if it exists, else "
+            "mpicoll's own.",
         ),
     ] = None,
     per_node: PerNode = None,
@@ -86,7 +88,7 @@ def explain(
     inter_alpha: InterAlpha = None,
     inter_beta: InterBeta = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Algorithms that were not measured, too.")
+        bool, typer.Option("--all", help="Include algorithms that were not measured.")
     ] = False,
     json: Json = False,
 ) -> int:
@@ -205,7 +207,6 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
 def _table(title: str, found: list[Prediction], *, ranked: bool) -> None:
     """A row for each prediction; of a ranking all are of one size, and say how far behind."""
     from mpicoll.base.sizes import format_size
-    from mpicoll.bench.conclusion import longer
     from mpicoll.bench.table import microseconds
 
     output.text(title)

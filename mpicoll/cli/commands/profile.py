@@ -24,15 +24,17 @@ _SHOWN = 20
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="That has a file of each rank.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder that the recorder wrote.")
+    ],
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page.")
     ] = None,
     replay: Annotated[
         bool,
         typer.Option(
             "--replay",
-            help="Under mpirun: measure what the costliest calls take by each algorithm.",
+            help="Measure the costliest calls with each algorithm; under mpirun.",
         ),
     ] = False,
     everything: Annotated[
@@ -40,11 +42,11 @@ def command(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Show where a program's collectives are, and what they cost.
+    """Show where a program spends time in collectives.
 
-    `mpirun -n 4 python -m mpicoll.profile app.py` records a program as it is. Of each place that
-    calls, size, communicator and algorithm: calls, seconds, how much of these ranks waited for
-    others to arrive, and the share of the run. With --replay, what other algorithms would take.
+    `mpirun -n 4 python -m mpicoll.profile app.py` records an unchanged program. The table has a row
+    for each call site, size, communicator and algorithm: calls, time, the part of it in which ranks
+    waited for others, and the share of the run. With --replay: what other algorithms would take.
     """
     if html is not None:
         measured.need(["plotly"], "plot")

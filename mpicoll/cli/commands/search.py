@@ -31,7 +31,7 @@ def command(
     json: Json = False,
     **given: Any,
 ) -> int:
-    """Try hyperparameters out of a space, and say which are best.
+    """Search a space of hyperparameters for the best ones.
 
     Rank 0 hands trials out to groups of the other ranks; a single process does all. All is written
     to FOLDER/trials.jsonl, and --resume goes on from it. Trials are judged on the validation set;
