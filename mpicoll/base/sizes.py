@@ -59,6 +59,14 @@ def format_size(size: int) -> str:
     return str(size)
 
 
+def about_size(nbytes: float) -> str:
+    """Write a size with three digits: 1234567 is ``1.18M``."""
+    for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.3g}{unit}"
+    return f"{nbytes:.0f}"
+
+
 def sweep(begin: int, end: int, factor: int | None = 2, step: int | None = None) -> tuple[int, ...]:
     """Sizes from ``begin`` up to and including ``end``, multiplied or stepped.
 

@@ -68,15 +68,18 @@ def _gain(sizes: Iterable[list[Point]]) -> str:
         if native is None or not best.summary.median:
             continue
         mine, theirs = best.summary, native.summary
-        gains.append((theirs.median / mine.median, best.size))
-        told += _apart(mine, theirs)
+        is_told = _apart(mine, theirs)  # of noisy times the least is always less than native's
+        gains.append((theirs.median / mine.median if is_told else 1.0, best.size))
+        told += is_told
     if not gains:
         return "unknown, native was not measured; name it among --algorithms"
     mean = math.exp(math.fsum(math.log(gain) for gain, _ in gains) / len(gains))
+    if not told:
+        return f"none outside of the noise, at {plural(len(gains), 'size')}"
     most, where = max(gains)
     return (
-        f"{mean:.2f}x on average, at most {most:.2f}x ({format_size(where)}); outside of the noise "
-        f"at {told} of {plural(len(gains), 'size')}"
+        f"{mean:.2f}x on average, at most {most:.2f}x ({format_size(where)}); faster at {told} of "
+        f"{plural(len(gains), 'size')}, the rest is within the noise and counts as 1x"
     )
 
 

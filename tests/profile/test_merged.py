@@ -5,6 +5,7 @@ import json
 import pytest
 from profile_lines import line
 
+from mpicoll.base.sizes import about_size
 from mpicoll.profile import merged, replay, words
 
 HOSTS = ("h0", "h1")
@@ -128,4 +129,4 @@ def test_what_is_measured_for_a_line(about, asked):
 
 def test_sizes_in_few_letters():
     assert (words.size(line(size=65536)), words.size(line(size=-1))) == ("64K", "~64")
-    assert words.about(1234567) == "1.18M"
+    assert about_size(1234567) == "1.18M"

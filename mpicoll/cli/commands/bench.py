@@ -44,8 +44,8 @@ def _sizes(options: Options, invocation: typer.Context) -> Options:
     here = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     if not here:
         return options
-    dropped = set(names) - here if "size" in here else {"size"}
-    return replace(options, **dict.fromkeys(dropped))
+    dropped: dict[str, Any] = dict.fromkeys(set(names) - here if "size" in here else {"size"})
+    return replace(options, **dropped)
 
 
 @from_fields(Options)

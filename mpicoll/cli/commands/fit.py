@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpicoll.base.sizes import about_size
 from mpicoll.base.wording import plural
 from mpicoll.cli import measured, output
 from mpicoll.cli.errors import usage
@@ -208,7 +209,7 @@ def _crossovers(found: tuple[Crossover, ...]) -> None:
                 c.after,
                 _size(c.measured),
                 _size(c.predicted),
-                "-" if c.alike is None else f"{c.alike[0]:.0f} .. {c.alike[1]:.0f}",
+                "-" if c.alike is None else " .. ".join(map(about_size, c.alike)),
             )
             for c in found
             if c.told
@@ -224,7 +225,8 @@ def _crossovers(found: tuple[Crossover, ...]) -> None:
 def _size(value: tuple[float, float, float] | None) -> str:
     if value is None:
         return "none"
-    return f"{value[0]:.0f} ({value[1]:.0f} .. {value[2]:.0f})"
+    best, low, high = map(about_size, value)
+    return f"{best} ({low} .. {high})"
 
 
 def _regrets(result: Found) -> None:
