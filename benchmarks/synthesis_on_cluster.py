@@ -72,7 +72,7 @@ def measured(case: str, nbytes: int, launches: int, longest: str) -> dict[str, A
         chosen = json.loads(
             mpirun(
                 cluster, ranks, "-m", "mpicoll", "synthesize", "allreduce",
-                "--machine", "/mnt/shared/m.toml", "-n", str(nbytes), "--longest", longest,
+                "--machine", "/mnt/shared/m.toml", "-s", str(nbytes), "--longest", longest,
                 "--measure", "6", "-o", "/mnt/shared/ar.json", "--json",
             )
         )  # fmt: skip

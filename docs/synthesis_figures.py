@@ -30,7 +30,7 @@ def session() -> dict[str, str]:
     with contextlib.redirect_stdout(told):
         status = main([*words, "--evaluations", "120", "--trees", "6"])
     assert status == 0
-    lines = ["$ mpicoll synthesize allreduce --machine six_ranks.toml -n 64K-64M --trees 6"]
+    lines = ["$ mpicoll synthesize allreduce --machine six_ranks.toml -s 64K-64M --trees 6"]
     lines += told.getvalue().splitlines()
     text = "\n".join(f"   {line}".rstrip() for line in lines)
     return {"synthesis.inc": f".. code-block:: none\n\n{text}\n"}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mpicoll.bench.records import Point, Run
+from mpicoll.bench.records import Point, Run, Writer
 from mpicoll.simulate.costs import Costs
 from mpicoll.simulate.critical_path import critical_path
 from mpicoll.tuning import NATIVE
@@ -87,3 +87,13 @@ def point(run, collective, algorithm, ranks, nbytes, times, **more):
         "oversubscribed": False,
     }
     return Point(**{**given, **more})
+
+
+def write(path, runs):
+    """A file of some runs."""
+    with Writer(path) as writer:
+        for run in runs:
+            writer.run(run.name, run.facts)
+            for each in run.points:
+                writer.point(each)
+    return path

@@ -203,7 +203,7 @@ def test_the_reference_of_the_command_has_every_subcommand_and_option():
     named = re.findall(r"^mpicoll (\w+)\n-+$", text, re.M)
     assert named and all(name in done.stdout for name in named)
     assert {"list", "show", "verify", "simulate", "bench", "train", "doctor"} <= set(named)
-    for option in ("--svg FILE", "--alpha TIME", "-J, --output_file FILE", "--epochs"):
+    for option in ("--svg FILE", "--alpha TIME", "-J, --output-file FILE", "--epochs"):
         assert f"``{option}" in text
 
 

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Any
 
 
-def option(default: Any, help: str, names: str = "", **more: Any) -> Any:
+def option(default: Any, help: str, names: str = "", group: str | None = None, **more: Any) -> Any:
     """A field of a dataclass, with what a command line says of it.
 
     Args:
@@ -14,8 +14,11 @@ def option(default: Any, help: str, names: str = "", **more: Any) -> Any:
         help: What ``--help`` says.
         names: Words of the option, with blanks between them; by default that of the field after two
             dashes.
+        group: Under what head ``--help`` lists it.
         more: What else `typer.Option` takes, such as `metavar`; `argument`: whether it is no option
             but an argument; `words`: its type on the command line, where that is not the field's;
             `in_file`: its type in a file, None where it is in none.
     """
-    return field(default=default, metadata={"help": help, "names": names, **more})
+    return field(
+        default=default, metadata={"help": help, "names": names, "rich_help_panel": group, **more}
+    )

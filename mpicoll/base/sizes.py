@@ -35,12 +35,16 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Read a list of sizes, such as ``8,64,1K``, in the order written.
+    """Read a list of sizes, such as ``8,64,1K``, in the order written; ``64K-64M`` goes by fours.
 
     Raises:
-        ValueError: if any part is no size, or the list is empty.
+        ValueError: if any part is no size, a range is empty, or the list is.
     """
-    return tuple(parse_size(part) for part in text.split(","))
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        found += sweep(parse_size(first), parse_size(last), 4) if dash else [parse_size(part)]
+    return tuple(found)
 
 
 def format_size(size: int) -> str:
@@ -53,6 +57,14 @@ def format_size(size: int) -> str:
         if size and size % (1 << shift) == 0:
             return f"{size >> shift}{unit}"
     return str(size)
+
+
+def about_size(nbytes: float) -> str:
+    """Write a size with three digits: 1234567 is ``1.18M``."""
+    for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.3g}{unit}"
+    return f"{nbytes:.0f}"
 
 
 def sweep(begin: int, end: int, factor: int | None = 2, step: int | None = None) -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-PARAMETER = "A parameter of the algorithm, as segments=4, order=2,0,1,3 or nodes=0,0,1,1."
+PARAMETER = "Parameter of the algorithm: segments=4, order=2,0,1,3 or nodes=0,0,1,1."
 
 
 def plural(number: int, noun: str) -> str:
@@ -32,3 +32,23 @@ def intervals(numbers: Iterable[int], separator: str = ",") -> str:
         else:
             found.append([number])
     return separator.join("-".join(map(str, interval)) for interval in found)
+
+
+def longer(seconds: float, least: float) -> str:
+    """How much longer a time is than the least: "fastest", "+75 %" or "12x"."""
+    if seconds <= least:
+        return "fastest"
+    if least <= 0 or seconds >= 10 * least:
+        return f"{seconds / least:.0f}x" if least > 0 else "-"
+    return f"+{100 * (seconds / least - 1):.0f} %"
+
+
+def behind(times: Sequence[float], kinds: Sequence[Hashable]) -> list[str]:
+    """How much longer each time is than the least of its kind; "" for one alone."""
+    of_kind: dict[Hashable, list[float]] = {}
+    for seconds, kind in zip(times, kinds, strict=True):
+        of_kind.setdefault(kind, []).append(seconds)
+    return [
+        longer(seconds, min(of_kind[kind])) if len(of_kind[kind]) > 1 else ""
+        for seconds, kind in zip(times, kinds, strict=True)
+    ]

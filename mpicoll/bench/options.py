@@ -11,6 +11,8 @@ from mpicoll.base.wording import PARAMETER
 #: Types in a file.
 Size = int | str
 Words = str | list[str]
+#: Groups of options in the help.
+SIZES, WHAT, HOW, OUT = "Sizes", "What is measured", "How it is measured", "Output"
 FORMATS = ("nccl", "osu", "csv", "json")
 
 
@@ -18,82 +20,139 @@ FORMATS = ("nccl", "osu", "csv", "json")
 class Options:
     """What is to be measured, as it is written; `mpicoll bench --help` says what each field is."""
 
-    minbytes: str = option(
-        "8",
-        "First size, or a list of sizes.",
-        "-b --minbytes",
-        metavar="SIZE",
+    size: str | None = option(
+        None,
+        "Sizes to measure: 8,64K,1M, or 64K-64M by fours.",
+        "-s --size",
+        group=SIZES,
+        metavar="LIST",
         in_file=Size | list[Size],
     )
+    minbytes: str | None = option(
+        None, "First size; 8 if not given.", "-b --minbytes", SIZES, metavar="SIZE", in_file=Size
+    )
     maxbytes: str | None = option(
-        None, "Last size; 4M if not given.", "-e --maxbytes", metavar="SIZE", in_file=Size
+        None, "Last size; 4M if not given.", "-e --maxbytes", SIZES, metavar="SIZE", in_file=Size
     )
     stepfactor: int | None = option(
-        None, "From one size to the next; 2 if not given.", "-f --stepfactor"
+        None, "Factor between sizes; 2 if not given.", "-f --stepfactor", SIZES, metavar="N"
     )
     stepbytes: str | None = option(
-        None, "Step instead of a factor.", "-i --stepbytes", metavar="SIZE", in_file=Size
-    )
-    message_size: str | None = option(
-        None, "Short for -b and -e.", "-m --message-size", metavar="MIN:MAX", in_file=None
+        None,
+        "Difference between sizes, instead of a factor.",
+        "-i --stepbytes",
+        group=SIZES,
+        metavar="SIZE",
+        in_file=Size,
     )
     algorithms: str = option(
-        "all", "Algorithms, or all.", "-a --algorithms", metavar="LIST", in_file=Words
+        "all", "Algorithms, or all.", "-a --algorithms", WHAT, metavar="LIST", in_file=Words
     )
     set_: list[str] | None = option(
-        None, PARAMETER, "--set", metavar="NAME=VALUE", in_file=dict[str, int | list[int]]
-    )
-    datatype: str = option(
-        "float", "As float or half,float,int32.", "-d --datatype", metavar="LIST", in_file=Words
+        None, PARAMETER, "--set", WHAT, metavar="NAME=VALUE", in_file=dict[str, int | list[int]]
     )
     ranks: str | None = option(
         None,
-        "As 2,4,8: the first so many of the ranks launched; else all.",
+        "Numbers of ranks: the first 2, 4 and 8 launched; all if not given.",
+        "-P --ranks",
+        group=WHAT,
         metavar="LIST",
         in_file=int | str | list[int],
     )
-    op: str = option("sum", "As sum, max.", "-o --op")
-    root: int = option(0, "Of rooted collectives.", "-r --root")
+    datatype: str = option(
+        "float",
+        "Element types, as half,float,int32.",
+        "-d --datatype",
+        WHAT,
+        metavar="LIST",
+        in_file=Words,
+    )
+    op: str = option("sum", "Reduction: sum, max, min, prod, ...", "--op", WHAT, metavar="OP")
+    root: int = option(0, "Root of rooted collectives.", "-r --root", WHAT, metavar="RANK")
+    in_place: bool = option(
+        False, "Use one buffer for input and output where MPI allows it.", "--in-place", WHAT
+    )
+    skew: float = option(
+        0.0,
+        "Uneven blocks in v-variants: 1 - X to 1 + X times the mean.",
+        group=WHAT,
+        metavar="X",
+    )
+    device: str = option(
+        "cpu", "Memory of the buffers: cpu, or gpu (with CuPy).", group=WHAT, metavar="NAME"
+    )
     iterations: int | None = option(
-        None, "Exactly so many repetitions.", "-n --iters --iterations", min=1
+        None,
+        "Number of repetitions; until --precision if not given.",
+        "-n --iterations",
+        group=HOW,
+        min=1,
+        metavar="N",
     )
     warmup: int = option(
-        5, "Calls before the first one.", "-w --warmup_iters --warmup", min=0, max=100_000
+        5, "Calls before the first repetition.", "-w --warmup", HOW, min=0, max=100_000, metavar="N"
     )
     check: int = option(
-        1, "0: do not check.", "-c --check --validation", min=0, max=1, in_file=bool
+        1,
+        "1: check every element of the results; 0: do not.",
+        "-c --check",
+        group=HOW,
+        min=0,
+        max=1,
+        metavar="N",
+        in_file=bool,
     )
-    validation: bool = option(False, "The same as -c 1.", "--validation", in_file=None)
-    in_place: bool = option(
-        False, "One buffer for input and output, where there is a form.", "--in-place"
+    cold: bool = option(
+        False, "Use buffers that are not in the caches for each call.", "--cold", HOW
     )
-    cold: bool = option(False, "Other buffers each time, beyond the last-level cache.", "--cold")
     start: str = option(
-        "barrier", "How ranks begin together: barrier, or window (times on synchronised clocks)."
-    )
-    device: str = option("cpu", "Where the buffers are: cpu, or gpu (with CuPy).")
-    skew: float = option(
-        0.0, "Block lengths of the v-variants: 1 - SKEW to 1 + SKEW of their mean."
+        "barrier",
+        "How ranks start together: barrier, or window (synchronised clocks).",
+        group=HOW,
+        metavar="HOW",
     )
     precision: float = option(
-        0.025, "Stop when the 95 % interval is as narrow as this.", metavar="SHARE"
+        0.025,
+        "Stop when the 95 % interval is within this share of the median.",
+        group=HOW,
+        metavar="X",
     )
-    point_seconds: float = option(2.0, "Most seconds for one point.", "--point-time", metavar="S")
+    point_seconds: float = option(
+        2.0, "Most seconds for one point.", "--point-time", HOW, metavar="S"
+    )
     budget: float | None = option(
-        None, "Seconds for the whole sweep, shared among the points.", metavar="S"
+        None, "Seconds for the whole sweep, shared among the points.", group=HOW, metavar="S"
     )
-    seed: int | None = option(None, "Of the order of points; a new one if not given.")
-    timeout: float = option(120.0, "Longest wait without progress.", "-T --timeout", metavar="S")
+    seed: int | None = option(
+        None, "Seed of the order of points; random if not given.", group=HOW, metavar="N"
+    )
+    timeout: float = option(
+        120.0, "Give up after so many seconds without progress.", "-T --timeout", HOW, metavar="S"
+    )
     output_file: Path | None = option(
-        None, "Append results as JSON lines.", "-J --output_file", metavar="FILE", in_file=None
+        None,
+        "Append the results as JSON lines.",
+        "-J --output-file",
+        OUT,
+        metavar="FILE",
+        in_file=None,
     )
-    launch: int = option(0, "Number of this launch.", "--launch-id", min=0, metavar="K")
+    launch: int = option(
+        0, "Number of this launch in the file.", "--launch-id", OUT, min=0, metavar="N"
+    )
     resume: bool = option(
-        False, "Measure what FILE does not have of this launch's sweep.", "--resume", in_file=None
+        False, "Measure only what the file of -J lacks.", "--resume", OUT, in_file=None
     )
     html: Path | None = option(
-        None, "Write a page with plots.", "--html", metavar="FILE", in_file=None
+        None, "Write a page with plots.", "--html", OUT, metavar="FILE", in_file=None
     )
-    format_: str = option("nccl", f"Of the table: {', '.join(FORMATS)}.", "--format", in_file=None)
-    full: bool = option(False, "More columns.", "--full", in_file=None)
-    json: bool = option(False, "Short for --format json.", "--json", in_file=None)
+    format_: str = option(
+        "nccl",
+        f"Format of the table: {', '.join(FORMATS)}.",
+        "--format",
+        OUT,
+        metavar="NAME",
+        in_file=None,
+    )
+    full: bool = option(False, "Show more columns.", "--full", OUT, in_file=None)
+    json: bool = option(False, "Print JSON; short for --format json.", "--json", OUT, in_file=None)

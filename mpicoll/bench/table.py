@@ -101,6 +101,13 @@ MORE_COLUMNS = (
 )
 
 
+#: Columns of the terminal that are left out where it is too narrow, the first to go first.
+MINOR = (
+    *("count", "root", "redop", "late", "stop", "batch", "first", "type", "n", "#wrong"),
+    *("algbw", "p95", "slowest", "p99", "ci_lo", "ci_hi"),
+)
+
+
 def row(point: Point, columns: Iterable[Column] = COLUMNS) -> tuple[str, ...]:
     """The cells of a point."""
     summary = point.summary

@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from mpicoll import __version__
 from mpicoll.base import extensions
 from mpicoll.cli.errors import UsageError
+from mpicoll.cli.help import Command, Group
 
 #: Of each subcommand: its module, what the module calls it, and the first sentence of its help.
 #: One of two words goes before one of the first word alone.
@@ -27,7 +27,7 @@ COMMANDS = {
     "show pipeline": (
         "pipeline",
         "show",
-        "Draw an order of computation: when each rank of a pipeline does what.",
+        "Draw the schedule of a pipeline: what each rank computes when.",
     ),
     "verify": (
         "verify",
@@ -37,7 +37,7 @@ COMMANDS = {
     "verify pipeline": (
         "pipeline",
         "verify",
-        "Verify orders: everything once, no deadlock, and the promised memory, weights and time.",
+        "Verify pipeline schedules: each task once, no deadlock, the promised memory and time.",
     ),
     "simulate": (
         "simulate",
@@ -47,7 +47,7 @@ COMMANDS = {
     "simulate pipeline": (
         "pipeline",
         "simulate",
-        "Simulate a training step in a pipeline: its time, and how long ranks are idle.",
+        "Simulate a training step in a pipeline: its time and its idle share.",
     ),
     "links": (
         "links",
@@ -57,8 +57,7 @@ COMMANDS = {
     "synthesize": (
         "synthesize",
         "command",
-        "Make schedules for a machine whose links are shared or uneven, and tell how good they can "
-        "be.",
+        "Make schedules for a machine with shared or uneven links, and bound what is possible.",
     ),
     "bench": (
         "bench",
@@ -68,7 +67,7 @@ COMMANDS = {
     "fit": (
         "fit",
         "command",
-        "Fit what messages, bytes, reductions, rounds and calls cost, and say how good that is.",
+        "Fit the costs of messages, bytes, reductions, rounds and calls, with errors.",
     ),
     "predict": (
         "predict",
@@ -88,17 +87,17 @@ COMMANDS = {
     "compare": (
         "compare",
         "command",
-        "Compare two sides, launch by launch: a verdict where B differs from A, else none.",
+        "Compare two sets of launches: is B faster or slower than A?",
     ),
     "report": (
         "report",
         "command",
-        "Write a page of sweeps, of a training run or of a search: one file that needs no network.",
+        "Write a page about sweeps, a training run or a search: one file that works offline.",
     ),
     "profile": (
         "profile",
         "command",
-        "Show where a program's collectives are, and what they cost.",
+        "Show where a program spends time in collectives.",
     ),
     "train": (
         "train",
@@ -108,27 +107,27 @@ COMMANDS = {
     "search": (
         "search",
         "command",
-        "Try hyperparameters out of a space, and say which are best.",
+        "Search a space of hyperparameters for the best ones.",
     ),
     "tiers": (
         "tiers",
         "command",
-        "Let samples leave a network early: accuracy, bytes and time for each threshold.",
+        "Run a network with early exits: accuracy, bytes and time for each threshold.",
     ),
     "evaluate": (
         "evaluate",
         "command",
-        "Measure the model of a checkpoint on a part of the data that it was not trained on.",
+        "Measure the model of a checkpoint on the validation or test set.",
     ),
     "generate": (
         "generate",
         "command",
-        "Let a model that was trained on text go on with a prompt, byte by byte.",
+        "Continue a prompt with a model that was trained on text.",
     ),
     "export": (
         "export",
         "command",
-        "Write the parameters of a checkpoint to a file, by their names.",
+        "Write the parameters of a checkpoint to a file, by name.",
     ),
     "doctor": (
         "doctor",
@@ -146,7 +145,7 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         return get_command(found)
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(_with_imports(found))
+    alone.command(name, cls=Command)(_with_imports(found))
     return get_command(alone)
 
 
@@ -160,7 +159,7 @@ def _with_imports(command: Callable[..., int]) -> Callable[..., int]:
         None,
         "--import",
         metavar="MODULE",
-        help="A module, or a file such as mycoll.py, that registers algorithms of your own.",
+        help="Module or file (mycoll.py) that registers your own algorithms.",
         callback=_imported,
         is_eager=True,
     )
@@ -181,7 +180,7 @@ def _imported(context: typer.Context, modules: list[str] | None) -> list[str] | 
     return modules
 
 
-class Subcommands(TyperGroup):
+class Subcommands(Group):
     """Its subcommands are only names and sentences until one is asked for."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:

@@ -214,25 +214,22 @@ def _print(found: Found, rows: list[dict[str, Any]], measured: Measured | None) 
     )
 
     def gap(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.1f} %"
+        return "-" if value is None else f"{100 * value:.1f}"
 
     def time(value: float | None) -> str:
         return "-" if value is None else microseconds(value)
 
-    more = ("measured [us]",) if measured else ()
-    columns = (
-        *("size [B]", "bound [us]", "catalogue", "clock [us]", "over it", *more),
-        *("made, clock [us]", "over the bound", *(f"made, {each}" for each in more), "choice"),
-    )
+    known = ["catalogue: predicted [us]", "catalogue: over bound [%]"]
+    made = ["made: predicted [us]", "made: over bound [%]"]
+    if measured:
+        known.append("catalogue: measured [us]")
+        made.append("made: measured [us]")
     output.table(
-        columns,
+        ("size [B]", "bound [us]", "best of catalogue", *known, *made, "faster"),
         (
             (
-                *(
-                    format_size(row["size"]),
-                    time(row["bound"]),
-                    row["catalogue"].split(" nodes=")[0],
-                ),
+                *(format_size(row["size"]), time(row["bound"])),
+                row["catalogue"].split(" nodes=")[0],
                 *(time(row["catalogue_time"]), gap(row["catalogue_gap"])),
                 *((time(row.get("catalogue_measured")),) if measured else ()),
                 *(time(row.get("made_time")), gap(row.get("made_gap"))),
@@ -241,7 +238,9 @@ def _print(found: Found, rows: list[dict[str, Any]], measured: Measured | None) 
             )
             for row in rows
         ),
-        right=set(columns) - {"catalogue", "choice"},
+        right=("size [B]", "bound [us]", *known, *made),
+        fold=("best of catalogue",),
+        drop=("bound [us]", known[1], made[1]),
     )
 
 

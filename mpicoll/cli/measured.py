@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpicoll.base.times import ATTOSECONDS
 from mpicoll.base.wording import plural
 from mpicoll.cli import output, parse
-from mpicoll.cli.errors import UsageError, reading, usage
+from mpicoll.cli.errors import UsageError, needing, reading, usage
 from mpicoll.simulate.known_networks import NETWORKS
 from mpicoll.simulate.known_networks import find as find_network
 
@@ -24,42 +25,45 @@ if TYPE_CHECKING:
     from mpicoll.simulate.costs import CostModel
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUNS", help="Files that `mpicoll bench -J` wrote.")
+    list[Path], typer.Argument(metavar="RUNS", help="Files written by `mpicoll bench -J`.")
 ]
 Mix = Annotated[
-    bool, typer.Option("--mix", help="Put runs of different machines or MPI libraries together.")
+    bool, typer.Option("--mix", help="Accept runs of different machines or MPI libraries.")
 ]
 Oversubscribed = Annotated[
-    bool, typer.Option("--oversubscribed", help="Use points with more ranks than cores, too.")
+    bool, typer.Option("--oversubscribed", help="Also use points with more ranks than cores.")
 ]
 ModelFile = Annotated[
-    Path, typer.Option("-m", "--model", metavar="FILE", help="Parameters that `mpicoll fit` wrote.")
+    Path, typer.Option("-m", "--model", metavar="FILE", help="Costs written by `mpicoll fit`.")
 ]
 PerNode = Annotated[
     int | None,
     typer.Option(
-        "--per-node", min=1, metavar="N", help="Ranks of a node, where there are several."
+        "--per-node", min=1, metavar="N", help="Ranks on each node, if there are several nodes."
     ),
 ]
 
 
 InterAlpha = Annotated[
     str | None,
-    typer.Option("--inter-alpha", metavar="TIME", help="Time per message between nodes, as 2us."),
+    typer.Option("--inter-alpha", metavar="TIME", help="Time per message between nodes: 2us."),
 ]
 InterBeta = Annotated[
     str | None,
-    typer.Option("--inter-beta", metavar="TIME", help="Time per byte between nodes, as 80ps."),
+    typer.Option("--inter-beta", metavar="TIME", help="Time per byte between nodes: 80ps."),
 ]
 Network = Annotated[
     str | None,
     typer.Option(
         "--network",
         metavar="NAME",
-        help=f"Both of a known network: {', '.join(NETWORKS)}; the manual has the sources.",
+        help=f"Network between nodes: {', '.join(NETWORKS)}.",
     ),
 ]
 
+
+#: Costs where options say nothing.
+_TIMES = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
 
 #: What helps where no link between nodes was measured.
 LINK_REMEDY = (
@@ -246,3 +250,26 @@ def nodes(parameters: CostModel, ranks: int, per_node: int | None) -> tuple[int,
             "a node has, as --per-node 4"
         )
     return ()
+
+
+def given_costs(times: Mapping[str, str | None]) -> CostModel:
+    """Costs from the options."""
+    from mpicoll.simulate.costs import INTRA, CostModel, Costs, Piece
+
+    values = {
+        name: parse.attoseconds(f"--{name}", _TIMES[name] if text is None else text) / ATTOSECONDS
+        for name, text in times.items()
+    }
+    links = {INTRA: (Piece(None, values.pop("alpha"), values.pop("beta")),)}
+    return CostModel(Costs(links, values["gamma"], values["call"], values["step"]))
+
+
+def read_costs(path: Path, times: Mapping[str, str | None]) -> CostModel:
+    """Costs from a file."""
+    from mpicoll.tuning import cost_files
+
+    both = [name for name, text in times.items() if text is not None]
+    if both:
+        raise UsageError(f"--model and --{both[0]} exclude each other; drop one of them")
+    with needing("pydantic", "--model"), usage():
+        return cost_files.read(path)

@@ -1,8 +1,8 @@
 """Printing: facts on standard output, everything else on standard error.
 
-On a terminal long texts in tables are broken to fit its width. Where output goes elsewhere a table
-is as wide as it needs to be; so it is under a launcher, which puts pipes, or terminals of a width
-of its own, between the ranks and the user.
+Tables fit the terminal of the user, or `_PIPED` characters where output goes elsewhere. A launcher
+puts pipes, or terminals of a width of its own, between the ranks and the user: the width is then
+that of the launcher's terminal.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import os
+import stat
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mpicoll.base.launcher import launch
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+
+#: Characters of a line where no terminal says how many.
+_PIPED = 120
 
 #: Signs in ASCII, where a terminal lacks them; letters lose their accents.
 _SIGNS = {
@@ -75,40 +81,55 @@ def table(
     rows: Iterable[Sequence[str]],
     *,
     right: Iterable[str] = (),
-    fold: str | None = None,
+    fold: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> None:
-    """Print a table.
+    """Print a table that fits `width`; see `mpicoll.cli.grid.laid_out` for what gives way.
 
     Args:
-        columns: Heads of the columns.
+        columns: Heads of the columns, with units as in ``time [us]``.
         rows: Cells as text, one for each column.
         right: Heads of the columns that hold numbers.
-        fold: Head of the column whose text is broken into lines where the terminal is too narrow;
-            without one the terminal breaks the lines.
+        fold: Heads of the columns whose texts may be broken into lines; the first get most room.
+        drop: Heads of the columns that may be left out, the first to go first; ``--json`` must
+            have what they say.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from mpicoll.cli.grid import laid_out
 
-    numbers = set(right)
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for column in columns:
-        side = "right" if column in numbers else "left"
-        grid.add_column(Text(column), justify=side, no_wrap=column != fold)  # type: ignore[arg-type]
-    for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))
-    width = Console(width=10_000).measure(grid).maximum
-    console = Console(highlight=False)
-    if not _interactive(console):
-        console = Console(width=width, highlight=False, color_system=None)
-    elif fold is None:
-        console.width = max(width, console.width)
-    with console.capture() as capture:
-        console.print(grid)
-    for line in capture.get().strip("\n").split("\n"):
-        if line.strip():
-            text(line.rstrip())
+    most = width()
+    grid = laid_out(columns, [*rows], most, right=set(right), fold=fold, drop=drop)
+    for line in grid.lines:
+        text(line)
+    if grid.left_out:
+        text(f"(left out at {most} columns: {', '.join(grid.left_out)}; --json has them)")
+
+
+def width() -> int:
+    """Characters of a line: ``COLUMNS``, or those of the terminal that the user looks at."""
+    written = os.environ.get("COLUMNS", "")
+    if written.isascii() and written.isdigit() and int(written):
+        return int(written)
+    with suppress(OSError, ValueError):
+        if launch().name == "none":
+            return os.get_terminal_size(sys.stdout.fileno()).columns or _PIPED
+        return _launchers_width() or _PIPED
+    return _PIPED
+
+
+def _launchers_width() -> int:
+    """Characters of a line of the terminal that the launcher writes to, 0 if it is none.
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    path = f"/proc/{os.getppid()}/fd/1"
+    if not stat.S_ISCHR(os.stat(path).st_mode):
+        return 0
+    terminal = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    try:
+        return os.get_terminal_size(terminal).columns
+    finally:
+        os.close(terminal)
 
 
 def progress() -> Progress:

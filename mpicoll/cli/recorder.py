@@ -125,6 +125,7 @@ class Recorder:
 
 def _print(facts: dict[str, Any], points: list[Point], full: bool) -> None:
     from mpicoll.bench import table
+    from mpicoll.bench.conclusion import against_fastest, conclusion, fastest_first
 
     hosts = facts["hosts"]
     cores = sum(len(host["cores"]) for host in hosts.values())
@@ -134,17 +135,28 @@ def _print(facts: dict[str, Any], points: list[Point], full: bool) -> None:
         f"{plural(cores, 'core')}; seed {facts['settings']['seed']}"
     )
     columns = table.COLUMNS + (table.MORE_COLUMNS if full else ())
-    heads = [f"{c.name}\n[{c.unit}]" if c.unit else c.name for c in columns]
+    heads = [f"{c.name} [{c.unit}]" if c.unit else c.name for c in columns]
     numbers = [head for head, c in zip(heads, columns, strict=True) if c.number]
+    after = 1 + [c.name for c in columns].index("time")
+    drop = [head for name in table.MINOR for head in heads if head.split()[0] == name]
     for collective in dict.fromkeys(p.collective for p in points):
-        chosen = [p for p in points if p.collective == collective]
+        chosen = fastest_first(p for p in points if p.collective == collective)
         output.text(f"# {collective}: {table.manner(chosen[0])}")
         rows = [table.row(p, columns) for p in chosen]
-        output.table(heads, rows, right=numbers)
+        behind = against_fastest(chosen)
+        output.table(
+            (*heads[:after], "slower by", *heads[after:]),
+            [(*r[:after], b, *r[after:]) for r, b in zip(rows, behind, strict=True)],
+            right=(*numbers, "slower by"),
+            fold=("algo",),
+            drop=drop,
+        )
     for note in table.notes(points):
         output.text(f"# {note}")
     for warning in table.warnings(facts, points):
         output.text(f"# WARNING: {warning}")
+    for line in conclusion(points):
+        output.text(line)
 
 
 class Begun(NamedTuple):

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import chain, product
 from typing import TYPE_CHECKING
 
+from mpicoll.base.launcher import launch
+from mpicoll.cli import output
 from mpicoll.cli.errors import UsageError, needing, usage
 
 if TYPE_CHECKING:
@@ -144,25 +146,29 @@ def sizes(options: Options) -> tuple[int, ...]:
     Raises:
         UsageError: if they contradict each other, or one is no size.
     """
-    from mpicoll.base.sizes import parse_size, parse_sizes, sweep
+    from mpicoll.base.sizes import format_size, parse_size, parse_sizes, sweep
 
     first, last = options.minbytes, options.maxbytes
-    factor, step, span = options.stepfactor, options.stepbytes, options.message_size
+    factor, step = options.stepfactor, options.stepbytes
     if factor is not None and step is not None:
         raise UsageError("--stepfactor and --stepbytes exclude each other; drop one")
-    if span is not None:
-        first, colon, last = span.partition(":")
-        if not colon:
-            raise UsageError(f"--message-size {span!r} has no colon; write it as 8:4M")
     with usage():
-        listed = parse_sizes(first)
-        if len(listed) > 1:
-            if (last, factor, step) != (None, None, None):
-                raise UsageError(f"-b {first!r} lists all sizes; drop -e, -f and -i")
-            return listed
-        return sweep(
-            listed[0],
-            parse_size("4M" if last is None else last),
+        if options.size is not None:
+            if (first, last, factor, step) != (None, None, None, None):
+                raise UsageError(f"--size {options.size!r} lists all sizes; drop -b, -e, -f and -i")
+            return parse_sizes(options.size)
+        end = parse_size("4M" if last is None else last)
+        found = sweep(
+            parse_size("8" if first is None else first),
+            end,
             2 if factor is None else factor,
             None if step is None else parse_size(step),
         )
+    if found[-1] < end and launch().rank == 0:
+        by = f"a factor of {factor or 2}" if step is None else f"steps of {step}"
+        output.remark(
+            f"mpicoll: warning: {by} from {format_size(found[0])} leads past {format_size(end)}: "
+            f"the last size is {format_size(found[-1])}; give another -e, -f or -i, or list the "
+            "sizes by --size"
+        )
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
 from typing import Any
 
-from mpicoll.base.sizes import format_size
+from mpicoll.base.sizes import about_size, format_size
 from mpicoll.base.wording import plural, ranges
 from mpicoll.profile.merged import Line, Profile
 from mpicoll.profile.replay import Answer
@@ -63,22 +63,9 @@ def called(line: Line) -> str:
     return line.method if line.algorithm == NATIVE else f"{line.method} {line.algorithm}"
 
 
-def shortened(place: str, most: int) -> str:
-    """The end of a file's name and a line, in so many letters."""
-    return place if len(place) <= most else "…" + place[1 - most :]
-
-
 def size(line: Line) -> str:
     """Bytes of a call; of those that differ, about."""
-    return format_size(line.size) if line.size >= 0 else f"~{about(line.nbytes)}"
-
-
-def about(nbytes: float) -> str:
-    """Bytes with three digits."""
-    for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.3g}{unit}"
-    return f"{nbytes:.0f}"
+    return format_size(line.size) if line.size >= 0 else f"~{about_size(line.nbytes)}"
 
 
 def messages(profile: Profile) -> tuple[str, str, str, str] | None:
@@ -93,7 +80,7 @@ def messages(profile: Profile) -> tuple[str, str, str, str] | None:
     nbytes = sum(part.nbytes for part in parts) / calls
     share = 100 * spent / (profile.total or 1.0)
     most = max(part.calls for part in parts)
-    size = f"~{about(nbytes)}" if nbytes else "-"  # who pickles by other means is not counted
+    size = f"~{about_size(nbytes)}" if nbytes else "-"  # who pickles by other means is not counted
     return size, str(most), seconds(spent / len(parts)), f"{share:.1f}"
 
 

@@ -19,18 +19,18 @@ def parsed(path, *words):
 def test_options_are_written_as_on_the_command_line(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text(
-        'collectives = ["bcast", "reduce"]\nminbytes = [8, "1K"]\nranks = [2, 4]\niters = 7\n'
+        'collectives = ["bcast", "reduce"]\nsize = [8, "1K"]\nranks = [2, 4]\niterations = 7\n'
         "cold = true\ncheck = false\nskew = 1\nbudget = 2.5\n"
         "[set]\nsegments = 4\norder = [1, 0]\n"
     )
     given = parsed(path)
     assert given["collectives"] == ["bcast", "reduce"]
-    assert (given["minbytes"], given["ranks"], given["iterations"]) == ("8,1K", "2,4", 7)
+    assert (given["size"], given["ranks"], given["iterations"]) == ("8,1K", "2,4", 7)
     assert (given["cold"], given["check"], given["skew"], given["budget"]) == (True, 0, 1.0, 2.5)
     assert given["set_"] == ["segments=4", "order=1,0"]
     # The command line comes first.
-    given = parsed(path, "scan", "-n", "3", "-b", "64")
-    assert (given["collectives"], given["iterations"], given["minbytes"]) == (["scan"], 3, "64")
+    given = parsed(path, "scan", "-n", "3", "-s", "64")
+    assert (given["collectives"], given["iterations"], given["size"]) == (["scan"], 3, "64")
 
 
 def test_every_key_is_an_option():
@@ -59,7 +59,7 @@ def test_there_are_ready_sweeps():
     ("text", "message"),
     [
         ("minbyte = 8", "unknown key 'minbyte'; did you mean minbytes"),
-        ("zebra = 8", "unknown key 'zebra'; known are collectives, minbytes"),
+        ("zebra = 8", "unknown key 'zebra'; known are collectives, size"),
         ('root = "one"', "root = 'one': input should be a valid integer"),
         ("budget = true", "budget = True: "),
         ("collectives = 3", "collectives = 3: input should be a valid list"),

@@ -82,7 +82,7 @@ def test_what_is_wrong_with_it_is_told(command, tmp_path):
 
 def test_bench_and_a_program_run_it(mpirun, tmp_path):
     done = mpirun(
-        2, "-m", "mpicoll", "bench", "allreduce", "-a", "exchange,native", "-b", "8,64K",
+        2, "-m", "mpicoll", "bench", "allreduce", "-a", "exchange,native", "-s", "8,64K",
         *("-n", "5", "--import", "mycoll.py", "--format", "csv"),
     )  # fmt: skip
     assert done.status == 0, done.err

@@ -6,10 +6,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-from synthetic import launched
+from synthetic import launched, write
 
 from mpicoll.bench import records
-from mpicoll.bench.records import Writer
 from mpicoll.cli import main
 from mpicoll.simulate.costs import CostModel, Costs, Piece
 from mpicoll.tuning import cost_files, rule_files
@@ -33,15 +32,6 @@ def refused(command):
         return line.removeprefix("mpicoll: error: ")
 
     return run
-
-
-def write(path, runs):
-    with Writer(path) as writer:
-        for run in runs:
-            writer.run(run.name, run.facts)
-            for point in run.points:
-                writer.point(point)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +60,8 @@ def test_fit_prints_what_it_found(command, folder, tmp_path):
         "condition number",
         "beta intra",
         "not identified: rounds and messages, or calls, grow alike",
-        "sizes left out, own parameters",
-        "P left out, all together",
+        "sizes left out, own costs",
+        "ranks left out, general costs",
         "noise floor, the spread of identical launches: ",
         "recursive_doubling  ring",
         "always native",
@@ -183,7 +173,7 @@ def test_predict(command, folder):
         "ring",
         "-P",
         "4,8",
-        "-n",
+        "-s",
         "4K,1M",
         "-m",
         folder / "model.json",
@@ -202,7 +192,7 @@ def test_predict(command, folder):
 
 
 def test_outside_of_what_was_measured_is_a_warning(command, folder):
-    given = ("-P", "64", "-n", "1G", "-m", folder / "model.json")
+    given = ("-P", "64", "-s", "1G", "-m", folder / "model.json")
     done = command("predict", "allreduce", "ring", *given)
     assert done.status == 0
     assert "warning: P = 64 is outside of what was measured, P = 2, 4, 8" in done.err
@@ -210,7 +200,7 @@ def test_outside_of_what_was_measured_is_a_warning(command, folder):
 
 
 def test_explain_ranks(command, folder):
-    words = ("explain", "allreduce", "-P", "8", "-n", "256K", "-m", folder / "model.json")
+    words = ("explain", "allreduce", "-P", "8", "-s", "256K", "-m", folder / "model.json")
     found = json.loads(command(*words, "--json").out)
     ranking = found["ranking"]
     assert ranking[0]["choice"] == "ring"
@@ -224,7 +214,7 @@ def test_explain_ranks(command, folder):
 
 def test_explain_says_why(command, folder):
     words = ("explain", "-P", "8", "-m", folder / "model.json", "--json")
-    found = json.loads(command(*words, "Allreduce", "-n", "64K").out)
+    found = json.loads(command(*words, "Allreduce", "-s", "64K").out)
     first, second = found["ranking"][:2]
     assert {first["choice"], second["choice"]} <= {"ring", "recursive_doubling"}
     terms = found["why"].removeprefix(f"{first['choice']} comes before {second['choice']}: ")
@@ -241,7 +231,7 @@ def test_explain_says_why(command, folder):
         first["parts"][told[0][0].rsplit(" ", 1)[0]], second["parts"][told[0][0].rsplit(" ", 1)[0]]
     )
     # Of the library's own collective nothing is known but its times.
-    unknown = json.loads(command(*words, "all-reduce", "-n", "1M").out)
+    unknown = json.loads(command(*words, "all-reduce", "-s", "1M").out)
     first, second = (p["choice"] for p in unknown["ranking"][:2])
     if "native" in (first, second):
         assert unknown["why"].startswith(f"why {first} comes before {second} is not known: native")
@@ -251,14 +241,14 @@ def test_explain_says_why(command, folder):
     "spelling", ["allreduce", "Allreduce", "ALL_REDUCE", "MPI_Iallreduce", "Allreduce_init"]
 )
 def test_any_spelling(command, folder, spelling):
-    given = ("ring", "-P", "4", "-n", "4K", "-m", folder / "model.json", "--json")
+    given = ("ring", "-P", "4", "-s", "4K", "-m", folder / "model.json", "--json")
     (found,) = json.loads(command("predict", spelling, *given).out)
     assert found["collective"] == "allreduce"
 
 
 def test_explain_without_a_model(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    done = command("explain", "Reduce-Scatter", "-P", "8", "-n", "256K")
+    done = command("explain", "Reduce-Scatter", "-P", "8", "-s", "256K")
     assert done.status == 0
     first, runs, why, *_ = done.out.splitlines()
     assert first.startswith("no model of this machine: costs are those of another one (MPI library")
@@ -292,7 +282,7 @@ NO_LINK = "mpicoll: warning: no link between nodes was measured; it is taken to 
     ],
 )
 def test_a_model_of_one_node_asked_for_several(command, folder, words):
-    given = (*words, folder / "model.json", "-P", "8", "-n", "64K")
+    given = (*words, folder / "model.json", "-P", "8", "-s", "64K")
     assert NO_LINK not in command(*given).err
     assert NO_LINK not in command(*given, "--per-node", "8").err or words[0] == "simulate"
     done = command(*given, "--per-node", "2")
@@ -355,7 +345,7 @@ def test_an_estimate_outside_of_its_interval_is_a_fault(command, folder, tmp_pat
 def test_two_links_need_nodes(command, refused, tmp_path):
     links = {"intra": (Piece(None, 1e-6, 1e-10),), "inter": (Piece(None, 1e-5, 1e-9),)}
     cost_files.write(tmp_path / "m.json", CostModel(Costs(links)))
-    given = ("-P", "4", "-n", "4K", "-m", tmp_path / "m.json")
+    given = ("-P", "4", "-s", "4K", "-m", tmp_path / "m.json")
     assert "--per-node" in refused("predict", "allreduce", "ring", *given)
     assert "--per-node" in refused("explain", "allreduce", *given)
     words = ("predict", "allgather", "ring", *given, "--json", "--per-node")
@@ -368,12 +358,12 @@ def test_two_links_need_nodes(command, refused, tmp_path):
     [
         (["predict", "allreduce", "rong"], "unknown algorithm 'rong' for allreduce"),
         (["predict", "allreduse", "ring"], "unknown collective 'allreduse'"),
-        (["predict", "allreduce", "ring", "-n", "4X"], "'4X' is not a size"),
+        (["predict", "allreduce", "ring", "-s", "4X"], "'4X' is not a size"),
         (["predict", "allreduce", "ring", "--set", "k=1"], "has no parameter 'k'"),
         (["predict", "allgather", "neighbor_exchange", "-P", "3"], "even number of ranks, not 3"),
         (["predict", "bcast", "native"], "bcast native was not measured"),
         (["predict", "allreduce", "native", "-P", "64"], "measure it there"),
-        (["explain", "allreduce", "-n", "fast"], "'fast' is not a size"),
+        (["explain", "allreduce", "-s", "fast"], "'fast' is not a size"),
         (["explain", "nothing"], "unknown collective 'nothing'"),
     ],
 )
@@ -390,19 +380,21 @@ def test_what_is_no_model(refused, folder, tmp_path):
 # --- tune -----------------------------------------------------------------------------------------
 
 
-def test_tune_writes_what_a_communicator_reads(command, folder, tmp_path):
+def test_tune_writes_what_a_communicator_reads(command, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     done = command("tune", folder / "runs.jsonl", "-o", tmp_path / "tuning.json")
     assert done.status == 0 and f"set MPICOLL_TUNING={tmp_path}/tuning.json" in done.out
     assert "regret on other launches than those that chose" in done.out
     table = rule_files.load(str(tmp_path / "tuning.json"))
     assert {rule.ranks for rule in table["allreduce"]} == {2, 4, 8}
-    for words in ("time [us]", "native [us]", "gain [%]", "told from noise", "native not measured"):
+    for words in ("time [us]", "native [us]", "gain [%]", "significant", "native not measured"):
         assert words in done.out
     about = json.loads((tmp_path / "tuning.json").read_text())["about"]
     assert len(about["evidence"]) == sum(map(len, table.values()))
 
 
-def test_tune_says_what_one_launch_and_shared_cores_are(command, tmp_path):
+def test_tune_says_what_one_launch_and_shared_cores_are(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     given = {"sizes": (64, 4096, 1 << 18), "ranks": (4,), "repetitions": 5, "launches": 1}
     runs = launched(COSTS, {"allreduce": ["ring", "native"]}, **given)
     done = command("tune", write(tmp_path / "one.jsonl", runs), "-o", tmp_path / "t.json")

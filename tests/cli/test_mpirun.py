@@ -15,7 +15,7 @@ import pytest
 from mpicoll.bench import records, resume
 
 #: Arguments of `bench` for a sweep of a moment.
-BRIEF = ("bench", "allreduce", "-a", "ring,native", "-b", "8,8K", "-n", "3", "-w", "1")
+BRIEF = ("bench", "allreduce", "-a", "ring,native", "-s", "8,8K", "-n", "3", "-w", "1")
 
 
 def own(err):
@@ -264,7 +264,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_rank_stopped_while_others_measure_is_named(mpirun, tmp_path):
     program = tmp_path / "stopped.py"
     program.write_text(STOPPED)
-    words = ("bench", "allreduce", "-a", "native", "-b", "8K,16K", "--ranks", "2", "-T", "1")
+    words = ("bench", "allreduce", "-a", "native", "-s", "8K,16K", "--ranks", "2", "-T", "1")
     done = mpirun(4, program, *words, "--precision", "1e-9", "--point-time", "0.6", limit=40)
     assert done.status not in (0, 2)
     (line,) = own(done.err)
@@ -276,7 +276,7 @@ def test_a_full_disk_keeps_earlier_points(mpirun, faulty, tmp_path):
     path = tmp_path / "a.jsonl"
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, -1))"
     fault = f"if self.calls == 1 and self.Get_rank() == 0: {limit}"
-    words = ("bench", "allreduce", "-a", "ring,native", "-b", "8K,16K,32K,64K", "-n", "80")
+    words = ("bench", "allreduce", "-a", "ring,native", "-s", "8K,16K,32K,64K", "-n", "80")
     done = mpirun(2, faulty(fault), *words, "-J", path)
     assert done.status not in (0, 2)
     (line,) = own(done.err)

@@ -18,7 +18,7 @@ def simulated(command, *words):
 
 
 def test_simulate_knows_nodes_and_overheads(command):
-    words = ("allgather", "ring", "-P", "8", "-n", "8K", "--alpha", "1us", "--beta", "0")
+    words = ("allgather", "ring", "-P", "8", "-s", "8K", "--alpha", "1us", "--beta", "0")
     (plain,) = simulated(command, *words)
     (cases,) = simulated(command, *words, "--step", "2us", "--call", "5us")
     assert cases["time"] == pytest.approx(plain["time"] + 7 * 2e-6 + 5e-6)
@@ -36,7 +36,7 @@ def test_simulate_reads_fitted_costs(command, tmp_path):
     general = Costs({"intra": (Piece(512, 1e-6, 0.0), Piece(None, 7e-6, 0.0))}, call=1e-6)
     own = Costs({"intra": (Piece(None, 3e-6, 0.0),)})
     cost_files.write(tmp_path / "m.json", CostModel(general, {"allgather": {"ring": own}}))
-    words = ("allgather", "all", "-P", "4", "-n", "2K,4K", "--model", tmp_path / "m.json")
+    words = ("allgather", "all", "-P", "4", "-s", "2K,4K", "--model", tmp_path / "m.json")
     found = {(c["algorithm"], c["size"]): c for c in simulated(command, *words)}
     assert found["ring", 2048]["time"] == pytest.approx(9e-6)
     assert found["ring", 2048]["own_costs"]
@@ -46,7 +46,7 @@ def test_simulate_reads_fitted_costs(command, tmp_path):
 
 
 def test_simulate_draws_stragglers(command):
-    words = ("allgather", "ring", "-P", "4,32", "-n", "64", "--stragglers", "0.03", "--beta", "0")
+    words = ("allgather", "ring", "-P", "4,32", "-s", "64", "--stragglers", "0.03", "--beta", "0")
     few, many = simulated(command, *words)
     assert simulated(command, *words) == [few, many]
     assert simulated(command, *words, "--seed", "1") != [few, many]
@@ -62,7 +62,7 @@ def test_simulate_draws_stragglers(command):
 
 
 def test_simulate_leaves_out_what_would_take_too_long(command):
-    words = ("reduce", "all", "-P", "4096", "-n", "8", "--straggler", "0=2")
+    words = ("reduce", "all", "-P", "4096", "-s", "8", "--straggler", "0=2")
     done = command("simulate", *words)
     assert done.status == 0
     assert "left out: reduce parameter_server on 4096 ranks has too many messages" in done.err

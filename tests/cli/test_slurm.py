@@ -34,7 +34,7 @@ def shown(command, site, *words):
 
 def test_a_sweep_is_an_array_for_each_number_of_nodes(command, site, tmp_path):
     words = ("--nodes", "1,4", "--ranks", "1,2,8", "--launches", "5", "--at-once", "2", "-t", "30")
-    jobs, scripts = shown(command, site, "sweep", *words, "--", "allreduce", "-b", "8,1M")
+    jobs, scripts = shown(command, site, "sweep", *words, "--", "allreduce", "-s", "8,1M")
     assert len(jobs) == 2
     for nodes, job in zip((1, 4), jobs, strict=True):
         assert job == [
@@ -43,7 +43,7 @@ def test_a_sweep_is_an_array_for_each_number_of_nodes(command, site, tmp_path):
             f"--output={tmp_path}/all runs/sweep/nodes{nodes}-%a-%A.out",
             *("--partition=main", "--comment=two words", "--time=30"),
             *(str(SCRIPTS / "sweep.sbatch"), str(site), "sweep", "1,2,8"),
-            *("allreduce", "-b", "8,1M"),
+            *("allreduce", "-s", "8,1M"),
         ]
     assert scripts == f"{SCRIPTS / 'sweep.sbatch'}\n{(SCRIPTS / 'sweep.sbatch').read_text()}\n"
     assert not (tmp_path / "all runs").exists()

@@ -76,7 +76,7 @@ def test_a_fit_finds_what_a_link_costs(cluster, tmp_path, command):
     """Of messages short enough for a single protocol; busy hosts may only add to what was set."""
     pytest.importorskip("scipy")
     runs, model = tmp_path / "runs.jsonl", tmp_path / "model.json"
-    sweep = ["allgather", "-a", "ring,linear", "-b", "8K,16K,24K,48K"]
+    sweep = ["allgather", "-a", "ring,linear", "-s", "8K,16K,24K,48K"]
     often = ["--ranks", "2,3", "--start", "window", "-n", "7", "-w", "1", "-J", runs]
     mpirun(cluster, "-m", "mpicoll", "bench", *sweep, *often)
     assert command("fit", runs, "-o", model).status == 0

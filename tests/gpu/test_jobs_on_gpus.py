@@ -29,7 +29,7 @@ def test_doctor_names_devices_and_transport(mpirun):
 
 @pytest.mark.timeout(60)
 def test_bench(mpirun, tmp_path):
-    words = ("allreduce", "-a", "auto,ring", "-b", "8,1M", "-n", "3", "-w", "1", "--device", "gpu")
+    words = ("allreduce", "-a", "auto,ring", "-s", "8,1M", "-n", "3", "-w", "1", "--device", "gpu")
     done = mpirun(2, "-m", "mpicoll", "bench", *words, "-J", tmp_path / "a.jsonl")
     assert done.status == 0, done.err
     (run,) = records.read(tmp_path / "a.jsonl")

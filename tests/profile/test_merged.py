@@ -5,6 +5,7 @@ import json
 import pytest
 from profile_lines import line
 
+from mpicoll.base.sizes import about_size
 from mpicoll.profile import merged, replay, words
 
 HOSTS = ("h0", "h1")
@@ -126,8 +127,6 @@ def test_what_is_measured_for_a_line(about, asked):
     assert found == asked if isinstance(asked, tuple) else found.startswith(asked)
 
 
-def test_sizes_and_places_in_few_letters():
+def test_sizes_in_few_letters():
     assert (words.size(line(size=65536)), words.size(line(size=-1))) == ("64K", "~64")
-    assert words.about(1234567) == "1.18M"
-    assert words.shortened("a_long_name.py:12", 9) == "…me.py:12"
-    assert words.shortened("a.py:12", 9) == "a.py:12"
+    assert about_size(1234567) == "1.18M"

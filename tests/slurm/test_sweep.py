@@ -8,7 +8,7 @@ from slurm import lab
 
 from mpicoll.bench import records, runs
 
-SWEEP = ("allreduce", "-a", "ring,recursive_doubling", "-b", "1K,4K,16K,64K", "-n", "3", "-w", "0")
+SWEEP = ("allreduce", "-a", "ring,recursive_doubling", "-s", "1K,4K,16K,64K", "-n", "3", "-w", "0")
 LAYOUTS = [(nodes, ranks) for nodes in (1, 2) for ranks in (1, 2)]
 POINTS = 2 * 4
 

@@ -111,12 +111,13 @@ def test_where_a_run_goes_on_is_said(tmp_path, capsys, monkeypatch):
     np.savez("own.npz", inputs=np.eye(30, 8), labels=np.arange(30) % 3)
     command = ["train", "./own.npz", "--batch", "6", "--checkpoint", "kept", "--resume", "auto"]
     assert main([*command, "--epochs", "1"]) == 0
-    assert "no checkpoint in kept: begins with step 1\nepoch " in capsys.readouterr().out
+    assert "no checkpoint in kept: starts at step 1\nepoch " in capsys.readouterr().out
     assert main([*command, "--epochs", "2"]) == 0
-    assert (
-        "goes on from kept/step-00000004: step 4 is made, attempt 2 begins in epoch 2\nepoch "
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "resumed from kept/step-00000004, epoch 2 (attempt 2)\nepoch " in said
+    assert main([*command, "--epochs", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing is left to train: all 2 epochs are done; raise --epochs to train on" in said
     assert main([*command, "--epochs", "3", "--json"]) == 0
     beginning = json.loads(capsys.readouterr().out)["beginning"]
     assert (beginning["step"], beginning["epoch"], beginning["attempt"]) == (8, 3, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,8 +37,20 @@ def _configured(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+def _sizes(options: Options, invocation: typer.Context) -> Options:
+    """The options without what a file says of sizes, where the command line says it otherwise."""
+    names = ("size", "minbytes", "maxbytes", "stepfactor", "stepbytes")
+    sources = {name: invocation.get_parameter_source(name) for name in names}
+    here = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    if not here:
+        return options
+    dropped: dict[str, Any] = dict.fromkeys(set(names) - here if "size" in here else {"size"})
+    return replace(options, **dropped)
+
+
 @from_fields(Options)
 def command(
+    invocation: typer.Context,
     collectives: Annotated[
         list[str],
         typer.Argument(metavar="COLLECTIVE", help="Such as allreduce, gatherv; all for all."),
@@ -47,7 +60,7 @@ def command(
         typer.Option(
             "--config",
             metavar="FILE",
-            help="A TOML file with options by their long names; those given here come first.",
+            help="Read options from a TOML file, by their long names; the command line wins.",
             is_eager=True,
             callback=_configured,
         ),
@@ -58,7 +71,7 @@ def command(
 
     Run it under mpirun. The exit status is 1 if any element of any result was wrong.
     """
-    options = Options(**written)
+    options = _sizes(Options(**written), invocation)
     style = "json" if options.json else options.format_
     one_of("--format", style, FORMATS)
     one_of("--start", options.start, ("barrier", "window"))
@@ -112,7 +125,7 @@ def command(
         sizes=sizes,
         dtypes=dtypes,
         ranks=numbers,
-        check=bool(options.check) or options.validation,
+        check=bool(options.check),
         **{name: getattr(options, name) for name in _AS_WRITTEN},
     )
     try:

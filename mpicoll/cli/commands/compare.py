@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def command(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Launches before, by bench -J.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Launches after, by bench -J.")],
+    first: Annotated[Path, typer.Argument(metavar="A", help="Launches before, by `bench -J`.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Launches after, by `bench -J`.")],
     effect: Annotated[
-        float, typer.Option(metavar="SHARE", help="Least difference that gets a verdict.")
+        float, typer.Option(metavar="SHARE", help="Smallest difference that gets a verdict.")
     ] = 0.02,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print rows without a verdict, too.")
+        bool, typer.Option("--all", help="Also print rows without a verdict.")
     ] = False,
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
     json: Json = False,
 ) -> int:
-    """Compare two sides, launch by launch: a verdict where B differs from A, else none.
+    """Compare two sets of launches: is B faster or slower than A?
 
-    The chance that anything is called different where nothing is is 1 % for the whole comparison.
-    Measure the sides in turns, at least 7 launches each. The exit status is 1 if something is
-    slower or some results are wrong, 2 if there are too few launches for any verdict.
+    If nothing differs, the probability of any verdict in the whole comparison is 1 %. Alternate the
+    launches of A and B, at least 7 each. The exit status is 1 if something is slower or some
+    results are wrong, 2 if there are too few launches for any verdict.
     """
     if not 0 <= effect < 1:
         raise UsageError(f"--effect {effect:g} is out of range; give 0 up to 1, as 0.02")
@@ -76,9 +77,10 @@ def _print(found: Comparison, first: Path, second: Path, everything: bool) -> No
 
     rows = [row for row in found.rows if everything or row.nbytes is None or row.verdict != NONE]
     output.text(f"A: {first}; B: {second}; {plural(found.launches, 'pair')} of launches")
-    numbers = ("P", "size [B]", "A [us]", "B [us]", "B / A", "least", "most", "p")
+    rows.sort(key=lambda row: (row.verdict == NONE, -abs(math.log(row.ratio))))
+    numbers = ("ranks", "size [B]", "A [us]", "B [us]", "B / A", "low", "high", "p")
     output.table(
-        ("collective", "choice", *numbers, "B is"),
+        ("collective", "algorithm", *numbers, "B is"),
         (
             (
                 row.collective,
@@ -94,6 +96,8 @@ def _print(found: Comparison, first: Path, second: Path, everything: bool) -> No
             for row in rows
         ),
         right=numbers,
+        fold=("B is", "algorithm"),
+        drop=("p", "low", "high", "A [us]", "B [us]"),
     )
     if found.alone:
         output.text(f"{plural(found.alone, 'point')} without a partner in every launch")

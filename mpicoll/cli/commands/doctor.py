@@ -191,7 +191,7 @@ def _thread_warnings(ranks: list[dict[str, Any]]) -> list[str]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    output.table(("what", "found"), _lines(facts), fold="found")
+    output.table(("what", "found"), _lines(facts), fold=("found",))
     for warning in facts["warnings"]:
         output.text(f"warning: {warning}")
     for problem in facts["problems"]:

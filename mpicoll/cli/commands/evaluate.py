@@ -17,17 +17,19 @@ def command(
     run: Run,
     data: Annotated[
         str | None,
-        typer.Option(metavar="DATASET", help="Other data than the run's, as `mpicoll train` does."),
+        typer.Option(
+            metavar="DATASET", help="Dataset, as of `mpicoll train`; that of the run if not given."
+        ),
     ] = None,
     part: Annotated[
-        str, typer.Option("--set", metavar="SET", help="Of the data: validation or test.")
+        str, typer.Option("--set", metavar="SET", help="Part of the data: validation or test.")
     ] = "test",
     best: Best = False,
     json: Json = False,
 ) -> int:
-    """Measure the model of a checkpoint on a part of the data that it was not trained on.
+    """Measure the model of a checkpoint on the validation or test set.
 
-    Under a launcher the samples are cut over the ranks.
+    Under mpirun the ranks share the samples.
     """
     from mpicoll.train import threads
 

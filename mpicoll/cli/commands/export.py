@@ -16,11 +16,13 @@ def command(
     run: Run,
     file: Annotated[
         Path,
-        typer.Option("-o", "--output", metavar="FILE", help="Such as model.safetensors."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="File to write, such as model.safetensors."
+        ),
     ],
     best: Best = False,
 ) -> int:
-    """Write the parameters of a checkpoint to a file, by their names.
+    """Write the parameters of a checkpoint to a file, by name.
 
     The name of the file says the format: `.npz` of NumPy, `.safetensors`, or `.pt`, a state_dict
     of PyTorch that `torch.load(..., weights_only=True)` reads. The last two need the packages

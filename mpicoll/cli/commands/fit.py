@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpicoll.base.sizes import about_size
 from mpicoll.base.wording import plural
 from mpicoll.cli import measured, output
 from mpicoll.cli.errors import usage
@@ -26,18 +27,17 @@ _SCALES = {"beta": 1e9, "gamma": 1e9}
 def command(
     runs: Runs,
     file: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the parameters go.")
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Write the costs to this file.")
     ] = Path("model.json"),
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
     json: Json = False,
 ) -> int:
-    """Fit what messages, bytes, reductions, rounds and calls cost, and say how good that is.
+    """Fit the costs of messages, bytes, reductions, rounds and calls, with errors.
 
-    Parameters that the measurements do not tell are refused, with what is to be measured for them.
-    Errors are those for sizes, and numbers of ranks, that were left out of the fit. The exit status
-    is 1 if some results were wrong, of which nothing is made, or if a parameter lies outside of its
-    own interval.
+    Costs that the measurements do not identify are refused, with what to measure for them. Errors
+    are those for sizes, and numbers of ranks, that were left out of the fit. The exit status is 1
+    if some results were wrong (they are not used), or if a cost lies outside of its own interval.
     """
     measured.need(["scipy"], "fit")
     from mpicoll.tuning import cost_files
@@ -102,9 +102,11 @@ def _print(result: Found) -> None:
     output.text(
         f"{about['launches']} launch{'es' * (about['launches'] != 1)}, P = {ranks}; {named}"
     )
-    output.text("\nAll algorithms together (serves what was not measured):")
+    output.text("\nGeneral costs, of all algorithms together (used for what was not measured):")
     _parameters(model.general, general)
-    output.text("\nEach by itself; errors in % of the measured time, for what was left out:")
+    output.text(
+        "\nEach algorithm by itself; errors for sizes and numbers of ranks left out of the fit:"
+    )
     _sets(model)
     _all_errors(model, result.noise)
     _crossovers(result.crossovers)
@@ -125,8 +127,8 @@ def _parameters(costs: Costs, evidence: Evidence) -> None:
         low, high = intervals.get(name, (value, value))
         spread = f"{low * scale:.4g} .. {high * scale:.4g}"
         rows.append((name, f"{value * scale:.4g}", spread, unit, ""))
-    heads = ("parameter", "value", "95 % interval", "unit", "")
-    output.table(heads, rows, right=("value",), fold="")
+    heads = ("parameter", "value", "95 % interval", "unit", "remark")
+    output.table(heads, rows, right=("value",), fold=("remark",))
     for link, pieces in costs.links.items():
         alone = (costs.step + pieces[0].alpha) * 1e6
         output.text(f"a short message alone, {link}: {alone:.4g} us (step + alpha)")
@@ -153,14 +155,19 @@ def _sets(model: CostModel) -> None:
                 )
             )
     numbers = ("points", "pieces", "condition")
-    errors = [
-        f"{what}: {name}" for what in ("sizes", "P") for name in ("median", "p90", "max", "bias")
-    ]
-    heads = ("collective", "choice", *numbers, *errors)
-    output.table(heads, rows, right=(*numbers, *errors))
-    output.text(
-        "curve: its schedule is unknown, so it is measured times and straight lines between"
+    sizes, ranks = (
+        [f"{what}: {name} [%]" for name in ("median", "p90", "max", "bias")]
+        for what in ("sizes", "ranks")
     )
+    heads = ("collective", "algorithm", *numbers, *sizes, *ranks)
+    output.table(
+        heads,
+        rows,
+        right=(*numbers, *sizes, *ranks),
+        fold=("algorithm",),
+        drop=("pieces", "condition", ranks[3], sizes[3], ranks[1], sizes[1], "points"),
+    )
+    output.text("curve: the schedule is unknown, so times between measured sizes are interpolated")
 
 
 def _percents(errors: Errors | None) -> tuple[str, ...]:
@@ -175,11 +182,11 @@ def _all_errors(model: CostModel, noise: float | None) -> None:
 
     output.text("")
     rows = []
-    for what, name in (("sizes", "sizes_left_out"), ("P", "ranks_left_out")):
+    for what, name in (("sizes", "sizes_left_out"), ("ranks", "ranks_left_out")):
         own = model.about.get(name)
         general = getattr(model.general_evidence, name)
-        rows.append((f"{what} left out, own parameters", *_percents(own and Errors(**own))))
-        rows.append((f"{what} left out, all together", *_percents(general)))
+        rows.append((f"{what} left out, own costs", *_percents(own and Errors(**own))))
+        rows.append((f"{what} left out, general costs", *_percents(general)))
     heads = ("error [%]", "median", "p90", "max", "bias")
     output.table(heads, rows, right=heads[1:])
     spread = "unknown: a single launch" if noise is None else f"{100 * noise:.1f} %"
@@ -189,8 +196,9 @@ def _all_errors(model: CostModel, noise: float | None) -> None:
 def _crossovers(found: tuple[Crossover, ...]) -> None:
     if not found:
         return
-    output.text("\nWhere another choice becomes the fastest, bytes of the whole vector:")
-    heads = ("collective", "P", "from", "to", "measured", "predicted", "either is as good")
+    output.text("\nSizes of the whole vector from which another algorithm is the fastest:")
+    sizes = ("measured [B]", "predicted [B]", "no difference [B]")
+    heads = ("collective", "ranks", "fastest below", "fastest above", *sizes)
     output.table(
         heads,
         (
@@ -201,30 +209,31 @@ def _crossovers(found: tuple[Crossover, ...]) -> None:
                 c.after,
                 _size(c.measured),
                 _size(c.predicted),
-                "-" if c.alike is None else f"{c.alike[0]:.0f} .. {c.alike[1]:.0f}",
+                "-" if c.alike is None else " .. ".join(map(about_size, c.alike)),
             )
             for c in found
             if c.told
         ),
-        right=("P", "measured", "predicted", "either is as good"),
+        right=("ranks", *sizes),
+        fold=sizes[::-1],
+        drop=sizes[::-1],
     )
     if untold := sum(not c.told for c in found):
-        output.text(f"{untold} more that the launches do not tell from noise")
+        output.text(f"{untold} more within noise")
 
 
 def _size(value: tuple[float, float, float] | None) -> str:
     if value is None:
         return "none"
-    return f"{value[0]:.0f} ({value[1]:.0f} .. {value[2]:.0f})"
+    best, low, high = map(about_size, value)
+    return f"{best} ({low} .. {high})"
 
 
 def _regrets(result: Found) -> None:
     if not result.regrets:
         return
-    output.text(
-        "\nWhat a choice costs, t(pick) / t(best) - 1, on other launches than those that picked:"
-    )
-    heads = ("chosen by", "calls", "mean [%]", "worst [%]", "the worst")
+    output.text("\nRegret, t(choice) / t(best) - 1, timed on other launches than those that chose:")
+    heads = ("chosen by", "calls", "mean [%]", "worst [%]", "worst case")
     output.table(
         heads,
         (
@@ -232,5 +241,5 @@ def _regrets(result: Found) -> None:
             for way, r in result.regrets.items()
         ),
         right=("calls", "mean [%]", "worst [%]"),
-        fold="the worst",
+        fold=("worst case", "chosen by"),
     )

@@ -18,16 +18,16 @@ _BYTES = 256
 
 def command(
     run: Run,
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What to go on with.")],
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to continue.")],
     tokens: Annotated[int, typer.Option(min=0, metavar="N", help="Bytes to generate.")] = 256,
     temperature: Annotated[
-        float, typer.Option(help="Below 1 likely bytes come more often; 0: the likeliest.")
+        float, typer.Option(help="Randomness: below 1 favours likely bytes; 0 takes the likeliest.")
     ] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random draws.")] = 0,
     best: Best = False,
     json: Json = False,
 ) -> int:
-    """Let a model that was trained on text go on with a prompt, byte by byte.
+    """Continue a prompt with a model that was trained on text.
 
     The same model, prompt, temperature and seed give the same text.
     """

@@ -14,14 +14,13 @@ from mpicoll.cli.errors import UsageError
 def command(
     file: Annotated[
         Path,
-        typer.Option("-o", "--output", metavar="FILE", help="Where the machine file goes."),
+        typer.Option("-o", "--output", metavar="FILE", help="Write the machine file to this path."),
     ] = Path("machine.toml"),
 ) -> int:
     """Measure the links between all ranks, alone and together, and write a machine file.
 
-    Run it under mpirun, with the ranks placed as the program has them, on a machine that is quiet.
-    Pairs of ranks are measured one after the other, then all ranks of a host at once, which tells
-    what they share.
+    Run it under mpirun on an idle machine, with ranks placed as in your program. It measures pairs
+    of ranks one after the other, then all ranks of a host at once, which shows what they share.
     """
     comm = session.world()
     if comm.Get_size() < 2:

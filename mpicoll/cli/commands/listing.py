@@ -19,7 +19,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="COLLECTIVE",
-            help="Of this collective only.",
+            help="List the algorithms of this collective only.",
             callback=any_spelling,
         ),
     ] = None,
@@ -32,18 +32,20 @@ def command(
         wanted = algorithms.catalogue()
     if collective is not None:
         with usage():
-            names = algorithms.names(collective)
-        wanted = tuple(algorithms.find(collective, name) for name in names)
+            known = algorithms.names(collective)
+        wanted = tuple(algorithms.find(collective, name) for name in known)
     if json:
         output.facts([entry(algorithm) for algorithm in wanted])
         return 0
     # Most users have none of their own, and need no column for where algorithms come from.
     outside = any(algorithms.of_a_user(a.collective, a.name) for a in wanted)
+    several = collective is None
+    names = ("collective", "algorithm") if several else ("algorithm",)
     output.table(
-        ("collective", "algorithm", *["module"] * outside, "parameters", "needs", "what it does"),
+        (*names, *["module"] * outside, "parameters", "needs", "what it does"),
         (
             (
-                a.collective,
+                *[a.collective] * several,
                 a.name,
                 *[a.origin] * outside,
                 _parameters(a),
@@ -52,7 +54,8 @@ def command(
             )
             for a in wanted
         ),
-        fold="what it does",
+        fold=("what it does", "parameters", "needs"),
+        drop=("needs", "module", "parameters"),
     )
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpicoll.base.times import ATTOSECONDS
-from mpicoll.base.wording import intervals, plural
-from mpicoll.cli import output, parse
-from mpicoll.cli.commands.simulate import given_costs, read_costs
+from mpicoll.base.wording import behind, intervals, plural
+from mpicoll.cli import measured, output, parse
 from mpicoll.cli.errors import UsageError, needing, usage
 from mpicoll.cli.options import Json
 
@@ -22,24 +20,24 @@ if TYPE_CHECKING:
     from mpicoll.simulate.machine import Machine
     from mpicoll.train.step import DeadlockError, Durations, Schedule, Timing, Verdict
 
-Orders = Annotated[
-    str, typer.Argument(metavar="[ORDER]", help="Such as 1f1b, or all of them: all.")
-]
+Orders = Annotated[str, typer.Argument(metavar="[ORDER]", help="An order, such as 1f1b, or all.")]
 Stages = Annotated[
-    str, typer.Option("-S", "--stages", metavar="LIST", help="Numbers of ranks, as 4 or 1-8.")
+    str,
+    typer.Option("-S", "--stages", metavar="LIST", help="Numbers of ranks: 4 or 1-8."),
 ]
 Microbatches = Annotated[
-    str, typer.Option("-M", "--microbatches", metavar="LIST", help="As 8 or 1-16.")
+    str,
+    typer.Option("-M", "--microbatches", metavar="LIST", help="Numbers: 8 or 1-16."),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="A parameter of the order, as ahead=1 or chunks=2."
+        "--set", metavar="NAME=VALUE", help="Parameter of the order: ahead=1 or chunks=2."
     ),
 ]
 Recompute = Annotated[
     bool,
-    typer.Option("--recompute", help="Run forward passes again before backward passes."),
+    typer.Option("--recompute", help="Recompute activations before backward passes."),
 ]
 
 
@@ -48,7 +46,9 @@ def show(
     stages: Annotated[
         str, typer.Option("-S", "--stages", metavar="N", help="Number of ranks.")
     ] = "4",
-    microbatches: Annotated[str, typer.Option("-M", "--microbatches", metavar="N")] = "8",
+    microbatches: Annotated[
+        str, typer.Option("-M", "--microbatches", metavar="N", help="Number of microbatches.")
+    ] = "8",
     set_: Set = None,
     recompute: Recompute = False,
     svg: Annotated[
@@ -57,7 +57,7 @@ def show(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Draw an order of computation: when each rank of a pipeline does what.
+    """Draw the schedule of a pipeline: what each rank computes when.
 
     Forward passes and both parts of a backward pass take one slot each; messages take no time.
     `F3` is the forward pass for microbatch 3, `B3` the backward pass, `I3` and `W3` its parts, `R3`
@@ -80,9 +80,8 @@ def show(
     if json:
         output.facts(picture.plain(schedule))
         return 0
-    output.text(f"{schedule.words}: {timing.makespan} slots, {100 * timing.idle:.1f} % idle")
-    output.text("")
-    output.text(picture.text(schedule, max(shutil.get_terminal_size().columns, 80)))
+    output.text(f"{schedule.words}: {timing.makespan} slots, {100 * timing.idle:.1f} % idle\n")
+    output.text(picture.text(schedule, max(output.width(), 80)))
     output.text("")
     verdict = check(schedule)
     numbers = ("idle slots", "held", "versions")
@@ -110,11 +109,11 @@ def verify(
     recompute: Recompute = False,
     json: Json = False,
 ) -> int:
-    """Verify orders: everything once, no deadlock, and the promised memory, weights and time.
+    """Verify pipeline schedules: each task once, no deadlock, the promised memory and time.
 
-    Programs run with one slot for each direction between two chunks (1f1b with ahead=a: 1 + a/2),
-    and senders that wait until their message is in it: what passes this passes with more. Without
-    --set, some values of each parameter are tried. The exit status is 1 if any is wrong.
+    The check gives each direction between two chunks one buffer (1f1b with ahead=a: 1 + a/2), and
+    senders wait until it is free: what passes also passes with more buffers. Without --set it tries
+    some values of each parameter. The exit status is 1 if any is wrong.
     """
     from mpicoll.train.step import check
 
@@ -135,19 +134,23 @@ def simulate(
     stages: Stages = "4",
     microbatches: Microbatches = "8",
     forward: Annotated[
-        str, typer.Option(metavar="TIME", help="Of a microbatch on a rank, all chunks together.")
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Time of a forward pass on a rank.",
+        ),
     ] = "1ms",
-    backward: Annotated[str, typer.Option(metavar="TIME", help="The same.")] = "2ms",
+    backward: Annotated[str, typer.Option(metavar="TIME", help="Time of a backward pass.")] = "2ms",
     weight: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Of that, gradients of weights; half if not given."),
+        typer.Option(metavar="TIME", help="Its part for weights; half if not given."),
     ] = None,
     load: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="How many times that each rank takes, as 1,2,1,3."),
+        typer.Option(metavar="LIST", help="How many times longer each rank computes: 1,2,1,3."),
     ] = None,
     nbytes: Annotated[
-        str, typer.Option("--bytes", metavar="SIZE", help="Length of a message.")
+        str, typer.Option("--bytes", metavar="SIZE", help="Size of a message.")
     ] = "1M",
     alpha: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time per message; 1us if not given.")
@@ -157,16 +160,19 @@ def simulate(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit`, in place of these."),
+        typer.Option(
+            metavar="FILE",
+            help="Costs written by `mpicoll fit`, instead.",
+        ),
     ] = None,
     per_node: Annotated[
-        int, typer.Option(min=0, metavar="L", help="Ranks of a node, one after the other; 0: all.")
+        int, typer.Option(min=0, metavar="N", help="Consecutive ranks on each node; 0: all on one.")
     ] = 0,
     set_: Set = None,
     recompute: Recompute = False,
     json: Json = False,
 ) -> int:
-    """Simulate a training step in a pipeline: its time, and how long ranks are idle.
+    """Simulate a training step in a pipeline: its time and its idle share.
 
     Ranks compute while messages are under way; a message takes alpha and beta for each byte, and
     the messages of a rank leave one after the other. `formula` is the time of the literature, where
@@ -307,9 +313,9 @@ def _machine(alpha: str | None, beta: str | None, model: Path | None) -> Machine
 
     times = {"alpha": alpha, "beta": beta}
     if model is not None:
-        return Machine.of(read_costs(model, times).general, ATTOSECONDS)
+        return Machine.of(measured.read_costs(model, times).general, ATTOSECONDS)
     free = dict.fromkeys(("gamma", "step", "call"))
-    return Machine.of(given_costs({**times, **free}).general, ATTOSECONDS)
+    return Machine.of(measured.given_costs({**times, **free}).general, ATTOSECONDS)
 
 
 def _size(text: str) -> int:
@@ -327,18 +333,19 @@ def _print_verdicts(verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
         groups.setdefault(verdict.schedule.name, []).append(verdict)
     output.table(
-        ("order", "S", "M", "cases", "verdict"),
+        ("order", "stages", "microbatches", "cases", "verdict"),
         (
             (
                 name,
-                intervals(sorted({v.schedule.stages for v in group})),
-                intervals(sorted({v.schedule.microbatches for v in group})),
+                intervals(sorted({v.schedule.stages for v in group}), ", "),
+                intervals(sorted({v.schedule.microbatches for v in group}), ", "),
                 str(len(group)),
                 f"{wrong} wrong" if (wrong := sum(not v.ok for v in group)) else "right",
             )
             for name, group in groups.items()
         ),
         right=("cases",),
+        fold=("microbatches", "stages"),
     )
     for verdict in verdicts:
         if not verdict.ok:
@@ -368,7 +375,10 @@ def _case(
 
 
 def _print_times(cases: list[tuple[str, dict[str, Any]]]) -> None:
-    numbers = ("S", "M", "time [ms]", "formula [ms]", "idle [%]", "held", "messages")
+    shape = ("stages", "microbatches")
+    numbers = (*shape, "time [ms]", "slower by", "formula [ms]", "idle [%]", "held", "messages")
+    cases = sorted(cases, key=lambda of: (of[1]["S"], of[1]["M"], of[1]["time"]))
+    marks = behind([case["time"] for _, case in cases], [(c["S"], c["M"]) for _, c in cases])
     output.table(
         ("order", *numbers),
         (
@@ -377,12 +387,14 @@ def _print_times(cases: list[tuple[str, dict[str, Any]]]) -> None:
                 str(case["S"]),
                 str(case["M"]),
                 f"{1e3 * case['time']:.6g}",
+                mark,
                 "-" if case["formula"] is None else f"{1e3 * case['formula']:.6g}",
                 f"{100 * case['idle']:.1f}",
                 f"{case['held']:g}",
                 str(case["messages"]),
             )
-            for name, case in cases
+            for (name, case), mark in zip(cases, marks, strict=True)
         ),
         right=numbers,
+        drop=("messages", "formula [ms]"),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpicoll.base.wording import plural
+from mpicoll.base.wording import longer, plural
 from mpicoll.cli import measured, output, parse
 from mpicoll.cli.errors import UsageError, usage
 from mpicoll.cli.measured import InterAlpha, InterBeta, ModelFile, Network, PerNode
@@ -60,15 +60,18 @@ def command(
     if json:
         output.facts([_facts(prediction) for prediction in found])
     else:
-        _table(collective, found)
+        title = f"{collective}: predicted time of the slowest rank, 95 % interval low to high"
+        _table(f"{title}; size: of the whole vector", found, ranked=False)
     return 0
 
 
 def explain(
     collective: Collective,
-    ranks: Annotated[int, typer.Option("-P", min=1, metavar="P", help="Number of ranks.")] = 4,
+    ranks: Annotated[
+        int, typer.Option("-P", "--ranks", min=1, metavar="N", help="Number of ranks.")
+    ] = 4,
     size: Annotated[
-        str, typer.Option("-n", "--size", metavar="SIZE", help="Bytes of the whole vector.")
+        str, typer.Option("-s", "--size", metavar="SIZE", help="Size of the whole vector.")
     ] = "1M",
     model: Annotated[
         Path | None,
@@ -76,8 +79,8 @@ def explain(
             "-m",
             "--model",
             metavar="FILE",
-            help="Parameters that `mpicoll fit` wrote; model.json if there is one, else those that "
-            "come with mpicoll.",
+            help="Costs written by `mpicoll fit`; without it model.json if it exists, else "
+            "mpicoll's own.",
         ),
     ] = None,
     per_node: PerNode = None,
@@ -85,12 +88,12 @@ def explain(
     inter_alpha: InterAlpha = None,
     inter_beta: InterBeta = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Algorithms that were not measured, too.")
+        bool, typer.Option("--all", help="Include algorithms that were not measured.")
     ] = False,
     json: Json = False,
 ) -> int:
     """Rank the algorithms of a collective for one size: time, interval and reason."""
-    from mpicoll.base.sizes import parse_size
+    from mpicoll.base.sizes import format_size, parse_size
     from mpicoll.schedule import collectives
     from mpicoll.tuning.predict import ranking
     from mpicoll.tuning.reasons import why
@@ -124,7 +127,8 @@ def explain(
         output.text(f"no model of this machine: costs are those of {_origin(parameters)}")
     output.text(f"without algorithm= runs {runs.words} ({runs.source})")
     output.text(reason)
-    _table(collective, found)
+    title = f"{collective}, {plural(ranks, 'rank')}, {format_size(nbytes)}: predicted time"
+    _table(f"{title} of the slowest rank, 95 % interval low to high", found, ranked=True)
     return 0
 
 
@@ -200,25 +204,27 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _table(collective: str, found: list[Prediction]) -> None:
+def _table(title: str, found: list[Prediction], *, ranked: bool) -> None:
+    """A row for each prediction; of a ranking all are of one size, and say how far behind."""
     from mpicoll.base.sizes import format_size
     from mpicoll.bench.table import microseconds
 
-    output.text(f"{collective}: predicted time of the slowest rank; size of the whole vector")
-    numbers = ("P", "size [B]", "time [us]", "from", "to")
+    output.text(title)
+    place = ("slower by",) if ranked else ("ranks", "size [B]")
+    interval = ("low [us]", "high [us]")
+    rows = []
+    for p in found:
+        own = (
+            (longer(p.seconds, found[0].seconds),)
+            if ranked
+            else (str(p.ranks), format_size(p.nbytes))
+        )
+        times = tuple(map(microseconds, (p.seconds, p.low, p.high)))
+        rows.append((p.choice, *own, *times, p.source, p.reason))
     output.table(
-        ("choice", *numbers, "by", "made of"),
-        (
-            (
-                p.choice,
-                str(p.ranks),
-                format_size(p.nbytes),
-                *map(microseconds, (p.seconds, p.low, p.high)),
-                p.source,
-                p.reason,
-            )
-            for p in found
-        ),
-        right=numbers,
-        fold="made of",
+        ("algorithm", *place, "time [us]", *interval, "costs", "critical path"),
+        rows,
+        right=(*place, "time [us]", *interval),
+        fold=("critical path", "costs", "algorithm"),
+        drop=("costs", "critical path"),
     )

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 #: Lines that are shown if not all are asked for.
 _SHOWN = 20
-#: Letters of a line on a terminal, and the least that a place in the program gets of them.
-_WIDTH, _PLACE = 80, 12
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="That has a file of each rank.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder that the recorder wrote.")
+    ],
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page.")
     ] = None,
     replay: Annotated[
         bool,
         typer.Option(
             "--replay",
-            help="Under mpirun: measure what the costliest calls take by each algorithm.",
+            help="Measure the costliest calls with each algorithm; under mpirun.",
         ),
     ] = False,
     everything: Annotated[
@@ -42,11 +42,11 @@ def command(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Show where a program's collectives are, and what they cost.
+    """Show where a program spends time in collectives.
 
-    `mpirun -n 4 python -m mpicoll.profile app.py` records a program as it is. Of each place that
-    calls, size, communicator and algorithm: calls, seconds, how much of these ranks waited for
-    others to arrive, and the share of the run. With --replay, what other algorithms would take.
+    `mpirun -n 4 python -m mpicoll.profile app.py` records an unchanged program. The table has a row
+    for each call site, size, communicator and algorithm: calls, time, the part of it in which ranks
+    waited for others, and the share of the run. With --replay: what other algorithms would take.
     """
     if html is not None:
         measured.need(["plotly"], "plot")
@@ -127,17 +127,17 @@ def _print(profile: Profile, found: list[Answer], lines: list[str], everything: 
 
 def _paragraph(text: str, begin: str) -> None:
     """Print a text that may be longer than a line."""
-    for line in textwrap.wrap(text, _WIDTH - len(begin), break_long_words=False):
+    for line in textwrap.wrap(text, output.width() - len(begin), break_long_words=False):
         output.text(begin + line)
 
 
 def _table(profile: Profile, shown: Sequence[Line]) -> None:
-    """Print the table, as wide as a terminal is: of long names of files the end."""
+    """Print the table, and what its letters and heads mean."""
     from mpicoll.profile import words
 
     on = words.letters((line.communicator for line in shown), string.ascii_uppercase)
     by = words.letters((line.algorithm for line in shown), string.ascii_lowercase)
-    numbers = ("size", "calls", "s", "wait", "run")
+    numbers = ("size [B]", "calls", "time [s]", "waiting [%]", "of the run [%]")
     heads = ("collective", "on", "by", *numbers)
     rows = [
         (line.method, on[line.communicator], by[line.algorithm], *_numbers(line)) for line in shown
@@ -146,29 +146,29 @@ def _table(profile: Profile, shown: Sequence[Line]) -> None:
     sent = words.messages(profile)
     if sent is not None:
         size, calls, spent, share = sent
-        rows.append(("point-to-point", "", "", size, calls, spent, "-", f"{share}%"))
+        rows.append(("point-to-point", "", "", size, calls, spent, "-", share))
         places.append("all together")
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    most = max(_PLACE, _WIDTH - sum(widths) - 2 * len(widths) - 1)
     output.table(
         (*heads, "where"),
-        ((*row, words.shortened(place, most)) for row, place in zip(rows, places, strict=True)),
+        ((*row, place) for row, place in zip(rows, places, strict=True)),
         right=numbers,
+        fold=("where",),
+        drop=("on", "by", "waiting [%]"),
     )
     for names in (on, by):
         for name, letter in names.items():
             output.text(f"# {letter}: {name}")
-    output.text("# s: seconds of a rank on average; wait: % of it until others had arrived;")
-    output.text("# run: % of the run. Sizes: bytes of the whole vector; ~ what a rank gives")
+    output.text("# time: of a rank on average; waiting: the part of it until others had arrived.")
+    output.text("# Sizes: of the whole vector; ~ the average of what a rank gives.")
 
 
 def _numbers(line: Line) -> tuple[str, ...]:
     from mpicoll.profile import words
 
-    wait = "-" if line.waiting is None else f"{100 * line.waiting / max(line.seconds, 1e-12):.0f}%"
+    wait = "-" if line.waiting is None else f"{100 * line.waiting / max(line.seconds, 1e-12):.0f}"
     seconds = line.seconds / max(1, len(line.parts))
     sizes = words.size(line), str(line.calls)
-    return (*sizes, words.seconds(seconds), wait, f"{100 * line.share:.1f}%")
+    return (*sizes, words.seconds(seconds), wait, f"{100 * line.share:.1f}")
 
 
 def _facts(profile: Profile, found: list[Answer], lines: list[str]) -> dict[str, Any]:

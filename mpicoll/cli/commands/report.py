@@ -24,7 +24,7 @@ _FORMATS = ("svg", "png", "pdf")
 def command(
     runs: Runs,
     file: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the page goes.")
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Write the page to this file.")
     ] = Path("report.html"),
     model: Annotated[
         Path | None,
@@ -32,29 +32,33 @@ def command(
             "-m",
             "--model",
             metavar="FILE",
-            help="Parameters that `mpicoll fit` wrote; without them RUNS are fitted.",
+            help="Costs written by `mpicoll fit`; fitted to RUNS if not given.",
         ),
     ] = None,
     no_model: Annotated[
-        bool, typer.Option("--no-model", help="Show what was measured, and no model.")
+        bool, typer.Option("--no-model", help="Show measurements only, without a model.")
     ] = False,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", metavar="DIR", help="Write each plot to a file, too."),
+        typer.Option(
+            "--figures", metavar="DIR", help="Also write each plot to a file in this folder."
+        ),
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", help=f"Of these files: {', '.join(_FORMATS)}.")
+        str, typer.Option("--format", help=f"Format of --figures: {', '.join(_FORMATS)}.")
     ] = "svg",
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace", metavar="FILE", help="Of a training run: all ranks, for Chrome or Perfetto."
+            "--trace",
+            metavar="FILE",
+            help="Write a trace of a training run for Chrome or Perfetto.",
         ),
     ] = None,
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
 ) -> int:
-    """Write a page of sweeps, of a training run or of a search: one file that needs no network.
+    """Write a page about sweeps, a training run or a search: one file that works offline.
 
     It shows times and bandwidths with intervals and repetitions, the model and its errors, the
     lower bound, where the fastest algorithm changes, what the default choice costs, and where and

@@ -15,23 +15,23 @@ from mpicoll.train.search.options import SearchOptions
 
 @from_fields(SearchOptions)
 def command(
-    space: Annotated[Path, typer.Argument(metavar="SPACE", help="A TOML file: [run] and [space].")],
+    space: Annotated[Path, typer.Argument(metavar="SPACE", help="TOML file: [run] and [space].")],
     *,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the search that is in the folder.")
+        bool, typer.Option("--resume", help="Resume the search in the folder.")
     ] = False,
     replay: Annotated[
         bool,
-        typer.Option("--replay", help="Train nothing: decide again from the folder's file."),
+        typer.Option("--replay", help="Train nothing; repeat the decisions in the folder."),
     ] = False,
     progress: Annotated[
         bool | None,
-        typer.Option("--progress/--no-progress", help="A table; by default on a terminal only."),
+        typer.Option("--progress/--no-progress", help="Live table; default: on a terminal."),
     ] = None,
     json: Json = False,
     **given: Any,
 ) -> int:
-    """Try hyperparameters out of a space, and say which are best.
+    """Search a space of hyperparameters for the best ones.
 
     Rank 0 hands trials out to groups of the other ranks; a single process does all. All is written
     to FOLDER/trials.jsonl, and --resume goes on from it. Trials are judged on the validation set;

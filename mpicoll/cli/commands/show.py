@@ -21,15 +21,18 @@ def command(
         str,
         typer.Argument(
             metavar="COLLECTIVE|FILE",
-            help="Such as allreduce; see `mpicoll list`. Or a trace: MPICOLL_TRACE=FILE makes one.",
+            help="Collective, such as allreduce; or a trace file that MPICOLL_TRACE wrote.",
         ),
     ],
     algorithm: Annotated[
-        str, typer.Argument(metavar="[ALGORITHM]", help="Such as ring; see `mpicoll list`.")
+        str,
+        typer.Argument(metavar="[ALGORITHM]", help="Algorithm, such as ring; see `mpicoll list`."),
     ] = "",
     ranks: Annotated[
         str | None,
-        typer.Option("-P", metavar="N", help="Number of ranks: 4, or that of a schedule file."),
+        typer.Option(
+            "-P", "--ranks", metavar="N", help="Number of ranks; 4, or that of the schedule file."
+        ),
     ] = None,
     root: Root = 0,
     set_: Set = None,
@@ -41,7 +44,7 @@ def command(
 ) -> int:
     """Draw the schedule of an algorithm: which rank sends which block to whom, step by step.
 
-    With a FILE alone: what a program's collectives did, step by step.
+    With a trace FILE alone: what the collectives of a program did, step by step.
     """
     if not algorithm:
         return _show_trace(collective, json)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpicoll.base.times import ATTOSECONDS
+from mpicoll.base.wording import behind
 from mpicoll.cli import measured, output, parse, wanted
 from mpicoll.cli.errors import UsageError, needing, usage
 from mpicoll.cli.measured import InterAlpha, InterBeta, Network
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from mpicoll.simulate.costs import CostModel, Costs
     from mpicoll.simulate.machine import Machine
 
-_DEFAULTS = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
-
 
 def _time(help: str) -> Any:
     return typer.Option(metavar="TIME", help=help)
@@ -34,74 +33,82 @@ def _time(help: str) -> Any:
 def command(
     collective: Collective,
     algorithm: Annotated[
-        str, typer.Argument(metavar="ALGORITHM", help="Such as ring, or all of them: all.")
+        str, typer.Argument(metavar="ALGORITHM", help="Algorithm, such as ring, or all.")
     ],
     ranks: Annotated[
         str | None,
         typer.Option(
             "-P",
+            "--ranks",
             metavar="LIST",
-            help="Numbers of ranks: 4, or those of a machine or schedule file.",
+            help="Numbers of ranks; 4, or those of the machine or schedule file.",
         ),
     ] = None,
     size: Sizes = "1M",
     alpha: Annotated[str | None, _time("Time per message; 1us if not given.")] = None,
     beta: Annotated[str | None, _time("Time per byte sent; 100ps if not given.")] = None,
     gamma: Annotated[str | None, _time("Time per byte reduced; 50ps if not given.")] = None,
-    step: Annotated[str | None, _time("Time of a round in which a rank receives.")] = None,
-    call: Annotated[str | None, _time("Time of every call.")] = None,
+    step: Annotated[
+        str | None, _time("Time per round in which a rank receives; 0 if not given.")
+    ] = None,
+    call: Annotated[str | None, _time("Time per call; 0 if not given.")] = None,
     inter_alpha: InterAlpha = None,
     inter_beta: InterBeta = None,
     network: Network = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit`, in place of these."),
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="FILE",
+            help="Costs written by `mpicoll fit`, instead of these times.",
+        ),
     ] = None,
     machine: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Hosts and links from a machine file, in place of costs."
-        ),
+        typer.Option(metavar="FILE", help="Machine file with hosts and links, instead of costs."),
     ] = None,
     per_node: Annotated[
-        int, typer.Option(min=0, metavar="L", help="Ranks of a node, one after the other; 0: all.")
+        int, typer.Option(min=0, metavar="N", help="Consecutive ranks on each node; 0: all on one.")
     ] = 0,
     ports: Annotated[
-        int, typer.Option(min=1, help="Messages a rank sends, and receives, at a time.")
+        int, typer.Option(min=1, help="Messages that a rank sends, and receives, at the same time.")
     ] = 1,
     straggler: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RANK=FACTOR", help="A rank that everything takes longer, as 3=2.5."),
+        str | None,
+        typer.Option(metavar="LIST", help="Slow ranks and their factors: 3=2.5,7=4."),
     ] = None,
     stragglers: Annotated[
-        float, typer.Option(min=0, max=1, metavar="CHANCE", help="Chance of each rank to be slow.")
+        float,
+        typer.Option(
+            min=0, max=1, metavar="CHANCE", help="Probability that a rank is slow, drawn at random."
+        ),
     ] = 0.0,
     factor: Annotated[
-        str, typer.Option(metavar="FACTOR", help="How much longer everything takes these.")
+        str, typer.Option(metavar="FACTOR", help="Factor by which --stragglers are slower.")
     ] = "2",
     draws: Annotated[
-        int, typer.Option(min=1, help="How often they are drawn; the time is the median.")
+        int, typer.Option(min=1, help="Number of random draws; the time is their median.")
     ] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random draws.")] = 0,
     root: Root = 0,
     set_: Set = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw time by number of ranks: .svg, .pdf or .png."),
+        typer.Option(metavar="FILE", help="Plot time by number of ranks: .svg, .pdf or .png."),
     ] = None,
     json: Json = False,
 ) -> int:
     """Simulate an algorithm under the alpha-beta-gamma model.
 
-    The time of up to some 100,000 messages is found by following each of them. With more, one rank
-    stands for all that do the same, or the rounds of all ranks are swept; where neither serves, up
-    to 16 million are followed. The last column says how.
-    Where the ranks do not divide the size, one rank for all counts with the largest block.
+    The simulator follows each message where there are at most about 100,000. With more, it
+    simulates one rank for all equal ones, or round by round; else it follows up to 16 million
+    messages. The column `method` says which.
 
-    `formula` is the textbook's time of this algorithm. It takes P for a power of two that divides
-    the size, and is an upper estimate for algorithms of several channels. `bound` is what no
-    algorithm can beat: the least latency, bandwidth and arithmetic, added up. Both are for one port
-    and one kind of link, without steps, calls, and stragglers; elsewhere there is a dash.
+    `formula` is the textbook's time of the algorithm; it assumes that P is a power of two and
+    divides the size. `bound` is the sum of the least latency, bandwidth and arithmetic that any
+    algorithm needs. Both hold for one port, one kind of link, and no stragglers; otherwise they are
+    left empty.
     """
     from mpicoll import algorithms
     from mpicoll.base.sizes import parse_sizes
@@ -115,7 +122,7 @@ def command(
     alone |= {"straggler": straggler, "stragglers": stragglers or None}
     described = _network(machine, alone) if machine else None
     source = measured.with_links(
-        read_costs(model, times) if model else given_costs(times),
+        measured.read_costs(model, times) if model else measured.given_costs(times),
         network,
         inter_alpha,
         inter_beta,
@@ -131,7 +138,7 @@ def command(
         source=source,
         per_node=per_node,
         ports=ports,
-        slow=_slow(straggler or []),
+        slow=_slow(straggler),
         chance=stragglers,
         factor=_factor("--factor", factor),
         draws=draws,
@@ -244,30 +251,6 @@ class _Options:
         return found
 
 
-def given_costs(times: Mapping[str, str | None]) -> CostModel:
-    """Costs from the options."""
-    from mpicoll.simulate.costs import INTRA, CostModel, Costs, Piece
-
-    values = {
-        name: parse.attoseconds(f"--{name}", _DEFAULTS[name] if text is None else text)
-        / ATTOSECONDS
-        for name, text in times.items()
-    }
-    links = {INTRA: (Piece(None, values.pop("alpha"), values.pop("beta")),)}
-    return CostModel(Costs(links, values["gamma"], values["call"], values["step"]))
-
-
-def read_costs(path: Path, times: Mapping[str, str | None]) -> CostModel:
-    """Costs from a file."""
-    from mpicoll.tuning import cost_files
-
-    both = [name for name, text in times.items() if text is not None]
-    if both:
-        raise UsageError(f"--model and --{both[0]} exclude each other; drop one of them")
-    with needing("pydantic", "--model"), usage():
-        return cost_files.read(path)
-
-
 def _network(path: Path, alone: Mapping[str, Any]) -> Machine:
     """The machine of a file, which says all that the other options would say."""
     from mpicoll.files import machine_files
@@ -279,12 +262,12 @@ def _network(path: Path, alone: Mapping[str, Any]) -> Machine:
         return machine_files.read(path)
 
 
-def _slow(texts: list[str]) -> dict[int, Fraction]:
+def _slow(texts: str | None) -> dict[int, Fraction]:
     found = {}
-    for text in texts:
+    for text in texts.split(",") if texts else ():
         rank, _, factor = text.partition("=")
         if not rank.isdecimal():
-            raise UsageError(f"--straggler {text!r}: write a rank and a factor, as 3=2.5")
+            raise UsageError(f"--straggler {text!r}: write ranks and factors, as 3=2.5,7=4")
         found[int(rank)] = _factor("--straggler", factor)
     return found
 
@@ -371,30 +354,33 @@ def _print(collective: str, found: list[dict[str, Any]]) -> None:
     from mpicoll.base.sizes import format_size
     from mpicoll.bench.table import microseconds
 
-    output.text(
-        f"{collective}: time of the slowest rank, in microseconds; size of the total vector"
-    )
+    output.text(f"{collective}: simulated time of the slowest rank; size: of the whole vector")
     slowest = {"slowest": "slowest [us]"} if any("slowest" in case for case in found) else {}
-    times = {"time": "time [us]", **slowest, "formula": "formula [us]", "bound": "bound [us]"}
-    traffic = {
-        "rounds": "rounds",
-        "messages": "messages",
-        "bytes_sent": "sent, all ranks [B]",
-        "bytes_sent_max": "sent, most of a rank [B]",
-    }
-    numbers = ("P", "size [B]", *times.values(), *traffic.values())
+    more = {**slowest, "formula": "formula [us]", "bound": "bound [us]"}
+    counts = {"rounds": "rounds", "messages": "messages"}
+    traffic = {"bytes_sent": "sent, all ranks [B]", "bytes_sent_max": "sent, busiest rank [B]"}
+    found = sorted(found, key=lambda case: (case["P"], case["size"], case["time"]))
+    marks = behind([c["time"] for c in found], [(c["P"], c["size"]) for c in found])
+    marked = ("slower by",) if any(marks) else ()
+    heads = ("ranks", "size [B]", "time [us]", *marked, *more.values(), *counts.values())
+    numbers = (*heads, *traffic.values())
     output.table(
-        ("algorithm", *numbers, "how"),
+        ("algorithm", *numbers, "method"),
         (
             (
                 case["algorithm"],
                 str(case["P"]),
                 format_size(case["size"]),
-                *("-" if case[name] is None else microseconds(case[name]) for name in times),
-                *(str(case[name]) for name in traffic),
+                microseconds(case["time"]),
+                *(mark for _ in marked),
+                *("-" if case[name] is None else microseconds(case[name]) for name in more),
+                *(str(case[name]) for name in counts),
+                *(format_size(case[name]) for name in traffic),
                 case["how"],
             )
-            for case in found
+            for case, mark in zip(found, marks, strict=True)
         ),
         right=numbers,
+        fold=("method",),
+        drop=("method", *traffic.values(), "messages", "formula [us]", "rounds"),
     )

@@ -12,10 +12,11 @@ import typer
 
 from mpicoll.cli import batch, output, parse
 from mpicoll.cli.errors import UsageError
+from mpicoll.cli.help import Command, Group
 
 _ABOUT = "Sweeps, trainings and programs of your own as batch jobs of SLURM."
 
-app = typer.Typer(help=_ABOUT, add_completion=False)
+app = typer.Typer(cls=Group, help=_ABOUT, add_completion=False)
 
 
 @app.callback()
@@ -23,10 +24,10 @@ def group() -> None:
     """Sweeps, trainings and programs of your own as batch jobs of SLURM."""
 
 
-@app.command("init")
+@app.command("init", cls=Command)
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where they go; seen by all nodes.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder of the scripts; all nodes must see it.")
     ] = Path("slurm"),
 ) -> int:
     """Write the batch scripts, and site.env to be edited.
@@ -39,7 +40,7 @@ def init(
     return 0
 
 
-@app.command("submit")
+@app.command("submit", cls=Command)
 def submit(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(batch.KINDS)}.")],
     words: Annotated[
@@ -54,34 +55,35 @@ def submit(
     ] = Path("slurm/site.env"),
     name: Annotated[
         str | None,
-        typer.Option(help="Of the run and of its folder; KIND if not given."),
+        typer.Option(help="Name of the run and its folder; KIND if not given."),
     ] = None,
     nodes: Annotated[
-        str, typer.Option("-N", "--nodes", metavar="LIST", help="Nodes; of a sweep a list: 2,4,8.")
+        str,
+        typer.Option("-N", "--nodes", metavar="LIST", help="Nodes; a list in a sweep: 2,4,8."),
     ] = "1",
     ranks: Annotated[
         str,
-        typer.Option(metavar="LIST", help="Ranks on each node; of a sweep a list: 1,2,4."),
+        typer.Option(metavar="LIST", help="Ranks on each node; a list in a sweep: 1,2,4."),
     ] = "1",
     launches: Annotated[
-        int, typer.Option(min=1, help="Of each pair of these in a sweep, an allocation each.")
+        int, typer.Option(min=1, help="Launches of each pair of nodes and ranks in a sweep.")
     ] = 1,
     at_once: Annotated[
-        int | None, typer.Option(min=1, help="Most launches of a sweep that run at a time.")
+        int | None, typer.Option(min=1, help="Most launches of a sweep at the same time.")
     ] = None,
     chain: Annotated[
         int,
         typer.Option(min=1, help="Jobs of a training, one after the other; none is requeued."),
     ] = 1,
     time: Annotated[
-        str | None, typer.Option("-t", "--time", help="Limit of each job, as sbatch reads it.")
+        str | None, typer.Option("-t", "--time", help="Time limit of each job, as for sbatch.")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="OPTION", help="A further option of sbatch, as --option=--qos=long."),
+        typer.Option(metavar="OPTION", help="Further option of sbatch: --option=--qos=long."),
     ] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="After a sweep fit it and write a page of it.")
+        bool, typer.Option("--report", help="After a sweep, fit it and write its page.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print each sbatch and its script; submit nothing.")

@@ -11,7 +11,7 @@ import typer
 
 from mpicoll.cli import made, output, parse, session
 from mpicoll.cli.errors import UsageError, needing, usage
-from mpicoll.cli.options import Collective, Json, Root
+from mpicoll.cli.options import Collective, Json, Root, Sizes
 from mpicoll.files import schedule_files
 
 if TYPE_CHECKING:
@@ -22,41 +22,42 @@ if TYPE_CHECKING:
 def command(
     collective: Collective,
     machine: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Hosts and links from a machine file.")
+        Path | None, typer.Option(metavar="FILE", help="Machine file with hosts and links.")
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Costs from a file of `mpicoll fit` instead."),
+        typer.Option(
+            "-m", "--model", metavar="FILE", help="Costs written by `mpicoll fit`, instead."
+        ),
     ] = None,
     ranks: Annotated[
-        str | None, typer.Option("-P", metavar="P", help="Number of ranks, with --model.")
+        str | None,
+        typer.Option("-P", "--ranks", metavar="N", help="Number of ranks, with --model."),
     ] = None,
     per_node: Annotated[
-        int, typer.Option(min=0, metavar="L", help="Ranks of a node, with --model; 0: all.")
+        int,
+        typer.Option(min=0, metavar="N", help="Ranks on each node, with --model; 0: all on one."),
     ] = 0,
-    size: Annotated[
-        str,
-        typer.Option(
-            "-n", "--size", metavar="LIST", help="Sizes in bytes: 64K,1M, or 64K-64M by fours."
-        ),
-    ] = "1M",
+    size: Sizes = "1M",
     file: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Where the schedule goes, as JSON."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write the schedule to this file, as JSON."
+        ),
     ] = None,
     root: Root = 0,
     trees: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Numbers of trees side by side, as 8,16.")
+        str | None, typer.Option(metavar="LIST", help="Numbers of parallel trees to try: 8,16.")
     ] = None,
     segments: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Numbers of segments, as 4,16.")
+        str | None, typer.Option(metavar="LIST", help="Numbers of segments to try: 4,16.")
     ] = None,
     evaluations: Annotated[
-        int, typer.Option(min=1, help="Schedules that the clock tries for each size.")
+        int, typer.Option(min=1, help="Schedules to simulate for each size.")
     ] = 300,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     longest: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Longest message of a schedule, as 48K.")
+        str | None, typer.Option(metavar="SIZE", help="Largest message of a schedule: 48K.")
     ] = None,
     measure: Annotated[
         int,
@@ -68,24 +69,26 @@ def command(
     ] = 0,
     rules: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where the tuning rules go that --measure makes."),
+        typer.Option(metavar="FILE", help="Write tuning rules from --measure to this file."),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the load of the links: .svg, .pdf or .png."),
+        typer.Option(metavar="FILE", help="Plot the load of the links: .svg, .pdf or .png."),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Make schedules for a machine whose links are shared or uneven, and tell how good they can be.
+    """Make schedules for a machine with shared or uneven links, and bound what is possible.
 
-    The bound is the least time in which the busiest port or link can carry what it must, along
-    whatever trees. The algorithms of the catalogue take part: where one of them is as fast, it is
-    named, and no file is written.
+    The bound is the least time in which the busiest port or link can carry its traffic, for any
+    choice of trees. The algorithms of the catalogue compete: if one is as fast, the command names
+    it and writes no file.
     """
     if rules is not None and not measure:
         raise UsageError("--rules needs --measure: what is predicted alone makes no rule")
+    from mpicoll.base.sizes import parse_sizes
+
     with usage():
-        sizes = _sizes(size)
+        sizes = parse_sizes(size)
     asked = _Asked(
         collective, _machine(machine, model, ranks, per_node), sizes, root, _wish(
             trees, segments, evaluations, seed, longest
@@ -104,13 +107,6 @@ class _Asked:
     sizes: tuple[int, ...]
     root: int
     wish: Wish
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    from mpicoll.base.sizes import parse_size, parse_sizes, sweep
-
-    first, dash, last = text.partition("-")
-    return sweep(parse_size(first), parse_size(last), 4) if dash else parse_sizes(text)
 
 
 def _wish(

@@ -20,33 +20,41 @@ def command(
     run: Run,
     tiers: Annotated[
         str,
-        typer.Option(metavar="LIST", help="Ranks of each, devices first: device=4,edge=2,cloud=1."),
+        typer.Option(
+            metavar="LIST", help="Ranks of each tier, devices first: device=4,edge=2,cloud=1."
+        ),
     ],
     threshold: Annotated[
         str,
-        typer.Option(metavar="LIST", help="A sample leaves at an entropy up to it, 0 to 1."),
+        typer.Option(metavar="LIST", help="Largest entropy, 0 to 1, at which a sample leaves."),
     ] = "0,0.2,0.5,0.8,1",
-    batch: Annotated[int, typer.Option(min=1, help="Samples that devices take at a time.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a batch of a device.")] = 64,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="The first of the set; all, if not given.")
+        int | None, typer.Option(min=1, help="Use only the first N samples of the set.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="DATASET", help="Other data than the run's, as `mpicoll train` does."),
+        typer.Option(
+            metavar="DATASET", help="Dataset, as of `mpicoll train`; that of the run if not given."
+        ),
     ] = None,
     part: Annotated[
-        str, typer.Option("--set", metavar="SET", help="Of the data: validation or test.")
+        str, typer.Option("--set", metavar="SET", help="Part of the data: validation or test.")
     ] = "test",
     silent: Annotated[
         str,
-        typer.Option(metavar="LIST", help="Devices that say nothing, as 2,3@10: 3 from batch 10."),
+        typer.Option(
+            metavar="LIST", help="Devices that send nothing: 2,3@10 (3 from batch 10 on)."
+        ),
     ] = "",
     late: Annotated[
         str,
-        typer.Option(metavar="LIST", help="Devices that are slower, as 1=0.5: seconds a batch."),
+        typer.Option(
+            metavar="LIST", help="Slow devices, and their delay a batch in seconds: 1=0.5."
+        ),
     ] = "",
     patience: Annotated[
-        float, typer.Option(metavar="SECONDS", help="To wait for a device that is silent, once.")
+        float, typer.Option(metavar="SECONDS", help="Time to wait for a silent device, once.")
     ] = 1.0,
     page: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write a page with plots.")
@@ -54,7 +62,7 @@ def command(
     best: Best = False,
     json: Json = False,
 ) -> int:
-    """Let samples leave a network early: accuracy, bytes and time for each threshold.
+    """Run a network with early exits: accuracy, bytes and time for each threshold.
 
     Each rank is a device, an edge or the cloud, and has the layers of its tier. A sample leaves at
     the first exit whose scores are certain enough; of others, features go up. What a device that is
@@ -151,7 +159,7 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
 def _table(found: list[Outcome]) -> None:
     names = list(found[0].leaving)
     heads = ["threshold", "accuracy", "answered", *names]
-    heads += ["bytes up", "formula", "raw / bytes", "median ms", "95 % ms"]
+    heads += ["bytes up [B]", "formula [B]", "raw / bytes", "median [ms]", "95 % [ms]"]
     rows = [
         (
             f"{outcome.threshold:g}",
@@ -168,7 +176,7 @@ def _table(found: list[Outcome]) -> None:
         )
         for outcome in found
     ]
-    output.table(heads, rows, right=heads)
+    output.table(heads, rows, right=heads, drop=("formula [B]", "answered", "95 % [ms]"))
     first = found[0]
     output.text(
         f"{first.samples} samples; bytes of scores and features a sample, beside "

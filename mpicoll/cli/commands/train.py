@@ -12,13 +12,29 @@ from mpicoll.cli.errors import reading, usage
 from mpicoll.cli.options import Json, from_fields
 from mpicoll.train.options import Options
 
+#: The options of the help by group; others stand last.
+GROUPS = {
+    "Data": "data context augment batch batch_per_rank accumulate data_servers",
+    "Model": "model hidden channels layers width heads blocks norm dropout dtype device seed",
+    "Optimizer": "optimizer lr momentum weight_decay decay_on groups lr_scaling schedule warmup "
+    "clip loss_scale skip_limit",
+    "Length and evaluation": "epochs steps pause_after target_loss target_accuracy evaluate_train",
+    "Pipeline and tensor parallelism": "mesh microbatches pipeline_schedule ahead chunks cut "
+    "recompute timeline",
+    "Ranks": "strategy algorithm bucket wire invariant deterministic balance survive spares "
+    "check_every hang_after",
+    "Parameter server, local SGD and gossip": "servers consistency push_rate workers replicas "
+    "send_every apply_at_once average_every graph",
+    "Checkpoints and records": "checkpoint checkpoint_every keep resume metrics tensorboard",
+}
 
-@from_fields(Options)
+
+@from_fields(Options, {field: name for name, of in GROUPS.items() for field in of.split()})
 def command(
     invocation: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option(help="A TOML or YAML file; keys are these options, with _ for -."),
+        typer.Option(metavar="FILE", help="Read options from a TOML or YAML file."),
     ] = None,
     *,
     compare: Annotated[
@@ -27,17 +43,16 @@ def command(
     ] = False,
     progress: Annotated[
         bool | None,
-        typer.Option("--progress/--no-progress", help="A bar; by default on a terminal only."),
+        typer.Option("--progress/--no-progress", help="Progress bars; default: on a terminal."),
     ] = None,
     json: Json = False,
     **_: Any,
 ) -> int:
     """Train a model on all ranks.
 
-    Gradients of the ranks' shares of each batch are summed by all-reduce, so the result is that of
-    one process but for rounding. With --compare the exit status is 1 if it differs by more.
-    SIGTERM or SIGUSR1 on any rank lets all write a checkpoint and leave with status 75; `--resume
-    auto` goes on.
+    The ranks share each batch and sum their gradients by all-reduce: the result equals that of one
+    process up to rounding. With --compare the exit status is 1 if it does not. On SIGTERM or
+    SIGUSR1 all ranks write a checkpoint and exit with status 75; `--resume auto` continues.
     """
     from mpicoll.train import threads
 

@@ -26,15 +26,17 @@ def command(
         typer.Argument(metavar="[RUNS...]", help="Files that `mpicoll bench -J` wrote."),
     ] = None,
     search: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
-            metavar="COLLECTIVE",
-            help="Search for the best algorithm and parameters of a collective; under mpirun.",
+            metavar="LIST",
+            help="Search for the best algorithms and parameters of collectives; under mpirun.",
         ),
     ] = None,
     size: Annotated[
         str,
-        typer.Option("-n", "--size", metavar="LIST", help="Sizes to search for, as 64K,1M."),
+        typer.Option(
+            "-s", "--size", metavar="LIST", help="Sizes to search for: 64K,1M, or 64K-64M by fours."
+        ),
     ] = "1K,64K,1M",
     model: Annotated[
         Path | None,
@@ -42,16 +44,16 @@ def command(
             "-m",
             "--model",
             metavar="FILE",
-            help="By what the search predicts; the costs that come with mpicoll if not given.",
+            help="Costs for the predictions of the search; mpicoll's own if not given.",
         ),
     ] = None,
     points: Annotated[
         Path | None,
         typer.Option(
             "-J",
-            "--output_file",
+            "--output-file",
             metavar="FILE",
-            help="Where the search appends what it has measured.",
+            help="Append what the search measures as JSON lines.",
         ),
     ] = None,
     file: Annotated[
@@ -60,19 +62,21 @@ def command(
             "-o",
             "--output",
             metavar="FILE",
-            help="Where the rules go; tuning.json if nothing is exported.",
+            help="Write the rules to this file; tuning.json if nothing is exported.",
         ),
     ] = None,
     export: Annotated[
         str | None,
         typer.Option(
             metavar="LIBRARY",
-            help="Write what an MPI library reads instead: ompi or mpich.",
+            help="Write the rules for an MPI library instead: ompi or mpich.",
         ),
     ] = None,
     base: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="For mpich: its own JSON file, with all collectives."),
+        typer.Option(
+            metavar="FILE", help="With --export mpich: MPICH's own JSON file, to be completed."
+        ),
     ] = None,
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
@@ -80,16 +84,16 @@ def command(
 ) -> int:
     """Choose the fastest algorithm for each size and number of ranks that was measured.
 
-    A choice changes with the size only where launches tell that from noise. A communicator uses
-    the file by `MPICOLL_TUNING`; what is exported holds only gains over the library's own that are
-    told from noise. With several launches the cost of wrong choices is told, timed on other
-    launches than those that chose. The exit status is 1 if some results were wrong; nothing is made
-    of those.
+    The choice changes with the size only where the difference is larger than the noise between
+    launches. A communicator uses the file if `MPICOLL_TUNING` names it; an exported file holds only
+    gains over the library that are larger than the noise. With several launches the command also
+    prints the regret of the choices, timed on other launches. The exit status is 1 if some results
+    were wrong (they are not used).
 
-    With --search the ranks that are launched try the segments, windows, orders and other parameters
-    of all algorithms: a model predicts all, the best are measured, and of those the faster half
-    goes on, with twice as many calls, until three are left. What it finds is one launch; collect
-    several by -J, and tune them together.
+    With --search the launched ranks try the segments, windows, orders and other parameters of all
+    algorithms: a model predicts all, the best are measured, and the faster half of them goes on
+    with twice as many calls until three are left. This is one launch; collect several by -J, and
+    tune them together.
     """
     if export is not None:
         one_of("--export", export, ("ompi", "mpich"))
@@ -103,7 +107,7 @@ def command(
     from mpicoll.cli.searching import searched
 
     comm = session.communicator()
-    new = searched(comm, search, size, model, points, oversubscribed)
+    new = searched(comm, search.split(","), size, model, points, oversubscribed)
 
     def tune() -> int:
         earlier = measured.runs(runs, mix) if runs else []
@@ -160,17 +164,19 @@ def _tune(
 
 
 def _table(made: list[Decision], verdicts: list[Verdict]) -> None:
-    numbers = ("P from", "bytes from", "time [us]", "native [us]", "gain [%]")
+    from mpicoll.base.sizes import format_size
+
+    numbers = ("ranks from", "size from [B]", "time [us]", "native [us]", "gain [%]")
     output.table(
         (
-            *("collective", "P from", "bytes from", "ranks share memory", "choice"),
-            *("time [us]", "native [us]", "gain [%]", "told from noise", "then"),
+            *("collective", "ranks from", "size from [B]", "one node", "algorithm"),
+            *("time [us]", "native [us]", "gain [%]", "significant", "fallbacks"),
         ),
         (
             (
                 decision.table.place.collective,
                 str(decision.rule["ranks"]),
-                str(decision.rule["nbytes"]),
+                format_size(decision.rule["nbytes"]),
                 "yes" if decision.rule["near"] else "no",
                 decision.rule["algorithms"][0],
                 _span(found.seconds),
@@ -182,7 +188,8 @@ def _table(made: list[Decision], verdicts: list[Verdict]) -> None:
             for decision, found in zip(made, verdicts, strict=True)
         ),
         right=numbers,
-        fold="then",
+        fold=("fallbacks", "significant", "algorithm"),
+        drop=("fallbacks", "one node", "native [us]", "time [us]", "significant"),
     )
 
 

@@ -33,30 +33,30 @@ def command(
         str | None,
         typer.Argument(
             metavar="COLLECTIVE",
-            help="All of them, if none is named.",
+            help="Collective; all if not given.",
             callback=any_spelling,
         ),
     ] = None,
     algorithm: Annotated[
         str | None,
-        typer.Argument(metavar="ALGORITHM", help="All, if none is named; or file:NAME.json."),
+        typer.Argument(metavar="ALGORITHM", help="Algorithm, or file:NAME.json; all if not given."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every algorithm of every collective.")
+        bool, typer.Option("--all", help="Verify every algorithm of every collective.")
     ] = False,
     ranks: Ranks = "1-33",
     roots: Annotated[
         str,
         typer.Option(
             metavar="LIST",
-            help="Roots, as 0,last or all; auto: all up to 16 ranks, else 0,1,last.",
+            help="Roots: 0,last or all; auto: all up to 16 ranks, else 0,1,last.",
         ),
     ] = "auto",
     segments: Annotated[
         str,
         typer.Option(
             metavar="LIST",
-            help="For algorithms that have segments; auto: 1,2,5, of more than 16 blocks 1,2.",
+            help="Numbers of segments; auto: 1,2,5, or 1,2 with more than 16 blocks.",
         ),
     ] = "auto",
     set_: Set = None,
@@ -150,12 +150,20 @@ def _print(cases: list[Case]) -> None:
     for case in cases:
         groups.setdefault((case.collective, case.algorithm), []).append(case)
     output.table(
-        ("collective", "algorithm", "P", "cases", "verdict"),
+        ("collective", "algorithm", "ranks", "cases", "verdict"),
         (
-            (*names, intervals(sorted({c.size for c in group})), str(len(group)), _verdict(group))
-            for names, group in groups.items()
+            (
+                *names,
+                intervals(sorted({c.size for c in group}), ", "),
+                str(len(group)),
+                _verdict(group),
+            )
+            for names, group in sorted(
+                groups.items(), key=lambda of: all(case.ok for case in of[1])
+            )  # what is wrong first
         ),
         right=("cases",),
+        fold=("ranks",),
     )
     wrong = [case for case in cases if not case.ok]
     for case in wrong:
@@ -179,7 +187,15 @@ def _counts(undeclared: list[Algorithm], cases: list[Case]) -> None:
         settings = next(iter(first.values())).parameters
         words = " ".join(filter(None, (entry.collective, entry.name, in_words(settings))))
         output.text(f"\ncounted in the schedules of {words}:")
-        heads = ("P", "rounds", "depth", "messages", "blocks sent", "most of a rank", "fan-in")
+        heads = (
+            "ranks",
+            "rounds",
+            "depth",
+            "messages",
+            "blocks sent",
+            "of one rank at most",
+            "fan-in",
+        )
         rows = (
             (str(size), *(str({**case.counts._asdict(), "depth": case.depth}[n]) for n in _COUNTS))
             for size, case in sorted(first.items())

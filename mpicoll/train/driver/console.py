@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +23,21 @@ from mpicoll.train.config import Config
 from mpicoll.train.data import PARTS, Dataset, load, trigram_loss
 from mpicoll.train.driver import memory, named, parity
 from mpicoll.train.driver.attempt import Callbacks
-from mpicoll.train.driver.callbacks import OnStep
 from mpicoll.train.driver.failure_detector import failure_detector
 from mpicoll.train.driver.loop import members_of, run, run_on
+from mpicoll.train.driver.progress import beats, progress_bar
 from mpicoll.train.ranks import health, signals
 from mpicoll.train.ranks.members import Members
 from mpicoll.train.ranks.workers import TrainingError, together
-from mpicoll.train.records import Beginning, Epoch, Loss, Result, Step
+from mpicoll.train.records import Beginning, Epoch, Loss, Result
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_REFRESH_SECONDS = 0.1
+#: Characters of a line of the table, where that is possible.
+_WIDTH = 80
 #: Bytes of a text at most that a table is made of.
 _TABLE = 1 << 24
 #: What to say of a death where nothing has been begun that others could go on with.
@@ -60,8 +58,9 @@ def main(
         config: What to do, equal on all ranks.
         comm: An `mpicoll.Intracomm`.
         as_json: Print one JSON object at the end instead of text.
-        progress: Draw a progress bar; None draws one if standard error is a terminal. Launchers
-            connect the ranks through pipes, so ask for it where that pipe ends on a terminal.
+        progress: Draw a progress bar; None draws one if standard error is a terminal, and writes a
+            line now and then in long epochs elsewhere. Launchers connect the ranks through pipes,
+            so ask for the bar where that pipe ends on a terminal.
         compare: Train again in one process, where the same weights are promised.
 
     Returns:
@@ -110,11 +109,12 @@ def _main(
         say(_header(config, comm.Get_size(), dataset))
         table = _Table()
         wanted = sys.stderr.isatty() if progress is None else progress
-        with _progress_bar(speaker.is_first and wanted) as on_step:
+        lines = beats() if progress is None and not wanted and speaker.is_first else None
+        with progress_bar(speaker.is_first and wanted) as bar:
             callbacks = Callbacks(
                 None,
                 None if config.resume is None else lambda begin: say(_goes_on(config, begin)),
-                on_step,
+                bar or lines,
                 lambda epoch: say(table.lines(epoch)),
             )
             if members is None:
@@ -218,7 +218,11 @@ def _compare(config: Config, ranks: int, dataset: Dataset, result: Result) -> di
     differences = parity.differences(result.parameters, reference.parameters)
     worst = max(differences, key=lambda name: np.nan_to_num(differences[name], nan=np.inf))
     limit = parity.limit(config)
+    seconds = sum(epoch.seconds for epoch in reference.history)
+    own = sum(epoch.seconds for epoch in result.history)
     return {
+        "seconds": seconds,
+        "speed_up": seconds / own if own else None,
         "largest": differences[worst],
         "array": worst,
         "limit": limit,
@@ -268,20 +272,35 @@ class _Table:
                 cells.append((f"{part} {name}", f"{value:.4f}"))
         cells.append(("seconds", f"{epoch.seconds:.2f}"))
         cells.append(("in messages", f"{epoch.communication:.0%}"))
-        widths = [max(len(head), 8 * (place > 0)) for place, (head, _) in enumerate(cells)]
-        heads, line = ("  ".join(map(str.rjust, row, widths)) for row in zip(*cells, strict=True))
+        names, values = zip(*cells, strict=True)
+        widths = [max(len(name), 8 * (place > 0)) for place, name in enumerate(names)]
+        rows = [names]
+        if sum(widths) + 2 * len(widths) > _WIDTH:  # heads of two words on two lines
+            rows = [*zip(*(name.rpartition(" ")[::2] for name in names), strict=True)]
+            words = (max(map(len, pair)) for pair in zip(*rows, strict=True))
+            widths = [max(most, 7 * (place > 0)) for place, most in enumerate(words)]
+        heads, line = (
+            "\n".join("  ".join(map(str.rjust, row, widths)) for row in several)
+            for several in (rows, [values])
+        )
         new, self._heads = heads != self._heads, heads
         return f"{heads}\n{line}" if new else line
 
 
 def _goes_on(config: Config, beginning: Beginning) -> str:
-    """Where a run goes on that was asked to."""
+    """Where a run resumes that was asked to."""
     if beginning.checkpoint is None:
-        return f"no checkpoint in {config.checkpoint}: begins with step 1"
-    return (
-        f"goes on from {beginning.checkpoint}: step {beginning.step} is made, attempt "
-        f"{beginning.attempt} begins in epoch {beginning.epoch}"
+        return f"no checkpoint in {config.checkpoint}: starts at step 1"
+    said = (
+        f"resumed from {beginning.checkpoint}, epoch {min(beginning.epoch, config.epochs)} "
+        f"(attempt {beginning.attempt})"
     )
+    done = None
+    if beginning.epoch > config.epochs:
+        done = f"all {plural(config.epochs, 'epoch')} are done; raise --epochs to train on"
+    elif config.steps is not None and beginning.step >= config.steps:
+        done = f"all {plural(config.steps, 'step')} are done; raise --steps to train on"
+    return f"{said}\nnothing is left to train: {done}" if done else said
 
 
 def _header(config: Config, ranks: int, dataset: Dataset) -> str:
@@ -342,45 +361,14 @@ def _conclusion(facts: dict[str, Any]) -> str:
             "\nAn unstable training multiplies rounding errors from step to step: try a lower "
             "learning rate, less momentum or a larger batch before you suspect the all-reduce."
         )
+    if verdict["speed_up"] is not None:
+        ranks = plural(facts["ranks"], "rank")
+        reached += (
+            f"\none process takes {verdict['seconds']:.1f} s: a speed-up of "
+            f"{verdict['speed_up']:.2f} on {ranks}"
+        )
     return (
         f"{reached}\n"
         f"largest difference of the weights from one process: {verdict['largest']:.1e} of the "
         f"largest value of {verdict['array']} ({bound}){hint}"
     )
-
-
-@contextmanager
-def _progress_bar(wanted: bool) -> Iterator[OnStep | None]:
-    """A bar for each epoch, erased at its end; yields the function to call after a step."""
-    if not wanted:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    bar = Progress(
-        console=Console(stderr=True, force_terminal=True),
-        transient=True,
-        auto_refresh=False,  # no thread of its own beside the training
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    task = bar.add_task("epoch")
-    last = 0.0
-
-    def on_step(step: Step) -> None:
-        nonlocal last
-        if step.position == 1:
-            bar.reset(task, total=step.of, description=f"epoch {step.epoch}")
-            bar.start()
-        bar.update(task, completed=step.position)
-        if time.monotonic() - last > _REFRESH_SECONDS:
-            bar.refresh()
-            last = time.monotonic()
-        if step.position == step.of:
-            bar.stop()
-
-    try:
-        yield on_step
-    finally:
-        bar.stop()

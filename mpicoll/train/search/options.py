@@ -21,23 +21,19 @@ class SearchOptions:
         ValueError: A value is out of its range; the message names value, limit and remedy.
     """
 
-    method: str = option("random", f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")
+    method: str = option("random", f"Method: {', '.join(METHODS[:-1])} or {METHODS[-1]}.")
     """`asha`: L. Li et al., "A system for massively parallel hyperparameter tuning", 2020.
     `pbt`: M. Jaderberg et al., "Population based training of neural networks", 2017."""
-    trials: int | None = option(None, "How many; of a grid all its points, else 16.")
+    trials: int | None = option(None, "Number of trials; all points of a grid, else 16.")
     """Of `pbt`, the size of the population."""
     ranks_per_trial: int = option(1, "Ranks that train a trial together.")
     """One further rank hands trials out. A single process does both."""
-    min_epochs: int = option(1, "Epochs of asha's first rung; of pbt, between comparisons.")
+    min_epochs: int = option(1, "Epochs of the first rung (asha) or between comparisons (pbt).")
     """The last rung has the epochs that the space's file says of a run."""
-    eta: int = option(3, "Of asha: one of so many is promoted, to so many times the epochs.")
-    measure: str | None = option(
-        None, "What of the validation set to judge by: accuracy, r2 or loss."
-    )
+    eta: int = option(3, "asha promotes one of N trials, to N times the epochs.")
+    measure: str | None = option(None, "Measure of the validation set: accuracy, r2 or loss.")
     """None: accuracy or R², whichever goes with the model's loss, else the loss."""
-    hold_out: int = option(
-        10, "Where there is no validation set: one of so many training samples is."
-    )
+    hold_out: int = option(10, "Hold out one of N training samples without a validation set.")
     """The last of each so many, of each class."""
     seed: int = option(0, "Of what is drawn from the space.")
     out: str = option("search", "Folder of trials.jsonl and of the checkpoints.", metavar="FOLDER")

@@ -1,0 +1,71 @@
+"""How far an epoch is: a bar on a terminal, lines now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mpicoll.train.driver.callbacks import OnStep
+from mpicoll.train.records import Step
+
+_REFRESH_SECONDS = 0.1
+#: Seconds of an epoch between lines.
+_LINE_SECONDS = 30.0
+
+
+def beats() -> OnStep:
+    """A function to call after each step; in a long epoch it writes a line now and then."""
+    epoch = first = 0
+    begun = said = 0.0
+
+    def on_step(step: Step) -> None:
+        nonlocal epoch, first, begun, said
+        now = time.monotonic()
+        if step.epoch != epoch:
+            epoch, first, begun, said = step.epoch, step.position, now, now
+        elif now - said > _LINE_SECONDS and step.position < step.of:
+            said = now
+            left = (now - begun) / (step.position - first) * (step.of - step.position)
+            words = f"epoch {step.epoch}: step {step.position} of {step.of}, {left:.0f} s left"
+            print(words, file=sys.stderr, flush=True)
+
+    return on_step
+
+
+@contextmanager
+def progress_bar(wanted: bool) -> Iterator[OnStep | None]:
+    """A bar for each epoch, erased at its end; yields the function to call after a step."""
+    if not wanted:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(
+        console=Console(stderr=True, force_terminal=True),
+        transient=True,
+        auto_refresh=False,  # no thread of its own beside the training
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    task = bar.add_task("epoch")
+    last = 0.0
+
+    def on_step(step: Step) -> None:
+        nonlocal last
+        if step.position == 1:
+            bar.reset(task, total=step.of, description=f"epoch {step.epoch}")
+            bar.start()
+        bar.update(task, completed=step.position)
+        if time.monotonic() - last > _REFRESH_SECONDS:
+            bar.refresh()
+            last = time.monotonic()
+        if step.position == step.of:
+            bar.stop()
+
+    try:
+        yield on_step
+    finally:
+        bar.stop()
