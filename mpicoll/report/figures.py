@@ -53,7 +53,7 @@ def bandwidths(section: Section, lines: dict[str, Line]) -> Figure:
 
 def ratios(section: Section, lines: dict[str, Line], noise: float | None) -> Figure:
     """How many times as fast as the library's own, against size; empty where that is unknown."""
-    figure = _figure(section, f"× {NATIVE}: above 1 faster than the MPI library's own")
+    figure = _figure(section, f"× {NATIVE} (above 1: faster)")
     for number, series in enumerate(section.series):
         found = over_native(section, series) if series.choice != NATIVE else []
         if found:
