@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpicoll.bench.stats import percentile
 from mpicoll.report.content import Section, Value, curve, microseconds, over_native
-from mpicoll.report.style import Line
+from mpicoll.report.style import COLORS, Line
 from mpicoll.tuning import NATIVE
 
 Figure = dict[str, Any]
@@ -21,7 +21,7 @@ BOUND = "lower bound"
 #: Repetitions that are drawn of each point, at most.
 RAW = 24
 _SPREAD = 0.14  # octaves to each side in which the repetitions of a size are drawn
-_FAINT, _GRID, _INK = "#5b6670", "#e3e7ea", "#1b1f24"
+_FAINT, _GRID, _INK, _REST = "#5b6670", "#e3e7ea", "#1b1f24", "#9aa4ad"
 
 
 def bare(x: str, y: str) -> Figure:
@@ -39,6 +39,28 @@ def bare(x: str, y: str) -> Figure:
             "font": {"color": _INK, "size": 12},
         },
     }
+
+
+def stacked(
+    what: str, unit: str, labels: Sequence[str], parts: Mapping[str, list[float]]
+) -> Figure:
+    """A bar for each label, of parts on top of each other.
+
+    Args:
+        what: The vertical axis in words.
+        unit: Of the values.
+        labels: A text for each bar.
+        parts: For each name its value in each bar.
+    """
+    figure = bare("", f"{what} [{unit}]")
+    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
+    colors = (*COLORS, _REST)
+    x = [html.escape(label) for label in labels]
+    for number, (name, y) in enumerate(parts.items()):
+        bar: Figure = {"type": "bar", "name": name, "x": x, "y": y}
+        bar |= {"marker": {"color": colors[number]}, "hovertemplate": f"%{{y:.3g}} {unit}"}
+        figure["data"].append(bar)
+    return figure
 
 
 def times(section: Section, lines: dict[str, Line]) -> Figure:

@@ -60,15 +60,16 @@ def render(content: Content) -> str:
     return document(title, body)
 
 
-def document(title: str, body: str) -> str:
-    """A whole page, which loads nothing."""
+def document(title: str, body: str, refresh: float | None = None) -> str:
+    """A whole page, which loads nothing; it is read again after `refresh` seconds."""
     from plotly.offline import get_plotlyjs
 
+    again = "" if refresh is None else f'<meta http-equiv="refresh" content="{refresh:g}">\n'
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escaped(title)}</title>\n<style>{_asset('page.css')}</style>\n"
+        f"{again}<title>{escaped(title)}</title>\n<style>{_asset('page.css')}</style>\n"
         f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{body}\n"
         f"<script>{_asset('page.js')}</script>\n</body>\n</html>\n"
     )
