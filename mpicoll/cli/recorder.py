@@ -107,10 +107,7 @@ class Recorder:
         else:
             _print(self.run.facts, points, full)
         if html is not None:
-            from mpicoll.bench.records import Run
-            from mpicoll.report import collect, page
-
-            page.write(html, collect.collect([Run(self.run.name, self.run.facts, points)]))
+            _write_page(html, self.run, points)
         if not points:
             output.remark("mpicoll: error: no point could be measured; see the reasons above")
             return 1
@@ -121,6 +118,19 @@ class Recorder:
         self._progress.stop()
         if self._file is not None:
             self._file.close()
+
+
+def _write_page(path: Path, run: Run, points: list[Point]) -> None:
+    from mpicoll.model.cells import gather
+    from mpicoll.report import collect, page
+
+    runs = [replace(run, points=points)]
+    remarks: list[str] = []
+    try:
+        cells, _ = gather(runs)
+    except ValueError as error:  # there is still what was measured
+        cells, remarks = [], [f"no recommendation: {error}"]
+    page.write(path, collect.collect(runs, cells, remarks=remarks))
 
 
 def _print(facts: dict[str, Any], points: list[Point], full: bool) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from mpicoll import tuning
 from mpicoll.bench.records import Run
 from mpicoll.model import choose
-from mpicoll.model.cells import Cell, is_native, usable
+from mpicoll.model.cells import Cell, is_native, noise, usable
 from mpicoll.model.choose import Table
-from mpicoll.report.content import Content, Map, Section, Series, Square, key_of, sections, short
+from mpicoll.report.advice import advice
+from mpicoll.report.content import Content, Map, Section, Series, Square, key_of, sections
+from mpicoll.report.names import short
 from mpicoll.schedule.collectives import collective as definition
 from mpicoll.simulate.costs import INTER, INTRA, Costs
 
@@ -53,7 +55,8 @@ def collect(
         for key in dict.fromkeys(key_of(point) for _, point in alike):
             measured[key] = with_model(measured[key], cells, found)
     told = (*remarks, *(found.remarks if found else ()))
-    return Content(runs, tuple(measured.values()), tuple(maps(cells)), found, told)
+    shown = tuple(measured.values()), tuple(maps(cells)), found, tuple(advice(cells))
+    return Content(runs, *shown, noise(cells), told)
 
 
 def with_model(section: Section, cells: Sequence[Cell], found: Found) -> Section:

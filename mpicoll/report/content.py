@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpicoll import tuning
 from mpicoll.base.sizes import format_size
 from mpicoll.bench import table
 from mpicoll.bench.records import Point, Run
 from mpicoll.bench.stats import summarise
 from mpicoll.model.cells import Measured, by_launch, launch_of
 from mpicoll.model.crossovers import Crossover
-from mpicoll.schedule.collectives import COLLECTIVES, collective
-from mpicoll.tuning import NATIVE, Choice
+from mpicoll.report.advice import Advice
+from mpicoll.report.names import position, short
+from mpicoll.schedule.collectives import COLLECTIVES
+from mpicoll.tuning import NATIVE
 
 if TYPE_CHECKING:
     from mpicoll.model.build import Found
@@ -46,6 +47,14 @@ def microseconds(nbytes: int, seconds: float) -> float:
 def curve(points: Sequence[tuple[int, float]], value: Value) -> tuple[list[int], list[float]]:
     """Places and values of (bytes or ranks, seconds)."""
     return [at for at, _ in points], [value(at, seconds) for at, seconds in points]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the median; where there are too few for one, from least to greatest."""
+    summary = summarise(values)
+    if summary.low is None or summary.high is None:
+        return min(values), max(values)
+    return summary.low, summary.high
 
 
 class Conditions(NamedTuple):
@@ -91,12 +100,7 @@ class Mark(Measured):
         Where there are too few for one, from the least to the greatest.
         """
         values, *others = self.launches.values()
-        if others:
-            values = tuple(self.medians.values())
-        summary = summarise(values)
-        if summary.low is None or summary.high is None:
-            return min(values), max(values)
-        return summary.low, summary.high
+        return interval(tuple(self.medians.values()) if others else values)
 
     def bar(self, value: Value) -> tuple[float, float, float]:
         """A value, and how far its interval reaches below and above it."""
@@ -194,6 +198,42 @@ class Section:
         return nbytes * self.factor / seconds / 1e9
 
 
+class Ratio(NamedTuple):
+    """How many times as fast as the library's own a choice is.
+
+    Attributes:
+        at: bytes or ranks, as :meth:`Section.at` has them.
+        middle: the median over launches; above 1 the choice is the faster one.
+        low, high: its interval, over launches.  With a single launch it goes as far as the
+            intervals of both times allow.
+    """
+
+    at: int
+    middle: float
+    low: float
+    high: float
+
+
+def over_native(section: Section, series: Series) -> list[Ratio]:
+    """A choice over the library's own, wherever both were measured."""
+    own = (one.marks for one in section.series if one.choice == NATIVE)
+    native = {(mark.ranks, mark.size): mark for marks in own for mark in marks}
+    found = []
+    for mark in series.marks:
+        other = native.get((mark.ranks, mark.size))
+        if other is None:
+            continue
+        both = [name for name in mark.medians if name in other.medians]
+        ratios = [other.medians[name] / mark.medians[name] for name in both]
+        if len(ratios) > 1:
+            found.append(Ratio(section.at(mark), float(np.median(ratios)), *interval(ratios)))
+        else:
+            (low, high), (least, most) = mark.interval, other.interval
+            middle = other.seconds / mark.seconds
+            found.append(Ratio(section.at(mark), middle, least / high, most / low))
+    return found
+
+
 class Square(NamedTuple):
     """The best choice for a size and a number of ranks.
 
@@ -236,6 +276,8 @@ class Content:
         sections: in the order of the report.
         maps: of each collective.
         found: the model and what it is worth; None without one.
+        advice: what to choose, by what was measured.
+        noise: spread of identical launches; None with a single one.
         remarks: what the reader should know.
     """
 
@@ -243,6 +285,8 @@ class Content:
     sections: tuple[Section, ...]
     maps: tuple[Map, ...] = ()
     found: Found | None = None
+    advice: tuple[Advice, ...] = ()
+    noise: float | None = None
     remarks: tuple[str, ...] = ()
 
     @property
@@ -268,21 +312,6 @@ def key_of(point: Point) -> Key:
     return point.collective, point.ranks if point.size else 0, kind
 
 
-def short(collective: str, words: str) -> str:
-    """A choice in words, without its parameters where all are the algorithm's own defaults."""
-    try:
-        choice = tuning.parse(collective, words, "")
-        complete = tuning.check(collective, choice.algorithm, dict(choice.parameters))
-        default = tuning.check(collective, choice.algorithm, {})
-    except ValueError:  # what an earlier or a later version had
-        return words
-    return choice.algorithm if complete == default else Choice(choice.algorithm, complete).words
-
-
-def _position(name: str) -> int:
-    return [*COLLECTIVES].index(collective(name).name)
-
-
 def sections(runs: Sequence[Run]) -> dict[Key, Section]:
     """What was measured, in the order of the catalogue.
 
@@ -293,7 +322,7 @@ def sections(runs: Sequence[Run]) -> dict[Key, Section]:
     run_of = {id(point): launch[run.name] for run in runs for point in run.points}
     groups: dict[Key, list[tuple[str, Point]]] = {}
     points = table.ordered(point for run in runs for point in run.points)
-    for point in sorted(points, key=lambda point: _position(point.base)):
+    for point in sorted(points, key=lambda point: position(point.base)):
         groups.setdefault(key_of(point), []).append((run_of[id(point)], point))
     return {key: _section(key, points) for key, points in groups.items()}
 

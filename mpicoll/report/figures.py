@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpicoll.report.content import Section, Value, curve, microseconds
-from mpicoll.report.style import Line
+from mpicoll.bench.stats import percentile
+from mpicoll.report.content import Section, Value, curve, microseconds, over_native
+from mpicoll.report.style import COLORS, Line
+from mpicoll.tuning import NATIVE
 
 Figure = dict[str, Any]
 
@@ -19,7 +21,7 @@ BOUND = "lower bound"
 #: Repetitions that are drawn of each point, at most.
 RAW = 24
 _SPREAD = 0.14  # octaves to each side in which the repetitions of a size are drawn
-_FAINT, _GRID, _INK = "#5b6670", "#e3e7ea", "#1b1f24"
+_FAINT, _GRID, _INK, _REST = "#5b6670", "#e3e7ea", "#1b1f24", "#9aa4ad"
 
 
 def bare(x: str, y: str) -> Figure:
@@ -39,6 +41,28 @@ def bare(x: str, y: str) -> Figure:
     }
 
 
+def stacked(
+    what: str, unit: str, labels: Sequence[str], parts: Mapping[str, list[float]]
+) -> Figure:
+    """A bar for each label, of parts on top of each other.
+
+    Args:
+        what: The vertical axis in words.
+        unit: Of the values.
+        labels: A text for each bar.
+        parts: For each name its value in each bar.
+    """
+    figure = bare("", f"{what} [{unit}]")
+    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
+    colors = (*COLORS, _REST)
+    x = [html.escape(label) for label in labels]
+    for number, (name, y) in enumerate(parts.items()):
+        bar: Figure = {"type": "bar", "name": name, "x": x, "y": y}
+        bar |= {"marker": {"color": colors[number]}, "hovertemplate": f"%{{y:.3g}} {unit}"}
+        figure["data"].append(bar)
+    return figure
+
+
 def times(section: Section, lines: dict[str, Line]) -> Figure:
     """Time against size, or against the number of ranks."""
     return _against(section, lines, "time of the slowest rank [µs]", microseconds, "µs")
@@ -47,6 +71,24 @@ def times(section: Section, lines: dict[str, Line]) -> Figure:
 def bandwidths(section: Section, lines: dict[str, Line]) -> Figure:
     """Bus bandwidth against size."""
     return _against(section, lines, "bus bandwidth [GB/s]", section.bandwidth, "GB/s")
+
+
+def ratios(section: Section, lines: dict[str, Line], noise: float | None) -> Figure:
+    """How many times as fast as the library's own, against size; empty where that is unknown."""
+    figure = _figure(section, f"× {NATIVE} (above 1: faster)")
+    for number, series in enumerate(section.series):
+        found = over_native(section, series) if series.choice != NATIVE else []
+        if found:
+            x = [one.at for one in found]
+            bars = [(one.middle, one.middle - one.low, one.high - one.middle) for one in found]
+            trace = _trace(section, number, series.choice)
+            figure["data"].append(_medians(trace, lines[series.choice], x, bars, "×"))
+    if figure["data"]:
+        figure["layout"]["shapes"] = [_across(1, 1)] + (
+            [_across(1 / (1 + noise), 1 + noise)] if noise else []
+        )
+        _scaled(figure, least=0.9, most=1.1)
+    return figure
 
 
 def residuals(section: Section, lines: dict[str, Line], noise: float | None) -> Figure:
@@ -63,41 +105,48 @@ def residuals(section: Section, lines: dict[str, Line], noise: float | None) -> 
                 "x": x,
                 "y": [100 * error for error in errors],
                 "mode": "lines+markers",
-                "line": _stroke(line, 1),
+                "line": {"color": line.color, "width": 1},
                 "marker": {"symbol": line.symbol, "size": 7, "color": line.color},
                 "hovertemplate": "%{y:+.3g} %",
             }
         )
-    figure["layout"]["yaxis"].update(
-        type="linear", zeroline=True, zerolinecolor=_FAINT, rangemode="tozero", ticksuffix=" %"
+    reach = 110 * max(
+        noise or 0, usual([error for s in section.series for _, error in s.residuals])
     )
-    if noise:
-        figure["layout"]["shapes"] = [
-            {
-                "type": "rect",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": -100 * noise,
-                "y1": 100 * noise,
-                "fillcolor": _FAINT,
-                "opacity": 0.12,
-                "line": {"width": 0},
-                "layer": "below",
-            }
-        ]
+    figure["layout"]["yaxis"].update(
+        type="linear",
+        zeroline=True,
+        zerolinecolor=_FAINT,
+        range=[-reach, reach],
+        ticksuffix=" %",
+    )
+    figure["layout"]["shapes"] = [_across(-100 * noise, 100 * noise)] if noise else []
     return figure
+
+
+def usual(errors: Sequence[float]) -> float:
+    """How far a plot of errors goes: to the largest, or to twice the 90th percentile of them."""
+    ordered = sorted(map(abs, errors))
+    return max(min(ordered[-1], 2 * percentile(ordered, 90)), 1e-3) if ordered else 1e-3
+
+
+def _across(low: float, high: float) -> Figure:
+    """A line or a band from the left to the right."""
+    where = {"xref": "paper", "x0": 0, "x1": 1, "y0": low, "y1": high, "layer": "below"}
+    if low == high:
+        return {**where, "type": "line", "line": {"color": _FAINT, "width": 1}}
+    grey = {"fillcolor": _FAINT, "opacity": 0.12, "line": {"width": 0}}
+    return {**where, "type": "rect", **grey}
 
 
 def _against(
     section: Section, lines: dict[str, Line], what: str, value: Value, unit: str
 ) -> Figure:
-    """Repetitions, medians with intervals, lines of the model, the bound and crossovers."""
+    """Repetitions, lines through medians with intervals, the model, the bound and crossovers."""
     figure = _figure(section, what)
     many = len(section.series)
     for number, series in enumerate(section.series):
         line, trace = lines[series.choice], _trace(section, number, series.choice)
-        x = [section.at(mark) for mark in series.marks]
         beside = 2 ** (_SPREAD * (2 * number / max(1, many - 1) - 1))
         raw = [
             (section.at(mark) * beside, value(mark.size, seconds))
@@ -123,31 +172,13 @@ def _against(
                     "x": at,
                     "y": modelled,
                     "mode": "lines",
-                    "line": _stroke(line, 1.6),
+                    "line": {"color": line.color, "dash": "4px,3px", "width": 1},
                     "hoverinfo": "skip",
                 }
             )
-        middle, below, above = zip(*(mark.bar(value) for mark in series.marks), strict=True)
-        figure["data"].append(
-            {
-                **trace,
-                "x": x,
-                "y": middle,
-                "mode": "markers" if series.line else "lines+markers",
-                "line": _stroke(line, 1.6),
-                "marker": {"symbol": line.symbol, "size": 7, "color": line.color},
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": above,
-                    "arrayminus": below,
-                    "thickness": 1,
-                    "width": 3,
-                    "color": line.color,
-                },
-                "hovertemplate": f"%{{y:.4g}} {unit}",
-            }
-        )
+        x = [section.at(mark) for mark in series.marks]
+        bars = [mark.bar(value) for mark in series.marks]
+        figure["data"].append(_medians(trace, line, x, bars, f" {unit}"))
     if section.bound:
         x, y = curve(section.bound, value)
         figure["data"].append(
@@ -164,6 +195,35 @@ def _against(
         )
     _crossings(figure, section)
     return _scaled(figure)
+
+
+def _medians(
+    trace: Figure,
+    line: Line,
+    x: Sequence[int],
+    bars: Sequence[tuple[float, float, float]],
+    unit: str,
+) -> Figure:
+    """A line through medians, each with its interval."""
+    middle, below, above = zip(*bars, strict=True)
+    return {
+        **trace,
+        "x": x,
+        "y": middle,
+        "mode": "lines+markers",
+        "line": {"color": line.color, "width": 1.8},
+        "marker": {"symbol": line.symbol, "size": 7, "color": line.color},
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "thickness": 1,
+            "width": 3,
+            "color": line.color,
+        },
+        "hovertemplate": f"%{{y:.4g}}{unit}",
+    }
 
 
 def _trace(section: Section, number: int, choice: str) -> Figure:
@@ -194,11 +254,6 @@ def _crossings(figure: Figure, section: Section) -> None:
                     }
                 )
     figure["layout"]["shapes"] = shapes
-
-
-def _stroke(line: Line, width: float) -> Figure:
-    dash = "solid" if line.dash == "8 0" else ",".join(f"{part}px" for part in line.dash.split())
-    return {"color": line.color, "dash": dash, "width": width}
 
 
 # --- axes -----------------------------------------------------------------------------------------
@@ -232,19 +287,27 @@ def _figure(section: Section, title: str) -> Figure:
     }
 
 
-def _scaled(figure: Figure) -> Figure:
-    """The plot with a vertical axis for what was measured; a bound far below is cut off."""
-    seen = [y for trace in figure["data"] if trace["meta"] >= 0 for y in trace["y"] if y > 0]
+def _scaled(figure: Figure, least: float = math.inf, most: float = 0.0) -> Figure:
+    """The plot with a vertical axis for the medians, and for what it must reach besides.
+
+    Repetitions, intervals and a bound that lie far from all medians are cut off.
+    """
+    seen = [y for trace in figure["data"] if "error_y" in trace for y in trace["y"] if y > 0]
     if seen:
-        ticks = decimal_ticks(min(seen), max(seen))
-        low, high = math.log10(min(seen)), math.log10(max(seen))
-        margin = max(0.05, 0.04 * (high - low))
+        ticks, limits = vertical([*seen, *(end for end in (least, most) if 0 < end < math.inf)])
         figure["layout"]["yaxis"].update(
             tickvals=ticks,
             ticktext=[positional(tick) for tick in ticks],
-            range=[low - margin, high + margin],
+            range=[*map(math.log10, limits)],
         )
     return figure
+
+
+def vertical(values: Sequence[float]) -> tuple[list[float], tuple[float, float]]:
+    """Ticks and limits of a logarithmic axis that has all of some values on it."""
+    low, high = min(values), max(values)
+    margin = max(0.05, 0.06 * math.log10(high / low))
+    return decimal_ticks(low, high), (low / 10**margin, high * 10**margin)
 
 
 def positional(value: float) -> str:
@@ -253,9 +316,13 @@ def positional(value: float) -> str:
 
 
 def decimal_ticks(least: float, most: float) -> list[float]:
-    """Round numbers that enclose a range: 1, 2 and 5 of each power of ten, or 1 if it is wide."""
+    """Round numbers that enclose a range: so many of each power of ten that some lie within."""
     decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
-    digits = (1, 2, 5) if len(decades) <= 5 else (1,)
+    digits: tuple[float, ...] = (1, 2, 5)
+    if len(decades) > 5:
+        digits = (1,)
+    elif most < 4 * least:
+        digits = (1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
     ticks = [digit * 10.0**decade for decade in decades for digit in digits]
     inside = [tick for tick in ticks if least <= tick <= most]
     below = max((tick for tick in ticks if tick < least), default=None)

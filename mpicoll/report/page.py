@@ -16,14 +16,18 @@ from mpicoll.base.wording import plural
 from mpicoll.bench import table
 from mpicoll.bench.records import Run
 from mpicoll.report import figures, style, tables
-from mpicoll.report.content import Content, Map, Section
+from mpicoll.report.advice import first
+from mpicoll.report.content import Content, Map, Section, over_native
 from mpicoll.report.style import Line
+from mpicoll.tuning import NATIVE
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 )
 #: Tables of so many rows are shown without being asked for.
 _FEW = 40
+#: Recommendations on the first screen, at most.
+_FIRST = 6
 
 
 def write(path: Path | str, content: Content) -> None:
@@ -43,27 +47,29 @@ def render(content: Content) -> str:
         [
             f"<h1>{escaped(title)}</h1>",
             f'<p class="faint">{escaped(_subtitle(content.runs))}</p>',
+            _answer(content),
             *map(_warning, _warnings(content)),
             *(f'<p class="faint">{escaped(remark)}</p>' for remark in content.remarks),
             _contents(content),
             *(_collective(content, name) for name in content.collectives),
             _model(content),
             '<h2 id="environment">Environment</h2>',
-            *(tables.facts(run) for run in content.runs),
+            tables.environment(content.runs),
         ]
     )
     return document(title, body)
 
 
-def document(title: str, body: str) -> str:
-    """A whole page, which loads nothing."""
+def document(title: str, body: str, refresh: float | None = None) -> str:
+    """A whole page, which loads nothing; it is read again after `refresh` seconds."""
     from plotly.offline import get_plotlyjs
 
+    again = "" if refresh is None else f'<meta http-equiv="refresh" content="{refresh:g}">\n'
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escaped(title)}</title>\n<style>{_asset('page.css')}</style>\n"
+        f"{again}<title>{escaped(title)}</title>\n<style>{_asset('page.css')}</style>\n"
         f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{body}\n"
         f"<script>{_asset('page.js')}</script>\n</body>\n</html>\n"
     )
@@ -93,6 +99,31 @@ def _subtitle(runs: Sequence[Run]) -> str:
     return " · ".join(parts)
 
 
+def _answer(content: Content) -> str:
+    """What to choose, what that gains and how noisy the machine is, before all else."""
+    if not content.advice:
+        return ""
+    spread = (
+        "one launch does not tell how noisy the machine is; measure several"
+        if content.noise is None
+        else f"identical launches differ by {100 * content.noise:.1f} %"
+    )
+    lines = [
+        f"<li><strong>{escaped(one.choice)}</strong> for {escaped(one.where)}: "
+        f"{escaped(one.worth)}</li>"
+        for one in first(content.advice)[:_FIRST]
+    ]
+    many = plural(len(content.advice), "recommendation")
+    return (
+        f'<section class="answer"><ul>{"".join(lines)}'
+        f"<li>Noise floor: {spread}</li></ul>"
+        f"<details><summary>All {many}, by number of ranks and size</summary>"
+        f"{tables.advice(content.advice)}</details>"
+        '<p class="faint"><code>mpicoll tune</code> with the same files writes these choices to a '
+        "file that <code>MPICOLL_TUNING</code> names.</p></section>"
+    )
+
+
 def _warnings(content: Content) -> Iterable[str]:
     """What a reader must know first, each once."""
     return dict.fromkeys(
@@ -116,7 +147,7 @@ def _collective(content: Content, name: str) -> str:
     sections = [section for section in content.sections if section.collective == name]
     lines = style.lines(content.choices(name))
     maps = [found for found in content.maps if found.collective == name]
-    noise = content.found.noise if content.found else None
+    noise = content.noise
     return "".join(
         [
             f'<h2 id="c{number}">{escaped(name)}</h2>',
@@ -145,6 +176,8 @@ def _section(section: Section, lines: dict[str, Line], noise: float | None) -> s
     ranks = plural(section.ranks, "rank") if section.ranks else "by number of ranks"
     head = ", ".join(filter(None, (section.collective, ranks, section.kind.words)))
     plots = [("time", figures.times(section, lines))] if section.series else []
+    if plots and (over := figures.ratios(section, lines, noise))["data"]:
+        plots.append(("native", over))
     if plots and section.factor:
         plots.append(("bandwidth", figures.bandwidths(section, lines)))
     if any(series.residuals for series in section.series):
@@ -173,7 +206,7 @@ def _key(section: Section, noise: float | None) -> str:
     """How the plots of a section are read."""
     launches = len({launch for launch, _ in section.points})
     said = [
-        "Marks are medians of the slowest rank's time"
+        "Lines go through medians of the slowest rank's time"
         + (f" over {launches} launches; bars go " if launches > 1 else "; bars are its ")
         + (
             "95 % interval over repetitions"
@@ -185,19 +218,25 @@ def _key(section: Section, noise: float | None) -> str:
         f"dots are repetitions, at most {figures.RAW} of each point, the extremes among them",
     ]
     if any(series.line for series in section.series):
-        said.append("lines are the model")
+        said.append("thin dashed lines are the model")
     if section.crossovers:
         said.append(
             "vertical lines are crossovers of the fastest, measured (solid) and predicted (broken)"
         )
     if any(point.wrong for _, point in section.points):
         said.append("points whose results were wrong are among the numbers alone")
+    if any(over_native(section, one) for one in section.series if one.choice != NATIVE):
+        said.append(
+            f"× {NATIVE} is the library's time over the choice's own, "
+            + ("launch by launch" if launches > 1 else "its bars as far as both intervals allow")
+        )
+    said.append("an axis is as wide as the medians ask for: what lies far outside is cut off")
     if section.factor:
         said.append(
             "bus bandwidth is size over time, corrected for the collective and the number of ranks"
         )
-    if noise and any(series.residuals for series in section.series):
-        said.append("the grey band of the residuals is the spread of identical launches")
+    if noise:
+        said.append("grey bands are the spread of identical launches")
     return "; ".join(said) + "."
 
 
@@ -208,7 +247,7 @@ def _legend(section: Section, lines: dict[str, Line]) -> str:
         line, pressed = lines[series.choice], "true" if series.choice in section.shown else "false"
         entries.append(
             f'<button type="button" value="{number}" aria-pressed="{pressed}">'
-            f"{_sample(line.color, line.dash, line.sign)}{escaped(series.choice)}</button>"
+            f"{_sample(line.color, '8 0', line.sign)}{escaped(series.choice)}</button>"
         )
     if section.bound:
         entries.append(f"<span>{_sample('#5b6670', '1 3', '')}{figures.BOUND}</span>")
@@ -240,11 +279,7 @@ def _model(content: Content) -> str:
     found = content.found
     if found is None:
         return ""
-    noise = "unknown, a single launch" if found.noise is None else f"{100 * found.noise:.1f} %"
-    parts = [
-        '<h2 id="model">The model</h2>',
-        f"<p>Spread of identical launches, the noise floor: {noise}.</p>",
-    ]
+    parts = ['<h2 id="model">The model</h2>']
     if found.regrets:
         parts += [
             "<h3>What a choice costs</h3>",

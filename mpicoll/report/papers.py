@@ -8,9 +8,10 @@ from typing import Any
 
 from mpicoll.base.files import replacing
 from mpicoll.report import style, tables
-from mpicoll.report.content import Content, Map, Section, Value, curve, microseconds
-from mpicoll.report.figures import BOUND, decimal_ticks, positional
+from mpicoll.report.content import Content, Map, Section, Value, curve, microseconds, over_native
+from mpicoll.report.figures import BOUND, positional, usual, vertical
 from mpicoll.report.style import Line
+from mpicoll.tuning import NATIVE
 
 _COLUMN, _TWO_COLUMNS, _HEIGHT = 3.4, 7.0, 3.0  # inches
 _STYLE: Any = {
@@ -23,7 +24,7 @@ _STYLE: Any = {
 
 
 def write(folder: Path, content: Content, ending: str) -> list[Path]:
-    """Write times, bandwidths and residuals of each section, and the map of each collective.
+    """Write times, ratios, bandwidths and residuals of each section, and maps of collectives.
 
     Args:
         folder: where to; it exists.
@@ -55,6 +56,9 @@ def write(folder: Path, content: Content, ending: str) -> list[Path]:
                 continue  # all results were wrong
             mine = lines[section.collective]
             save(_against(section, mine, "time [µs]", microseconds), f"{section.name}-time")
+            ratios = _over_native(section, mine)
+            if ratios is not None:
+                save(ratios, f"{section.name}-native")
             if section.factor:
                 drawn = _against(section, mine, "bus bandwidth [GB/s]", section.bandwidth)
                 save(drawn, f"{section.name}-bandwidth")
@@ -86,35 +90,63 @@ def _axes(section: Section, what: str) -> tuple[Any, Any]:
 
 
 def _against(section: Section, lines: dict[str, Line], what: str, value: Value) -> Any:
-    """A value with its interval, and the lines of the model, against size."""
+    """Lines through medians with their intervals, and thin ones of the model, against size."""
     figure, axes = _axes(section, what)
-    axes.set_yscale("log")
+    seen: list[float] = []
     for series in section.series:
         if series.choice not in section.shown:
             continue
         line = lines[series.choice]
         x = [section.at(mark) for mark in series.marks]
         y, *bars = zip(*(mark.bar(value) for mark in series.marks), strict=True)
-        drawn = {"color": line.color, "linestyle": _dash(line)}
         if series.line:
-            axes.plot(*curve(series.line, value), **drawn)
-            drawn["linestyle"] = "none"
-        face = {"markerfacecolor": "none"} if line.symbol.endswith("open") else {}
-        axes.errorbar(
-            x, y, bars, marker=line.marker, elinewidth=0.6, label=series.choice, **drawn, **face
-        )
-    low, high = axes.get_ylim()
-    ticks = decimal_ticks(low, high)
-    inside = [tick for tick in ticks if low <= tick <= high]
-    ticks = inside if len(inside) > 1 else ticks
+            dashed = {"color": line.color, "linestyle": (0, (4, 3)), "linewidth": 0.5}
+            axes.plot(*curve(series.line, value), **dashed)
+        _medians(axes, line, series.choice, x, y, bars)
+        seen += y
+    if section.bound:
+        axes.plot(*curve(section.bound, value), color="0.4", linestyle=":", label=BOUND)
+    _scale(axes, seen)
+    _legend(figure)
+    return figure
+
+
+def _over_native(section: Section, lines: dict[str, Line]) -> Any:
+    """How many times as fast as the library's own; None where that was not measured."""
+    found = {
+        series.choice: ratios
+        for series in section.series
+        if series.choice in section.shown and series.choice != NATIVE
+        if (ratios := over_native(section, series))
+    }
+    if not found:
+        return None
+    figure, axes = _axes(section, f"× {NATIVE} (above 1: faster)")
+    axes.axhline(1, color="0.5", linewidth=0.6)
+    for choice, ratios in found.items():
+        y = [one.middle for one in ratios]
+        bars = [[one.middle - one.low for one in ratios], [one.high - one.middle for one in ratios]]
+        _medians(axes, lines[choice], choice, [one.at for one in ratios], y, bars)
+    _scale(axes, [0.9, 1.1, *(one.middle for ratios in found.values() for one in ratios)])
+    _legend(figure)
+    return figure
+
+
+def _medians(axes: Any, line: Line, name: str, x: Any, y: Any, bars: Any) -> None:
+    face = {"markerfacecolor": "none"} if line.symbol.endswith("open") else {}
+    drawn = {"color": line.color, "marker": line.marker, "label": name, **face}
+    axes.errorbar(x, y, bars, elinewidth=0.6, **drawn)
+
+
+def _scale(axes: Any, values: list[float]) -> None:
+    """A logarithmic axis for some values; what lies far from all of them is cut off."""
+    ticks, (low, high) = vertical(values)
+    ticks = [tick for tick in ticks if low <= tick <= high] or ticks
+    axes.set_yscale("log")
     # matplotlib's own labels of powers are formulas, which are not parsed here.
     axes.set_yticks(ticks, [*map(positional, ticks)])
     axes.minorticks_off()
-    axes.set_ylim(*axes.get_ylim())  # the bound may lie far below
-    if section.bound:
-        axes.plot(*curve(section.bound, value), color="0.4", linestyle=":", label=BOUND)
-    _legend(figure)
-    return figure
+    axes.set_ylim(low, high)
 
 
 def _residuals(section: Section, lines: dict[str, Line]) -> Any:
@@ -124,8 +156,10 @@ def _residuals(section: Section, lines: dict[str, Line]) -> Any:
         if series.residuals and series.choice in section.shown:
             line = lines[series.choice]
             x, errors = zip(*series.residuals, strict=True)
-            drawn = {"color": line.color, "linestyle": _dash(line), "marker": line.marker}
+            drawn = {"color": line.color, "marker": line.marker}
             axes.plot(x, [100 * error for error in errors], label=series.choice, **drawn)
+    every = [error for series in section.series for _, error in series.residuals]
+    axes.set_ylim(-110 * usual(every), 110 * usual(every))
     _legend(figure)
     return figure
 
@@ -159,13 +193,6 @@ def _map(found: Map, lines: dict[str, Line]) -> Any:
         frameon=False,
     )
     return figure
-
-
-def _dash(line: Line) -> Any:
-    """The dash in matplotlib's words, for thinner lines than on the page."""
-    if line.dash == "8 0":
-        return "-"
-    return (0, tuple(float(part) / 2 for part in line.dash.split()))
 
 
 def by_ranks(

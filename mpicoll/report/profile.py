@@ -13,7 +13,6 @@ from mpicoll.profile.merged import Line, Profile
 from mpicoll.profile.replay import Answer
 from mpicoll.report import figures, page, tables
 from mpicoll.report.figures import Figure
-from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 
 #: Lines with bars of their own.
@@ -61,49 +60,32 @@ def render(profile: Profile, found: Sequence[Answer], lines: Sequence[str]) -> s
 def _ranks(profile: Profile) -> Figure:
     """Where the time of each rank went."""
     ranks = sorted(profile.seconds)
-    figure = figures.bare("", "time of a rank [s]")
-    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
-    sums: dict[str, list[float]] = {"transfer": [], "waiting": [], "messages": [], "other": []}
+    names = ("transfer", "waiting for ranks")
+    sums: dict[str, list[float]] = {f"collectives: {name}": [] for name in names}
+    sums |= {"point-to-point": [], "everything else": []}
     for rank in ranks:
         parts = [line.parts[rank] for line in profile.lines if rank in line.parts]
         waiting = sum(part.waiting or 0.0 for part in parts)
         inside, messages = sum(part.seconds for part in parts), profile.messages[rank].seconds
-        sums["transfer"].append(inside - waiting)
-        sums["waiting"].append(waiting)
-        sums["messages"].append(messages)
-        sums["other"].append(max(0.0, profile.seconds[rank] - inside - messages))
-    names = {
-        "transfer": "collectives: transfer",
-        "waiting": "collectives: waiting for ranks",
-        "messages": "point-to-point",
-        "other": "everything else",
-    }
-    for number, (name, values) in enumerate(sums.items()):
-        x = [f"rank {rank}" for rank in ranks]
-        figure["data"].append(_bars(names[name], x, values, COLORS[number]))
-    return figure
+        other = max(0.0, profile.seconds[rank] - inside - messages)
+        values = (inside - waiting, waiting, messages, other)
+        for found, value in zip(sums.values(), values, strict=True):
+            found.append(value)
+    return figures.stacked("time of a rank", "s", [f"rank {rank}" for rank in ranks], sums)
 
 
 def _places(profile: Profile) -> Figure:
     """The costliest lines."""
     drawn = profile.lines[:_DRAWN]
-    figure = figures.bare("", "time of all ranks [s]")
-    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
-    x = [
-        escaped(f"{number}. {words.called(line)} {words.size(line)} {line.where}")
+    labels = [
+        f"{number}. {words.called(line)} {words.size(line)} {line.where}"
         for number, line in enumerate(drawn, start=1)
     ]
-    waiting = [line.waiting or 0.0 for line in drawn]
-    figure["data"] = [
-        _bars("transfer", x, [line.transfer for line in drawn], COLORS[0]),
-        _bars("waiting for ranks", x, waiting, COLORS[1]),
-    ]
-    return figure
-
-
-def _bars(name: str, x: list[str], y: list[float], color: str) -> Figure:
-    bar: Figure = {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": color}}
-    return bar | {"hovertemplate": "%{y:.3g} s"}
+    parts = {
+        "transfer": [line.transfer for line in drawn],
+        "waiting for ranks": [line.waiting or 0.0 for line in drawn],
+    }
+    return figures.stacked("time of all ranks", "s", labels, parts)
 
 
 def _calls(profile: Profile) -> str:

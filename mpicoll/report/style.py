@@ -9,19 +9,17 @@ from mpicoll.tuning import NATIVE
 
 
 class Line(NamedTuple):
-    """Colour, dash and mark: in plotly's words, in the legend's, and in matplotlib's."""
+    """Colour and mark: in plotly's words, in the legend's, and in matplotlib's."""
 
     color: str
-    dash: str
     symbol: str
     sign: str
     marker: str
 
 
 # Okabe and Ito's colours, which the colour-blind can tell apart (their yellow darkened: it is drawn
-# on white); marks and dashes differ too, so that a print in grey can be read.
+# on white); marks differ too, so that a print in grey can be read.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9")
-_DASHES = ("8 0", "8 3", "2 2", "7 2 2 2", "12 3", "12 2 2 2 2 2", "4 2")
 _MARKS = (
     ("circle", "●", "o"),
     ("square", "■", "s"),
@@ -31,7 +29,7 @@ _MARKS = (
     ("star", "★", "*"),
     ("triangle-down", "▼", "v"),
 )
-_NATIVE = Line("#222222", "8 0", "circle-open", "○", "o")
+_NATIVE = Line("#222222", "circle-open", "○", "o")
 
 
 def lines(choices: Iterable[str]) -> dict[str, Line]:
@@ -41,7 +39,6 @@ def lines(choices: Iterable[str]) -> dict[str, Line]:
         if choice.split(" ")[0] == NATIVE:
             found[choice] = _NATIVE
             continue
-        color, dash = COLORS[number % len(COLORS)], _DASHES[number % len(_DASHES)]
-        found[choice] = Line(color, dash, *_MARKS[number % len(_MARKS)])
+        found[choice] = Line(COLORS[number % len(COLORS)], *_MARKS[number % len(_MARKS)])
         number += 1
     return found

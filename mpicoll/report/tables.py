@@ -12,16 +12,20 @@ from mpicoll.bench.environment import without_folders
 from mpicoll.bench.records import Run
 from mpicoll.model.crossovers import Crossover
 from mpicoll.report.content import Map, Section, Square
+from mpicoll.report.names import about
 from mpicoll.report.style import Line
 from mpicoll.simulate.costs import Errors
 
 if TYPE_CHECKING:
     from mpicoll.model.build import Found
+    from mpicoll.report.advice import Advice
 
 # What the head of a section says already, or the size implies; on a phone it gives way.
 _MINOR = ("count", "type", "redop", "root", "P")
 #: A regret from which a square of a map is set in bold.
 MUCH = 0.1
+#: Columns of a map from which names are in its key alone.
+_MANY = 8
 #: Behind a regret that is timed in the launch that says what is fastest.
 UNTESTED = "°"
 
@@ -93,22 +97,14 @@ def crossovers(found: Sequence[Crossover]) -> str:
 
 
 def _sizes(value: tuple[float, float] | None) -> str:
-    return "–" if value is None else f"{_about(value[0])} – {_about(value[1])}"
+    return "–" if value is None else f"{about(value[0])} – {about(value[1])}"
 
 
 def _size(value: tuple[float, float, float] | None) -> str:
     if value is None:
         return "no crossing"
-    middle, low, high = (_about(size) for size in value)
+    middle, low, high = (about(size) for size in value)
     return f"{middle} ({low} – {high})"
-
-
-def _about(size: float) -> str:
-    """A size with three digits, in binary units."""
-    for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if size >= factor:
-            return f"{size / factor:.3g}{unit}"
-    return f"{size:.3g}"
 
 
 def choices(found: Map, lines: dict[str, Line]) -> str:
@@ -119,16 +115,18 @@ def choices(found: Map, lines: dict[str, Line]) -> str:
         for ranks, row in found.rows.items()
     )
     names = dict.fromkeys(square.best for row in found.rows.values() for square in row if square)
+    many = " many" * (len(found.sizes) > _MANY)
     key = "".join(f"<span>{_sign(lines[name])} {escaped(name)}</span>" for name in names)
     return (
-        f'<div class="scroll"><table class="map"><thead><tr><th>P \\ size [B]</th>{heads}</tr>'
-        f'</thead><tbody>{rows}</tbody></table></div><div class="legend mapkey">{key}</div>'
+        f'<div class="scroll"><table class="map{many}"><thead><tr><th>P \\ size [B]</th>'
+        f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f'<div class="legend mapkey{many}">{key}</div>'
     )
 
 
 def column(least: int, most: int) -> str:
     """The head of a column of a map."""
-    ends = dict.fromkeys((_about(least), _about(most)))
+    ends = dict.fromkeys((about(least), about(most)))
     return " – ".join(ends)
 
 
@@ -225,26 +223,70 @@ def regrets(found: Found) -> str:
     )
 
 
-def facts(run: Run) -> str:
+def advice(found: Sequence[Advice]) -> str:
+    """What to choose, and what it gains."""
+    heads = (
+        Head("collective", number=False),
+        Head("P"),
+        Head("ranks are", number=False),
+        Head("sizes", "B"),
+        Head("choice", number=False),
+        Head("gain over native", number=False),
+    )
+    rows = (
+        (
+            one.collective,
+            str(one.ranks),
+            "within a node" if one.near else "by messages",
+            column(*one.sizes) if one.sizes[1] else "",
+            one.choice,
+            one.worth,
+        )
+        for one in found
+    )
+    return grid(heads, rows)
+
+
+def environment(runs: Sequence[Run]) -> str:
+    """Where and how runs were made: what all have in common, and what differs between them."""
+    known = [facts(run) for run in runs]
+    names = [*dict.fromkeys(name for one in known for name in one)]
+    common = {name: known[0].get(name, "") for name in names}
+    common = {
+        name: value for name, value in common.items() if all(o.get(name) == value for o in known)
+    }
+    cells = "".join(
+        f"<tr><th>{escaped(name)}</th><td>{escaped(value)}</td></tr>"
+        for name, value in common.items()
+    )
+    table_ = f'<div class="scroll"><table class="facts"><tbody>{cells}</tbody></table></div>'
+    differing = [name for name in names if name not in common]
+    if not differing:
+        return table_
+    rows = (
+        (str(number), *(one.get(name, "–") for name in differing))
+        for number, one in enumerate(known, start=1)
+    )
+    heads = [Head("launch"), *(Head(name, number=False) for name in differing)]
+    return f"<h3>The same in all</h3>{table_}<h3>What differs</h3>{grid(heads, rows)}"
+
+
+def facts(run: Run) -> dict[str, str]:
     """Where and how a run was made; of paths the last part alone, and nobody's name."""
-    known, rows = run.facts, [("run", run.name)]
+    known, found = run.facts, {"run": run.name}
     for host, entry in known.get("hosts", {}).items():
         ranks, cores = plural(len(entry["ranks"]), "rank"), plural(len(entry["cores"]), "core")
-        rows.append((f"host {host}", f"{ranks}, {cores}"))
+        found[f"host {host}"] = f"{ranks}, {cores}"
     if "clock" in known:
-        rows.append(("clock", f"{known['clock']['name']}, {known['clock']['cost'] * 1e9:.0f} ns"))
-    rows += [(name, str(known[name])) for name in ("started", "mpi_standard") if name in known]
+        found["clock"] = f"{known['clock']['name']}, {known['clock']['cost'] * 1e9:.0f} ns"
+    found |= {name: str(known[name]) for name in ("started", "mpi_standard") if name in known}
     if "mpi" in known:  # what follows the version names who built it, and where
-        rows.append(("mpi", str(known["mpi"]).partition(", package: ")[0]))
+        found["mpi"] = str(known["mpi"]).partition(", package: ")[0]
     plain = ("mpicoll", "commit", "python", "numpy", "mpi4py", "processor", "system")
-    rows += [(name, str(known[name])) for name in plain if name in known]
+    found |= {name: str(known[name]) for name in plain if name in known}
     if "arguments" in known:
-        rows.append(("command", without_folders(" ".join(["mpicoll", *known["arguments"]]))))
-    for name in ("settings", "environment", "slurm"):
-        if known.get(name):
-            values = ", ".join(f"{key}={value}" for key, value in known[name].items())
-            rows.append((name, without_folders(values)))
-    cells = "".join(
-        f"<tr><th>{escaped(name)}</th><td>{escaped(value)}</td></tr>" for name, value in rows
-    )
-    return f'<div class="scroll"><table class="facts"><tbody>{cells}</tbody></table></div>'
+        found["command"] = without_folders(" ".join(["mpicoll", *known["arguments"]]))
+    for group in ("settings", "environment", "slurm"):
+        for name, value in (known.get(group) or {}).items():
+            found[f"{group}: {name}"] = without_folders(str(value))
+    return found

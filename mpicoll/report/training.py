@@ -2,87 +2,142 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from html import escape as escaped
+from math import isinf
 from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
 from mpicoll.base.files import write_atomically
 from mpicoll.base.wording import plural
 from mpicoll.report import page, tables
-from mpicoll.report.figures import Figure, bare, line
+from mpicoll.report.figures import Figure, bare, line, stacked
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train import history
+from mpicoll.train.config import Config
 from mpicoll.train.data import PARTS
 from mpicoll.train.history import History
 
 #: Steps that are drawn, at most: of more, means of neighbours.
 _POINTS = 1000
 _SETS = {"train": "training set", "validation": "validation set", "test": "test set"}
-_PHASES = {
+_PARTS = {
     "loading": "reading or awaiting samples",
     "compute": "computing",
-    "hidden": "communicating meanwhile",
-    "exposed": "communicating alone",
-    "waiting": "waiting for slower ranks",
+    "exposed": "exposed communication",
+    "waiting": "waiting for other ranks",
+    "servers": "waiting for servers",
+    "update": "update",
+    "other": "other",
 }
+#: Measured and predicted times that differ by less are alike.
+_ALIKE = 2.0
 
 
-def write(path: Path, found: History) -> None:
+def write(path: Path, found: History, refresh: float | None = None) -> None:
     """Write the page; an older file is replaced only when the new one is complete.
+
+    Args:
+        path: Where.
+        found: The run.
+        refresh: Seconds after which a browser reads the page again; None for never.
 
     Raises:
         OSError: The file cannot be written.
         ImportError: plotly is missing.
     """
-    write_atomically(path, render(found))
+    write_atomically(path, render(found, refresh))
 
 
-def render(found: History) -> str:
-    """The page as one string."""
-    config = found.config
-    title = f"Training {config['model']} on {config['dataset']}, {plural(found.ranks, 'rank')}"
+def render(found: History, refresh: float | None = None) -> str:
+    """The page as one string; it is read again every so many seconds where they are given."""
+    title = f"{found.folder or 'Run'}: {named(found)}"
     plots = [("loss", _losses(found)), *_measures(found), ("time", _times(found))]
     body = [
         f"<h1>{escaped(title)}</h1>",
         f'<p class="faint">{escaped(_subtitle(found))}</p>',
+        f"<p>{escaped(_changed(found))}</p>",
         '<section><div class="plots">',
         *(page.plot(name, figure) for name, figure in plots),
         "</div>",
         f'<p class="faint">{escaped(_key(found))}</p>',
-        "</section><h2>Communication</h2>",
-        _communication(found),
+        "</section><h2>Where the time goes</h2>",
+        _where(found),
+        f'<p class="faint">{escaped(_predicted(found))}</p>',
+        *_granted(found),
         *_served(found),
         "<h2>Epochs</h2>",
         _epochs(found),
         "<h2>Configuration</h2>",
-        tables.grid(
-            [Head("key", number=False), Head("value", number=False)],
-            [(name, str(value)) for name, value in config.items()],
-        ),
+        _configuration(found),
     ]
-    return page.document(title, "".join(body))
+    return page.document(title, "".join(body), refresh)
+
+
+def named(found: History) -> str:
+    """What a run trains, on what, by how many ranks."""
+    config = found.config
+    return f"{config['model']} on {config['dataset']}, {plural(found.ranks, 'rank')}"
 
 
 def _subtitle(found: History) -> str:
     config = found.config
+    parts = [
+        *([f"run {found.run}"] if found.run else []),
+        *([f"attempt {found.attempt}"] if found.attempt > 1 else []),
+        f"{config['strategy']}",
+        f"{config['optimizer']} with lr {config['lr']:g}",
+        f"batch {config['batch']}",
+        f"{config['dtype']}",
+        f"seed {config['seed']}",
+        f"{plural(most_steps(found), 'step')}, {plural(len(found.epochs), 'epoch')}",
+    ]
+    return " · ".join(parts)
+
+
+def changed(found: History) -> dict[str, str]:
+    """The values of a configuration that are not the default ones."""
+    usual = {field.name: field.default for field in fields(Config)}
+    return {
+        name: str(value)
+        for name, value in found.config.items()
+        if name not in usual or value != usual[name]
+    }
+
+
+def _changed(found: History) -> str:
+    own = changed(found)
+    said = ", ".join(f"{name} {value}" for name, value in own.items())
+    return f"Not default: {said}." if own else "All values are the default ones."
+
+
+def _configuration(found: History) -> str:
+    own = changed(found)
+    heads = [Head("key", number=False), Head("value", number=False)]
+    rest = [(name, str(value)) for name, value in found.config.items() if name not in own]
     return (
-        f"{config['strategy']} · {config['optimizer']} with lr {config['lr']:g} · batch "
-        f"{config['batch']} · {config['dtype']} · seed {config['seed']} · "
-        f"{plural(_most_steps(found), 'step')}, "
-        f"{plural(len(found.epochs), 'epoch')}"
+        f"{tables.grid(heads, own.items())}<details><summary>{plural(len(rest), 'value')} as by "
+        f"default</summary>{tables.grid(heads, rest)}</details>"
     )
 
 
-def _most_steps(found: History) -> int:
+def most_steps(found: History) -> int:
+    """Steps of the rank that has made the most."""
     return max(map(len, found.steps.values()), default=0)
 
 
 def _key(found: History) -> str:
-    group = -(-_most_steps(found) // _POINTS)
+    group = -(-most_steps(found) // _POINTS)
     means = f", each point a mean of {group} steps" if group > 1 else ""
     return (
         f"Loss: of each step over its batch, before its update{means}; and over the sets measured "
-        "at the end of each epoch. Time: means of each rank's steps."
+        "at the end of each epoch. Time: means of each rank's steps; the parts add up to a step, "
+        "from its beginning to that of the next. Communication during computation is hidden, and "
+        "in no part. Update: of a worker that has shards, also serving others. Other: metrics, "
+        "callbacks, checkpoints."
     )
 
 
@@ -148,39 +203,91 @@ def _by_epoch(found: History, part: str, name: str, color: str) -> Figure:
 
 
 def _times(found: History) -> Figure:
-    """Bars of each rank; what is hidden happens during the computation, so it is drawn within."""
-    means = history.phases(found)
-    ranks = [f"rank {rank}" for rank in means]
-    figure = bare("", "time of a step [ms]")
-    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
-    for number, (name, words) in enumerate(_PHASES.items()):
-        values = [1e3 * row[name] for row in means.values()]
-        if name == "compute":  # the part in which nothing was under way
-            values = [1e3 * max(0.0, row["compute"] - row["hidden"]) for row in means.values()]
-            words = "computing alone"
-        bar: Figure = {"type": "bar", "name": words, "x": ranks, "y": values}
-        bar |= {"marker": {"color": COLORS[number]}, "hovertemplate": "%{y:.3g} ms"}
-        figure["data"].append(bar)
-    return figure
+    """Bars of each rank."""
+    means = history.parts(found)
+    return stacked("time of a step", "ms", [f"rank {rank}" for rank in means], in_words(means))
 
 
-def _communication(found: History) -> str:
-    means = history.phases(found)
+def in_words(means: Mapping[Any, Mapping[str, float]]) -> dict[str, list[float]]:
+    """Milliseconds of each part in words, of all rows; without parts that no row has."""
+    return {
+        words: [1e3 * row[name] for row in means.values()]
+        for name, words in _PARTS.items()
+        if any(row[name] for row in means.values())
+    }
+
+
+def _where(found: History) -> str:
+    means = history.parts(found)
+    parts = in_words(means)
+    heads = [Head("rank"), *(Head(words, "ms a step") for words in parts), Head("step", "ms")]
+    heads += [Head("hidden communication", "ms a step"), Head("communication", "ms a step")]
+    heads.append(Head("predicted by the model", "ms a step"))
     rows = [
         (
             str(rank),
-            *(f"{1e3 * row[name]:.3f}" for name in _PHASES),
-            f"{row['compute'] / both:.2f}" if both else "",
-            f"{1e3 * both:.3f}",
+            *(f"{values[number]:.3f}" for values in parts.values()),
+            f"{1e3 * row['seconds']:.3f}",
+            f"{1e3 * row['hidden']:.3f}",
+            f"{1e3 * (row['exposed'] + row['hidden']):.3f}",
             "" if found.predicted is None else f"{1e3 * found.predicted:.3f}",
         )
-        for rank, row in means.items()
-        for both in [row["exposed"] + row["hidden"]]
+        for number, (rank, row) in enumerate(means.items())
     ]
-    heads = [Head("rank"), *(Head(words, "ms a step") for words in _PHASES.values())]
-    heads += [Head("compute : communication"), Head("communication measured", "ms a step")]
-    heads.append(Head("predicted by the model", "ms a step"))
     return tables.grid(heads, rows)
+
+
+def _predicted(found: History) -> str:
+    """Predicted beside measured communication, and why they differ where they do."""
+    if found.predicted is None:
+        return "No prediction: MPICOLL_MODEL names no model, or it says nothing of these calls."
+    rows = [row for steps in found.steps.values() for row in history.in_parts(steps)]
+    if not rows or not found.predicted:
+        return ""
+    times = [row["exposed"] + row["hidden"] for row in rows]
+    mean, middle = fmean(times), median(times)
+    said = f"Communication: {1e3 * mean:.3g} ms a step measured, {1e3 * found.predicted:.3g} ms "
+    said += "predicted for the same calls one after the other"
+    if mean and 1 / _ALIKE < mean / found.predicted < _ALIKE:
+        return f"{said}."
+    hidden = fmean([row["hidden"] for row in rows])
+    if mean < found.predicted:
+        why = "several buckets travel at once, or the model was fitted on a slower machine"
+    elif middle < _ALIKE * found.predicted:
+        why = f"few steps are much slower than the others; the median is {1e3 * middle:.3g} ms"
+    elif hidden > mean / 2:
+        why = (
+            f"{100 * hidden / mean:.0f} % of it is hidden: a bucket that travels during "
+            "computation moves on and is found complete only between two layers"
+        )
+    else:
+        why = (
+            "ranks that arrive late or share cores are in the measured time, and the model was "
+            "fitted where all arrive together; or it was fitted on a faster machine"
+        )
+    ratio = f"{mean / found.predicted:.2g}"
+    return f"{said}: {ratio} × the prediction, because {why}."
+
+
+def _granted(found: History) -> list[str]:
+    """What the shards of a parameter server granted."""
+    if not found.shards:
+        return []
+    heads = [Head("server", "rank"), Head("gradients"), Head("parameters", "asked for")]
+    heads += [Head("parameters", "sent unasked"), Head("furthest ahead", "steps")]
+    heads.append(Head("bound S", "steps"))
+    rows = []
+    for rank, trace in found.shards.items():
+        did = history.granted(trace)
+        bounds = " – ".join(dict.fromkeys("none" if isinf(s) else f"{s:g}" for s in did.bound))
+        counts = (did.pushes, did.pulls, did.sends, did.ahead)
+        rows.append((str(rank), *map(str, counts), bounds))
+    return [
+        "<h2>Servers</h2>",
+        tables.grid(heads, rows),
+        '<p class="faint">What each server granted its workers: a worker gets parameters while it '
+        "is at most S steps ahead of the slowest one.</p>",
+    ]
 
 
 def _served(found: History) -> list[str]:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class History:
 
     Attributes:
         run: Its name.
+        folder: The name of the folder.
         attempt: Number of its last attempt.
         config: The run's configuration, as the last attempt has it.
         ranks: Number of ranks, of that one too.
@@ -32,6 +33,7 @@ class History:
         clocks: For each rank (local, ahead) of each comparison of clocks of the last attempt.
         served: For each data server what it did in all attempts: batches, samples, seconds, and
             seconds of them in which it prepared.
+        shards: For each shard of a parameter server its trace, as `Event` and `Change` have it.
     """
 
     run: str = ""
@@ -43,6 +45,8 @@ class History:
     steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     clocks: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     served: dict[int, Counter[str]] = field(default_factory=dict)
+    folder: str = ""
+    shards: dict[int, list[Record]] = field(default_factory=dict)
 
 
 #: For each event what tells its records from others of the run and rank.
@@ -80,7 +84,14 @@ def read(folder: Path) -> History:
             f"there were {others}",
             stacklevel=2,
         )
-    return _history([record for record in records if record["run"] == names[-1]])
+    found = _history([record for record in records if record["run"] == names[-1]])
+    found.folder = folder.resolve().name
+    for path in sorted(folder.glob("shard-*.jsonl"), key=lambda path: int(path.stem[6:])):
+        trace: list[Record] = []
+        json_lines.read(path, trace.append)
+        number = int(path.stem[6:])
+        found.shards[number] = [r for r in trace if json_lines.stamp(r).run == found.run]
+    return found
 
 
 def _take(records: list[Record], rank: int, line: Record) -> None:
@@ -132,13 +143,94 @@ def _is_repeated(record: Record, attempts: list[Record]) -> bool:
     return False
 
 
-def phases(found: History) -> dict[int, dict[str, float]]:
-    """Mean seconds a step of each rank, by what it did."""
-    names = ("loading", "compute", "hidden", "exposed", "waiting")
-    return {
-        rank: {name: float(np.mean([step[name] for step in steps])) for name in names}
-        for rank, steps in found.steps.items()
-    }
+#: What a step is made of: each second of it is in one of these.
+PARTS_OF_A_STEP = ("loading", "compute", "exposed", "waiting", "servers", "update", "other")
+
+
+def parts(found: History) -> dict[int, dict[str, float]]:
+    """Mean seconds a step of each rank, by :data:`PARTS_OF_A_STEP`, which add up to ``seconds``.
+
+    ``other`` is the rest until the next step begins: callbacks, metrics, checkpoints.  ``hidden``
+    is communication during ``compute``, which is in no part of its own.
+    """
+    return {rank: _mean(in_parts(steps)) for rank, steps in found.steps.items()}
+
+
+def in_parts(steps: list[Record]) -> list[dict[str, float]]:
+    """The same for each of a rank's steps."""
+    return [_parts(*both) for both in zip(steps, [*steps[1:], None], strict=True)]
+
+
+def _parts(step: Record, following: Record | None) -> dict[str, float]:
+    spans: Counter[str] = Counter()
+    end = 0.0
+    for name, first, last in step["spans"]:
+        spans[name] += last - first
+        end = max(end, last)
+    served = "pull" in spans  # by a parameter server: what its worker awaits, servers grant
+    found = {name: step[name] for name in ("loading", "compute", "exposed")}
+    found["exposed"] += spans["share"]
+    found["waiting"] = 0.0 if served else step["waiting"]
+    found["servers"] = step["waiting"] if served else 0.0
+    # A worker that has shards, too, serves them between two layers of its own.
+    found["update"] = step["hidden"] if served else spans["update"] - spans["share"]
+    made = sum(found.values())
+    found["other"] = max(0.0, (_until(step, following) or end) - made)
+    return {**found, "hidden": 0.0 if served else step["hidden"], "seconds": made + found["other"]}
+
+
+def _until(step: Record, following: Record | None) -> float | None:
+    """Seconds from the beginning of a step until that of the next one in its epoch."""
+    if following is None or not step["began"]:
+        return None
+    same = all(step[name] == following[name] for name in ("attempt", "epoch"))
+    return float(following["began"] - step["began"]) if same else None
+
+
+def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+class Granted(NamedTuple):
+    """What a shard of a parameter server did.
+
+    Attributes:
+        pushes: Gradients that came.
+        pulls: Parameters that it gave to workers that asked.
+        sends: Parameters that it sent unasked.
+        ahead: The most steps that a worker it gave parameters to was ahead of the slowest one.
+        bound: The least and the largest bound S on that; infinite where there was none.
+    """
+
+    pushes: int
+    pulls: int
+    sends: int
+    ahead: int
+    bound: tuple[float, float]
+
+
+def granted(trace: list[Record]) -> Granted:
+    """What a shard's trace says of it."""
+    counted: Counter[str] = Counter(event["kind"] for event in trace)
+    workers = {event["worker"] for event in trace if "worker" in event}
+    clocks = dict.fromkeys(workers, 0)
+    ahead, bounds = 0, [0.0]
+    for event in trace:
+        if event["kind"] == "change":
+            continue
+        worker, clock = event["worker"], event["clock"]
+        if event["kind"] == "push":
+            clocks[worker] = clock + 1
+        elif event["kind"] == "leave":  # it makes no more steps of the epoch
+            clocks.pop(worker, None)
+            clocks = clocks or dict.fromkeys(workers, clock)
+        else:
+            clocks[worker] = max(clock, clocks.get(worker, clock))
+            ahead = max(ahead, clock - min(clocks.values()))
+            bound = event["bound"]
+            bounds.append(math.inf if bound is None else bound)
+    limits = min(bounds[1:], default=0.0), max(bounds[1:], default=0.0)
+    return Granted(counted["push"], counted["pull"], counted["send"], ahead, limits)
 
 
 def chrome(found: History) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from synthetic import launched, seconds
 
@@ -14,9 +15,12 @@ from mpicoll.bench.records import Run, Writer
 from mpicoll.bench.stats import summarise
 from mpicoll.model import build
 from mpicoll.model.cells import gather
+from mpicoll.model.verdicts import ONE_LAUNCH, TOLD
 from mpicoll.report import figures, page, papers, style, tables
+from mpicoll.report.advice import first
 from mpicoll.report.collect import _columns, collect, maps
-from mpicoll.report.content import Mark, short
+from mpicoll.report.content import Mark, over_native
+from mpicoll.report.names import short
 from mpicoll.simulate.costs import INTRA, Costs, Piece
 
 COSTS = Costs({INTRA: (Piece(None, 2e-6, 1e-9),)}, gamma=2e-10, call=1e-6, step=5e-7)
@@ -180,6 +184,84 @@ def test_lines_differ():
     assert len({(line.color, line.symbol) for line in found.values()}) == 43
 
 
+def test_the_recommendation_is_the_fastest_with_its_gain():
+    """The library's own takes four times as long as the ring, whose launches hardly differ."""
+    slow = {("allreduce", "recursive_doubling"): 9.0, ("allreduce", "native"): 9.0}
+    content = collect(sweep(slower=slow, between=0.001), gather(sweep(slower=slow))[0])
+    two, four, *barriers = content.advice
+    assert (two.choice, two.ranks, two.sizes) == ("ring", 2, (SIZES[0], SIZES[-1]))
+    assert [one.choice for one in barriers] == ["dissemination"] * 2
+    assert first(content.advice) == [four, barriers[-1]] and four.sure == TOLD
+    at = {ratio.at: ratio for ratio in over_native(content.sections[2], _ring(content.sections[2]))}
+    exact = {
+        size: 9
+        * seconds(COSTS, "allreduce", "native", 4, size)
+        / seconds(COSTS, "allreduce", "ring", 4, size)
+        for size in SIZES
+    }
+    for size, ratio in at.items():
+        assert ratio.low <= ratio.middle <= ratio.high
+        assert ratio.middle == pytest.approx(exact[size], rel=0.03)
+    mean = np.exp(np.mean([np.log(value) for value in exact.values()])) - 1
+    assert four.gain.low < mean < four.gain.high
+    said = Reader(page.render(content)).said
+    assert f"for allreduce of 8 to 1M B on 4 ranks: {100 * four.gain.share:.0f} % faster" in said
+    assert f"identical launches differ by {100 * content.noise:.1f} %" in said
+
+
+def _ring(section):
+    return next(series for series in section.series if series.choice == "ring")
+
+
+def test_one_launch_recommends_with_a_warning():
+    runs = sweep(launches=1, ranks=(2,))
+    content = collect(runs, gather(runs)[0])
+    assert content.noise is None
+    assert content.advice[0].sure == ONE_LAUNCH
+    ratios = over_native(content.sections[0], _ring(content.sections[0]))
+    assert all(ratio.low < ratio.middle < ratio.high for ratio in ratios)
+    said = Reader(page.render(content)).said
+    assert "one launch does not tell how noisy the machine is" in said
+
+
+def test_repetitions_far_off_do_not_widen_an_axis(runs):
+    """Nor does an error of the model that is far from all others."""
+    slow = [
+        replace(run, points=[replace(p, times=(*p.times[:-1], 1e3)) for p in run.points])
+        for run in runs
+    ]
+    for made in (runs, slow):
+        (section, *_) = [s for s in collect(made).sections if s.ranks == 4]
+        drawn = figures.times(section, style.lines(["ring", "recursive_doubling", "native"]))
+        low, high = drawn["layout"]["yaxis"]["range"]
+        medians = [mark.seconds * 1e6 for series in section.series for mark in series.marks]
+        assert 10**low < min(medians) and max(medians) < 10**high < 3 * max(medians)
+    assert figures.usual([0.01] * 20 + [9.0]) == pytest.approx(0.02)
+    assert figures.usual([0.01, -0.05]) == 0.05
+
+
+def test_the_model_is_thin_and_medians_are_joined(content):
+    drawn = figures.times(content.sections[2], style.lines(content.choices("allreduce")))
+    modelled = [t for t in drawn["data"] if t["mode"] == "lines" and t["meta"] >= 0]
+    measured = [t for t in drawn["data"] if "error_y" in t]
+    assert len(modelled) == 2 and len(measured) == 3
+    assert all(t["line"]["width"] == 1 and t["line"]["dash"] != "solid" for t in modelled)
+    assert all(t["mode"] == "lines+markers" and "dash" not in t["line"] for t in measured)
+
+
+def test_the_environment_says_once_what_launches_have_in_common():
+    facts = {"mpi": "Some MPI 1.0", "environment": {"A": "1", "B": "same"}}
+    runs = [
+        Run("one", facts, []),
+        Run("two", {**facts, "environment": {"A": "2", "B": "same"}, "commit": "c"}, []),
+    ]
+    reader = Reader(tables.environment(runs))
+    assert reader.said.count("Some MPI 1.0") == 1
+    assert reader.said.index("What differs") < reader.said.index("environment: A")
+    assert reader.said.index("environment: B") < reader.said.index("What differs")
+    assert "What differs" not in Reader(tables.environment(runs[:1])).said
+
+
 def test_tints_are_light():
     assert tables.tint("#000000") == "#b8b8b8" and tables.tint("#ffffff") == "#ffffff"
 
@@ -202,21 +284,22 @@ def test_the_page_has_its_parts(read):
         "barrier, by number of ranks",
         "The fastest algorithm",
         "The model",
-        "noise floor",
+        "Noise floor",
         "Environment",
         "Some MPI 1.0",
         "lower bound",
     ):
         assert words in read.said
-    # Time, bandwidth, residuals for each P; one rank has neither of the latter, a barrier no bytes.
-    assert len(read.plots) == 1 + 3 + 3 + 2
+    # Time and × native for each P, then bandwidth and residuals, which one rank has not; a barrier
+    # has no bytes, and the library's own was not measured.
+    assert len(read.plots) == 2 + 4 + 4 + 2
 
 
 def test_plots_are_such_that_plotly_takes_them(read):
     go = pytest.importorskip("plotly.graph_objects")
     for figure in read.plots:
         go.Figure(figure)
-    time, bandwidth = read.plots[1:3]
+    time, _, bandwidth = read.plots[2:5]
     assert time["layout"]["xaxis"]["type"] == time["layout"]["yaxis"]["type"] == "log"
     for figure in (time, bandwidth):
         bars = [trace for trace in figure["data"] if "error_y" in trace]
@@ -280,7 +363,8 @@ def test_a_failed_page_leaves_the_old_one(tmp_path, monkeypatch, content):
     [
         (3.0, 30.0, [2, 5, 10, 20, 50]),
         (1e-5, 1.0, [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1]),
-        (7.0, 7.0, [5, 10]),
+        (7.0, 7.0, [6, 7, 8]),
+        (0.94, 1.3, [0.9, 1, 1.1, 1.2, 1.3, 1.5]),
     ],
 )
 def test_ticks(least, most, ticks):
@@ -293,7 +377,7 @@ def test_ticks(least, most, ticks):
 def test_figures_for_papers(content, tmp_path):
     few = replace(content, sections=content.sections[2:])
     files = papers.write(tmp_path, few, "svg")
-    assert len({*files}) == len(files) == 3 + 2 + 1
+    assert len({*files}) == len(files) == 4 + 2 + 1
     for path in files:
         assert ET.parse(path).getroot().tag.endswith("svg")
     drawn = (tmp_path / "allreduce-4-float32-time.svg").read_text()
@@ -326,7 +410,7 @@ def test_a_model_of_a_file(file, tmp_path, capsys):
     words = ["report", str(file), "-o", str(out), "-m", str(model)]
     assert cli.main([*words, "--figures", str(tmp_path / "figures"), "--format", "png"]) == 0
     assert "The model" in Reader(out.read_text()).said
-    assert len(list((tmp_path / "figures").glob("*.png"))) == 3 + 2 + 1
+    assert len(list((tmp_path / "figures").glob("*.png"))) == 4 + 2 + 1
     assert cli.main([*words, "--no-model"]) == 2
     assert cli.main([*words, "--format", "gif"]) == 2
     assert "unknown --format 'gif'" in capsys.readouterr().err
@@ -360,5 +444,6 @@ def test_only_oversubscribed_points_have_no_model(tmp_path, capsys):
     assert cli.main(["report", str(path), "-o", str(out)]) == 0
     assert "no model: no point can be used" in capsys.readouterr().err
     reader = Reader(out.read_text())
-    assert len(reader.plots) == 2  # times alone
+    assert len(reader.plots) == 3  # times, and × native of the all-reduce
+    assert "no recommendation and no model" in reader.said
     assert "waited for one another" in reader.said

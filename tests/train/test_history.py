@@ -65,15 +65,20 @@ def test_a_trace_has_the_times_of_one_clock(folder):
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["rank 0", "rank 1"]
 
 
-def test_phases_are_means_of_steps(folder):
+def test_parts_are_means_of_steps(folder):
     found = history.read(folder)
     assert found.predicted == 0.25
-    assert history.phases(found)[0] == {
+    # The first step took 8 s until the second one began, of which nothing but its end is known.
+    assert history.parts(found)[0] == {
         "loading": 0.0625,
         "compute": 0.5,
         "hidden": 0.25,
         "exposed": 0.125,
         "waiting": 0.0,
+        "servers": 0.0,
+        "update": 0.0,
+        "other": ((8.0 - 0.6875) + 0.0625) / 2,
+        "seconds": (8.0 + 0.75) / 2,
     }
 
 
@@ -212,7 +217,7 @@ def test_a_page_has_the_names_of_what_a_program_brings(tmp_path):
     run(config, dataset=replace(clouds(), name="my clouds"), **own)
     found = history.read(tmp_path)
     text = training.render(found)
-    assert "Training Own on my clouds, 1 rank" in text and "Plain with lr 0.05" in text
+    assert "Own on my clouds, 1 rank" in text and "Plain with lr 0.05" in text
     assert "mnist5k" not in text and "softmax" not in text
     absent = {"data", "context", "hidden", "channels", "layers", "width", "heads", "dropout"}
     absent |= {"momentum", "weight_decay"}
@@ -236,12 +241,12 @@ def test_a_run_as_a_page_and_a_trace(command, tmp_path):
     assert len(losses.data[0].x) == 14 and losses.data[1].x == (7, 14) == accuracies.data[0].x
     assert [bar.name for bar in times.data[:2]] == [
         "reading or awaiting samples",
-        "computing alone",
+        "computing",
     ]
     assert "Data servers" not in text
     assert "mlp on clouds, 1 rank<" in text
     spans = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
-    assert {"compute", "exchange", "update", "bucket 0"} == {e["name"] for e in spans}
+    assert {"compute", "exchange", "update", "share", "bucket 0"} == {e["name"] for e in spans}
     assert min(e["ts"] for e in spans) == 0
 
 
@@ -314,7 +319,7 @@ def test_steps_say_when_they_began_and_what_was_done():
     run(Config(batch=16, epochs=1), dataset=clouds(), on_step=seen.append)
     assert sorted(s.began for s in seen) == [s.began for s in seen] and seen[0].began > 0
     names = [name for name, _, _ in seen[0].spans]
-    assert names == ["compute", "exchange", "update", "bucket 0"]
+    assert names == ["compute", "exchange", "update", "share", "bucket 0"]
     assert all(0 <= start <= end for s in seen for _, start, end in s.spans)
 
 

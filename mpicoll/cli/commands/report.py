@@ -60,7 +60,8 @@ def command(
 ) -> int:
     """Write a page about sweeps, a training run or a search: one file that works offline.
 
-    It shows times and bandwidths with intervals and repetitions, the model and its errors, the
+    It shows what to choose and what that gains over the MPI library, times and bandwidths with
+    intervals and repetitions, the model and its errors, the
     lower bound, where the fastest algorithm changes, what the default choice costs, and where and
     how all was measured. For a folder that `mpicoll train --metrics` wrote it shows that run:
     losses, accuracies, and each rank's time; for a folder that `mpicoll search` wrote, values,
@@ -139,7 +140,7 @@ def _modelled(
     try:
         cells, left = gather(runs, oversubscribed=oversubscribed)
     except ValueError as error:  # there is still what was measured
-        return [], None, [f"no model: {error}"]
+        return [], None, [f"no recommendation and no model: {error}"]
     if no_model:
         return cells, None, []
     if model is not None:

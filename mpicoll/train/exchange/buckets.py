@@ -127,12 +127,20 @@ class Exchange:
         """Of the last step: when each bucket started, and when its sums were found."""
         return [(start, self._ends[number]) for number, start in enumerate(self._starts)]
 
-    def spans(self, began: float) -> tuple[tuple[str, float, float], ...]:
-        """What this rank has done since the step began, in seconds after that."""
+    def spans(
+        self, began: float, shared: tuple[float, float]
+    ) -> tuple[tuple[str, float, float], ...]:
+        """What this rank has done since the step began, in seconds after that.
+
+        Args:
+            began: When it did.
+            shared: From when to when it shared or mixed parameters, within the update.
+        """
         moments = [
             ("compute", began, self.computed),
             ("exchange", self.computed, self.reduced),
             ("update", self.reduced, time.perf_counter()),
+            ("share", *shared),
             *((f"bucket {number}", *flight) for number, flight in enumerate(self.flights())),
         ]
         return tuple(

@@ -304,6 +304,7 @@ class Trainer(Training):
             if self._told is not None:
                 self.buffers.told(self._told)
         self._keep_copies()
+        sharing = time.perf_counter()
         if skipped:
             self._check_skips(where, failure)
         else:
@@ -312,10 +313,11 @@ class Trainer(Training):
             weights, *state = self._mixed()
             self._mixing.mix(self.number, weights, state)
             self._take_over()
+        shared = sharing, time.perf_counter()
         self._compare_parameters(where)
         self._share_out(len(samples), computed)
         self.before = None
-        return replace(self.last, spans=exchange.spans(start))
+        return replace(self.last, spans=exchange.spans(start, shared))
 
     def _share_out(self, samples: int, computed: Array) -> None:
         """A step was made: give each rank a share of the next ones that follows its speed."""
