@@ -21,6 +21,7 @@ from functools import cache
 
 from mpi4py import MPI
 
+from mpicoll.base import peers
 from mpicoll.base.deaths import dead, survives
 from mpicoll.base.forming import forming
 from mpicoll.errors import MemoryGone, RankLost
@@ -79,6 +80,7 @@ class Alarm:
             self._control = MPI.Intracomm(private.Split(0, self._rank))
             self._control.Set_errhandler(MPI.ERRORS_RETURN)
             self._marks, self._rows = shared_rows(private, 1)
+            peers.watch(private.allgather(peers.own()))
         self._own = self._marks[self._rows[self._rank]]
         self._next = 0.0
         self.lost: RankLost | None = None

@@ -203,7 +203,7 @@ def test_a_launch_that_ends_with_its_first_rank_is_refused(mpirun, tmp_path):
 
 # --- long: every way to die, and deaths at random ---
 
-WAYS = {"kill": SUMS, "exception": UPDATE, "stop": SUMS}
+WAYS = {"kill": SUMS, "exit": SUMS, "exception": UPDATE, "stop": SUMS}
 STRATEGIES = ("allreduce", "zero1", "local_sgd", "gossip")
 
 
