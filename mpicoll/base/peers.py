@@ -1,10 +1,10 @@
 """Processes of this host that end, and of which the launcher may not tell MPI.
 
 Open MPI's launcher tells of a process that a signal has ended, or that has ended with status 0; not
-of one that has ended with another status, by ``os._exit(1)`` or in a library's code, nor of one that
-a shell script runs.  The system knows of all of them: a file descriptor of a process (pidfd, Linux
-5.3) is readable once it has ended.  Who sees that tells MPI on all ranks, through the function of the
-PMIx standard by which the launcher tells, too.
+of one that has ended with another status, by ``os._exit(1)`` or in a library's code, nor of one
+that a shell script runs.  The system knows of all of them: a file descriptor of a process (pidfd,
+Linux 5.3) is readable once it has ended.  Who sees that tells MPI on all ranks, by the function of
+the PMIx standard by which the launcher tells, too.
 """
 
 from __future__ import annotations

@@ -170,7 +170,8 @@ class Guard:
         self.pause()
         self._idle += 1
         if self._idle % LOOK == 0 and has_ulfm():
-            self._private.Iprobe()  # raises where a rank has revoked the communicator
+            with self.failing():  # where a rank has died, or has revoked the communicator
+                self._private.Iprobe()
 
     def wait(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for a request within the time limit; its buffers are kept if it does not end."""

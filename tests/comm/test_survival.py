@@ -244,6 +244,33 @@ def test_several_requests_of_which_one_is_of_the_dead(program):
     assert done.out.split() == ["done", "2"], done.err
 
 
+@ulfm
+def test_a_death_that_mpi_reports_before_the_alarm_is_looked_at(program):
+    done = program(
+        3,
+        """
+        comm = mpicoll.Intracomm(MPI.COMM_WORLD, survive=True)
+        buffer = np.zeros(2000)
+
+        def call():
+            request = comm.Iallreduce(np.ones(2000), buffer, algorithm="ring")
+            mpicoll.Request.Waitall([request])
+
+        for _ in range(5):  # the fast path
+            call()
+        comm._state.alarm._next = float("inf")  # of the next look
+        if comm.rank == 1:
+            kill_myself()
+        with pytest.raises(mpicoll.RankLost):
+            while True:
+                call()
+        comm = comm.survivors()
+        assert works(comm)
+        """,
+    )
+    assert done.out.split() == ["done", "2"], done.err
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_launch_that_ends_with_its_first_rank_is_refused(mpirun, tmp_path, ranks):
     path = tmp_path / "program.py"
