@@ -6,7 +6,7 @@ communicator is a second communicator, which carries nothing: who hears of a dea
 all others see that it has been revoked.  The one that carries messages is never revoked: Open MPI
 ends the job where that happens to a large message under way.
 
-Every wait looks here, at most once a millisecond.
+Every wait looks here, at most once in five milliseconds: a look takes some microseconds.
 
 A process may have been stopped, and go on after the others have given it up.  Those of its node
 leave a mark for it in memory that all of them map, since nobody sends it messages any more.
@@ -28,7 +28,7 @@ from mpicoll.errors import MemoryGone, RankLost
 from mpicoll.runtime.watch import shared_rows
 
 #: Seconds between two looks, and for a death to become known after what it has caused.
-LOOK, GRACE = 1e-3, 2.0
+LOOK, GRACE = 5e-3, 2.0
 #: Errors that a death may have caused.
 _CAUSED = frozenset(
     {
@@ -86,7 +86,7 @@ class Alarm:
         self.lost: RankLost | None = None
 
     def look(self) -> None:
-        """Raise RankLost if a rank has died; looks at most once a millisecond."""
+        """Raise RankLost if a rank has died; looks at most once in five milliseconds."""
         if self.lost is None:
             now = time.monotonic()
             if now < self._next:
