@@ -11,6 +11,13 @@ PROGRAM = Path(__file__).parent / "comm" / "surviving.py"
 FAULT_TOLERANT = ("--with-ft", "ulfm")
 #: One that does not end all when a second process has ended with a status other than 0, either.
 EXITS = (*FAULT_TOLERANT, "--rtos", "error-nonzero-status=0")
+#: Options with which it also notices ranks of which it hears nothing for so many seconds.
+STOPPED_FOR = 4
+HEARTBEATS = (
+    *("--mca", "mpi_ft_detector", "true", "--mca", "mpi_ft_detector_period", "0.5"),
+    *("--mca", "mpi_ft_detector_timeout", str(STOPPED_FOR)),
+    *("--mca", "mpi_ft_propagator_with_rbcast", "true"),
+)
 
 ulfm = pytest.mark.skipif(
     "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"

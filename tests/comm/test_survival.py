@@ -4,14 +4,7 @@ import re
 import textwrap
 
 import pytest
-from deaths import FAULT_TOLERANT, survive, ulfm
-
-#: One that also notices ranks of which it hears nothing.
-HEARTBEATS = (
-    *(*FAULT_TOLERANT, "--mca", "mpi_ft_detector", "true"),
-    *("--mca", "mpi_ft_detector_period", "0.5", "--mca", "mpi_ft_detector_timeout", "4"),
-    *("--mca", "mpi_ft_propagator_with_rbcast", "true"),
-)
+from deaths import FAULT_TOLERANT, HEARTBEATS, survive, ulfm
 
 #: Four calls of each kind pass before a rank dies: by then they go the fast path.
 WHEN = 4
@@ -158,7 +151,7 @@ def test_a_rank_that_was_stopped_is_given_up_and_ends(program):
         except ProcessLookupError:
             print("gone", flush=True) if comm.rank == 0 else None
         """,
-        options=HEARTBEATS,
+        options=(*FAULT_TOLERANT, *HEARTBEATS),
     )
     assert done.out.split() == ["gone", "done", "2"], done.err
     assert done.err.count("the other ranks have given up rank 1, which is this one") == 1

@@ -6,15 +6,9 @@ from pathlib import Path
 
 import launch
 import pytest
+from deaths import EXITS, HEARTBEATS, STOPPED_FOR
 
 HERE = Path(__file__).parent
-#: Processes may end with whatever status.
-FAULT_TOLERANT = ("--with-ft", "ulfm", "--rtos", "error-nonzero-status=0")
-#: Who is stopped is given up after a second.
-DETECTOR = (
-    *("--mca", "mpi_ft_detector", "true", "--mca", "mpi_ft_detector_period", "0.2"),
-    *("--mca", "mpi_ft_detector_timeout", "1", "--mca", "mpi_ft_propagator_with_rbcast", "true"),
-)
 STEP, SUMS = "strategies.lockstep.Trainer.step", "exchange.buckets.Exchange.finish"
 UPDATE, SHARE = "strategies.lockstep.Trainer._update", "strategies.lockstep.Trainer._share"
 EVALUATION = "driver.measuring.Measuring.measure"
@@ -36,13 +30,14 @@ def train(mpirun):
             "tests": str(launch.ROOT / "tests"),
             "deaths": list(deaths),
             "changes": changes or {},
+            "stopped": 1.5 * STOPPED_FOR,  # the others give it up
             **job,
         }
         done = mpirun(
             ranks,
             HERE / "surviving.py",
             json.dumps(job),
-            options=(*FAULT_TOLERANT, *options),
+            options=(*EXITS, *options),
             environment={"MPICOLL_TRANSPORT": transport},
             limit=limit,
         )
@@ -161,7 +156,7 @@ def test_a_spare_rank_takes_a_place(train):
 def test_a_process_that_was_stopped_writes_no_more(train, tmp_path):
     changes = {"metrics": str(tmp_path / "m"), "checkpoint": str(tmp_path / "c"), "epochs": 20}
     changes |= {"checkpoint_every": 50}
-    done = train(3, [[0, "stop", SAVE, 2]], changes, options=DETECTOR, command=True)
+    done = train(3, [[0, "stop", SAVE, 2]], changes, options=HEARTBEATS, command=True)
     assert "lost 1 rank: 0 after step" in done.err
     # Open MPI may be the first to end it.
     ended = "ompi_proc_mark_as_failed" in done.err
@@ -213,7 +208,7 @@ STRATEGIES = ("allreduce", "zero1", "local_sgd", "gossip")
 def test_every_way_to_die(train, how, strategy, ranks, transport):
     victim = (len(how) + ranks) % ranks
     deaths = [[victim, how, WAYS[how], 9]]
-    options = DETECTOR if how == "stop" else ()
+    options = HEARTBEATS if how == "stop" else ()
     done = train(ranks, deaths, {"strategy": strategy}, transport, options)
     check(*results(done), [victim], ranks, strategy=strategy)
 
