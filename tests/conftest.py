@@ -101,6 +101,13 @@ class Jobs:
         started = self.start(ranks, *words, environment=environment, options=options)
         return self.finish(started, limit)
 
+    def check_tidy(self):
+        """Nothing that the last job has shared or written for itself is left."""
+        _, started = self.running[-1]
+        left = [path for path in started.directory.rglob("*") if not path.is_dir()]
+        left += [name for name in started.shared_memory if os.path.exists(name)]
+        assert not left
+
     def check_empty(self):
         """Some launchers return a moment before the ranks that they have killed are gone."""
         end = time.monotonic() + 10

@@ -1,7 +1,6 @@
 """Launches in which ranks are killed, and the others go on: for tests that start them."""
 
 import json
-import os
 from pathlib import Path
 
 import launch
@@ -10,26 +9,38 @@ import pytest
 PROGRAM = Path(__file__).parent / "comm" / "surviving.py"
 #: A launcher that goes on when a rank dies.
 FAULT_TOLERANT = ("--with-ft", "ulfm")
+#: One that does not end all when a second process has ended with a status other than 0, either.
+EXITS = (*FAULT_TOLERANT, "--rtos", "error-nonzero-status=0")
+#: Options with which it also notices ranks of which it hears nothing for so many seconds.
+STOPPED_FOR = 4
+HEARTBEATS = (
+    *("--mca", "mpi_ft_detector", "true", "--mca", "mpi_ft_detector_period", "0.5"),
+    *("--mca", "mpi_ft_detector_timeout", str(STOPPED_FOR)),
+    *("--mca", "mpi_ft_propagator_with_rbcast", "true"),
+)
 
 ulfm = pytest.mark.skipif(
     "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
 )
 
 
-def survive(mpirun, rounds, transport="auto", elements=1000, after=None, limit=40):
-    """Run rounds in which a rank dies; what the ranks that are left have found in each."""
-    job = json.dumps({"rounds": rounds, "elements": elements, "after": after})
+def survive(mpirun, rounds, transport="auto", elements=1000, after=None, limit=40, **job):
+    """Run rounds in which a rank dies; what the ranks that are left have found in each.
+
+    There are `ranks`, one more than rounds if that is not given; `exits`: they die by ``os._exit``.
+    """
+    ranks = job.pop("ranks", len(rounds) + 1)
+    words = json.dumps({"rounds": rounds, "elements": elements, "after": after, **job})
     done = mpirun(
-        len(rounds) + 1,
+        ranks,
         PROGRAM,
-        job,
-        options=FAULT_TOLERANT,
+        words,
+        options=EXITS if job.get("exits") else FAULT_TOLERANT,
         environment={"MPICOLL_TRANSPORT": transport},
         limit=limit,
     )
     *found, last = done.out.splitlines() or [""]
     assert last == "done", done.err
     assert len(found) == len(rounds)
-    _, started = mpirun.running[-1]
-    assert not [name for name in started.shared_memory if os.path.exists(name)]
+    mpirun.check_tidy()
     return [json.loads(line) for line in found]

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mpicoll.base import peers
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -17,6 +19,7 @@ def survives(environ: Mapping[str, str] = os.environ) -> bool:
 
 def dead(comm: MPI.Intracomm) -> tuple[int, ...]:
     """The ranks of a communicator that have died, as far as this rank has heard.  Local."""
+    peers.report()
     failed = comm.Get_failed()
     if not failed.Get_size():  # it may be MPI's own empty group, which is not to be freed
         return ()

@@ -319,10 +319,9 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
         if comm:
             state = comm._ready()
             with progress.meanwhile():
-                asked = hints.agreed(state.comm, info, state.hints)
+                asked, survives = hints.agreed(state.comm, info, state.hints)
                 schedules.share(state.comm, asked)
                 state.hint(asked)
-                survives = hints.ask_to_survive(state.comm, info)
             if survives:
                 recovery.survive(state)
         return comm

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
+from mpicoll.base.peers import host
 from mpicoll.cuda import _driver
 
 #: Steps of the search for a ring.
@@ -38,16 +39,7 @@ def facts_of(device: int) -> Facts:
             multiprocessors = current.attributes["MultiProcessorCount"]
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    return Facts(problem, _host(), os.getpid(), uuid, multiprocessors)
-
-
-def _host() -> str:
-    """A name of this operating system's run, and of the namespace of its processes."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return MPI.Get_processor_name()
+    return Facts(problem, host() or MPI.Get_processor_name(), os.getpid(), uuid, multiprocessors)
 
 
 def problem(facts: Sequence[Facts], share: bool) -> str:

@@ -9,8 +9,7 @@ look at the clock, hear of deaths, and raise where the ranks do not agree.  The 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NoReturn
 
 from mpi4py import MPI
@@ -71,12 +70,11 @@ class _LimitedPrequest(Limited):
         if state.watch is not None:
             self._number = state.watch.new_counter()
 
-    @contextmanager
-    def _starting(self) -> Iterator[None]:
-        """It is started in the ``with`` block."""
+    def _start_by(self, start: Callable[[], None]) -> None:
+        """Start it by a function."""
         state, prepared = self._state, self._prepared
         with observing(state, prepared, complete=False):
-            yield
+            start()
             if state.watch is not None:
                 self._ticket = state.watch.enter(prepared.described(), self._number)
         state.count(prepared.definition.name, NATIVE)
@@ -110,10 +108,12 @@ class LibraryRequest(Limited, OwnedRequest):
         if guard.alarm is None:
             over = test(self, status)
         else:
-            with guard.failing(self):
+            try:
                 over = test(self, status)
                 if not over:
                     guard.look()
+            except BaseException as error:
+                guard.fail_by(error, self)
         if over and test is MPI.Request.Test:
             self._state.started.pop(id(self), None)
         return over
@@ -158,10 +158,12 @@ class LibraryPrequest(_LimitedPrequest, LibraryRequest, OwnedPrequest):
     def Start(self) -> None:
         """Start the collective."""
         self._state.guard.check()
-        with self._starting():
-            MPI.Prequest.Start(self)
-            self._started = True
-            self._begin()
+        self._start_by(self._start)
+
+    def _start(self) -> None:
+        MPI.Prequest.Start(self)
+        self._started = True
+        self._begin()
 
     def _complete(self, status: MPI.Status | None) -> bool:
         self._started = not super()._complete(status)
@@ -237,9 +239,11 @@ class PersistentFallback(_LimitedPrequest, StandalonePrequest):
         super().Start()
 
     def _start(self) -> None:
-        with self._starting():
-            self._request = self._begin(self._comm)
-            self._state.restarted.add(self)
+        self._start_by(self._start_another)
+
+    def _start_another(self) -> None:
+        self._request = self._begin(self._comm)
+        self._state.restarted.add(self)
 
     def _complete(self, status: MPI.Status | None) -> bool:
         self._pending = not self._request.Test(status)

@@ -6,7 +6,7 @@ communicator is a second communicator, which carries nothing: who hears of a dea
 all others see that it has been revoked.  The one that carries messages is never revoked: Open MPI
 ends the job where that happens to a large message under way.
 
-Every wait looks here, at most once a millisecond.
+Every wait looks here, at most once in five milliseconds: a look takes some microseconds.
 
 A process may have been stopped, and go on after the others have given it up.  Those of its node
 leave a mark for it in memory that all of them map, since nobody sends it messages any more.
@@ -21,13 +21,14 @@ from functools import cache
 
 from mpi4py import MPI
 
+from mpicoll.base import peers
 from mpicoll.base.deaths import dead, survives
 from mpicoll.base.forming import forming
 from mpicoll.errors import MemoryGone, RankLost
 from mpicoll.runtime.watch import shared_rows
 
 #: Seconds between two looks, and for a death to become known after what it has caused.
-LOOK, GRACE = 1e-3, 2.0
+LOOK, GRACE = 5e-3, 2.0
 #: Errors that a death may have caused.
 _CAUSED = frozenset(
     {
@@ -79,12 +80,13 @@ class Alarm:
             self._control = MPI.Intracomm(private.Split(0, self._rank))
             self._control.Set_errhandler(MPI.ERRORS_RETURN)
             self._marks, self._rows = shared_rows(private, 1)
+            peers.watch(private.allgather(peers.own()))
         self._own = self._marks[self._rows[self._rank]]
         self._next = 0.0
         self.lost: RankLost | None = None
 
     def look(self) -> None:
-        """Raise RankLost if a rank has died; looks at most once a millisecond."""
+        """Raise RankLost if a rank has died; looks at most once in five milliseconds."""
         if self.lost is None:
             now = time.monotonic()
             if now < self._next:

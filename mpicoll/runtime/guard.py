@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -80,13 +80,10 @@ class Guard:
     def look(self) -> None:
         """Raise RankLost if a rank has died, where that is asked for."""
         if self.alarm is not None:
-            try:  # as `failing`, which takes longer to enter: this is asked in each turn of a wait
+            try:  # `failing` takes longer to enter: this is asked in each turn of a wait
                 self.alarm.look()
             except BaseException as error:
-                meant = self.fail(error)
-                if meant is error:
-                    raise
-                raise meant from None
+                self.fail_by(error)
 
     def check(self) -> None:
         """Raise if the communicator cannot be used, any more or by this thread or process."""
@@ -94,15 +91,17 @@ class Guard:
         if self.closed:
             raise ValueError(FREED)
         self.look()
-        if isinstance(self.failure, RankLost):
-            raise self.failure.with_traceback(None)
-        if is_revoked(self.failure):
+        failure = self.failure
+        if failure is None:
+            return
+        if isinstance(failure, RankLost):
+            raise failure.with_traceback(None)
+        if is_revoked(failure):
             raise MPI.Exception(MPI.ERR_REVOKED)
-        if self.failure is not None:
-            raise RuntimeError(
-                f"this communicator cannot be used any more, because a collective on it failed: "
-                f"{type(self.failure).__name__}: {self.failure}; build Intracomm on another one"
-            ) from self.failure
+        raise RuntimeError(
+            f"this communicator cannot be used any more, because a collective on it failed: "
+            f"{type(failure).__name__}: {failure}; build Intracomm on another one"
+        ) from failure
 
     def enter(self, prepared: Prepared) -> None:
         """This rank enters its next call, a blocking one or the making of a persistent operation.
@@ -170,7 +169,8 @@ class Guard:
         self.pause()
         self._idle += 1
         if self._idle % LOOK == 0 and has_ulfm():
-            self._private.Iprobe()  # raises where a rank has revoked the communicator
+            with self.failing():  # where a rank has died, or has revoked the communicator
+                self._private.Iprobe()
 
     def wait(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for a request within the time limit; its buffers are kept if it does not end."""
@@ -188,10 +188,14 @@ class Guard:
         try:
             yield
         except BaseException as error:
-            meant = self.fail(error, *kept)
-            if meant is error:
-                raise
-            raise meant from None
+            self.fail_by(error, *kept)
+
+    def fail_by(self, error: BaseException, *kept: object) -> NoReturn:
+        """:meth:`fail`, and raise what the error means."""
+        meant = self.fail(error, *kept)
+        if meant is error:
+            raise error
+        raise meant from None
 
     def fail(self, error: BaseException, *kept: object) -> BaseException:
         """Let every later call raise: the first error is the one that tells why.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from mpicoll import hooks
 from mpicoll.engine import runner
 from mpicoll.runtime.calls import Prepared
 from mpicoll.runtime.state import State
+
+_UNOBSERVED = nullcontext()
 
 
 class Observation:
@@ -38,18 +40,19 @@ class Observation:
         hooks.report(hooks.Event(name, algorithm, *self._place, nbytes, seconds, failure, complete))
 
 
-@contextmanager
 def observing(
     state: State, prepared: Prepared, complete: bool = True
-) -> Iterator[runner.Step | None]:
+) -> AbstractContextManager[runner.Step | None]:
     """Observe a call that runs in the ``with`` block; gives what is to be told of its steps.
 
     ``complete``: whether the call is over then; otherwise it has been started, unless this failed.
     """
     observation = observe(state, prepared)
-    if observation is None:
-        yield None
-        return
+    return _UNOBSERVED if observation is None else _observing(observation, complete)
+
+
+@contextmanager
+def _observing(observation: Observation, complete: bool) -> Iterator[runner.Step | None]:
     failure: BaseException | None = None
     try:
         yield observation.step

@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpicoll.errors import RankLost as RankLost
     from mpicoll.train.config import Config as Config
     from mpicoll.train.data import Dataset as Dataset
     from mpicoll.train.data.augment import Augmentation as Augmentation
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from mpicoll.train.models import Sequential as Sequential
     from mpicoll.train.models import convnet as convnet
     from mpicoll.train.models.generation import generate as generate
-    from mpicoll.train.ranks.health import RankLost as RankLost
     from mpicoll.train.ranks.health import leave as leave
     from mpicoll.train.ranks.workers import TrainingError as TrainingError
     from mpicoll.train.records import Beginning as Beginning

@@ -18,34 +18,27 @@ PREFIX, DEFAULT = "mpicoll_", "default"
 SURVIVE = "mpicoll_survive"
 
 
-def agreed(private: MPI.Intracomm, info: MPI.Info | None, before: tuning.Table) -> tuning.Table:
-    """Hints as rank 0's info object changes those there were.  Collective over ``private``.
+def agreed(
+    private: MPI.Intracomm, info: MPI.Info | None, before: tuning.Table
+) -> tuple[tuning.Table, bool]:
+    """What rank 0's info object asks for.  Collective over ``private``.
+
+    Returns:
+        Hints as it changes those there were; and whether the ranks are to hear of each other's
+        deaths.
 
     Raises:
         ValueError: on all ranks, if it has a key or a value that is not understood.
     """
 
-    def changed() -> tuning.Table:
+    def asked() -> tuple[tuning.Table, bool]:
         if info is None or info == MPI.INFO_NULL:
-            return before
-        ours = {k: v for k, v in info.items() if k.startswith(PREFIX) and k != SURVIVE}
-        return _changed(before, ours)
-
-    return from_rank_0(private, changed)
-
-
-def ask_to_survive(private: MPI.Intracomm, info: MPI.Info | None) -> bool:
-    """Whether rank 0's info object asks for survival.  Collective over ``private``.
-
-    Raises:
-        ValueError: on all ranks, if it has a value that is not understood.
-    """
-
-    def asked() -> bool:
-        value = None if info is None or info == MPI.INFO_NULL else info.Get(SURVIVE)
-        if value not in (None, "true"):
-            raise ValueError(f'hint {SURVIVE} = {value!r}: only "true" is known, and stays')
-        return value == "true"
+            return before, False
+        ours = {k: v for k, v in info.items() if k.startswith(PREFIX)}
+        survives = ours.pop(SURVIVE, None)
+        if survives not in (None, "true"):
+            raise ValueError(f'hint {SURVIVE} = {survives!r}: only "true" is known, and stays')
+        return _changed(before, ours), survives is not None
 
     return from_rank_0(private, asked)
 

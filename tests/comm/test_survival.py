@@ -4,14 +4,7 @@ import re
 import textwrap
 
 import pytest
-from deaths import FAULT_TOLERANT, survive, ulfm
-
-#: One that also notices ranks of which it hears nothing.
-HEARTBEATS = (
-    *(*FAULT_TOLERANT, "--mca", "mpi_ft_detector", "true"),
-    *("--mca", "mpi_ft_detector_period", "0.5", "--mca", "mpi_ft_detector_timeout", "4"),
-    *("--mca", "mpi_ft_propagator_with_rbcast", "true"),
-)
+from deaths import FAULT_TOLERANT, HEARTBEATS, survive, ulfm
 
 #: Four calls of each kind pass before a rank dies: by then they go the fast path.
 WHEN = 4
@@ -116,7 +109,7 @@ def test_a_rank_that_dies_while_the_others_recover(program):
 
 
 @ulfm
-@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(3)", "raise OSError('full')", "2 deaths"])
+@pytest.mark.parametrize("end", ["os._exit(3)", "sys.exit(3)", "raise OSError('full')", "2 deaths"])
 def test_how_a_rank_may_end(program, end):
     done = program(
         4,
@@ -158,7 +151,7 @@ def test_a_rank_that_was_stopped_is_given_up_and_ends(program):
         except ProcessLookupError:
             print("gone", flush=True) if comm.rank == 0 else None
         """,
-        options=HEARTBEATS,
+        options=(*FAULT_TOLERANT, *HEARTBEATS),
     )
     assert done.out.split() == ["gone", "done", "2"], done.err
     assert done.err.count("the other ranks have given up rank 1, which is this one") == 1
@@ -166,7 +159,7 @@ def test_a_rank_that_was_stopped_is_given_up_and_ends(program):
 
 
 @ulfm
-def test_an_exit_status_is_told_by_heartbeats_and_the_end_by_mpi_is_limited(program):
+def test_the_end_by_mpi_is_limited(program):
     done = program(
         3,
         """
@@ -179,7 +172,6 @@ def test_an_exit_status_is_told_by_heartbeats_and_the_end_by_mpi_is_limited(prog
         print("went on", flush=True)
         return
         """,
-        options=HEARTBEATS,
     )
     assert done.out.split("\n")[:2] == ["went on"] * 2, done.err
 
@@ -240,6 +232,33 @@ def test_several_requests_of_which_one_is_of_the_dead(program):
                 assert caught.value.Get_error_class() == MPI.ERR_PROC_FAILED, complete
         until_lost(comm)
         comm = comm.survivors()
+        """,
+    )
+    assert done.out.split() == ["done", "2"], done.err
+
+
+@ulfm
+def test_a_death_that_mpi_reports_before_the_alarm_is_looked_at(program):
+    done = program(
+        3,
+        """
+        comm = mpicoll.Intracomm(MPI.COMM_WORLD, survive=True)
+        buffer = np.zeros(2000)
+
+        def call():
+            request = comm.Iallreduce(np.ones(2000), buffer, algorithm="ring")
+            mpicoll.Request.Waitall([request])
+
+        for _ in range(5):  # the fast path
+            call()
+        comm._state.alarm._next = float("inf")  # of the next look
+        if comm.rank == 1:
+            kill_myself()
+        with pytest.raises(mpicoll.RankLost):
+            while True:
+                call()
+        comm = comm.survivors()
+        assert works(comm)
         """,
     )
     assert done.out.split() == ["done", "2"], done.err

@@ -23,10 +23,16 @@ pytestmark = [ulfm, pytest.mark.long, pytest.mark.timeout(120)]
 @pytest.mark.parametrize("seed", range(LAUNCHES))
 def test_deaths_at_random(mpirun, seed):
     draw = random.Random(seed)
-    rounds = [(draw.choice(KINDS), draw.randrange(size), draw.randrange(6)) for size in (4, 3, 2)]
+    ranks = draw.choice([4, 4, 4, 8])
+    rounds = [
+        (draw.choice(KINDS), draw.randrange(size), draw.randrange(6))
+        for size in range(ranks, ranks - 3, -1)
+    ]
     survive(
         mpirun,
         rounds,
+        ranks=ranks,
+        exits=draw.random() < 0.5,
         transport=draw.choice(["auto", "shm", "mpi"]),
         elements=draw.choice([1, 100, 2000, 100_000]),
         after=draw.choice([None, draw.uniform(0, 0.1)]),

@@ -185,6 +185,25 @@ def test_ranks_that_are_lost_twice_at_the_same_place_end_the_job(slurm):
     assert "the ranks were lost twice after checkpoint none" in said
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not OPEN_MPI, reason="all ranks end with one, by this library")
+def test_a_process_that_dies_costs_a_surviving_training_no_restart(slurm):
+    """The other three go on, and end with the bits of a run that nothing disturbed."""
+    words = (*WORDS, "--survive", "--invariant=4")
+    (job,) = slurm.submit("train", "whole", *words, **PLACE)
+    assert slurm.ended(job) == ["COMPLETED"], slurm.said("whole")
+    (job,) = slurm.submit("train", "survivors", *words, **PLACE)
+    underway(slurm, "survivors", job)
+    slurm.do("sh", "-c", "kill -KILL $(pgrep -f '[m]etrics /mnt/shared/survivors' | tail -n 1)")
+    assert slurm.ended(job) == ["COMPLETED"], slurm.said("survivors")
+    assert slurm.facts(job)["Restarts"] == "0"
+    assert "lost 1 rank: " in slurm.said("survivors")
+    facts = json.loads((slurm.shared / "survivors" / "result.json").read_text())
+    (lost,) = facts["lost"]
+    assert len(lost["ranks"]) == 1 and lost["left"] == 3
+    check_equal(slurm, "survivors", arrays(slurm, "whole"))
+
+
 def test_an_error_of_the_training_ends_the_job(slurm):
     (job,) = slurm.submit("train", "error", f"{lab.SHARED}/none.npz", **PLACE)
     assert slurm.ended(job) == ["FAILED"]

@@ -3,8 +3,9 @@
 The argument is a JSON object: ``tests``, this folder's parent; ``changes`` of the configuration;
 ``deaths``, a list of [rank, how, where, times]: the rank dies when it is about to call a function
 of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds], in whatever it does then,
-counted from its first step; ``batch norm``; ``command``: as ``mpicoll train`` does.  Each rank that
-is left prints what it has found, and the first how far that is from one process.
+counted from its first step; ``stopped``: seconds for which one is that stops; ``batch norm``;
+``command``: as ``mpicoll train`` does.  Each rank that is left prints what it has found, and the
+first how far that is from one process.
 """
 
 # ruff: noqa: E402 - threads are limited before NumPy is loaded
@@ -33,16 +34,15 @@ JOB = json.loads(sys.argv[1])
 sys.path[:0] = [JOB["tests"]]
 from clouds import clouds
 
-#: Seconds for which a process is stopped: longer than the limit of the detector.
-STOPPED = 3
-
 
 def die(how):
     if how == "exception":
         raise OSError("the disk is full")
+    if how == "exit":
+        os._exit(3)
     if how == "stop":
         mine = str(os.getpid())
-        subprocess.Popen(["sh", "-c", f"sleep {STOPPED}; kill -CONT {mine}"])
+        subprocess.Popen(["sh", "-c", f"sleep {JOB['stopped']}; kill -CONT {mine}"])
         os.kill(os.getpid(), signal.SIGSTOP)
         return
     os.kill(os.getpid(), signal.SIGKILL)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mpicoll.errors import RankLost
 from mpicoll.train import schedules
 from mpicoll.train.driver import predicted, recovery
 from mpicoll.train.driver.callbacks import OnBegin, OnEpoch, OnStep, read_only, seeing
@@ -17,7 +18,6 @@ from mpicoll.train.driver.fence import Fence
 from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import locked
 from mpicoll.train.driver.observers import Observers
-from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import TrainingError, together
 from mpicoll.train.records import Beginning, Epoch, Loss, Result, Step
@@ -150,7 +150,7 @@ class Attempt:
                 missed,
             )
             training.close()
-        except LOST:
+        except RankLost:
             goes_on = config.survive
             raise
         except TrainingError:  # on all ranks together; after any other, messages may be under way

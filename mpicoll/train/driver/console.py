@@ -122,7 +122,7 @@ def _main(
             else:
                 given = dataset, None, None
                 result = run_on(members, config, given, None, callbacks)
-    except health.RankLost as error:
+    except health.NeededRankLost as error:
         health.end(comm, error)
     except RankLost as error:
         if error.given_up is not None:

@@ -21,13 +21,13 @@ import numpy as np
 
 from mpicoll.base.arrays import Array, dtype_of
 from mpicoll.base.json_lines import Appender, Attempt
+from mpicoll.errors import RankLost
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, Inputs
 from mpicoll.train.data.datasets import Feed, Samples
 from mpicoll.train.data.feeds import Reading
 from mpicoll.train.driver import memory
 from mpicoll.train.ranks import signals
-from mpicoll.train.ranks.health import RankLost
 from mpicoll.train.ranks.waiting import time_limit, wait_until
 from mpicoll.train.ranks.workers import (
     TrainingError,

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mpicoll.base.deaths import dead, survives
+from mpicoll.errors import RankLost
 from mpicoll.train.config import Config
-from mpicoll.train.ranks.health import Health, RankLost, end
+from mpicoll.train.ranks.health import Health, end
 from mpicoll.train.ranks.waiting import is_death
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mpicoll.errors import RankLost
 from mpicoll.train import optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
@@ -25,7 +26,6 @@ from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.guarded import GuardedWorkers
-from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.members import Members
 from mpicoll.train.ranks.survivors import Survivors
 from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError, together
@@ -190,8 +190,8 @@ def run_on(
                 found = members.sleep()
                 if found is not None:
                     return found
-            except LOST as error:
-                if getattr(error, "given_up", None) is not None:
+            except RankLost as error:
+                if error.given_up is not None:
                     raise
             noticed = time.perf_counter()
             death = Death(members.regroup(), noticed, attempt)

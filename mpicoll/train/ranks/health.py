@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from mpicoll import errors
 from mpicoll.base.deaths import dead
+from mpicoll.errors import RankLost
 from mpicoll.train.ranks.workers import AllAlive, TrainingError
 
 if TYPE_CHECKING:
@@ -45,12 +45,20 @@ def end(comm: MPI.Intracomm, reason: Exception) -> NoReturn:
     leave(1)
 
 
-class RankLost(TrainingError):
-    """A rank has died that the run cannot do without; each rank finds out by itself."""
+class NeededRankLost(RankLost, TrainingError):
+    """A rank has died that the run cannot do without; each rank finds out by itself.
 
+    Args:
+        reason: Why it cannot, and what to do.
+        ranks: Those that have died, as far as this rank has heard.
+    """
 
-#: What says that a rank has died that is needed where it was.
-LOST = (errors.RankLost, RankLost)
+    def __init__(self, reason: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(ranks)
+        self.args = reason, ranks
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Health(AllAlive):
@@ -70,18 +78,18 @@ class Health(AllAlive):
 
         self._comm, self._titles, self._state = comm, titles, find(comm)
         self._next = 0.0
-        self._fatal: str | None = None
+        self._fatal: NeededRankLost | None = None
         self.replaces = False
 
     def look(self) -> bool:
         """Whether ranks have died since the last look.
 
         Raises:
-            RankLost: One has that the run needs, such as a worker, or all that held a shard; from
-                then on in every call.
+            NeededRankLost: One has that the run needs, such as a worker, or all that held a shard;
+                from then on in every call.
         """
         if self._fatal is not None:
-            raise RankLost(self._fatal)
+            raise self._fatal.with_traceback(None)
         now = time.monotonic()
         if now < self._next:
             return False
@@ -91,13 +99,13 @@ class Health(AllAlive):
         if found == self.dead:
             return False
         self.dead = found
-        self._fatal = self._missed()
-        if self._fatal is not None:
-            raise RankLost(self._fatal)
+        if (reason := self._missed()) is not None:
+            self._fatal = NeededRankLost(reason, tuple(sorted(found)))
+            raise self._fatal
         return True
 
     def _require_place(self) -> None:
-        """Raise `mpicoll.RankLost` where the others have given up this process."""
+        """Raise `RankLost` where the others have given up this process."""
         alarm = None if self._state is None else self._state.alarm
         lost = None if alarm is None else alarm.hear()
         if lost is not None and lost.given_up is not None:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mpicoll.base.deaths import dead
+from mpicoll.errors import RankLost
 from mpicoll.train.ranks.guarded import GuardedWorkers
-from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class Members:
             self.names = tuple(n for rank, n in enumerate(self.names) if rank not in lost)
             try:
                 self._form()
-            except LOST as error:
-                if getattr(error, "given_up", None) is not None:
+            except RankLost as error:
+                if error.given_up is not None:
                     raise
                 continue
             return tuple(name for name in before if name not in self.names)
@@ -122,7 +122,7 @@ class Members:
         """What the first rank says, on all that train; each rank's own where one dies meanwhile."""
         try:
             return self.workers.gather(fact)[0]
-        except LOST:
+        except RankLost:
             self.regroup()
             return fact
 

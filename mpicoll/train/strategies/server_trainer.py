@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.base.arrays import Array, put
+from mpicoll.errors import RankLost
 from mpicoll.train.groups import part_of
-from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.waiting import time_limit, wait_until
 from mpicoll.train.ranks.workers import raise_together, together
 from mpicoll.train.records import Step
@@ -114,7 +114,7 @@ class ServerTrainer(Training):
                     break
                 try:
                     step = self._step(samples, epoch, done + clock - first + 1, clock, started)
-                except LOST:
+                except RankLost:
                     raise
                 except Exception as error:
                     failure = error
