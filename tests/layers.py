@@ -104,7 +104,7 @@ ORDER = {
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
     "mpicoll.train.ranks": (
-        "__init__ > members > guarded survivors > health stacks > workers > waiting signals mail"
+        "__init__ > members > guarded survivors > health stacks > workers > mail > waiting signals"
     ),
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (

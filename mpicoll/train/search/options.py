@@ -40,6 +40,10 @@ class SearchOptions:
     )
     """The last of each so many, of each class."""
     seed: int = option(0, "Of what is drawn from the space.")
+    survive: bool = option(
+        False, "Go on when ranks die (Open MPI 5, mpirun --with-ft ulfm).", "--survive"
+    )
+    """The trial of a group that has lost a rank is trained again, by another group."""
     out: str = option("search", "Folder of trials.jsonl and of the checkpoints.", metavar="FOLDER")
 
     def __post_init__(self) -> None:
