@@ -8,13 +8,12 @@ four devices that see a quarter each and send scores, with and without `device_d
 lets the test set through tiers at several thresholds, and once more with each of the four devices
 missing. Wanted: at most a point of accuracy for 20 times fewer bytes than raw samples with one
 device, 3 times fewer with four; with `device_dropout` a missing device costs at most 5 points.
-`serve` adds lines to results/tiers.jsonl.
+`serve` adds lines to results/training/tiers.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from mpicoll.train import threads
 
 threads.limit_blas_threads()
 
-from mpi4py import MPI  # noqa: E402 - threads first
+import training  # noqa: E402 - threads first
+from mpi4py import MPI  # noqa: E402
 
 import mpicoll  # noqa: E402
 from mpicoll.train import Config, run  # noqa: E402
@@ -44,7 +44,6 @@ from mpicoll.train.models import (  # noqa: E402
     Split,
 )
 
-RESULTS = Path(__file__).parent / "results" / "tiers.jsonl"
 THRESHOLDS = [-1.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0]
 #: With a device missing.
 _FEW = [-1.0, 0.2]
@@ -152,10 +151,7 @@ def report(comm: Any, case: str, outcome: Any, missing: int | None) -> None:
         "ratio": outcome.raw / outcome.payload if outcome.payload else None,
         "median_seconds": outcome.seconds.get("median"),
     }
-    line = json.dumps(facts)
-    print(line, flush=True)
-    with open(RESULTS, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    training.write("tiers", facts)
 
 
 if __name__ == "__main__":
