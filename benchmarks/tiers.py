@@ -1,6 +1,6 @@
 """What early exits save: bytes and accuracy of one device a sample, and of four that see quarters.
 
-    python benchmarks/tiers.py train FOLDER [--dataset fashion-mnist] [--data FOLDER] [--epochs 5]
+    python benchmarks/tiers.py train FOLDER [--dataset mnist5k] [--data FOLDER] [--epochs 12]
     mpirun -n 5 python benchmarks/tiers.py serve FOLDER
 
 `train` trains three networks in one process: devices that see all of a sample and decide alone;
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import training  # noqa: E402 - threads first
 from mpi4py import MPI  # noqa: E402
 
 import mpicoll  # noqa: E402
-from mpicoll.train import Config, run  # noqa: E402
+from mpicoll.train import Config, data, run  # noqa: E402
 from mpicoll.train.exits import Fault, serve  # noqa: E402
 from mpicoll.train.models import (  # noqa: E402
     Aggregate,
@@ -57,15 +58,15 @@ def cloud(channels: int) -> list[Layer]:
     return [*layers, Reshape(), Dense(128), ReLU(), Dense(10, gain=1.0)]
 
 
-def alone() -> EarlyExits:
+def alone(image: tuple[int, ...]) -> EarlyExits:
     """A device that sees all, its exit, and a cloud; 14 x 14 x 2 signs go up."""
     device = [Reshape((28, 28, 1)), Convolution(8), BatchNorm(), ReLU(), MaxPool()]
     device += [Convolution(2), BatchNorm(), Binarize()]
     head = (Reshape(), Dense(128), ReLU(), Dense(10, gain=1.0))
-    return EarlyExits([*device, *cloud(16)], [Exit(head, len(device))], (28, 28), "float32")
+    return EarlyExits([*device, *cloud(16)], [Exit(head, len(device))], image, "float32")
 
 
-def quarters(dropout: float) -> EarlyExits:
+def quarters(image: tuple[int, ...], dropout: float) -> EarlyExits:
     """Four devices that see a quarter each; 7 x 7 x 2 signs of each go up."""
     see = EachPart(
         (Convolution(8), BatchNorm(), MaxPool(), Convolution(2), BatchNorm(), Binarize())
@@ -74,22 +75,23 @@ def quarters(dropout: float) -> EarlyExits:
     return EarlyExits(
         [Reshape((28, 28, 1)), Split(2, 2), see, Aggregate("concat", 1, dropout), *cloud(16)],
         [Exit((scores, Aggregate("mean", 1, dropout)), after=3)],
-        (28, 28),
+        image,
         "float32",
     )
 
 
-#: What is trained, and the ranks of the tiers that serve it.
-CASES: dict[str, tuple[EarlyExits, dict[str, int]]] = {
-    "alone": (alone(), {"device": 4, "cloud": 1}),
-    "quarters": (quarters(0.2), {"device": 4, "cloud": 1}),
-    "quarters, no dropout": (quarters(0.0), {"device": 4, "cloud": 1}),
+#: What is trained, by the shape of an image.
+CASES: dict[str, Callable[[tuple[int, ...]], EarlyExits]] = {
+    "alone": alone,
+    "quarters": lambda image: quarters(image, 0.2),
+    "quarters, no dropout": lambda image: quarters(image, 0.0),
 }
 
 
 def train(args: argparse.Namespace) -> None:
     """All cases, one after the other."""
-    for name, (model, _) in CASES.items():
+    image = data.load(args.dataset, args.data).shape
+    for name, make in CASES.items():
         config = Config(
             dataset=args.dataset,
             data=args.data,
@@ -102,14 +104,15 @@ def train(args: argparse.Namespace) -> None:
             checkpoint=str(Path(args.folder, name)),
         )
         start = time.perf_counter()
-        result = run(config, model=model)
+        result = run(config, model=make(image))
         print(f"{name}: {result.test} in {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def serve_all(args: argparse.Namespace) -> None:
     """The test set, through the tiers of each case."""
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
-    for name, (_, counts) in CASES.items():
+    counts = {"device": comm.size - 1, "cloud": 1}
+    for name in CASES:
         folder = Path(args.folder, name)
         missing: list[int | None] = [None, *(range(4) if name != "alone" else ())]
         for device in missing:
@@ -126,9 +129,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["train", "serve"])
     parser.add_argument("folder", help="where checkpoints are, or are written")
-    parser.add_argument("--dataset", default="fashion-mnist")
+    parser.add_argument("--dataset", default="mnist5k")
     parser.add_argument("--data", help="folder of the idx files")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=12)
     args = parser.parse_args()
     train(args) if args.what == "train" else serve_all(args)
 

@@ -189,7 +189,7 @@ def serve(trainer: Trainer, mail: Mail, members: list[int], coordinator: int) ->
             whole = False
             _send(mail, coordinator, **{"is": "given up"})
         letter = mail.wait(_LOOK)
-        order = {"do": "wait"} if letter is None else json.loads(letter.content)
+        order: dict[str, Any] = {"do": "wait"} if letter is None else json.loads(letter.content)
         if order["do"] == "end":
             return
         if order["do"] != "job" or not whole:  # asked to stop, nothing is under way
