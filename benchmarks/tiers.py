@@ -48,6 +48,8 @@ from mpicoll.train.models import (  # noqa: E402
 THRESHOLDS = [-1.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0]
 #: With a device missing.
 _FEW = [-1.0, 0.2]
+#: Share of the parts that are left out in training.
+_DROPOUT = 0.4
 #: Seconds that a device may be late: processors may be busy with other things.
 _PATIENCE = 20.0
 
@@ -83,7 +85,7 @@ def quarters(image: tuple[int, ...], dropout: float) -> EarlyExits:
 #: What is trained, by the shape of an image.
 CASES: dict[str, Callable[[tuple[int, ...]], EarlyExits]] = {
     "alone": alone,
-    "quarters": lambda image: quarters(image, 0.2),
+    "quarters": lambda image: quarters(image, _DROPOUT),
     "quarters, no dropout": lambda image: quarters(image, 0.0),
 }
 
@@ -91,7 +93,7 @@ CASES: dict[str, Callable[[tuple[int, ...]], EarlyExits]] = {
 def train(args: argparse.Namespace) -> None:
     """All cases, one after the other."""
     image = data.load(args.dataset, args.data).shape
-    for name, make in CASES.items():
+    for name in args.cases:
         config = Config(
             dataset=args.dataset,
             data=args.data,
@@ -104,7 +106,7 @@ def train(args: argparse.Namespace) -> None:
             checkpoint=str(Path(args.folder, name)),
         )
         start = time.perf_counter()
-        result = run(config, model=make(image))
+        result = run(config, model=CASES[name](image))
         print(f"{name}: {result.test} in {time.perf_counter() - start:.0f} s", flush=True)
 
 
@@ -112,7 +114,7 @@ def serve_all(args: argparse.Namespace) -> None:
     """The test set, through the tiers of each case."""
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
     counts = {"device": comm.size - 1, "cloud": 1}
-    for name in CASES:
+    for name in args.cases:
         folder = Path(args.folder, name)
         missing: list[int | None] = [None, *(range(4) if name != "alone" else ())]
         for device in missing:
@@ -131,6 +133,7 @@ def main() -> None:
     parser.add_argument("folder", help="where checkpoints are, or are written")
     parser.add_argument("--dataset", default="mnist5k")
     parser.add_argument("--data", help="folder of the idx files")
+    parser.add_argument("--cases", nargs="+", choices=[*CASES], default=[*CASES])
     parser.add_argument("--epochs", type=int, default=12)
     args = parser.parse_args()
     train(args) if args.what == "train" else serve_all(args)
