@@ -1,24 +1,23 @@
 """What a search finds and what it costs: ASHA against random search, and groups against one.
 
-    python benchmarks/search.py quality [--dataset fashion-mnist] [--data FOLDER] [--seeds 3]
+    python benchmarks/search.py quality [--dataset fashion-mnist] [--data FOLDER] [--seeds 0 1 2]
     mpirun -n 5 python benchmarks/search.py speed
 
 `quality`: 27 trials of an MLP, epochs 9, eta 3, first rung 1, a space in which a third of the
 learning rates cannot be learnt with; ASHA, random search of whole runs, and random search that is
 stopped when it has spent ASHA's epochs. Best validation accuracy, and epochs, for each seed.
 
-`speed`: groups of one rank, one less than ranks, each epoch padded by a sleep, so that cores do not
-decide; seconds of the search. Compare it with one group, `mpirun -n 2`.
+`speed`: 16 trials of mnist5k on groups of one rank, one less than ranks, each epoch padded by a
+sleep of a second, so that cores do not decide; seconds from the first trial to the end of the last.
+Compare it with one group, `mpirun -n 2`.
 
-Adds lines to results/search.jsonl.
+Adds lines to results/training/search.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -28,22 +27,28 @@ from mpicoll.train import threads
 
 threads.limit_blas_threads()
 
-from mpicoll.train.search import SearchOptions, Space, crews, search, trials  # noqa: E402 - threads first
+import training  # noqa: E402 - threads first
 
-RESULTS = Path(__file__).parent / "results" / "search.jsonl"
-_PAD = 0.4
+from mpicoll.train.search import SearchOptions, Space, crews, search, trials  # noqa: E402
+
+#: Seconds that each epoch of `speed` sleeps.
+_PAD = 1.0
+#: Trials, and epochs of a whole run.
+_TRIALS, _EPOCHS = 27, 9
+#: A validation accuracy that is hardly better than chance, with ten classes.
+_NOTHING = 0.2
 
 
-def space(dataset: str, data: str | None, epochs: int = 9) -> Space:
-    """An MLP; of learning rates up to 1000 by momentum, more than a third learn nothing."""
-    run: dict[str, Any] = {"dataset": dataset, "model": "mlp", "epochs": epochs, "batch": 128}
-    run |= {"check_every": 0}
+def space(dataset: str, data: str | None, epochs: int, seed: int = 0) -> Space:
+    """An MLP; of learning rates up to 1000, times momentum, more than a third learn nothing."""
+    run: dict[str, Any] = {"dataset": dataset, "model": "mlp", "epochs": epochs, "batch": 256}
+    run |= {"seed": seed, "check_every": 0}
     if data is not None:
         run["data"] = data
     ranges = {
         "lr": {"log": [1e-4, 1000.0]},
         "momentum": {"uniform": [0.0, 0.95]},
-        "hidden": {"choice": [[64], [128], [256, 128]]},
+        "hidden": {"choice": [[32], [64], [128]]},
     }
     return Space.of({"run": run, "space": ranges})
 
@@ -51,51 +56,60 @@ def space(dataset: str, data: str | None, epochs: int = 9) -> Space:
 def found(wanted: Space, method: str, seed: int, **more: Any) -> list[dict[str, Any]]:
     """The records of a search."""
     with tempfile.TemporaryDirectory() as folder:
-        options = SearchOptions(method=method, trials=27, seed=seed, out=folder, **more)
+        options = SearchOptions(method=method, trials=_TRIALS, seed=seed, out=folder, **more)
         search(wanted, options)
         return trials.read(Path(folder) / trials.FILE)
 
 
 def best(records: list[dict[str, Any]], epochs: int | None = None) -> float:
-    """The best validation accuracy that was told of before so many epochs were spent."""
-    spent, most = 0, 0.0
+    """The best validation accuracy of trials that were told of.
+
+    Stopped after `epochs`, also that of the trial under way, as far as it has come.
+    """
+    spent, scores = 0, [0.0]
     for record in records:
-        spent += record["event"] == "epoch"
-        if epochs is not None and spent > epochs:
-            break
-        if record["event"] == "told" and record["score"] is not None:
-            most = max(most, record["score"])
-    return most
+        if record["event"] == "epoch":
+            spent += 1
+            if spent == epochs:
+                return max(*scores, record["validation"]["accuracy"])
+        elif record["event"] == "told" and record["score"] is not None:
+            scores.append(record["score"])
+    return max(scores)
+
+
+def learnt_nothing(records: list[dict[str, Any]]) -> int:
+    """Trials that have failed, or are hardly better than chance after all their epochs."""
+    told = [record for record in records if record["event"] == "told"]
+    return sum(record["score"] is None or record["score"] < _NOTHING for record in told)
 
 
 def quality(args: argparse.Namespace) -> None:
-    """ASHA and random search on the same trials."""
-    wanted = space(args.dataset, args.data)
-    lines = []
-    for seed in range(args.seeds):
+    """ASHA and random search on the same trials, seed by seed."""
+    for seed in args.seeds:
+        wanted = space(args.dataset, args.data, _EPOCHS, seed)
+        start = time.perf_counter()
         asha = found(wanted, "asha", seed)
         everything = found(wanted, "random", seed)
         spent, whole = trials.epochs_spent(asha), trials.epochs_spent(everything)
-        facts = {
-            "what": "quality",
-            "dataset": args.dataset,
-            "seed": seed,
-            "failed": len(trials.failures(everything)),
-            "asha": best(asha),
-            "random": best(everything),
-            "random_stopped": best(everything, spent),
-            "epochs": spent,
-            "random_epochs": whole,
-        }
-        # As many as all trials would take, had none failed on its way.
-        facts["share_of_full"] = spent / (27 * 9)
-        lines.append(facts)
-        report(facts)
-    for name in ("asha", "random", "random_stopped", "share_of_full"):
-        print(f"mean {name}: {statistics.fmean(line[name] for line in lines):.4f}")
+        training.write(
+            "search",
+            {
+                "what": "quality",
+                "dataset": args.dataset,
+                "seed": seed,
+                "learnt_nothing": learnt_nothing(everything),
+                "failed": len(trials.failures(everything)),
+                "asha": best(asha),
+                "random": best(everything),
+                "random_stopped": best(everything, spent),
+                "epochs": spent,
+                "random_epochs": whole,
+                "seconds": round(time.perf_counter() - start, 1),
+            },
+        )
 
 
-def speed(args: argparse.Namespace) -> None:
+def speed() -> None:
     """Padded epochs on groups of one rank."""
     from mpi4py import MPI
 
@@ -109,25 +123,17 @@ def speed(args: argparse.Namespace) -> None:
         return said_of(epoch)
 
     crews.said_of = slowly
-    wanted = space(args.dataset, args.data, epochs=4)
     folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
     options = SearchOptions(method="random", trials=16, out=f"{folder}/found")
-    start = time.perf_counter()
-    result = search(wanted, options, comm)
+    search(space("mnist5k", None, epochs=4), options, comm)
     if comm.rank == 0:
-        seconds = time.perf_counter() - start
-        groups = comm.size - 1
-        facts = {"what": "speed", "groups": groups, "pad": _PAD, "epochs": result.epochs}
-        report({**facts, "seconds": seconds})
+        records = trials.read(Path(options.out) / trials.FILE)
+        begin = next(record["seconds"] for record in records if record["event"] == "asked")
+        end = max(record["seconds"] for record in records if record["event"] == "told")
+        facts = {"what": "speed", "groups": comm.size - 1, "pad": _PAD}
+        facts |= {"epochs": trials.epochs_spent(records), "seconds": round(end - begin, 2)}
+        training.write("search", facts)
         shutil.rmtree(folder)
-
-
-def report(facts: dict[str, Any]) -> None:
-    """Print and keep a result."""
-    line = json.dumps(facts)
-    print(line, flush=True)
-    with open(RESULTS, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
 
 
 def main() -> None:
@@ -136,9 +142,9 @@ def main() -> None:
     parser.add_argument("what", choices=["quality", "speed"])
     parser.add_argument("--dataset", default="fashion-mnist")
     parser.add_argument("--data", help="folder of the idx files")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
-    quality(args) if args.what == "quality" else speed(args)
+    quality(args) if args.what == "quality" else speed()
 
 
 if __name__ == "__main__":

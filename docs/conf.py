@@ -32,6 +32,7 @@ import networks  # noqa: E402
 import pipeline_figures  # noqa: E402
 import profile_costs  # noqa: E402
 import rooms  # noqa: E402
+import search_figures  # noqa: E402
 import synthesis_figures  # noqa: E402
 import training_figures  # noqa: E402
 from sphinx.pycode import ModuleAnalyzer  # noqa: E402
@@ -78,7 +79,7 @@ def generate(app: Any) -> None:
     tables = {**catalogue.pages(), **networks.pages(), **measurements}
     drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
-    texts |= {**synthesis_figures.session(), **pipeline_figures.pages()}
+    texts |= {**synthesis_figures.session(), **pipeline_figures.pages(), **search_figures.pages()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
     plots += home.draw(GENERATED)
     plots += [*synthesis_figures.draw(GENERATED), *pipeline_figures.draw(GENERATED)]

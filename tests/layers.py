@@ -95,7 +95,7 @@ ORDER = {
     "mpicoll.train.exits": "__init__ > serve > node > stages letters > layout",
     "mpicoll.train.data": (
         "__init__ feeds loaders > catalogue trigram > pictures text > own > datasets > "
-        "augment numpy_files targets > draws batch rows sampler"
+        "augment numpy_files idx_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.parallel": (
         "__init__ > pipeline > memory > timeline checks agreement > executor > stage > "
@@ -104,7 +104,7 @@ ORDER = {
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
     "mpicoll.train.ranks": (
-        "__init__ > members > guarded survivors > health stacks > workers > waiting signals mail"
+        "__init__ > members > guarded survivors > health stacks > workers > mail > waiting signals"
     ),
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (

@@ -18,7 +18,11 @@ from typing import NamedTuple
 from mpicoll.base.files import replacing, write_atomically
 from mpicoll.cli.errors import RankError, UsageError
 
-KINDS = ("sweep", "train", "run", "gpu-sweep", "gpu-train", "gpu-run", "report")
+KINDS = (
+    *("sweep", "train", "search", "run"),
+    *("gpu-sweep", "gpu-train", "gpu-search", "gpu-run"),
+    "report",
+)
 
 #: The batch scripts, and the example of a site's settings.
 SCRIPTS = Path(__file__).parent / "slurm"
@@ -83,12 +87,12 @@ class Request:
     Attributes:
         kind: One of `KINDS`.
         name: Of the run, and of the folder of its results.
-        words: What follows ``mpicoll bench`` or ``mpicoll train``; of ``run`` the whole program.
+        words: What follows ``mpicoll bench``, ``train`` or ``search``; of ``run`` the program.
         nodes: Numbers of nodes; of a sweep any, else one.
         ranks: Numbers of ranks on each node; of a sweep any, else one.
         launches: Of each pair of these in a sweep.
         at_once: Most tasks of an array that run at a time; None leaves it to SLURM.
-        chain: Jobs of a training, one after the other.
+        chain: Jobs of a training or a search, one after the other.
         options: Further ones of ``sbatch``.
 
     Raises:
@@ -114,15 +118,21 @@ class Request:
             )
         if self.is_sweep:
             if self.chain > 1:
-                raise UsageError(f"--chain {self.chain} is for a training; a sweep has --launches")
+                raise UsageError(
+                    f"--chain {self.chain} is for a training or a search; a sweep has --launches"
+                )
             if not self.words:
                 raise UsageError("a sweep needs a collective; write it after --, as -- allreduce")
             return
         if self.kind.endswith("run"):
             if self.chain > 1:
-                raise UsageError(f"--chain {self.chain} is for a training; leave it out")
+                raise UsageError(
+                    f"--chain {self.chain} is for a training or a search; leave it out"
+                )
             if not self.words:
                 raise UsageError("run needs a program; write it after --, as -- python app.py")
+        if self.kind.endswith("search") and not self.words:
+            raise UsageError("a search needs a space; write its file after --, as -- space.toml")
         for option, numbers in (("--nodes", self.nodes), ("--ranks", self.ranks)):
             if len(numbers) > 1:
                 listed = ",".join(map(str, numbers))

@@ -68,12 +68,14 @@ def render(records: list[Record]) -> str:
 def _subtitle(records: list[Record]) -> str:
     run = records[0]["space"]["run"]
     failed = len(trials.failures(records))
+    lost = sum(record["event"] == "lost" for record in records)
     number = len({record["trial"] for record in records if record["event"] == "told"})
     return " · ".join(
         [
             ", ".join(f"{name} {value}" for name, value in run.items()),
             plural(number, "trial"),
             f"{failed or 'none'} failed",
+            *([f"{plural(lost, 'group')} lost"] if lost else []),
             plural(trials.epochs_spent(records), "epoch"),
             f"{records[-1]['seconds']:.1f} s",
         ]

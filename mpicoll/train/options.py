@@ -17,7 +17,7 @@ class Options:
 
     dataset: str = option(
         "mnist5k",
-        "digits, mnist5k, fashion-mnist, text, an .npz file or a folder of .npy files.",
+        "digits, mnist5k, fashion-mnist, text, an .npz file or a folder of .npy or idx files.",
         metavar="[DATASET]",
         argument=True,
     )

@@ -73,15 +73,19 @@ def test_a_chain_of_trainings_is_never_queued_again(command, site):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("foo",), "unknown kind of job 'foo'; choose one of sweep, train, run, gpu-sweep"),
+        (("foo",), "unknown kind of job 'foo'; choose one of sweep, train, search, run, gpu-sweep"),
         (("train", "--name=a/b"), "--name 'a/b' is no name of a folder; write letters"),
         (("train", "--nodes=1,2"), "--nodes 1,2 is for a sweep; give one number"),
         (("train", "--launches=2"), "--launches and --at-once are for a sweep; leave them out"),
         (("run",), "run needs a program; write it after --, as -- python app.py"),
-        (("run", "--chain=2", "python"), "--chain 2 is for a training; leave it out"),
+        (("search",), "a search needs a space; write its file after --, as -- space.toml"),
+        (("run", "--chain=2", "python"), "--chain 2 is for a training or a search; leave it out"),
         (("train", "--report"), "--report follows a sweep; leave it out of train"),
         (("sweep",), "a sweep needs a collective; write it after --, as -- allreduce"),
-        (("sweep", "--chain=2", "bcast"), "--chain 2 is for a training; a sweep has --launches"),
+        (
+            ("sweep", "--chain=2", "bcast"),
+            "--chain 2 is for a training or a search; a sweep has --launches",
+        ),
         (("sweep", "--ranks=x", "bcast"), "--ranks 'x': 'x' is neither a number nor a range"),
     ],
 )
@@ -138,6 +142,94 @@ def test_a_job_starts_the_program_by_the_launcher_of_the_site(tmp_path, kind, be
     assert (tmp_path / "runs" / "mine").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("kind", "words", "epochs", "status", "said"),
+    [
+        ("search", ["--method", "asha"], 3, 0, "finished"),
+        ("search", ["--survive"], 3, 0, "finished"),
+        ("train", [], 3, 0, "finished"),
+        ("search", [], 3, 75, "queued again"),
+        ("search", [], 3, 1, "it ended with an error: not queued again"),
+        ("search", [], 3, 9, "the ranks were lost (exit status 9)"),
+    ],
+)
+def test_a_job_goes_on_until_it_is_finished(tmp_path, kind, words, epochs, status, said):
+    """The script itself, where a launcher that ends as it is told to stands for mpirun."""
+    tools = {
+        "mpirun": '[[ $1 = --version ]] && echo "mpirun (Open MPI) 5" && exit\n'
+        f"printf '%s\\n' \"$@\" >{tmp_path}/started; echo '{{}}'; exit {status}\n",
+        "squeue": "echo RUNNING\n",
+        "scancel": "exit\n",
+        "scontrol": f'echo "$@" >>{tmp_path}/queued\n',
+    }
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}")
+        (tmp_path / name).chmod(0o755)
+    file, run = tmp_path / "site.env", tmp_path / "runs" / "mine"
+    file.write_text(
+        f"SCRIPTS={SCRIPTS}\nSHARED={tmp_path}/runs\nLOCAL={tmp_path}\nLAUNCHER=mpirun\nBIND=none\n"
+        f'RESTARTS=5\nprepare() {{ export PATH={tmp_path}:"$PATH"; }}\n'
+    )
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    job |= {"SLURM_NTASKS_PER_NODE": "3", "SLURM_JOB_NAME": "mine", "SLURM_JOB_USER": "me"}
+    (run / "search").mkdir(parents=True)
+    trials = run / "search" / "trials.jsonl"
+    trials.write_text('{"event":"search"}\n' + '{"event":"epoch"}\n' * epochs)
+
+    def start():
+        script = ["bash", SCRIPTS / f"{kind}.sbatch", file, "mine", "my space.toml", *words]
+        environment = {**os.environ, **job}
+        return subprocess.run(
+            script, env=environment, capture_output=True, encoding="utf-8", check=False
+        )
+
+    done = start()
+    assert said in done.stderr
+    assert done.returncode == (1 if status == 1 else 0)
+    started = (tmp_path / "started").read_text().splitlines()
+    at = started.index("mpicoll")
+    assert ("--with-ft" in started[:at]) == ("--survive" in words)
+    assert started[at : at + 3 + len(words)] == ["mpicoll", kind, "my space.toml", *words]
+    mine = ["--out", f"{run}/search", "--resume", "--json"]
+    assert started[at + 3 + len(words) :][: len(mine)] == (
+        mine
+        if kind == "search"
+        else ["--checkpoint", f"{run}/checkpoints", "--metrics", f"{run}/metrics"]
+    )
+    assert (run / "result.json").exists() == (status == 0)
+    assert (tmp_path / "queued").exists() == (status in (75, 9))
+    if status == 9:
+        trials.write_text(trials.read_text() + '{"event":"epoch"}\n')
+        assert start().returncode == 0  # it has come further
+        done = start()
+        assert done.returncode == 9
+        assert "the ranks were lost twice after epoch 4 (exit status 9)" in done.stderr
+
+
+def test_a_search_is_submitted_as_a_training_is(command, site):
+    words = (
+        "--name",
+        "a",
+        "--chain",
+        "2",
+        "-N",
+        "2",
+        "--ranks",
+        "8",
+        "--",
+        "space.toml",
+        "--eta",
+        "2",
+    )
+    jobs, scripts = shown(command, site, "search", *words)
+    assert len(jobs) == 2
+    assert {"--dependency=singleton", "--nodes=2", "--ntasks-per-node=8"} <= set(jobs[0])
+    assert jobs[0][-5:] == [str(site), "a", "space.toml", "--eta", "2"]
+    assert '\nsearch "$SLURM_NTASKS_PER_NODE" mpicoll search "${@:3}"\n' in scripts
+    (job,), _ = shown(command, site, "gpu-search", "--ranks", "4", "--", "space.toml")
+    assert "--gpus-per-node=4" in job
+
+
 def test_a_dry_run_fails_before_it_prints(command, site, tmp_path):
     text = site.read_text().replace(str(SCRIPTS), str(tmp_path / "nowhere"))
     site.write_text(text)
@@ -186,7 +278,7 @@ def test_the_example_has_every_setting_that_the_scripts_read():
     settings = batch.site(example)
     assert settings.options == ("--partition=compute", "--account=project")
     assert settings.scripts.name == "slurm"
-    common = (SCRIPTS / "common.sh").read_text()
+    common = "".join(path.read_text() for path in SCRIPTS.glob("*.sh"))
     for name in ("SHARED", "LOCAL", "LAUNCHER", "SRUN_MPI", "BIND", "RESTARTS"):
         assert f"${name}" in common or f"{name}))" in common
         assert f"\n{name}=" in example.read_text()
@@ -265,8 +357,8 @@ def test_doctor_warns_of_more_threads_than_cores():
     ],
 )
 def test_ranks_outlive_each_other_where_it_is_asked_for(version, launcher, words, expected):
-    text = (SCRIPTS / "common.sh").read_text()
-    asks = next(line for line in text.splitlines() if line.startswith("is_open_mpi() {"))
+    common, text = ((SCRIPTS / f"{name}.sh").read_text() for name in ("common", "resumable"))
+    asks = next(line for line in common.splitlines() if line.startswith("is_open_mpi() {"))
     function = text[text.index("outlive() {") : text.index("\n}\n", text.index("outlive() {")) + 3]
     script = f"""
         say() {{ echo "$*"; }}

@@ -211,6 +211,16 @@ class Slurm(hosts.Cluster):
         }
 
 
+def at_once(slurm: Slurm, job: str) -> None:
+    """Wait until a job is queued again, and let it start without the usual pause.
+
+    Its old credential was revoked for the second in which it ended.
+    """
+    wait(lambda: slurm.state(job) in ("PENDING", *OVER))
+    assert slurm.state(job) == "PENDING", slurm.facts(job)
+    slurm.do("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+
+
 def said(paths: Sequence[Path]) -> str:
     """What jobs have written: logs, and those of the runs in folders."""
     files = [file for path in paths for file in (path, *sorted(path.glob("*.out")))]

@@ -57,16 +57,6 @@ def underway(slurm, name, job, more=10):
     assert slurm.state(job) == "RUNNING"
 
 
-def at_once(slurm, job):
-    """Wait until a job is queued again, and let it start without the usual pause.
-
-    Its old credential was revoked for the second in which it ended.
-    """
-    lab.wait(lambda: slurm.state(job) in ("PENDING", *lab.OVER))
-    assert slurm.state(job) == "PENDING", slurm.facts(job)
-    slurm.do("scontrol", "update", f"JobId={job}", "StartTime=now+2")
-
-
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("srun", marks=pytest.mark.long)])
 def test_a_signal_makes_a_checkpoint_and_the_job_goes_on_from_it(slurm, undisturbed, launcher):
     name = f"signal-{launcher}"
@@ -74,7 +64,7 @@ def test_a_signal_makes_a_checkpoint_and_the_job_goes_on_from_it(slurm, undistur
     (job,) = slurm.submit("train", name, *WORDS, site=site, **PLACE)
     underway(slurm, name, job)
     slurm.do("scancel", "--batch", "--signal=USR1", job)  # as SLURM before the time is over
-    at_once(slurm, job)
+    lab.at_once(slurm, job)
     _, manifest = checkpoints.load(checkpoints.find(slurm.shared / name / "checkpoints"))
     assert 0 < manifest["position"] or manifest["epoch"] < 21  # in the middle
     assert slurm.ended(job) == ["COMPLETED"], slurm.said(name)
@@ -93,7 +83,7 @@ def test_the_signal_comes_before_the_time_is_over_and_restarts_are_counted(slurm
     early = {"time": "1", "option": "--signal=B:USR1@30"}
     (job,) = slurm.submit("train", "limit", *endless, site=site, **early, **PLACE)
     underway(slurm, "limit", job)
-    at_once(slurm, job)
+    lab.at_once(slurm, job)
     assert slurm.ended(job) == ["FAILED"]
     said = slurm.said("limit")
     assert said.count("stopped by a signal after step") == 2
@@ -177,7 +167,7 @@ def test_ranks_that_are_lost_twice_at_the_same_place_end_the_job(slurm):
         kill = "kill -KILL $(pgrep -f '[m]etrics /mnt/shared/lost' | tail -n 1)"
         slurm.do("sh", "-c", kill)
         if turn == 0:
-            at_once(slurm, job)
+            lab.at_once(slurm, job)
             lab.wait(lambda: slurm.state(job) == "RUNNING")
     assert slurm.ended(job) == ["FAILED"]
     said = slurm.said("lost")

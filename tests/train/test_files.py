@@ -9,6 +9,8 @@ import sys
 import fake_cupy
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpicoll.cli import main
 from mpicoll.train import MLP, Config, TrainingError, data, run
@@ -44,6 +46,22 @@ def test_idx_files_are_read_compressed_or_not(fashion):
     assert found.train_inputs[0, 0, 0] == 1 and found.train_inputs.dtype == np.float32
 
 
+def test_a_folder_of_idx_files_is_a_data_set(fashion):
+    found, named = data.load(str(fashion)), data.load("fashion-mnist", str(fashion))
+    assert (found.name, found.classes) == (fashion.name, 10)
+    assert np.array_equal(found.train_inputs, named.train_inputs)
+    assert np.array_equal(found.test_targets, named.test_targets)
+    assert catalogue.read_inputs(str(fashion)) == [(40 * 784, np.uint8), (10 * 784, np.uint8)]
+    result = run(Config(dataset=str(fashion), epochs=1, batch=8))
+    assert set(result.test) == {"loss", "accuracy"}
+    # Some hand the files on with a dot in their names.
+    (fashion / "train-images-idx3-ubyte.gz").rename(fashion / "train-images.idx3-ubyte.gz")
+    assert np.array_equal(data.load(str(fashion)).train_inputs, named.train_inputs)
+    (fashion / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(FileNotFoundError, match="missing: give a folder of all four"):
+        data.load(str(fashion))
+
+
 def test_a_missing_idx_file_names_the_remedy(tmp_path):
     with pytest.raises(FileNotFoundError, match="install the Debian package dataset-fashion-mnist"):
         data.load("fashion-mnist", str(tmp_path))
@@ -51,8 +69,16 @@ def test_a_missing_idx_file_names_the_remedy(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda b: b[:-1], lambda b: b + b"x", lambda b: b"\0\0\x0d" + b[3:], lambda b: b[:3]],
-    ids=["short", "long", "floats", "no head"],
+    [
+        lambda b: b[:-1],
+        lambda b: b + b"x",
+        lambda b: b"\0\0\x0d" + b[3:],
+        lambda b: b[:3],
+        lambda b: b"\0\0\x08\x02" + b[4:],
+        lambda b: b[:4] + b"\xff" * 4 + b[8:],
+        lambda b: b"",
+    ],
+    ids=["short", "long", "floats", "no head", "two axes", "too large a shape", "empty"],
 )
 def test_a_damaged_idx_file_is_refused(fashion, damage):
     path = fashion / "train-labels-idx1-ubyte"
@@ -61,11 +87,47 @@ def test_a_damaged_idx_file_is_refused(fashion, damage):
         data.load("fashion-mnist", str(fashion))
 
 
-def test_a_damaged_compressed_file_is_refused(fashion):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: b[:100],
+        lambda b: b"no gzip" + b,
+        lambda b: gzip.compress(gzip.decompress(b) + b"x"),
+        # Four billion images in 31 kB: refused before as much memory is asked for.
+        lambda b: gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12 + gzip.decompress(b)[16:]),
+    ],
+    ids=["short", "no gzip", "long", "too large a shape"],
+)
+def test_a_damaged_compressed_file_is_refused(fashion, damage):
     path = fashion / "train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:100])
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match="is damaged"):
-        data.load("fashion-mnist", str(fashion))
+        data.load(str(fashion))
+    sizes = [size for size, _ in catalogue.read_inputs(str(fashion))]
+    assert sizes in ([], [40 * 784, 10 * 784])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 5), st.booleans(), st.randoms())
+def test_idx_files_of_any_shape(tmp_path_factory, count, height, width, compressed, chance):
+    """What was written is read; with one byte of a head changed nothing is."""
+    folder = tmp_path_factory.mktemp("idx")
+    write = gzip.compress if compressed else bytes
+    arrays = {}
+    for prefix in ("train", "t10k"):
+        images = np.frombuffer(chance.randbytes(count * height * width), np.uint8)
+        arrays[f"{prefix}-images-idx3"] = images.reshape(count, height, width)
+        arrays[f"{prefix}-labels-idx1"] = np.zeros(count, np.uint8)
+    for name, array in arrays.items():
+        (folder / f"{name}-ubyte{'.gz' * compressed}").write_bytes(write(idx(array)))
+    found = data.load(str(folder))
+    assert np.array_equal(found.test_inputs * 255, arrays["t10k-images-idx3"])
+    name = chance.choice([*arrays])
+    wrong, place = bytearray(idx(arrays[name])), chance.randrange(8)
+    wrong[place] ^= 1 << chance.randrange(8)
+    (folder / f"{name}-ubyte{'.gz' * compressed}").write_bytes(write(wrong))
+    with pytest.raises(ValueError, match="is damaged"):
+        data.load(str(folder))
 
 
 def test_digits_are_the_file_of_scikit_learn(monkeypatch, tmp_path):

@@ -204,6 +204,11 @@ def test_a_search_on_the_command_line_and_its_page(space, tmp_path, command):
     assert "Search of lr, momentum: asha" in page
     for name in ("values", "epochs", "best-by-time", "best-by-epochs"):
         assert f'data-name="{name}"' in page
+    assert "group lost" not in page
+    with open(tmp_path / "found" / trials.FILE, "a", encoding="utf-8") as file:
+        file.write('{"event":"lost","group":1,"trial":2,"seconds":3.0}\n')
+    assert command("report", tmp_path / "found", "-o", tmp_path / "page.html").status == 0
+    assert "1 group lost" in (tmp_path / "page.html").read_text()
 
 
 def test_a_live_table_shows_what_is_under_way(space, tmp_path, command, monkeypatch):

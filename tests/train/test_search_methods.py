@@ -94,6 +94,9 @@ def test_asha_promotes_only_the_top_of_those_that_were_there(seed, trials, group
         assert mine > -math.inf
         # With as many that are equally good, all of them are among the best.
         assert sum(value > mine for value in there) < len(there) // eta
+        assert sum(other.source == job.source for other in asked) == 1
+        promoted = [other for other in asked if other.epochs == job.epochs and other.source]
+        assert len(promoted) <= len(there) // eta
     assert len({job.place for job in asked}) == len(asked)
     assert sorted(job.trial for job in asked if job.epochs == rungs[0]) == list(range(trials))
     assert told.keys() == {job.place for job in asked}

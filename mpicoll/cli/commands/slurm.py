@@ -1,4 +1,4 @@
-"""``mpicoll slurm``: sweeps, trainings and programs of the user's own as batch jobs."""
+"""``mpicoll slurm``: sweeps, trainings, searches and the user's own programs as batch jobs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mpicoll.cli import batch, output, parse
 from mpicoll.cli.errors import UsageError
 from mpicoll.cli.help import Command, Group
 
-_ABOUT = "Sweeps, trainings and programs of your own as batch jobs of SLURM."
+_ABOUT = "Sweeps, trainings, searches and programs of your own as batch jobs of SLURM."
 
 app = typer.Typer(cls=Group, help=_ABOUT, add_completion=False)
 
 
 @app.callback()
 def group() -> None:
-    """Sweeps, trainings and programs of your own as batch jobs of SLURM."""
+    """Sweeps, trainings, searches and programs of your own as batch jobs of SLURM."""
 
 
 @app.command("init", cls=Command)
@@ -47,7 +47,7 @@ def submit(
         list[str] | None,
         typer.Argument(
             metavar="[-- WORD...]",
-            help="What follows `mpicoll bench`, `train` or `fit` there; of run the program.",
+            help="What follows `mpicoll bench`, `train`, `search`, `fit`; of run the program.",
         ),
     ] = None,
     site: Annotated[
@@ -73,7 +73,7 @@ def submit(
     ] = None,
     chain: Annotated[
         int,
-        typer.Option(min=1, help="Jobs of a training, one after the other; none is requeued."),
+        typer.Option(min=1, help="Jobs of a training or search, in turn; none is requeued."),
     ] = 1,
     time: Annotated[
         str | None, typer.Option("-t", "--time", help="Time limit of each job, as for sbatch.")
@@ -92,8 +92,8 @@ def submit(
     """Submit a job, and print its number.
 
     A sweep is an array for each number of nodes; a task of it is one launch. Submitted again, a
-    sweep measures what is missing, and a training goes on where it was. A program of your own:
-    `mpicoll slurm submit run --nodes 2 --ranks 8 -- python app.py`.
+    sweep measures what is missing, and a training or a search goes on where it was. A program of
+    your own: `mpicoll slurm submit run --nodes 2 --ranks 8 -- python app.py`.
     """
     settings = batch.site(site)
     request = batch.Request(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll.train.data import numpy_files, pictures, text
+from mpicoll.train.data import idx_files, numpy_files, pictures, text
 from mpicoll.train.data.datasets import PARTS, Dataset
 from mpicoll.train.data.own import load_file
 
@@ -25,8 +25,8 @@ def load(name: str, path: str | None = None, context: int = text.CONTEXT) -> Dat
     """Read a data set.
 
     Args:
-        name: A name in `DATASETS`, or the path of an .npz file or of a folder of .npy files (see
-            `from_arrays`).
+        name: A name in `DATASETS`, or the path of an .npz file or of a folder of .npy or of idx
+            files (see `load_file`).
         path: Folder of the files of `fashion-mnist`; a file for `text`, in place of Python's own
             library; others need none.
         context: Bytes of a sample of `text`.
@@ -53,7 +53,10 @@ def read_inputs(name: str) -> list[tuple[int, np.dtype[Any]]]:
         return [(pictures.VALUES[name], np.dtype(np.uint8))]
     if not is_path(name):
         return []
-    return numpy_files.heads(Path(name), ("inputs", *(f"{part}_inputs" for part in PARTS)))
+    path = Path(name)
+    if path.is_dir() and idx_files.are_in(path):
+        return [(size, np.dtype(np.uint8)) for size in idx_files.sizes(path)]
+    return numpy_files.heads(path, ("inputs", *(f"{part}_inputs" for part in PARTS)))
 
 
 def is_path(name: str) -> bool:

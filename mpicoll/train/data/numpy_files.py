@@ -41,7 +41,8 @@ def read(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: give the path of an .npz file or of a folder of .npy files"
+            f"{path} does not exist: give the path of an .npz file, or of a folder of .npy or of "
+            "idx files"
         )
     if not path.is_dir():
         with _arrays_in(path, "numpy.savez"):

@@ -1,4 +1,4 @@
-"""Data of one's own: arrays by name, in memory, in an .npz file or in a folder of .npy files."""
+"""Data of one's own: arrays by name, in memory, in an .npz file, in .npy or in idx files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mpicoll.base.arrays import Array
-from mpicoll.train.data import numpy_files, targets
+from mpicoll.train.data import idx_files, numpy_files, targets
 from mpicoll.train.data.datasets import PARTS, Dataset
 from mpicoll.train.data.rows import Inputs, Rows
 
@@ -19,20 +19,24 @@ EVERY = 5
 
 
 def load_file(path: Path) -> Dataset:
-    """Read an .npz file, or map a folder of .npy files into memory.
+    """Read an .npz file or a folder of idx files, or map a folder of .npy files into memory.
 
-    A folder may hold an array in several files, such as `train_inputs-0.npy` and
+    Idx files are the four of MNIST (`idx_files`), compressed or not.
+
+    A folder of .npy files may hold an array in several files, such as `train_inputs-0.npy` and
     `train_inputs-1.npy`: their rows follow each other, in the order of these numbers, of which none
-    may be missing. Inputs in a folder, and arrays of 16 MB and more in an .npz file that is not
-    compressed, stay on disk, and each rank reads the rows it needs.
+    may be missing. Inputs in such a folder, and arrays of 16 MB and more in an .npz file that is
+    not compressed, stay on disk, and each rank reads the rows it needs.
 
     Raises:
         FileNotFoundError: There is none.
         ValueError: It is damaged, holds something else or lacks an array, or they do not fit
             together.
     """
-    name = path.name if path.is_dir() else path.stem
-    return from_arrays(name, numpy_files.read(path))
+    if path.is_dir():
+        read = idx_files.read if idx_files.are_in(path) else numpy_files.read
+        return from_arrays(path.name, read(path))
+    return from_arrays(path.stem, numpy_files.read(path))
 
 
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:

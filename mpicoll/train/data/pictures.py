@@ -9,15 +9,13 @@ scikit-learn is ever imported.
 
 from __future__ import annotations
 
-import gzip
 from importlib.util import find_spec
-from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from mpicoll.base.arrays import Array
-from mpicoll.train.data import own
+from mpicoll.train.data import idx_files, own
 from mpicoll.train.data.datasets import Dataset
 
 #: Where the Debian package dataset-fashion-mnist puts its files.
@@ -70,41 +68,13 @@ def load_fashion_mnist(folder: Path) -> Dataset:
     Raises:
         FileNotFoundError: One is missing.
         ValueError: One is damaged, or they do not fit together.
+        OSError: One cannot be read.
     """
-    arrays = {}
-    for part, prefix in (("train", "train"), ("test", "t10k")):
-        images = read_idx(folder, f"{prefix}-images-idx3-ubyte")
-        arrays[f"{part}_inputs"] = images.astype(np.float32) / np.float32(255)
-        arrays[f"{part}_labels"] = read_idx(folder, f"{prefix}-labels-idx1-ubyte").astype(np.intp)
-    return own.from_arrays("fashion-mnist", arrays)
-
-
-def read_idx(folder: Path, name: str) -> Array:
-    """The bytes of an idx file of MNIST, `name` or `name`.gz, in the shape its head gives.
-
-    Raises:
-        FileNotFoundError: Neither is there.
-        ValueError: It is no idx file of bytes, or of another length than its head says.
-    """
-    path = folder / name
-    if not path.is_file():
-        path = folder / f"{name}.gz"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder / name}(.gz) is missing: name the folder of the idx files with --data, or "
-            "install the Debian package dataset-fashion-mnist"
-        )
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (EOFError, OSError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    axes = data[3] if data[:3] == b"\0\0\x08" and len(data) > 4 else 0
-    shape = tuple(np.frombuffer(data[4 : 4 + 4 * axes], ">u4").tolist())
-    if len(shape) != axes or not axes or len(data) != 4 + 4 * axes + prod(shape):
-        raise ValueError(
-            f"{path} is damaged: {len(data)} bytes and a head that says {shape}: get it again"
-        )
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    remedy = (
+        "name the folder of the idx files with --data, or install the Debian package "
+        "dataset-fashion-mnist"
+    )
+    return own.from_arrays("fashion-mnist", idx_files.read(folder, remedy))
 
 
 def _file_of(package: str, name: str, *path: str) -> Path:

@@ -9,6 +9,7 @@ epochs = 20
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,17 +30,37 @@ def read(path: Path) -> dict[str, Any]:
         OSError: It cannot be read.
         ModuleNotFoundError: A package to read it is missing.
     """
-    found = _parse(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no keys: write lines such as epochs = 20")
+    found = parse(path)
     for key in found:
-        if key not in KEYS:
-            near = get_close_matches(str(key), KEYS, n=1, cutoff=0.0)
-            raise ValueError(f"{path}: unknown key {key!r}; the nearest known key is {near[0]}")
+        try:
+            require_known(key, KEYS)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     return checked(path, found)
 
 
-def _parse(path: Path) -> Any:
+def require_known(key: Any, known: Sequence[str]) -> None:
+    """Raise ValueError for another key than these, with the nearest one."""
+    if key not in known:
+        near = get_close_matches(str(key), known, n=1, cutoff=0.0)
+        raise ValueError(f"unknown key {key!r}; the nearest known key is {near[0]}")
+
+
+def parse(path: Path) -> dict[str, Any]:
+    """What a file says, of whatever keys.
+
+    Raises:
+        ValueError: Not TOML (`.toml`) or YAML (`.yaml`, `.yml`), or without keys.
+        OSError: It cannot be read.
+        ModuleNotFoundError: A package to read it is missing.
+    """
+    found = _parsed(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no keys: write lines such as epochs = 20")
+    return found
+
+
+def _parsed(path: Path) -> Any:
     if path.suffix == ".toml":
         try:
             return parse_toml(path.read_text(encoding="utf-8"))
@@ -63,19 +84,30 @@ def checked(path: Path | str, found: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: One is of another type.
     """
+    types = get_type_hints(Config)
+    return typed(path, found, {key: (types[key], ...) for key in found})
+
+
+def typed(where: Path | str, found: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Values in types of their own, lists as tuples.
+
+    Args:
+        where: Where they are from, for messages.
+        found: Values by key.
+        types: Of each key, as `pydantic.create_model` takes them; there may be no other key.
+
+    Raises:
+        ValueError: One is of another type, missing, or not known.
+    """
     from pydantic import ConfigDict, ValidationError, create_model
 
-    types = get_type_hints(Config)
-    model: Any = create_model(  # type: ignore[call-overload]
-        "File",
-        __config__=ConfigDict(protected_namespaces=()),
-        **{key: (types[key], ...) for key in found},
-    )
+    settings = ConfigDict(protected_namespaces=(), extra="forbid")
+    model: Any = create_model("File", __config__=settings, **types)
     try:
         # As JSON, lists are tuples and whole numbers are floats, and nothing else is converted.
-        checked = model.model_validate_json(json.dumps(found, default=str), strict=True)
+        made = model.model_validate_json(json.dumps(found, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {where} is {first['input']!r}: {first['msg']}") from None
-    return {key: getattr(checked, key) for key in found}
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: {place} is {first['input']!r}: {first['msg']}") from None
+    return {key: getattr(made, key) for key in types}

@@ -6,10 +6,15 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from mpicoll.base.deaths import dead
+from mpicoll.train.ranks.waiting import is_complete, is_death
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LEAST, _MOST = 5e-5, 5e-3
+#: Seconds between two looks who has died.
+_PAUSE = 1e-3
 
 
 class Letter(NamedTuple):
@@ -43,15 +48,22 @@ class Mail:
 
     def send(self, rank: int, content: bytes, tag: int = 0) -> None:
         """Send a message; this does not wait for the other rank."""
-        self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
+        self._under_way = [pair for pair in self._under_way if not is_complete(pair[0])]
         request = self._comm.Isend([content, self._mpi.BYTE], rank, tag)
         self._under_way.append((request, content))
         self.sent[rank] += 1
 
     def look(self) -> Letter | None:
         """A message that has arrived, None where there is none."""
+        return self._look(self._mpi.ANY_SOURCE)
+
+    def lost(self) -> frozenset[int]:
+        """Ranks that have died; none, where all end with one."""
+        return frozenset()
+
+    def _look(self, source: int) -> Letter | None:
         status = self._mpi.Status()
-        message = self._comm.Improbe(source=self._mpi.ANY_SOURCE, status=status)
+        message = self._comm.Improbe(source=source, status=status)
         if message is None:
             return None
         content = bytearray(status.Get_count(self._mpi.BYTE))
@@ -82,3 +94,48 @@ class Mail:
         """Nothing more will be sent; collective."""
         self.drain()
         self._comm.Free()
+
+
+class SurvivingMail(Mail):
+    """Messages between ranks of which some may die; what was for the dead is dropped.
+
+    Closing it leaves it as it is: the ranks do not wait for each other.
+
+    Args:
+        comm: An `mpicoll.Intracomm` with `survive=True`.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        super().__init__(comm)
+        self._lost, self._next = frozenset[int](), 0.0
+
+    def lost(self) -> frozenset[int]:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _PAUSE
+            self._lost = frozenset(dead(self._comm))
+        return self._lost
+
+    def send(self, rank: int, content: bytes, tag: int = 0) -> None:
+        try:
+            if rank not in self.lost():
+                super().send(rank, content, tag)
+        except Exception as error:
+            if not is_death(error):
+                raise
+
+    def look(self) -> Letter | None:
+        for rank in range(self.size):
+            try:
+                # Not from any rank: that fails as soon as one has died.
+                letter = None if rank in self.lost() else self._look(rank)
+            except Exception as error:
+                if not is_death(error):
+                    raise
+                continue
+            if letter is not None:
+                return letter
+        return None
+
+    def close(self) -> None:
+        """Nothing more will be sent."""

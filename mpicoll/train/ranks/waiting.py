@@ -43,6 +43,14 @@ def time_limit(comm: MPI.Intracomm) -> float:
     return math.inf if found is None or found.watch is None else found.watch.seconds
 
 
+def tells_of_deaths(comm: MPI.Intracomm) -> bool:
+    """Whether collectives on a communicator end when a rank dies: one with `survive=True`."""
+    from mpicoll.runtime import state  # starts MPI
+
+    found = state.find(comm)
+    return found is not None and found.settings.survive
+
+
 def wait_until(
     done: Callable[[], bool], meanwhile: Callable[[], bool], limit: float = math.inf
 ) -> None:

@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from mpicoll.base.deaths import dead, survives
 from mpicoll.base.json_lines import Record, finite
-from mpicoll.base.wording import measures, plural
-from mpicoll.train.ranks import signals
+from mpicoll.base.wording import measures, plural, ranges
+from mpicoll.train.config import Config
+from mpicoll.train.driver.failure_detector import failure_detector
+from mpicoll.train.ranks import health, signals
+from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.search import trials
 from mpicoll.train.search.coordinator import Coordinator, Watch
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 _BEST = 5
 #: Pictures a second of the live table, at most.
 _RATE = 4
+#: What to say of a death where nothing has been begun that others could go on with.
+_TOO_EARLY = "a rank has died before the search has begun: start it again"
 
 
 def main(
@@ -49,17 +55,48 @@ def main(
 
     Returns:
         Exit status, the same on all ranks: 0; 1 if the search failed, or no trial has a score;
-        `signals.STATUS` if a signal stopped it.
+        `signals.STATUS` if a signal stopped it. Where ranks have died and the others went on
+        (`options.survive`), this process ends with it.
     """
+    if not options.survive:
+        with failure_detector(Config(), comm):
+            return _main(space, options, comm, resume, as_json, progress)[0]
+    from mpicoll.comm import exit_on_exception  # starts MPI
+
+    with exit_on_exception():
+        try:
+            status, lost = _main(space, options, comm, resume, as_json, progress)
+        except LOST as error:
+            if getattr(error, "given_up", None) is not None:
+                raise
+            health.end(comm, RuntimeError(_TOO_EARLY))
+        if lost:
+            health.leave(status)
+        return status
+
+
+def _main(
+    space: Space,
+    options: SearchOptions,
+    comm: MPI.Intracomm,
+    resume: bool,
+    as_json: bool,
+    progress: bool | None,
+) -> tuple[int, tuple[int, ...]]:
+    """The exit status, and which ranks have died."""
     first = comm.Get_rank() == 0
     live = sys.stderr.isatty() if progress is None else progress
     try:
         with _watching(options, live=first and live, lines=first and not as_json) as watch:
             found = search(space, options, comm, resume=resume, watch=watch)
+    except LOST:
+        raise
     except TrainingError as error:
+        if survives() and dead(comm):
+            health.end(comm, error)
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
+        return 1, ()
     if first:
         facts = asdict(found)
         print(json.dumps(finite(facts), indent=2) if as_json else _conclusion(found), flush=True)
@@ -70,8 +107,8 @@ def main(
                 flush=True,
             )
     if not found.complete:
-        return signals.STATUS
-    return 0 if found.trial is not None else 1
+        return signals.STATUS, found.lost
+    return int(found.trial is None), found.lost
 
 
 def _values(values: Values) -> str:
@@ -83,6 +120,8 @@ def _conclusion(found: Found) -> str:
         f"{plural(found.trials, 'trial')}, {plural(found.epochs, 'epoch')}, "
         f"{found.seconds:.1f} s; {len(found.failed) or 'none'} failed"
     ]
+    if found.lost:
+        lines.append(f"died: {ranges(found.lost)}")
     if found.trial is None:
         first = next(iter(found.failed.items()), None)
         lines.append("no trial has a score")

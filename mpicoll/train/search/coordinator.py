@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.search import jobs, trials
 from mpicoll.train.search.crews import Crew
 from mpicoll.train.search.methods import Job
@@ -35,7 +36,7 @@ class Coordinator:
         self.trials, self._crew, self._out, self._watch = found, crew, out, watch
         self.running: dict[int, Job] = {}
         self.stopping = False
-        self._told_to_stop = False
+        self._told_to_stop = self._news = False
         #: Places of checkpoints that are there.
         self._there = set(found.method.scores)
 
@@ -43,8 +44,10 @@ class Coordinator:
         """Hand jobs out until there are no more, or it is stopped."""
         try:
             while self._hand_out():
+                self._news = False
                 self._crew.poll(self._hear)
-                self._watch(self)
+                if not self._news:  # otherwise it was shown as it came
+                    self._watch(self)
         except Exception:
             self._finish()
             raise
@@ -53,11 +56,21 @@ class Coordinator:
         """Let what is under way stop, and wait for it; nothing is written down."""
         self._crew.stop()
         while self.running:
-            self._crew.poll(lambda group, news: news["is"] == "done" and self.running.pop(group))
+            self._crew.poll(
+                lambda group, news: news["is"] != "epoch" and self.running.pop(group, None)
+            )
 
     def _hand_out(self) -> bool:
-        """Give all free groups jobs; whether any group has one."""
-        for group in range(self._crew.count):
+        """Give all free groups jobs; whether any group has one.
+
+        Raises:
+            TrainingError: There are jobs, and no groups.
+        """
+        if not (self._crew.groups or self.stopping) and self.trials.ask() is not None:
+            raise TrainingError(
+                "every group has lost a rank, and nobody is left to train: go on with resume"
+            )
+        for group in self._crew.groups:
             job = None
             if group not in self.running and not self.stopping:
                 job = self.trials.ask()
@@ -70,17 +83,31 @@ class Coordinator:
         return bool(self.running)
 
     def _hear(self, group: int, news: dict[str, Any]) -> None:
-        """Write down what a group says, and tell the method."""
+        """Write down what a group says, and tell the method; then show it."""
         kind = news.pop("is")
         if kind == "epoch":
             self.trials.note("epoch", trial=self.running[group].trial, **news)
-            self._watch(self)
-            return
-        job = self.running.pop(group)
-        if not news:  # a signal has stopped it: its checkpoint is where it goes on
+        elif kind == "lost":
+            self._lose(group)
+        elif news:
+            self._tell(group, news)
+        else:  # a signal has stopped it: its checkpoint is where it goes on
+            del self.running[group]
             self.stopping = True
-            return
-        self.trials.tell(job, group=group, **news)
+        self._news = True
+        self._watch(self)
+
+    def _lose(self, group: int) -> None:
+        """A group is no more: its job is asked for again."""
+        job = self.running.pop(group, None)
+        self.trials.note("lost", group=group, trial=None if job is None else job.trial)
+        if job is not None:
+            self.trials.again(job)
+
+    def _tell(self, group: int, found: dict[str, Any]) -> None:
+        """A group has done its job."""
+        job = self.running.pop(group)
+        self.trials.tell(job, group=group, **found)
         self._there.add(job.place)
         self._tidy()
 

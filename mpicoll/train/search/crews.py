@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpicoll.train.data import Dataset
+from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.mail import Mail
 from mpicoll.train.records import Epoch
 from mpicoll.train.search import jobs
@@ -60,10 +61,10 @@ class Crew(ABC):
     """Groups that are handed jobs.
 
     Attributes:
-        count: How many groups there are.
+        groups: Numbers of those that there are.
     """
 
-    count: int
+    groups: list[int]
 
     @abstractmethod
     def start(self, group: int, job: Job) -> None:
@@ -74,7 +75,8 @@ class Crew(ABC):
         """Hand on what groups say, or wait a moment for it.
 
         A group says `{"is": "epoch", ...}` of each epoch, and `{"is": "done", ...}` at the end,
-        with nothing more where the job was stopped.
+        with nothing more where the job was stopped. Of one that has lost a rank and is no more
+        `{"is": "lost"}` is said.
         """
 
     @abstractmethod
@@ -89,9 +91,8 @@ class Alone(Crew):
         trainer: What does it.
     """
 
-    count = 1
-
     def __init__(self, trainer: Trainer) -> None:
+        self.groups = [0]
         self._trainer = trainer
         self._job: Job | None = None
         self._stopping = False
@@ -126,33 +127,49 @@ class Groups(Crew):
 
     Args:
         mail: Messages between all ranks.
-        leaders: The first rank of each group.
+        members: The ranks of each group.
     """
 
-    def __init__(self, mail: Mail, leaders: list[int]) -> None:
-        self._mail, self._leaders = mail, leaders
-        self.count = len(leaders)
+    def __init__(self, mail: Mail, members: list[list[int]]) -> None:
+        self._mail, self._members = mail, members
+        self.groups = [*range(len(members))]
+        #: Ranks that have given up their job, since another one of their group has died.
+        self._gave_up: set[int] = set()
 
     def start(self, group: int, job: Job) -> None:
-        _send(self._mail, self._leaders[group], do="job", job=asdict(job))
+        _send(self._mail, self._members[group][0], do="job", job=asdict(job))
 
     def poll(self, hear: Hear) -> None:
         letter = self._mail.wait(_LOOK)
         if letter is not None:
-            hear(self._leaders.index(letter.rank), json.loads(letter.content))
+            news = json.loads(letter.content)
+            group = next(g for g, ranks in enumerate(self._members) if letter.rank in ranks)
+            if news["is"] == "given up":
+                self._gave_up.add(letter.rank)
+            elif group in self.groups:
+                hear(group, news)
+        # Only then does nobody of the group write its checkpoints any more.
+        gone = self._mail.lost() | self._gave_up
+        for group in [g for g in self.groups if gone.issuperset(self._members[g])]:
+            self.groups.remove(group)
+            hear(group, {"is": "lost"})
 
     def stop(self) -> None:
-        for leader in self._leaders:
-            _send(self._mail, leader, do="stop")
+        for group in self.groups:
+            _send(self._mail, self._members[group][0], do="stop")
 
     def end(self) -> None:
         """No more jobs will come."""
-        for leader in self._leaders:
-            _send(self._mail, leader, do="end")
+        for members in self._members:
+            for rank in members:
+                _send(self._mail, rank, do="end")
 
 
 def serve(trainer: Trainer, mail: Mail, members: list[int], coordinator: int) -> None:
     """Carry out the jobs that come, until there are no more; called on each rank of a group.
+
+    Where a rank of the group has died, the others carry out nothing more, and wait for the end; it
+    is the end, too, when the coordinator has died.
 
     Args:
         trainer: The group.
@@ -160,27 +177,32 @@ def serve(trainer: Trainer, mail: Mail, members: list[int], coordinator: int) ->
         members: The ranks of the group; the first hears the coordinator and tells the others.
         coordinator: The rank that hands jobs out.
     """
-    leads = mail.rank == members[0]
+    leads, whole = mail.rank == members[0], True
 
     def tell(epoch: Epoch) -> bool:
         _send(mail, coordinator, **said_of(epoch))
-        return mail.look() is not None  # it can only say to stop
+        # A message can only say to stop.
+        return mail.look() is not None or coordinator in mail.lost()
 
-    while True:
-        letter = mail.wait()
-        assert letter is not None
-        order = json.loads(letter.content)
-        if order["do"] == "stop":  # nothing is under way
+    while coordinator not in mail.lost():
+        if whole and not mail.lost().isdisjoint(members):
+            whole = False
+            _send(mail, coordinator, **{"is": "given up"})
+        letter = mail.wait(_LOOK)
+        order: dict[str, Any] = {"do": "wait"} if letter is None else json.loads(letter.content)
+        if order["do"] == "end":
+            return
+        if order["do"] != "job" or not whole:  # asked to stop, nothing is under way
             continue
-        job = job_of(order["job"]) if order["do"] == "job" else None
+        job = job_of(order["job"])
         if leads:
-            if job is not None:
-                order["resume"] = trainer.beginning(job)
+            order["resume"] = trainer.beginning(job)
             for member in members[1:]:
                 _send(mail, member, **order)
-        if job is None:
-            return
-        found = trainer.outcome(job, order["resume"], tell)
+        try:
+            found = trainer.outcome(job, order["resume"], tell)
+        except LOST:  # seen above, as soon as it is known who that is
+            continue
         if leads:
             _send(mail, coordinator, **{"is": "done"}, **found)
 

@@ -12,6 +12,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.driver import checkpoints
 from mpicoll.train.driver.loop import run
+from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.records import Epoch, Measures
 from mpicoll.train.search.methods import Job
@@ -69,6 +70,9 @@ def carry_out(
         measure: What of the validation set to judge by.
         tell: Told of each epoch on rank 0 of the group.
 
+    Raises:
+        RankLost: A rank of the group has died.
+
     Returns:
         `score`, `measure`, `validation` and `failed` as in the file of the search; nothing where
         the run was stopped before its end.
@@ -79,6 +83,8 @@ def carry_out(
             # Of pbt, which changes it on purpose.
             warnings.filterwarnings("ignore", "(?s).*the learning rate goes from")
             result = run(config, comm, dataset=dataset, on_epoch=tell if rank == 0 else None)
+    except LOST:
+        raise
     except TrainingError as error:
         return {"score": None, "validation": {}, "failed": str(error)}
     if result.stopped in ("signal", "asked"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpicoll.base import arrays
+from mpicoll.base.deaths import dead
 from mpicoll.base.locks import Lock
 from mpicoll.base.sleeping import meet
 from mpicoll.train.config import Config
@@ -17,8 +18,16 @@ from mpicoll.train.data import Dataset, load
 from mpicoll.train.driver import checkpoints, memory
 from mpicoll.train.driver.evaluation import evaluate
 from mpicoll.train.ranks import signals
-from mpicoll.train.ranks.mail import Mail
-from mpicoll.train.ranks.workers import AllReduceWorkers, Workers, raise_together, together
+from mpicoll.train.ranks.guarded import GuardedWorkers
+from mpicoll.train.ranks.health import LOST
+from mpicoll.train.ranks.mail import Mail, SurvivingMail
+from mpicoll.train.ranks.workers import (
+    AllReduceWorkers,
+    TrainingError,
+    Workers,
+    raise_together,
+    together,
+)
 from mpicoll.train.records import Measures
 from mpicoll.train.search import jobs, trials
 from mpicoll.train.search.coordinator import Coordinator, Watch
@@ -52,6 +61,7 @@ class Found:
         checkpoint: Where it is.
         test: Measures of the test set, which nothing else has seen; empty where there is none, and
             where the search is not complete.
+        lost: Ranks that have died meanwhile.
     """
 
     complete: bool
@@ -65,6 +75,7 @@ class Found:
     validation: Measures = field(default_factory=dict)
     checkpoint: str = ""
     test: Measures = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
 
 
 def search(
@@ -88,13 +99,17 @@ def search(
     Raises:
         ValueError: The ranks do not divide into groups, or the run is none of so many ranks.
         TrainingError: The folder is of another search, or data or folder cannot be read; on all
-            ranks.
+            ranks. With `options.survive` also: rank 0 has died, or a rank of each group; or no rank
+            outlives another in this launch.
+        RankLost: A rank has died before the search has begun, or the others have given up this one.
     """
     ranks = 1 if comm is None else comm.Get_size()
     groups, base = options.groups(ranks), space.config({})
     base.worker_count(options.ranks_per_trial)
-    workers = AllReduceWorkers(comm, None) if comm is not None else Workers()
-    out, rank = Path(options.out), workers.rank
+    if options.survive:
+        comm = _surviving(comm, base)
+    out, rank = Path(options.out), 0 if comm is None else comm.Get_rank()
+    workers = _workers(comm, options)
     with _opened(workers, out, space, options, resume) as found:
         data = _data(workers, base, options, trains=rank > 0 or ranks == 1)
         failure = None
@@ -102,19 +117,85 @@ def search(
             assert data is not None and found is not None
             _hand_out(found, Alone(Trainer(space, out, None, *data)), out, watch)
         else:
-            failure = _in_groups(comm, groups, space, out, data, found, watch)
-        raise_together(workers, "the search", failure)
-        result = None
+            failure = _in_groups(comm, groups, space, options, data, found, watch)
+        end = _End(found, out, failure)
+        if not options.survive:
+            return end.told(comm, workers)
+        assert comm is not None
+        return _by_those_left(comm, options, end)
+
+
+def _workers(comm: MPI.Intracomm | None, options: SearchOptions) -> Workers:
+    if comm is None:
+        return Workers()
+    return GuardedWorkers(comm, None) if options.survive else AllReduceWorkers(comm, None)
+
+
+def _surviving(comm: MPI.Intracomm | None, base: Config) -> MPI.Intracomm:
+    """A communicator that outlives its ranks; collective.
+
+    Raises:
+        TrainingError: There is none in this launch; with the remedy.
+        ValueError: The runs of the space cannot hear of deaths.
+    """
+    replace(base, survive=True)
+    from mpicoll.comm import Intracomm  # starts MPI
+    from mpicoll.comm.survival import survival_obstacle
+
+    reason = "one process has no other that could go on" if comm is None else survival_obstacle()
+    if comm is None or reason:
+        raise TrainingError(f"survive cannot be had: {reason}; or leave survive out")
+    return Intracomm(comm.Dup(), survive=True)
+
+
+def _by_those_left(comm: MPI.Intracomm, options: SearchOptions, end: _End) -> Found:
+    """The end of a search, by the ranks that are left; collective over these."""
+    left: Any = comm
+    while True:
         try:
-            if found is not None:
-                result = _conclude(found, out)
+            workers = _workers(left, options)
+            found = end.told(left, workers)
+            return replace(found, lost=workers.gather(dead(comm))[0])
+        except LOST as error:
+            if getattr(error, "given_up", None) is not None:
+                raise
+            left = left.survivors()
+
+
+class _End:
+    """How a search ends: all hear what went wrong, or what was found.
+
+    Args:
+        found: The file and the method, on the rank that handed jobs out.
+        out: Folder of checkpoints.
+        failure: What went wrong on this rank.
+    """
+
+    def __init__(self, found: Trials | None, out: Path, failure: Exception | None) -> None:
+        self._found, self._out, self._failure = found, out, failure
+        self._result: Found | None = None
+
+    def told(self, comm: MPI.Intracomm | None, workers: Workers) -> Found:
+        """What was found; collective, again by those that are left where a rank dies meanwhile.
+
+        Raises:
+            TrainingError: A rank has failed, or nobody is left that knows.
+        """
+        raise_together(workers, "the search", self._failure)
+        failure = None
+        try:
+            if self._found is not None and self._result is None:
+                self._result = _conclude(self._found, self._out)
         except Exception as error:
             failure = error
         if comm is not None:
             meet(comm)  # rank 0 has measured the best trial meanwhile
         raise_together(workers, "measuring the best trial", failure)
-        told: Found | None = workers.gather(result)[0]
-        assert told is not None
+        told: Found | None = workers.gather(self._result)[0]
+        if told is None:
+            raise TrainingError(
+                f"rank {_FIRST}, which hands trials out, has died: go on with resume"
+            )
         return told
 
 
@@ -180,7 +261,7 @@ def _in_groups(
     comm: MPI.Intracomm,
     groups: int,
     space: Space,
-    out: Path,
+    options: SearchOptions,
     data: tuple[Dataset, str] | None,
     found: Trials | None,
     watch: Watch | None,
@@ -189,11 +270,11 @@ def _in_groups(
     each = (comm.Get_size() - 1) // groups
     members = [list(range(first, first + each)) for first in range(1, comm.Get_size(), each)]
     own = (comm.Get_rank() - 1) // each if comm.Get_rank() else groups
-    mail = Mail(comm)
+    out, mail = Path(options.out), (SurvivingMail if options.survive else Mail)(comm)
     group: Any = comm.Split(own, comm.Get_rank())
     failure = None
     if found is not None:
-        crew = Groups(mail, [ranks[0] for ranks in members])
+        crew = Groups(mail, members)
         try:
             _hand_out(found, crew, out, watch)
         except Exception as error:
@@ -205,7 +286,8 @@ def _in_groups(
         with signals.heard(lambda: None):
             serve(Trainer(space, out, group, *data), mail, members[own], _FIRST)
     mail.close()
-    group.Free()
+    if not options.survive:  # who has died cannot take part in that
+        group.Free()
     return failure
 
 

@@ -104,7 +104,8 @@ class Rungs(Method):
 
     A trial that is in the top 1/eta of those that have been trained to a rung is promoted to the
     next, the highest rung first; where none can be, a new trial begins (L. Li et al. 2020,
-    algorithm 2).
+    algorithm 2). No more than 1/eta of a rung are ever promoted: those that were among the best of
+    a few and no longer are would otherwise add up (Y. Li et al., "Hyper-Tune", 2022: delayed).
 
     Args:
         trials, drawn: As of `Method`.
@@ -136,6 +137,8 @@ class Rungs(Method):
 
     def _promotable(self, rung: int) -> int | None:
         """The best trial that is in the top of a rung and was not promoted from it."""
+        if len(self._promoted[rung]) >= len(self._reached[rung]) // self._eta:
+            return None
         for trial in self.top(rung):
             if trial not in self._promoted[rung]:
                 return trial

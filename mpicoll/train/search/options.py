@@ -36,6 +36,10 @@ class SearchOptions:
     hold_out: int = option(10, "Hold out one of N training samples without a validation set.")
     """The last of each so many, of each class."""
     seed: int = option(0, "Of what is drawn from the space.")
+    survive: bool = option(
+        False, "Go on when ranks die (Open MPI 5, mpirun --with-ft ulfm).", "--survive"
+    )
+    """The trial of a group that has lost a rank is trained again, by another group."""
     out: str = option("search", "Folder of trials.jsonl and of the checkpoints.", metavar="FOLDER")
 
     def __post_init__(self) -> None:

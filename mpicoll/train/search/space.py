@@ -14,19 +14,16 @@ batch = {integer = [16, 128]}
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpicoll.base.files import parse_toml
 from mpicoll.train.config import Config
 from mpicoll.train.driver import config_file
 
@@ -36,6 +33,7 @@ Values = dict[str, Any]
 _OWN = (
     *("steps", "target_loss", "target_accuracy", "pause_after"),
     *("checkpoint", "checkpoint_every", "keep", "resume", "metrics", "tensorboard"),
+    *("survive", "spares"),
 )
 #: Keys that say on which data all are judged, and for how long they train at most.
 _COMMON = ("dataset", "data", "context", "epochs", "dtype", "device", "workers")
@@ -191,13 +189,11 @@ class Space:
         """The space of a file.
 
         Raises:
-            ValueError: It is no TOML, or says something that no search can do; with the remedy.
+            ValueError: It is neither TOML nor YAML, or says something that no search can do; with
+                the remedy.
             OSError: It cannot be read.
         """
-        try:
-            found = parse_toml(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is no TOML: {error}") from None
+        found = config_file.parse(path)
         try:
             return cls.of(found)
         except ValueError as error:
@@ -243,12 +239,10 @@ def in_words(value: Any) -> str:
 
 
 def _require_key(name: str) -> None:
-    known = [field.name for field in fields(Config) if field.name not in _OWN]
+    known = [key for key in config_file.KEYS if key not in _OWN]
     if name in _OWN:
         raise ValueError(f"{name} is what the search itself decides: leave it out")
-    if name not in known:
-        near = get_close_matches(name, known, n=1, cutoff=0.0)
-        raise ValueError(f"unknown key {name!r}; the nearest known key is {near[0]}")
+    config_file.require_known(name, known)
 
 
 def _dimension(name: str, given: Any) -> Dimension:
@@ -274,26 +268,16 @@ def _dimension(name: str, given: Any) -> Dimension:
 
 def _checked(name: str, kind: str, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], int | None]:
     """What stands under the kind, and the number of points, in the right types."""
-    from pydantic import Field, FiniteFloat, ValidationError, create_model
+    from pydantic import Field, FiniteFloat
 
     item: Any = {"choice": Any, "integer": int}.get(kind, FiniteFloat)
     least, most = (1, None) if kind == "choice" else (2, 2)
-    form: Any = create_model(  # type: ignore[call-overload]
-        "Dimension",
-        __config__={"extra": "forbid", "strict": True},
-        **{
-            kind: (tuple[item, ...], Field(min_length=least, max_length=most)),
-            "points": (int | None, Field(None, ge=2)),
-        },
-    )
-    try:
-        # As JSON, lists are tuples and whole numbers are floats, and nothing else is converted.
-        made = form.model_validate_json(json.dumps(given, default=str))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{name}: {place} is {first['input']!r}: {first['msg']}") from None
-    return getattr(made, kind), made.points
+    types = {
+        kind: (tuple[item, ...], Field(min_length=least, max_length=most)),
+        "points": (int | None, Field(None, ge=2)),
+    }
+    made = config_file.typed(name, given, types)
+    return made[kind], made["points"]
 
 
 #: The kinds, by what a file calls them.

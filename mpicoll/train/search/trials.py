@@ -4,6 +4,7 @@
     {"event": "asked", "trial": 7, "values": {"lr": 0.1}, "epochs": 3, "source": [7, 1], ...}
     {"event": "epoch", "trial": 7, "number": 2, "validation": {"loss": ..., "accuracy": ...}, ...}
     {"event": "told", "trial": 7, "epochs": 3, "score": 0.91, "failed": null, ...}
+    {"event": "lost", "group": 2, "trial": 7, ...}        ranks died; the job is handed out again
     {"event": "winner", "trial": 7, "epochs": 9, "test": {...}, ...}
 
 A line is written before what it says takes effect, and none is changed. So a search that was killed
@@ -29,7 +30,7 @@ from mpicoll.train.search.space import Space
 
 FILE = "trials.jsonl"
 #: Options that may be others when a search goes on.
-_FREE = ("out", "ranks_per_trial")
+_FREE = ("out", "ranks_per_trial", "survive")
 
 
 class Trials:
@@ -93,6 +94,10 @@ class Trials:
         """
         self._write("told", trial=job.trial, epochs=job.epochs, score=score, **facts)
         self.method.tell(job, score)
+
+    def again(self, job: Job) -> None:
+        """A job that was asked for will not be told of; it is the next to be asked for."""
+        self._pending.insert(0, job)
 
     def note(self, event: str, **facts: Any) -> None:
         """Write down what no decision depends on."""

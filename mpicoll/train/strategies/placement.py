@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from mpicoll.base.deaths import survives
 from mpicoll.schedule.layout import part
 from mpicoll.train.config import Config
+from mpicoll.train.ranks.guarded import GuardedWorkers
 from mpicoll.train.ranks.health import DATA_SERVER, SERVER, WORKER
 from mpicoll.train.ranks.survivors import Survivors
+from mpicoll.train.ranks.waiting import tells_of_deaths
 from mpicoll.train.ranks.workers import AllReduceWorkers
 from mpicoll.train.servers.shard import ShardRange
 from mpicoll.train.strategies.protocol import strategy_of
@@ -55,4 +57,6 @@ def members(config: Config, comm: MPI.Intracomm) -> AllReduceWorkers:
     """
     if survives() and (strategy_of(config).notices_deaths or config.data_servers):
         return Survivors(comm, titles(config, comm.Get_size()))
+    if tells_of_deaths(comm):
+        return GuardedWorkers(comm, config.algorithm)
     return AllReduceWorkers(comm, config.algorithm)
