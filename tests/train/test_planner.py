@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpicoll.simulate.costs import INTER, INTRA, CostModel, Costs, Piece
 from mpicoll.train.planner.bounds import NEVER, Bounds, fluid
-from mpicoll.train.planner.cluster import PICO, Cluster
+from mpicoll.train.planner.cluster import Cluster
 from mpicoll.train.planner.layers import Layers
 from mpicoll.train.planner.problem import Outcome, Problem
 from mpicoll.train.planner.search import search
@@ -33,9 +33,7 @@ def problem(seed: int) -> tuple[Problem, list[Candidate]]:
     rng = np.random.default_rng(seed)
     ranks, count = int(rng.integers(2, 9)), int(rng.integers(2, 10))
     batch = int(rng.integers(4, 17))
-    where = cluster(
-        sorted(rng.integers(0, 3, ranks).tolist()), float(10 ** rng.uniform(-1, 2))
-    )
+    where = cluster(sorted(rng.integers(0, 3, ranks).tolist()), float(10 ** rng.uniform(-1, 2)))
     base, fixed = rng.integers(1, 2000, (2, count)) * 10**6
     second = rng.integers(0, 100, count)
     weights, edges = rng.integers(0, 1 << 21, count), rng.integers(1, 1 << 14, count + 1)

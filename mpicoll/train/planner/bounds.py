@@ -152,22 +152,26 @@ class Bounds:
         weights = sums[self._ends] - sums[:-1, None]
         return self._problem.exchange(self._candidate, weights)
 
-    def _fitting(self, chunk: int) -> NDArray[np.bool_] | None:
-        """Which chunks leave their rank enough memory, as far as they alone say; None: all."""
-        problem, layers, ends = self._problem, self._layers, self._ends
-        if problem.memory is None:
-            return None
-        sums = layers.before
-        weights = sums["weights"][ends] - sums["weights"][:-1, None]
-        kept = sums["kept"][ends] - sums["kept"][:-1, None]
-        working = layers.most_working[np.arange(len(layers))[:, None], ends - 1]
-        count, again = problem.held(self._candidate, self._ranks[chunk])
-        values = count * kept
+    def _needs(self, starts: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
+        """Bytes of chunks: those of parameters and passes, and those kept of a microbatch."""
+        sums, ends = self._layers.before, self._ends[starts]
+        weights, kept = (
+            sums[what][ends] - sums[what][starts, None] for what in ("weights", "kept")
+        )
+        working = self._layers.most_working[starts[:, None], ends - 1]
+        return (2 + self._problem.slots) * weights + working, kept
+
+    def _fitting(
+        self, chunk: int, starts: NDArray[np.intp], needs: tuple[Numbers, Numbers]
+    ) -> NDArray[np.bool_]:
+        """Which chunks leave their rank enough memory, as far as they alone say."""
+        assert self._problem.memory is not None
+        fixed, kept = needs
+        count, again = self._problem.held(self._candidate, self._ranks[chunk])
+        room = self._problem.memory - fixed
         if again:
-            values = again * kept + count * layers.edges[:-1, None]
-        fits: NDArray[np.bool_] = (
-            (2 + problem.slots) * weights + values + working
-        ) <= problem.memory
+            room, count = room - count * self._layers.edges[starts, None], again
+        fits: NDArray[np.bool_] = count * kept <= room
         return fits
 
     def _table(self, form: Form) -> list[Numbers]:
@@ -182,21 +186,20 @@ class Bounds:
         behind = np.full(length + 1, NEVER)
         behind[length] = 0
         tables = [behind]
+        starts = np.arange(length)
+        needs = None if self._problem.memory is None else self._needs(starts)
         for chunk in reversed(range(self._chunks)):
             then = behind + form.ways * self._edges[chunk + 1]
             found = np.maximum(time, then[ends])
-            fits = self._fitting(chunk)
-            if fits is not None:
-                found = np.where(fits, found, NEVER)
+            if needs is not None:
+                found[~self._fitting(chunk, starts, needs)] = NEVER
             least = found.min(axis=1)
             least[~self._layers.cuts[:-1]] = NEVER
             behind = np.minimum(np.append(least, NEVER), NEVER)
             tables.append(behind)
         return tables[::-1]
 
-    def following(
-        self, state: State, start: int, most: int
-    ) -> list[tuple[int, int, State]]:
+    def following(self, state: State, start: int, most: int) -> list[tuple[int, int, State]]:
         """The next chunk of a cut: all its ends, with what a step takes at least.
 
         Args:
@@ -221,9 +224,10 @@ class Bounds:
             times.append((time, edge))
             least = np.maximum(least, time)
             least = np.maximum(least, np.minimum(state.messages[number] + edge + then, NEVER))
-        fits = self._fitting(chunk)
-        if fits is not None:
-            least = np.where(fits[start][: len(ends)], least, NEVER)
+        if self._problem.memory is not None:
+            row = np.array([start])
+            fits = self._fitting(chunk, row, self._needs(row))
+            least = np.where(fits[0][: len(ends)], least, NEVER)
         found = []
         for index in np.nonzero(least < most)[0]:
             reached = max(state.time, *(int(time[index]) for time, _ in times))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
-from mpicoll import tuning
+from mpicoll import algorithms, tuning
 from mpicoll.simulate.costs import CostModel
 from mpicoll.simulate.machine import Machine
 from mpicoll.train.planner.layers import Numbers
@@ -15,6 +16,8 @@ from mpicoll.tuning import predict
 
 #: Units in a second: picoseconds, so that sums are exact.
 PICO = 10**12
+#: Of more ranks, predictions with reasons take seconds.
+_FEW = 16
 
 
 class Cluster:
@@ -79,10 +82,17 @@ class Cluster:
         table = tuning.for_layout(self._table, not apart, tuning.is_grouped(layout))
         choice = tuning.choose_fitting(name, size, nbytes, table)
         nodes = layout if apart else ()
-        try:
-            found = predict.predict(self._model, name, choice, size, nbytes, nodes=nodes)
-        except ValueError:  # the library's own, which was not measured
-            found = predict.ranking(
-                self._model, name, size, nbytes, unmeasured=True, nodes=nodes
-            )[0]
-        return found.seconds
+        if choice.algorithm == tuning.NATIVE:
+            if not apart:
+                with suppress(ValueError):  # it was not measured on so many ranks
+                    return predict.predict(self._model, name, choice, size, nbytes).seconds
+            # Its schedule is unknown, so it is taken to be as fast as the fastest that is known.
+            known = (tuning.parse(name, other, "") for other in algorithms.names(name))
+            return min(
+                predict.estimate(self._model, name, other, size, nbytes, nodes)
+                for other in known
+                if tuning.fits(name, other, size)
+            )
+        if size > _FEW:
+            return predict.estimate(self._model, name, choice, size, nbytes, nodes)
+        return predict.predict(self._model, name, choice, size, nbytes, nodes=nodes).seconds

@@ -200,7 +200,9 @@ class Problem:
             groups = _replicas(candidate)
             return int(self.cluster.collective(name, groups, np.array([nbytes]))[0])
 
-        if candidate.strategy == "fsdp":
+        if candidate.tensor > 1:  # sums begin when all gradients are there
+            whole = computing + collective("allreduce", sum(times[2]))
+        elif candidate.strategy == "fsdp":
             whole = fully_sharded(*times, count, collective)
         else:
             whole = reduced(*times, count, collective, candidate.strategy == "zero1")

@@ -47,7 +47,7 @@ class Found:
 
     @property
     def gap(self) -> float:
-        """By what share the shortest step of the space may be shorter than the best; 0: it is it."""
+        """By what share a step of the space may be shorter than the best, at most."""
         best = self.best
         if best is None or best.picoseconds <= self.least:
             return 0.0
@@ -98,9 +98,13 @@ def search(
         layers = problem.layers(candidate)
         assert layers is not None, "others are not pushed"
         if tables is None and candidate.order:
-            tables = Bounds(problem, candidate, layers, best)
+            # Cuts that take twice as long are rarely of interest: they wait for their turn.
+            limit = min(best, NEVER if cut else 2 * least)
+            tables = Bounds(problem, candidate, layers, limit)
+            if limit < best:
+                push(limit, 0, candidate, None, None, (0,))
             least = max(least, tables.least)
-            found.at_least[candidate] = least
+            found.at_least.setdefault(candidate, min(least, limit))
             if least < best and candidate.chunks == candidate.pipe:
                 push(least, 0, candidate, tables, tables.first, (0,))
             elif least < best:

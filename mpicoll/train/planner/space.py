@@ -21,8 +21,8 @@ ORDERS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
 #: What is said of the space, beside its numbers.
 WORDS = (
     "every mesh data x pipe x tensor of all ranks; microbatches: powers of two, and 1, 2, 4 and 8 "
-    "times pipe; without a pipeline they are batches whose gradients are added up; strategies "
-    "zero1 and fsdp with data alone; recomputation in pipelines; orders gpipe, 1f1b with ahead 0 "
+    "times pipe; with data alone they are batches whose gradients are added up, and divide the "
+    "batch; strategies zero1 and fsdp with data alone; recomputation in pipelines; orders gpipe, 1f1b with ahead 0 "
     "and 1, interleaved with 2 chunks where pipe divides the microbatches, zb_h1, zb_h2, and zb_v "
     "where pipe times microbatches is at most 1024; "
     "every cut between layers whose values are whole on all ranks, but with several chunks a rank "
@@ -83,9 +83,7 @@ class Candidate(NamedTuple):
     @property
     def schedule(self) -> catalogue.Schedule:
         """Of a replica; of one with a pipeline."""
-        return _schedule(
-            self.order, self.pipe, self.microbatches, self.recompute, self.parameters
-        )
+        return _schedule(self.order, self.pipe, self.microbatches, self.recompute, self.parameters)
 
 
 @lru_cache(maxsize=8)
@@ -110,9 +108,11 @@ def candidates(ranks: int, batch: int, layers: int, halves: bool = True) -> Iter
             continue
         for count in _microbatches(pipe, batch // data):
             if pipe == 1:
-                alone = tensor == 1 and data > 1
-                for strategy in ("allreduce", "zero1", "fsdp") if alone else ("allreduce",):
-                    yield Candidate(data, pipe, tensor, strategy, count)
+                alone = tensor == 1
+                if not alone or batch % count == 0:
+                    names = ("allreduce", "zero1", "fsdp") if alone and data > 1 else ("allreduce",)
+                    for name in names:
+                        yield Candidate(data, pipe, tensor, name, count)
                 continue
             for order, parameters in ORDERS:
                 found = Candidate(data, pipe, tensor, "allreduce", count, False, order, parameters)
