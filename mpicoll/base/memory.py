@@ -104,8 +104,8 @@ def require(
         return
     beside = f", beside {_listed(has)}" if has else ""
     raise MemoryError(
-        f"the {len(needed)} rank(s) of {where} need {_megabytes(total)} more ({_listed(more)}"
-        f"{beside}), {_megabytes(room)} are available: {remedy}"
+        f"the {len(needed)} rank(s) of {where} need {megabytes(total)} more ({_listed(more)}"
+        f"{beside}), {megabytes(room)} are available: {remedy}"
     )
 
 
@@ -117,8 +117,9 @@ def _added(each: Sequence[Mapping[str, int]]) -> Counter[str]:
 
 
 def _listed(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{what} {_megabytes(size)}" for what, size in sizes.items())
+    return ", ".join(f"{what} {megabytes(size)}" for what, size in sizes.items())
 
 
-def _megabytes(size: int) -> str:
+def megabytes(size: int) -> str:
+    """A number of bytes, as in "1,234.5 MB"."""
     return f"{size / 1e6:,.1f} MB"

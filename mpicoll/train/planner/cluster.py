@@ -39,6 +39,11 @@ class Cluster:
         self._table = tuning.combined(tuning.BUILTIN, rules)
         self._known: dict[tuple[str, tuple[int, ...], int], int] = {}
 
+    def times(self, count: int) -> Cluster:
+        """So many such clusters in one."""
+        more = max(self.nodes) + 1
+        return Cluster(self._model, [n + more * k for k in range(count) for n in self.nodes])
+
     def collective(self, name: str, groups: Iterable[Sequence[int]], nbytes: Numbers) -> Numbers:
         """Picoseconds of a collective that several groups make at a time: of the slowest group.
 

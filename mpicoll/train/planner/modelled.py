@@ -62,6 +62,8 @@ def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf
 
     @cache
     def costs(tensor: int, samples: int) -> Layers | None:
+        if tensor > len(cluster.nodes):
+            return None
         factor = samples * item
         parts, places = list(model.layers), [WHOLE] * len(model.layers)
         if tensor > 1:

@@ -22,11 +22,11 @@ ORDERS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
 WORDS = (
     "every mesh data x pipe x tensor of all ranks; microbatches: powers of two, and 1, 2, 4 and 8 "
     "times pipe; with data alone they are batches whose gradients are added up, and divide the "
-    "batch; strategies zero1 and fsdp with data alone; recomputation in pipelines; orders gpipe, 1f1b with ahead 0 "
-    "and 1, interleaved with 2 chunks where pipe divides the microbatches, zb_h1, zb_h2, and zb_v "
-    "where pipe times microbatches is at most 1024; "
-    "every cut between layers whose values are whole on all ranks, but with several chunks a rank "
-    "only the one that is best for its chunks, taken each for itself"
+    "batch; strategies zero1 and fsdp with data alone; recomputation in pipelines; orders gpipe, "
+    "1f1b with ahead 0 and 1, interleaved with 2 chunks where pipe divides the microbatches, "
+    "zb_h1, zb_h2, and zb_v where pipe times microbatches is at most 1024; every cut between "
+    "layers whose values are whole on all ranks, but with several chunks a rank only the one that "
+    "is best for its chunks, taken each for itself"
 )
 _MOST_MICROBATCHES = 256
 #: The order of zb_v is found slot by slot.
@@ -58,6 +58,11 @@ class Candidate(NamedTuple):
     def mesh(self) -> str:
         """As it is written: "data=2,pipe=2,tensor=1"."""
         return f"data={self.data},pipe={self.pipe},tensor={self.tensor}"
+
+    @property
+    def family(self) -> tuple[int, int, int, str]:
+        """Mesh and strategy."""
+        return self.data, self.pipe, self.tensor, self.strategy
 
     @property
     def words(self) -> str:
