@@ -100,6 +100,7 @@ def test_the_pick_is_the_best_of_a_part_of_the_space(seed: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(60))
 def test_the_pick_is_the_best_of_the_whole_space(seed: int) -> None:
     given, every = problem(seed)

@@ -232,6 +232,7 @@ def test_a_search_that_ends_early_says_how_far_it_may_be_off() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_thousand_layers_on_64_ranks() -> None:
     """In a minute and 2 GB, three times padded for a machine that others use."""
     count, where = 1000, cluster(64, 4)
