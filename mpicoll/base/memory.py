@@ -102,9 +102,9 @@ def require(
     total = sum(more.values())
     if room is None or total <= room:
         return
-    beside = f", beside {_listed(has)}" if has else ""
+    beside = f", beside {listed(has)}" if has else ""
     raise MemoryError(
-        f"the {len(needed)} rank(s) of {where} need {megabytes(total)} more ({_listed(more)}"
+        f"the {len(needed)} rank(s) of {where} need {megabytes(total)} more ({listed(more)}"
         f"{beside}), {megabytes(room)} are available: {remedy}"
     )
 
@@ -116,10 +116,11 @@ def _added(each: Sequence[Mapping[str, int]]) -> Counter[str]:
     return found
 
 
-def _listed(sizes: Mapping[str, int]) -> str:
+def listed(sizes: Mapping[str, int]) -> str:
+    """Bytes by what for, in words."""
     return ", ".join(f"{what} {megabytes(size)}" for what, size in sizes.items())
 
 
 def megabytes(size: int) -> str:
-    """A number of bytes, as in "1,234.5 MB"."""
+    """A number of bytes in words."""
     return f"{size / 1e6:,.1f} MB"

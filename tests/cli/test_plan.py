@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_refused_with_what_would_fit(command, words):
     [
         (
             ("-P", "4", "--nodes", "3x2"),
-            "--nodes 3x2 has 6 ranks, and the plan is for 4: give -P 6",
+            "--nodes 3x2 has 6 ranks, and the plan is for 4: give ",
         ),
         (("-P", "4", "--nodes", "four"), "--nodes 'four': give nodes and ranks of each, as 4x4"),
         (("-P", "4", "--nodes", "2x2"), "nothing says what messages between nodes cost"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter
 
-from mpicoll.base.memory import megabytes
+from mpicoll.base.memory import listed, megabytes
 from mpicoll.train.planner import bounds
 from mpicoll.train.planner.bounds import NEVER, Bounds
 from mpicoll.train.planner.problem import Outcome, Problem
@@ -138,8 +138,7 @@ def explanation(best: Outcome, problem: Problem, found: Found) -> Iterator[str]:
         yield "One rank does everything."
     stages = [sum(stage.values()) for stage in best.memory]
     stage = stages.index(max(stages))
-    parts = ", ".join(f"{what} {megabytes(n)}" for what, n in best.memory[stage].items() if n)
-    yield f"The fullest rank needs {megabytes(max(stages))}: {parts}."
+    yield f"The fullest rank needs {megabytes(max(stages))}: {listed(best.memory[stage])}."
     if found.gap:
         yield (
             f"The search ended early: some plan may be up to {100 * found.gap:.1f} % faster, none "

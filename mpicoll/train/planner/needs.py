@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from mpicoll.base.memory import megabytes
+from mpicoll.base.memory import listed, megabytes
 from mpicoll.train.planner.bounds import NEVER, Bounds
 from mpicoll.train.planner.layers import Layers
 from mpicoll.train.planner.problem import Problem
@@ -147,6 +147,5 @@ def in_words(need: Need) -> str:
     """What the rank needs that needs most."""
     totals: Sequence[int] = [sum(stage.values()) for stage in need.stages]
     rank = totals.index(max(totals))
-    parts = ", ".join(f"{what} {megabytes(n)}" for what, n in need.stages[rank].items() if n)
     where = f"stage {rank} of {len(need.stages)}" if len(need.stages) > 1 else "a rank"
-    return f"by {need.candidate.words}, {where} needs {megabytes(need.nbytes)} ({parts})"
+    return f"by {need.candidate.words}, {where} needs {megabytes(need.nbytes)} ({listed(need.stages[rank])})"
