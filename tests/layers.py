@@ -81,8 +81,8 @@ ORDER = {
         "messages moving reducing > reductions base > tensors turns > work"
     ),
     "mpicoll.train": (
-        "__init__ > search exits > driver > pytorch jax distributed > strategies > config > "
-        "servers parallel > exchange > ranks > models > data > groups > "
+        "__init__ > search exits > driver > pytorch jax distributed planner > strategies > "
+        "config > servers parallel > exchange > ranks > models > data > groups > "
         "optimizers schedules history > records threads options registry step"
     ),
     "mpicoll.train.step": (
@@ -101,6 +101,10 @@ ORDER = {
         "__init__ > pipeline > memory > timeline checks agreement > executor > stage > "
         "weights sums wires > mesh stages > "
         "shards parts fully_sharded > rules gathered > sharded units > conjugate > placements"
+    ),
+    "mpicoll.train.planner": (
+        "__init__ > comparison > search needs > bounds plan_file modelled > problem > "
+        "replicas space measured cluster > flops profile layers"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
     "mpicoll.train.ranks": (

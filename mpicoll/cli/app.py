@@ -104,6 +104,11 @@ COMMANDS = {
         "command",
         "Train a model on all ranks.",
     ),
+    "plan": (
+        "plan",
+        "command",
+        "Choose mesh, schedule and cut for a model: the shortest step that fits into memory.",
+    ),
     "search": (
         "search",
         "command",

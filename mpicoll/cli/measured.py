@@ -64,7 +64,8 @@ Network = Annotated[
 
 #: Costs where options say nothing.
 _TIMES = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
-
+#: Where parameters are looked for that no option names.
+MODEL = Path("model.json")
 #: What helps where no link between nodes was measured.
 LINK_REMEDY = (
     f"; give --inter-alpha and --inter-beta, or a network by --network: {', '.join(NETWORKS)}"
@@ -190,6 +191,16 @@ def model(path: Path) -> CostModel:
     need(["pydantic"], "config")
     with usage():
         return cost_files.read(path)
+
+
+def model_or_built_in(path: Path | None) -> tuple[CostModel, bool]:
+    """The parameters of a file, or those that come with mpicoll; and whether it is these."""
+    from mpicoll.tuning import cost_files
+
+    if path is not None or MODEL.exists():
+        return model(path or MODEL), False
+    need(["pydantic"], "config")
+    return cost_files.built_in(), True
 
 
 def with_links(

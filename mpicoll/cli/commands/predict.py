@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from mpicoll.tuning import Choice
     from mpicoll.tuning.predict import Prediction
 
-_MODEL = Path("model.json")
-
 
 def command(
     collective: Collective,
     algorithm: Algorithm,
     ranks: Ranks = "4",
     size: Sizes = "1M",
-    model: ModelFile = _MODEL,
+    model: ModelFile = measured.MODEL,
     per_node: PerNode = None,
     network: Network = None,
     inter_alpha: InterAlpha = None,
@@ -101,7 +99,7 @@ def explain(
     with usage():
         collectives.collective(collective)
         nbytes = parse_size(size)
-    parameters, ours = _parameters(model)
+    parameters, ours = measured.model_or_built_in(model)
     parameters = measured.with_links(parameters, network, inter_alpha, inter_beta, per_node)
     nodes = measured.nodes(parameters, ranks, per_node)
     with usage():
@@ -117,7 +115,7 @@ def explain(
         output.facts(
             {
                 "runs": {"choice": runs.words, "source": runs.source},
-                "costs": _origin(parameters) if ours else str(model or _MODEL),
+                "costs": _origin(parameters) if ours else str(model or measured.MODEL),
                 "why": reason,
                 "ranking": [_facts(prediction) for prediction in found],
             }
@@ -130,16 +128,6 @@ def explain(
     title = f"{collective}, {plural(ranks, 'rank')}, {format_size(nbytes)}: predicted time"
     _table(f"{title} of the slowest rank, 95 % interval low to high", found, ranked=True)
     return 0
-
-
-def _parameters(path: Path | None) -> tuple[CostModel, bool]:
-    """The parameters of a file, or those that come with mpicoll; and whether it is these."""
-    from mpicoll.tuning import cost_files
-
-    if path is not None or _MODEL.exists():
-        return measured.model(path or _MODEL), False
-    measured.need(["pydantic"], "config")
-    return cost_files.built_in(), True
 
 
 def _origin(parameters: CostModel) -> str:

@@ -61,13 +61,13 @@ def command(
     from mpicoll.train import Config, main
 
     with usage():
-        chosen = Config(**_given(invocation, config))
+        chosen = Config(**given(invocation, config))
     if chosen.device == "gpu":
         session.use_gpu()
     return main(chosen, session.communicator(), as_json=json, progress=progress, compare=compare)
 
 
-def _given(invocation: typer.Context, path: Path | None) -> dict[str, Any]:
+def given(invocation: typer.Context, path: Path | None) -> dict[str, Any]:
     """What the file says, and over it what the command line says."""
     from mpicoll.train.driver import config_file
 

@@ -71,10 +71,35 @@ def shard(
     if comm is None or size == 1:
         return list(layers)
     group = Group(comm, size, comm.Get_rank())
-    costs = _Costs(samples * np.dtype(dtype).itemsize, seconds or _ring(size))
+    factor = samples * np.dtype(dtype).itemsize
+    return divided(layers, shapes, group, factor, seconds or _ring(size), sequence)[0]
+
+
+def divided(
+    layers: Sequence[Layer],
+    shapes: Sequence[Shape],
+    group: Group,
+    factor: int,
+    seconds: Seconds,
+    sequence: bool = False,
+) -> tuple[list[Layer], list[Placement]]:
+    """A rank's parts of layers, and where the outputs of each layer are.
+
+    Args:
+        layers: First to last.
+        shapes: Of a sample at the inputs of each, and at the outputs of the last one.
+        group: The ranks; of a group that is not there, their number is enough.
+        factor: Bytes of a batch for each value of a sample.
+        seconds: What a collective takes.
+        sequence: See `shard`.
+
+    Raises:
+        ValueError: A layer has less to divide than there are ranks.
+    """
+    costs = _Costs(factor, seconds)
     chain = _Chain(layers, shapes, Setting(group, sequence), costs, first=True)
     _, rules = chain.path(WHOLE, WHOLE)
-    return chain.built(WHOLE, rules, WHOLE)
+    return chain.built(WHOLE, rules, WHOLE), [*(rule.after for rule in rules[:-1]), WHOLE]
 
 
 def _ring(size: int) -> Seconds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from mpicoll.train.step.catalogue import Schedule
@@ -56,7 +56,7 @@ def simulate(
     schedule: Schedule,
     durations: Durations | Sequence[Durations],
     machine: Machine | None = None,
-    nbytes: int = 0,
+    nbytes: int | Sequence[int] = 0,
 ) -> Timing:
     """Run a schedule on a clock.
 
@@ -67,10 +67,10 @@ def simulate(
         schedule: the schedule.
         durations: how long the tasks of a chunk take; several: those of each chunk.
         machine: what messages cost, in the unit of ``durations``; without one they take no time.
-        nbytes: length of a message.
+        nbytes: length of a message; several: that of messages over each edge, by its number.
 
     Raises:
-        ValueError: durations for another number of chunks.
+        ValueError: durations for another number of chunks, or lengths for fewer edges.
         DeadlockError: the programs wait for each other.
     """
     if isinstance(durations, Durations):
@@ -79,14 +79,25 @@ def simulate(
         raise ValueError(
             f"durations of {len(durations)} chunks: {schedule.words} has {schedule.chunks}"
         )
+    lengths = [nbytes] * schedule.chunks if isinstance(nbytes, int) else nbytes
+    if len(lengths) < schedule.chunks:
+        raise ValueError(
+            f"lengths of {len(lengths)} edges: {schedule.words} has {schedule.chunks}, and edge 0 "
+            "has no message"
+        )
     costs = durations
+
+    @cache
+    def taken(source: int, destination: int, length: int) -> tuple[int, int]:
+        assert machine is not None
+        ends = schedule.place(source), schedule.place(destination)
+        whole = machine.message(*ends, length)
+        return whole, max(whole - machine.message(*ends, 0), 0)
 
     def message(task: Task) -> tuple[int, int]:
         if machine is None:
             return 0, 0
-        ends = schedule.place(task.source), schedule.place(task.destination)
-        whole = machine.message(*ends, nbytes)
-        return whole, max(whole - machine.message(*ends, 0), 0)
+        return taken(task.source, task.destination, lengths[task.chunk])
 
     ranks: list[list[Event]] = [[] for _ in range(schedule.stages)]
     messages = []

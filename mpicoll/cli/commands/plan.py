@@ -1,0 +1,357 @@
+"""``mpicoll plan``: which parallelism trains a model fastest, by measured costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpicoll.base.memory import megabytes
+from mpicoll.cli import measured, output, session
+from mpicoll.cli.commands.train import given as given_options
+from mpicoll.cli.errors import UsageError, reading, usage
+from mpicoll.cli.measured import InterAlpha, InterBeta, Network
+from mpicoll.cli.options import Json, from_fields
+from mpicoll.train.options import Options
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpicoll.train import Config
+    from mpicoll.train.data import Dataset
+    from mpicoll.train.models import Sequential
+    from mpicoll.train.planner.needs import Need
+    from mpicoll.train.planner.problem import Outcome, Problem
+    from mpicoll.train.planner.profile import Profile
+    from mpicoll.train.planner.search import Found
+
+#: Other meshes in the table.
+_RIVALS = 8
+_MOST_RANKS = 4096
+
+
+@from_fields(Options)
+def command(
+    invocation: typer.Context,
+    *,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "-P",
+            min=1,
+            max=_MOST_RANKS,
+            metavar="P",
+            help="Ranks to plan for; by default those of the profile.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="NxM", help="Nodes, and ranks of each, as 4x4; by default one node."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of each rank, as 8G; by default no limit.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Times of layers that --measure wrote.")
+    ] = None,
+    measure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measure the layers on all ranks, and write them there."),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            metavar="FLOP/S",
+            help="Operations of a rank in a second, in place of a profile; by default this one's.",
+        ),
+    ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Parameters that `mpicoll fit` wrote; model.json if there is one, else those that "
+            "come with mpicoll.",
+        ),
+    ] = None,
+    network: Network = None,
+    inter_alpha: InterAlpha = None,
+    inter_beta: InterBeta = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="Write the plan: TOML for train --config."
+        ),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say the plan in words.")] = False,
+    json: Json = False,
+    **_: Any,
+) -> int:
+    """Choose mesh, schedule and cut for a model: the shortest step that fits into memory.
+
+    DATASET and the options of `mpicoll train` say what is trained. The times of the layers come
+    from a profile (mpirun -n 4 mpicoll plan ... --measure layers.json), or from their operations
+    and a rate. Plans are simulated in ascending order of what they take at least, until no other
+    can be faster. The exit status is 1 if none fits into the memory.
+    """
+    from mpicoll.train import threads
+
+    # Before anything loads NumPy.
+    threads.limit_blas_threads()
+    from mpicoll.train import Config
+
+    if measure is not None and (profile is not None or rate is not None):
+        raise UsageError("--measure makes a profile: leave --profile and --rate out")
+    if profile is not None and rate is not None:
+        raise UsageError("--profile and --rate both say how fast layers are: give one")
+    with usage():
+        values = given_options(invocation, None)
+        config = Config(**values)
+        if out is not None and out.suffix != ".toml":
+            raise ValueError(f"-o {out}: give a file whose name ends with .toml")
+    limit = _size(memory)
+    measured.need(["pydantic"], "config")
+    comm = session.communicator() if measure is not None else None
+    dataset, model = _model(config)
+    if comm is not None and measure is not None:
+        times = _measure(comm, config, dataset, model, measure)
+        if comm.Get_rank():
+            return 0
+    else:
+        times = _times(model, profile, rate)
+    links = network, inter_alpha, inter_beta
+    count = _count(ranks, times)
+    problem = _problem(config, model, times, count, nodes, limit, costs, links)
+    return _plan(problem, model, values, out, explain, json)
+
+
+# --- what is asked for ----------------------------------------------------------------------------
+
+
+def _size(memory: str | None) -> int | None:
+    from mpicoll.base.sizes import parse_size
+
+    with usage():
+        return None if memory is None else parse_size(memory)
+
+
+def _model(config: Config) -> tuple[Dataset, Sequential]:
+    from mpicoll.train.data import load
+    from mpicoll.train.driver.named import make_model
+
+    with reading():
+        dataset = load(config.dataset, config.data, config.context)
+        dataset = dataset.astype(config.dtype)
+        return dataset, make_model(config, dataset)
+
+
+def _measure(
+    comm: MPI.Intracomm, config: Config, dataset: Dataset, model: Sequential, path: Path
+) -> Profile:
+    """Measure the layers on all ranks, and write what rank 0 has."""
+    from mpicoll.train.planner import measured as layers
+    from mpicoll.train.planner import profile
+
+    batch = min(config.global_batch(comm.Get_size()), len(dataset.train_targets))
+    sizes = [1]
+    while sizes[-1] < batch:
+        sizes.append(min(4 * sizes[-1], batch))
+    found = layers.measure(
+        model, dataset.train_inputs[:batch], dataset.train_targets[:batch], sizes, comm
+    )
+    session.on_rank_0(comm, lambda: profile.write(path, found))
+    return found
+
+
+def _times(model: Sequential, path: Path | None, rate: float | None) -> Profile:
+    from mpicoll.train.planner import measured as layers
+    from mpicoll.train.planner import profile
+
+    if path is not None:
+        with usage():
+            return profile.read(path)
+    if rate is None:
+        rate = layers.rate()
+        output.remark(
+            f"mpicoll: no profile: times of layers are their operations at {rate / 1e9:.3g} "
+            "GFLOP/s, that of products of matrices here; give --measure, --profile or --rate"
+        )
+    return layers.from_rate(model, rate)
+
+
+def _count(ranks: int | None, times: Profile) -> int:
+    known = times.about.get("ranks")
+    if ranks is None and not (isinstance(known, int) and 0 < known <= _MOST_RANKS):
+        raise UsageError("nothing says for how many ranks to plan: give them, as -P 16")
+    return int(ranks or known)  # type: ignore[arg-type]
+
+
+def _problem(
+    config: Config,
+    model: Sequential,
+    times: Profile,
+    ranks: int,
+    nodes: str | None,
+    memory: int | None,
+    path: Path | None,
+    links: tuple[str | None, str | None, str | None],
+) -> Problem:
+    from mpicoll.train import optimizers
+    from mpicoll.train.planner.cluster import Cluster
+    from mpicoll.train.planner.modelled import layers_of
+    from mpicoll.train.planner.problem import Problem
+
+    per_node = _per_node(nodes, ranks)
+    parameters, ours = measured.model_or_built_in(path)
+    parameters = measured.with_links(parameters, *links, per_node)
+    if per_node and per_node < ranks and not measured.has_link(parameters):
+        raise UsageError(f"nothing says what messages between nodes cost{measured.LINK_REMEDY}")
+    if ours:
+        output.remark(
+            "mpicoll: no model of this machine: messages within a node cost what they do on "
+            f"{parameters.about['machine'].get('processor', 'another one')}; give --costs"
+        )
+    cluster = Cluster(parameters, [rank // (per_node or ranks) for rank in range(ranks)])
+    slots = len(optimizers.make(config.optimizer, config.momentum, config.weight_decay).slots)
+    with usage():
+        layers = layers_of(model, times, cluster)
+    return Problem(ranks, config.global_batch(ranks), cluster, layers, slots, memory)
+
+
+def _per_node(nodes: str | None, ranks: int) -> int | None:
+    if nodes is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", nodes.strip(), re.ASCII)
+    if match is None:
+        raise UsageError(f"--nodes {nodes!r}: give nodes and ranks of each, as 4x4")
+    count, each = int(match[1]), int(match[2])
+    if count * each != ranks:
+        raise UsageError(
+            f"--nodes {nodes} has {count * each} ranks, and the plan is for {ranks}: give "
+            f"-P {count * each}, or other nodes"
+        )
+    return each
+
+
+# --- what is found --------------------------------------------------------------------------------
+
+
+def _plan(
+    problem: Problem,
+    model: Sequential,
+    values: dict[str, Any],
+    out: Path | None,
+    explain: bool,
+    json: bool,
+) -> int:
+    from mpicoll.train.planner import comparison, needs, plan_file
+    from mpicoll.train.planner.measured import halves
+    from mpicoll.train.planner.search import search
+    from mpicoll.train.planner.space import candidates
+
+    layers, parts = len(model.layers), halves(model)
+    every = list(candidates(problem.ranks, problem.batch, layers, parts))
+    with output.progress() as progress:
+        task = progress.add_task("simulating", total=None)
+        found = search(problem, every, done=lambda n: progress.update(task, completed=n))
+    best = found.best
+    if best is None:
+        need = needs.smallest_need(problem, layers, parts)
+        remedies = needs.remedies(problem, need, layers, parts)
+        _refuse(problem, need, remedies, json)
+        return 1
+    others = comparison.rivals(problem, every, found, _RIVALS)
+    if out is not None:
+        with reading():
+            plan_file.write(out, values, best, problem.batch)
+        output.remark(f"mpicoll: plan written to {out}")
+    if json:
+        output.facts(_facts(problem, found, best, others))
+        return 0
+    _print(problem, found, best, others)
+    if explain:
+        output.text("")
+        for sentence in comparison.explanation(best, problem, found):
+            output.text(sentence)
+    return 0
+
+
+def _refuse(problem: Problem, need: Need, remedies: Sequence[str], json: bool) -> None:
+    from mpicoll.train.planner import needs
+
+    assert problem.memory is not None
+    words = (
+        f"no plan fits into {megabytes(problem.memory)} of each of {problem.ranks} ranks; least is "
+        f"needed {needs.in_words(need)}"
+    )
+    if json:
+        facts = {"candidate": need.candidate.words, "bytes": need.nbytes, "stages": need.stages}
+        output.facts({"fits": False, "need": facts, "remedies": remedies})
+    output.remark(f"mpicoll: error: {words}; give {', or '.join(remedies)}")
+
+
+def _facts(
+    problem: Problem, found: Found, best: Outcome, others: Sequence[Outcome]
+) -> dict[str, Any]:
+    from mpicoll.train.planner import comparison, plan_file, space
+
+    return {
+        "fits": True,
+        "space": {"words": space.WORDS, "candidates": found.candidates},
+        "simulated": found.simulated,
+        "gap": found.gap,
+        "config": plan_file.keys(best, problem.batch),
+        "plan": _outcome(best),
+        "others": [{**_outcome(o), "why": comparison.why(o, best)} for o in others],
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    whole = outcome.picoseconds
+    shares = ("computing", "tensor", "exchange", "waiting")
+    return {
+        **outcome.candidate._asdict(),
+        "parameters": dict(outcome.candidate.parameters),
+        "cut": list(outcome.cut),
+        "seconds": outcome.seconds,
+        "shares": {name: getattr(outcome, name) / whole if whole else 0.0 for name in shares},
+        "idle": outcome.idle,
+        "memory": list(outcome.memory),
+        "bytes_sent": outcome.sent,
+    }
+
+
+def _print(problem: Problem, found: Found, best: Outcome, others: Sequence[Outcome]) -> None:
+    from mpicoll.train.planner import comparison, space
+
+    output.text(f"plan: {best.candidate.words}" + (f", cut {_cut(best)}" if best.cut[1:] else ""))
+    nearest = f"within {100 * found.gap:.2g} % of " if found.gap else ""
+    output.text(f"{1e3 * best.seconds:.4g} ms a step, {nearest}the shortest of the space")
+    numbers = ("time [ms]", "idle [%]", "memory [MB]", "data [MB]", "pipe [MB]", "tensor [MB]")
+    output.table(
+        ("plan", *numbers, "why not"),
+        (
+            (
+                outcome.candidate.words,
+                f"{1e3 * outcome.seconds:.4g}",
+                f"{100 * outcome.idle:.1f}",
+                f"{outcome.most_memory / 1e6:,.1f}",
+                *(f"{outcome.sent[axis] / 1e6:,.2f}" for axis in ("data", "pipe", "tensor")),
+                "" if outcome is best else comparison.why(outcome, best),
+            )
+            for outcome in (best, *others)
+        ),
+        right=numbers,
+        fold="why not",
+    )
+    output.text(
+        f"space: {found.candidates} candidates and their cuts, {found.simulated} steps simulated; "
+        f"{space.WORDS}"
+    )
+
+
+def _cut(outcome: Outcome) -> str:
+    return ",".join(map(str, outcome.cut))

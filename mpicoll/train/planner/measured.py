@@ -1,0 +1,151 @@
+"""How long the layers of a model take: on all ranks at once, as they will compute."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from math import prod
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpicoll.base.arrays import Array
+from mpicoll.train.data.batch import Batch
+from mpicoll.train.models.layers import Layer, random_states, set_random_states
+from mpicoll.train.models.networks import Sequential
+from mpicoll.train.models.precision import computing
+from mpicoll.train.planner.flops import flops
+from mpicoll.train.planner.profile import LayerProfile, Profile, Times
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_REPEATS = 7
+#: Sides of the product of matrices that the rate of a process is measured by.
+_SIDE = 512
+
+
+def described(model: Sequential) -> list[tuple[str, tuple[int, ...], int]]:
+    """Kind of each layer, shape of its inputs, and number of its parameters."""
+    return [
+        (
+            type(layer).__name__,
+            model.shapes[index],
+            sum(prod(model.parameter_shapes[name]) for name in _parameters(model, index)),
+        )
+        for index, layer in enumerate(model.layers)
+    ]
+
+
+def _parameters(model: Sequential, layer: int) -> list[str]:
+    return [name for name in model.names(layer).values() if name in model.parameter_shapes]
+
+
+def halves(model: Sequential) -> bool:
+    """Whether every layer with parameters has a backward pass in two parts."""
+    return all(
+        type(layer).backward_input is not Layer.backward_input
+        for index, layer in enumerate(model.layers)
+        if _parameters(model, index)
+    )
+
+
+def from_rate(model: Sequential, rate: float) -> Profile:
+    """A profile by the operations of each layer.
+
+    Args:
+        model: The model.
+        rate: Operations of a process in a second.
+    """
+    found = []
+    for layer, (kind, shape, count) in zip(model.layers, described(model), strict=True):
+        seconds = flops(layer, shape) / rate
+        times = (Times(1, seconds, seconds, seconds if count else 0.0),)
+        found.append(LayerProfile(kind, shape, count, times))
+    return Profile(tuple(found), {"flop_s": rate})
+
+
+def rate() -> float:
+    """Operations of this process in a second: of products of matrices of float32."""
+    matrix = np.ones((_SIDE, _SIDE), np.float32)
+    seconds = []
+    for _ in range(_REPEATS):
+        begin = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - begin)
+    return float(2 * _SIDE**3 / median(seconds))
+
+
+def measure(
+    model: Sequential,
+    inputs: Array,
+    targets: Array,
+    sizes: Sequence[int],
+    comm: MPI.Intracomm | None = None,
+) -> Profile:
+    """Measure the layers of a model.  Collective.
+
+    Args:
+        model: The model, whole.
+        inputs, targets: As many samples as the largest of `sizes`; the loss counts to the last
+            layer.
+        sizes: Samples of microbatches.
+        comm: The ranks; None for this process alone.
+
+    Returns:
+        Medians of each rank, and of these the mean; the same on all ranks.
+    """
+    every = np.array([_seconds(model, inputs[:n], targets[:n], comm) for n in sizes])
+    ranks = 1
+    if comm is not None:
+        ranks, own = comm.Get_size(), every.copy()
+        comm.Allreduce(own, every)
+        every /= ranks
+    layers = tuple(
+        LayerProfile(
+            *facts,
+            tuple(Times(n, *map(float, every[row, :, index])) for row, n in enumerate(sizes)),
+        )
+        for index, facts in enumerate(described(model))
+    )
+    return Profile(layers, {"ranks": ranks, "node": platform.node(), "dtype": model.dtype.name})
+
+
+def _seconds(
+    model: Sequential, inputs: Array, targets: Array, comm: MPI.Intracomm | None
+) -> list[list[float]]:
+    """Medians of forward pass and both parts of the backward pass, of each layer."""
+    count = len(model.layers)
+    chunks = [model.chunk(index, index + 1) for index in range(count)]
+    batch = Batch(inputs, targets, len(inputs), np.arange(len(inputs)))
+    parameters, rounded = computing(
+        {**model.initial_parameters(0), **model.initial_buffers()}, model.dtype
+    )
+    spent: list[list[list[float]]] = [[[] for _ in range(count)] for _ in range(3)]
+    for _ in range(_REPEATS):
+        if comm is not None:
+            comm.Barrier()
+        values, memories = inputs, []
+        for index, chunk in enumerate(chunks):
+            states = random_states(chunk.layers)
+            begin = time.perf_counter()
+            values, memory = chunk.forward(parameters, values, batch, rounded)
+            if index == count - 1:
+                _, slopes = model.loss.evaluate(values, targets)
+            spent[0][index].append(time.perf_counter() - begin)
+            memories.append(memory)
+            if states is not None:
+                set_random_states(chunk.layers, states)
+        error: Array | None = slopes
+        for index in reversed(range(count)):
+            begin = time.perf_counter()
+            error, kept = chunks[index].backward_input(parameters, memories[index], error, rounded)
+            middle = time.perf_counter()
+            for _ in chunks[index].backward_weight(parameters, memories[index], kept):
+                pass
+            spent[1][index].append(middle - begin)
+            spent[2][index].append(time.perf_counter() - middle)
+            memories[index] = []
+    return [[median(times) for times in layers] for layers in spent]

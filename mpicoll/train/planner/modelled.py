@@ -1,0 +1,191 @@
+"""What the layers of a model cost, whole or shared by some ranks, for each size of a microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from mpicoll.base.wording import plural
+from mpicoll.train.models.layers import Layer, Residual, held, shapes_of
+from mpicoll.train.models.networks import Sequential
+from mpicoll.train.parallel.conjugate import Group, Step
+from mpicoll.train.parallel.placements import WHOLE
+from mpicoll.train.parallel.sharded import Sharded
+from mpicoll.train.parallel.shards import divided
+from mpicoll.train.planner.cluster import PICO, Cluster
+from mpicoll.train.planner.flops import flops
+from mpicoll.train.planner.layers import Layers
+from mpicoll.train.planner.measured import described
+from mpicoll.train.planner.problem import LayersOf, tensor_groups
+from mpicoll.train.planner.profile import Profile
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: Collectives of both passes: name and values of the whole vector.
+Calls = tuple[list[tuple[str, int]], list[tuple[str, int]]]
+
+
+def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf:
+    """What layers cost, as `Problem` wants it.
+
+    A rank's part of a layer takes as large a share of its time as it has of its operations; how
+    layers are divided is the shortest path by what collectives take between the ranks that share.
+
+    Args:
+        model: The model, whole.
+        profile: Of its layers.
+        cluster: The ranks.
+
+    Raises:
+        ValueError: The profile is of another model.
+    """
+    require_profile(model, profile)
+    parameters = [
+        {
+            own: model.parameter_shapes[name]
+            for own, name in model.names(index).items()
+            if name in model.parameter_shapes
+        }
+        for index in range(len(model.layers))
+    ]
+    item = np.promote_types(model.dtype, np.float32).itemsize
+
+    @cache
+    def seconds(tensor: int, name: str, nbytes: int) -> int:
+        groups = tensor_groups(len(cluster.nodes), tensor)
+        return int(cluster.collective(name, groups, np.array([nbytes]))[0])
+
+    @cache
+    def costs(tensor: int, samples: int) -> Layers | None:
+        if tensor > len(cluster.nodes):
+            return None
+        factor = samples * item
+        parts, places = list(model.layers), [WHOLE] * len(model.layers)
+        if tensor > 1:
+            group = Group(cast("MPI.Intracomm", None), tensor, 0)
+            try:
+                parts, places = divided(
+                    parts,
+                    model.shapes,
+                    group,
+                    factor,
+                    lambda name, nbytes: seconds(tensor, name, nbytes) / PICO,
+                )
+            except ValueError:  # a layer has less to divide
+                return None
+        shapes = shapes_of(parts, model.shapes[0])
+        times, calls = [], []
+        for index, layer in enumerate(parts):
+            whole = flops(model.layers[index], model.shapes[index])
+            share = min(flops(layer, shapes[index]) / whole, 1.0) if whole else 1.0
+            found = profile.layers[index].at(samples)
+            times.append([PICO * share * t for t in (found.forward, found.input, found.weight)])
+            there, back = collectives(layer, first=index == 0)
+            calls.append([[(name, factor * n) for name, n in each] for each in (there, back)])
+        wire = np.array(
+            [[sum(seconds(tensor, *call) for call in each) for each in pair] for pair in calls]
+        )
+        sent = np.array([[sum(_sent(tensor, *call) for call in each) for each in p] for p in calls])
+        forward, inputs, weight = np.rint(np.array(times).T).astype(np.int64)
+        values = [prod(shape) for shape in shapes]
+        return Layers(
+            forward + wire[:, 0],
+            inputs + wire[:, 1],
+            weight,
+            *(wire[:, 0], wire[:, 1], sent[:, 0], sent[:, 1]),
+            edges=factor * np.array(values, np.int64) + item,  # a message ends with a value more
+            kept=factor * np.array(held(parts, shapes), np.int64),
+            working=factor
+            * np.array([p.working(s) for p, s in zip(parts, shapes, strict=False)], np.int64),
+            weights=item * np.array(list(map(_elements, parts, parameters)), np.int64),
+            cuts=np.array([True, *(place == WHOLE for place in places)]),
+        )
+
+    return costs
+
+
+def require_profile(model: Sequential, profile: Profile) -> None:
+    """Check that a profile is that of a model.
+
+    Raises:
+        ValueError: It is not; names the first layer that differs.
+    """
+    wanted = described(model)
+    if len(wanted) != len(profile.layers):
+        raise ValueError(
+            f"the profile has {plural(len(profile.layers), 'layer')} and the model "
+            f"{len(wanted)}: measure this model by --measure"
+        )
+    for number, (facts, found) in enumerate(zip(wanted, profile.layers, strict=True)):
+        known = found.kind, found.inputs, found.parameters
+        if facts != known:
+            raise ValueError(
+                f"layer {number} is {_words(facts)}, and {_words(known)} in the profile: measure "
+                "this model by --measure"
+            )
+
+
+def _words(facts: tuple[str, tuple[int, ...], int]) -> str:
+    kind, shape, count = facts
+    return f"{kind} of inputs {'x'.join(map(str, shape))} with {plural(count, 'parameter')}"
+
+
+def collectives(layer: Layer, first: bool) -> Calls:
+    """What a rank's part of a layer calls for a sample, forward and backward.
+
+    Args:
+        layer: The part.
+        first: Whether nobody needs slopes by its inputs.
+    """
+    there: list[tuple[str, int]] = []
+    back: list[tuple[str, int]] = []
+    for step, is_first in _steps(layer, first):
+        forward, backward = step.collectives(1)
+        there += forward
+        back += [] if is_first else backward
+    return there, back
+
+
+def _steps(layer: Layer, first: bool) -> Iterator[tuple[Step, bool]]:
+    if isinstance(layer, Sharded):
+        yield from ((step, first) for step in layer.before)
+        yield from _steps(layer.local, first)
+        yield from ((step, False) for step in layer.after)
+    elif isinstance(layer, Residual):
+        for number, part in enumerate(layer.layers):
+            yield from _steps(part, first and number == 0)
+
+
+def _elements(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Parameters of a rank's part of a layer, from the shapes of the whole one's."""
+    if isinstance(layer, Residual):
+        return sum(
+            _elements(
+                part,
+                {
+                    name.removeprefix(f"{number}."): shape
+                    for name, shape in shapes.items()
+                    if name.startswith(f"{number}.")
+                },
+            )
+            for number, part in enumerate(layer.layers)
+        )
+    if not isinstance(layer, Sharded):
+        return sum(map(prod, shapes.values()))
+    if not layer.cuts:
+        return _elements(layer.local, shapes)
+    cuts, size = layer.cuts, layer.group.size
+    return sum(
+        prod(cuts[name].part_shape(shape, size, 0)) if name in cuts else prod(shape)
+        for name, shape in shapes.items()
+    )
+
+
+def _sent(ranks: int, name: str, nbytes: int) -> int:
+    """Bytes that a rank sends of a vector, by rings; all-reduces make two rounds."""
+    return (2 if name == "allreduce" else 1) * (ranks - 1) * nbytes // ranks

@@ -1,0 +1,68 @@
+"""A plan as a configuration of ``mpicoll train``: TOML for ``--config``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mpicoll.base.files import write_atomically
+from mpicoll.train.planner.problem import Outcome
+
+#: Names of an order's parameters in a configuration are the order's own.
+Keys = dict[str, Any]
+
+
+def keys(outcome: Outcome, batch: int) -> Keys:
+    """What a configuration says of a plan.
+
+    Args:
+        outcome: The plan.
+        batch: Samples of a step, of all ranks together.
+    """
+    candidate = outcome.candidate
+    if candidate.pipe == candidate.tensor == 1:
+        count = candidate.microbatches
+        return {"strategy": candidate.strategy, "batch": batch // count, "accumulate": count}
+    found: Keys = {
+        "strategy": candidate.strategy,
+        "batch": batch,
+        "mesh": candidate.mesh,
+        "microbatches": candidate.microbatches,
+    }
+    if candidate.order:
+        found["pipeline_schedule"] = candidate.order
+        found |= dict(candidate.parameters)
+        found["cut"] = ",".join(map(str, outcome.cut))
+        found["recompute"] = candidate.recompute
+    return found
+
+
+def write(path: str | Path, given: Mapping[str, Any], outcome: Outcome, batch: int) -> None:
+    """Write the configuration of a plan.
+
+    Args:
+        path: Where to.
+        given: What else the run is told, as `mpicoll.train.Config` has it; None for nothing.
+        outcome: The plan.
+        batch: Samples of a step.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    candidate = outcome.candidate
+    ranks = candidate.data * candidate.pipe * candidate.tensor
+    lines = [
+        f"# mpirun -n {ranks} mpicoll train --config {Path(path).name}",
+        f"# planned: {candidate.words}: {1e3 * outcome.seconds:.4g} ms a step",
+    ]
+    values = {**given, **keys(outcome, batch)}
+    lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+    write_atomically(path, "\n".join(lines) + "\n")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)  # texts, numbers and truth are written alike

@@ -1,0 +1,146 @@
+"""What is chosen from: every way to train on so many ranks that this package knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from mpicoll.train.step import catalogue
+
+#: Orders of pipelines, with their parameters.
+ORDERS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
+    ("gpipe", ()),
+    ("1f1b", (("ahead", 0),)),
+    ("1f1b", (("ahead", 1),)),
+    ("interleaved", (("chunks", 2),)),
+    ("zb_h1", ()),
+    ("zb_h2", ()),
+    ("zb_v", ()),
+)
+#: What is said of the space, beside its numbers.
+WORDS = (
+    "every mesh data x pipe x tensor of all ranks; microbatches: powers of two, and 1, 2, 4 and 8 "
+    "times pipe; with data alone they are batches whose gradients are added up, and divide the "
+    "batch; strategies zero1 and fsdp with data alone; recomputation in pipelines; orders gpipe, "
+    "1f1b with ahead 0 and 1, interleaved with 2 chunks where pipe divides the microbatches, "
+    "zb_h1, zb_h2, and zb_v where pipe times microbatches is at most 1024; every cut between "
+    "layers whose values are whole on all ranks, but with several chunks a rank only the one that "
+    "is best for its chunks, taken each for itself"
+)
+_MOST_MICROBATCHES = 256
+#: The order of zb_v is found slot by slot.
+_MOST_ZB_V = 1024
+
+
+class Candidate(NamedTuple):
+    """One way to train, but for the cut.
+
+    Attributes:
+        data, pipe, tensor: Ranks along each axis.
+        strategy: Of the replicas: allreduce, zero1 or fsdp.
+        microbatches: Parts of a replica's share of the batch.
+        recompute: Whether forward passes are run again.
+        order: Of computation; "" without a pipeline.
+        parameters: Of the order, name and value.
+    """
+
+    data: int
+    pipe: int
+    tensor: int
+    strategy: str = "allreduce"
+    microbatches: int = 1
+    recompute: bool = False
+    order: str = ""
+    parameters: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def mesh(self) -> str:
+        """As it is written: "data=2,pipe=2,tensor=1"."""
+        return f"data={self.data},pipe={self.pipe},tensor={self.tensor}"
+
+    @property
+    def family(self) -> tuple[int, int, int, str]:
+        """Mesh and strategy."""
+        return self.data, self.pipe, self.tensor, self.strategy
+
+    @property
+    def words(self) -> str:
+        """In words: "data=2,pipe=2,tensor=1, 1f1b ahead=1, 8 microbatches"."""
+        parts = [self.mesh]
+        if self.strategy != "allreduce":
+            parts.append(self.strategy)
+        if self.order:
+            parts.append(" ".join([self.order, *(f"{n}={v}" for n, v in self.parameters)]))
+        if self.microbatches > 1:
+            parts.append(f"{self.microbatches} microbatches")
+        if self.recompute:
+            parts.append("recompute")
+        return ", ".join(parts)
+
+    @property
+    def chunks(self) -> int:
+        """Of all stages together."""
+        if not self.order:
+            return 1
+        return self.pipe * catalogue.find(self.order).chunks(dict(self.parameters))
+
+    @property
+    def schedule(self) -> catalogue.Schedule:
+        """Of a replica; of one with a pipeline."""
+        return _schedule(self.order, self.pipe, self.microbatches, self.recompute, self.parameters)
+
+
+@lru_cache(maxsize=8)
+def _schedule(
+    order: str, pipe: int, count: int, recompute: bool, parameters: tuple[tuple[str, int], ...]
+) -> catalogue.Schedule:
+    """One whose programs are made once."""
+    return catalogue.schedule(order, pipe, count, recompute=recompute, **dict(parameters))
+
+
+def candidates(ranks: int, batch: int, layers: int, halves: bool = True) -> Iterator[Candidate]:
+    """All of them.
+
+    Args:
+        ranks: How many.
+        batch: Samples of a step, of all ranks together.
+        layers: Of the model.
+        halves: Whether all backward passes can be made in two parts.
+    """
+    for pipe, data, tensor in _meshes(ranks):
+        if pipe > layers or data > batch:
+            continue
+        for count in _microbatches(pipe, batch // data):
+            if pipe == 1:
+                alone = tensor == 1
+                if not alone or batch % count == 0:
+                    names = ("allreduce", "zero1", "fsdp") if alone and data > 1 else ("allreduce",)
+                    for name in names:
+                        yield Candidate(data, pipe, tensor, name, count)
+                continue
+            for order, parameters in ORDERS:
+                found = Candidate(data, pipe, tensor, "allreduce", count, False, order, parameters)
+                refused = {
+                    "interleaved": count % pipe > 0,
+                    "zb_v": pipe * count > _MOST_ZB_V,
+                }
+                whole = order.startswith("zb") and not halves
+                if found.chunks > layers or whole or refused.get(order):
+                    continue
+                yield found
+                yield found._replace(recompute=True)
+
+
+def _meshes(ranks: int) -> Iterator[tuple[int, int, int]]:
+    for pipe in range(1, ranks + 1):
+        for data in range(1, ranks // pipe + 1):
+            if ranks % (pipe * data) == 0:
+                yield pipe, data, ranks // (pipe * data)
+
+
+def _microbatches(pipe: int, most: int) -> list[int]:
+    """How many a replica with so many samples may make."""
+    most = min(most, _MOST_MICROBATCHES)
+    powers = (1 << power for power in range(most.bit_length()))
+    return sorted({*powers, *(pipe * times for times in (1, 2, 4, 8) if pipe * times <= most)})

@@ -1,0 +1,116 @@
+"""``mpicoll plan``: what is printed and written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from clouds import write_samples
+
+from mpicoll.train import Config
+from mpicoll.train.driver import config_file
+from mpicoll.train.planner import profile
+
+pytest.importorskip("pydantic")
+
+
+@pytest.fixture(autouse=True)
+def _plain(no_launcher, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A small training; its layers as fast as is said."""
+    write_samples(tmp_path / "data.npz")
+    return ("plan", tmp_path / "data.npz", "--model", "mlp", "--hidden", "32,32", "--rate", "1e9")
+
+
+def test_a_plan_is_printed_and_explained(command, words):
+    found = command(*words, "-P", "4", "--explain")
+    assert found.status == 0, found.err
+    first, second, *lines = found.out.splitlines()
+    assert first.startswith("plan: data=") and " ms a step, the shortest of the space" in second
+    assert "why not" in lines[0]
+    assert any(
+        line.startswith("space: ") and " candidates and their cuts, " in line for line in lines
+    )
+    assert "is faster" in lines[-1] or "The fullest rank needs" in found.out
+    assert "--costs" in found.err
+
+
+def test_a_plan_is_facts_and_a_file(command, words, tmp_path):
+    found = command(*words, "-P", "4", "--json", "-o", tmp_path / "plan.toml")
+    assert found.status == 0, found.err
+    facts = json.loads(found.out)
+    assert facts["fits"] and facts["gap"] == 0 and facts["space"]["candidates"] > 50
+    plan = facts["plan"]
+    assert plan["data"] * plan["pipe"] * plan["tensor"] == 4
+    assert sum(plan["shares"].values()) == pytest.approx(1)
+    assert all(other["seconds"] >= plan["seconds"] and other["why"] for other in facts["others"])
+    written = config_file.read(tmp_path / "plan.toml")
+    assert facts["config"].items() <= written.items()
+    config = Config(**written)
+    assert config.hidden == (32, 32) and config.batch * config.accumulate == 64
+
+
+def test_a_slow_network_changes_the_plan(command, words):
+    def plan(*more):
+        found = command(*words, "-P", "8", "--nodes", "4x2", "--json", *more)
+        assert found.status == 0, found.err
+        return json.loads(found.out)["plan"]
+
+    fast = plan("--inter-alpha", "1us", "--inter-beta", "100ps")
+    slow = plan("--inter-alpha", "10ms", "--inter-beta", "100ns")
+    named = plan("--network", "10GbE")
+    assert fast["seconds"] < named["seconds"] < slow["seconds"]
+
+
+def test_what_does_not_fit_is_refused_with_what_would_fit(command, words):
+    found = command(*words, "-P", "2", "--memory", "4K", "--json")
+    assert found.status == 1
+    assert "no plan fits into 0.0 MB of each of 2 ranks; least is needed by data=" in found.err
+    facts = json.loads(found.out)
+    assert not facts["fits"] and facts["need"]["bytes"] > 4096
+    assert facts["remedies"][0].startswith("--memory ")
+    enough = command(*words, "-P", "2", *facts["remedies"][0].split())
+    assert enough.status == 0, enough.err
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (
+            ("-P", "4", "--nodes", "3x2"),
+            "--nodes 3x2 has 6 ranks, and the plan is for 4: give ",
+        ),
+        (("-P", "4", "--nodes", "four"), "--nodes 'four': give nodes and ranks of each, as 4x4"),
+        (("-P", "4", "--nodes", "2x2"), "nothing says what messages between nodes cost"),
+        ((), "nothing says for how many ranks to plan: give them, as -P 16"),
+        (("-P", "2", "-o", "plan.txt"), "-o plan.txt: give a file whose name ends with .toml"),
+        (("-P", "2", "--profile", "gone.json"), "--profile and --rate both say"),
+        (("--measure", "layers.json"), "--measure makes a profile: leave --profile and --rate out"),
+        (("-P", "2", "--memory", "much"), "'much' is not a size"),
+        (("-P", "2", "--network", "10GbE"), "--network need"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(command, words, more, problem):
+    found = command(*words, *more)
+    assert found.status == 2
+    assert problem in found.err
+
+
+def test_ranks_measure_and_are_planned_for(mpirun, command, words, tmp_path):
+    *given, _, _ = words
+    path = tmp_path / "layers.json"
+    done = mpirun(2, "-m", "mpicoll", *given, "--measure", path)
+    assert done.status == 0, done.err
+    assert done.out.count("plan: data=") == 1
+    found = profile.read(path)
+    assert found.about["ranks"] == 2
+    assert [times.samples for times in found.layers[0].times] == [1, 4, 16, 64]
+    again = command(*given, "--profile", path)
+    assert again.status == 0, again.err
+    assert again.out.splitlines()[0] == done.out.splitlines()[0]
+    other = command(*given, "--hidden", "8", "--profile", path)
+    assert other.status == 2 and "the profile has 5 layers and the model 3" in other.err
