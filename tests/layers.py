@@ -109,7 +109,7 @@ ORDER = {
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server apart > allreduce server_trainer > lockstep placement > "
-        "protocol copies > training > gradients balance mixing > buffers"
+        "protocol copies > training > gradients balance mixing evaluated holding kept > buffers"
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "

@@ -8,7 +8,7 @@ stretch of it: whole, cut for `zero1`, or cut for servers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -102,6 +102,7 @@ def grouped(
     views: Mapping[str, Array],
     groups: Sequence[Group],
     decaying: str = "all",
+    names: Collection[str] = (),
 ) -> Optimizer:
     """The optimizer of parameters that lie one after the other in one vector.
 
@@ -113,14 +114,16 @@ def grouped(
         views: The parameters by name, in the order of the vector.
         groups: The groups.
         decaying: One of `DECAYING`; the decay that a group names comes before it.
+        names: Of all parameters, where the vector has some of them.
 
     Raises:
         ValueError: A group has no parameter, or the optimizer no weight decay to change.
     """
     for group in groups:
-        if not any(fnmatchcase(name, group.pattern) for name in views):
+        every = names or views
+        if not any(fnmatchcase(name, group.pattern) for name in every):
             raise ValueError(
-                f"no parameter is of group {group.pattern}: parameters are {', '.join(views)}"
+                f"no parameter is of group {group.pattern}: parameters are {', '.join(every)}"
             )
     stretches: list[_Stretch] = []
     start = 0

@@ -206,6 +206,6 @@ def _regrouped(setup: Setup, measuring: Measuring, members: Members) -> tuple[Se
     config = workers.gather(setup.config)[0]
     with together(workers, "going on with the ranks that are left"):
         config.worker_count(workers.size)
-    weights = Flat(setup.weights.views)
+    holding = replace(setup.holding, weights=Flat(setup.weights.views))
     changed: dict[str, Any] = {"config": config, "workers": workers, "comm": members.comm}
-    return replace(setup, weights=weights, **changed), measuring.on(config, workers)
+    return replace(setup, holding=holding, **changed), measuring.on(workers)

@@ -31,8 +31,9 @@ from mpicoll.train.ranks.workers import TrainingError, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
 from mpicoll.train.strategies.copies import Copies
+from mpicoll.train.strategies.kept import Held, Piece, Saved
 from mpicoll.train.strategies.mixing import Mixing, average
-from mpicoll.train.strategies.training import Held, Piece, Saved, Setup, Training
+from mpicoll.train.strategies.training import Setup, Training, gradients_of
 
 #: What a checkpoint holds beside arrays.
 _COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
@@ -66,11 +67,11 @@ class Trainer(Training):
         alone = config.invariant is not None or workers.size == 1 or self.apart
         self._layer_sums = None if alone else LayerSums(workers, sums_of(setup.model))
         kept = None if self.apart else parts
-        super().__init__(setup, own.start, parts, len(own), self._layer_sums, kept)
+        source = self._source = gradients_of(setup, own, parts, self._layer_sums, kept)
+        super().__init__(setup, source.buffers, source.sampler)
         assert not isinstance(config.bucket, str)  # it is resolved
         self._parts = slice(own.start, own.stop)
-        self._gradients = self._source.flat
-        self._sharded, self._mixing = sharded, mixing
+        self._gradients, self._sharded, self._mixing = source.flat, sharded, mixing
         rows = self.buffers.rows
         ends = np.cumsum([_COMPUTE, workers.size, parts, 0 if rows is None else rows.size])
         self._exchange = Exchange(
@@ -235,9 +236,7 @@ class Trainer(Training):
         start = time.perf_counter()
         exchange.begin()
         header[:] = 0
-        failure = self.failure
-        source = self._source
-        loss = math.nan
+        failure, source, loss = self.failure, self._source, math.nan
         try:
             loss = source.compute(self.views, samples, epoch, exchange.ready, self.scale)
         except PeerFailed:
