@@ -102,7 +102,7 @@ ORDER = {
         "weights sums wires > mesh stages > "
         "shards parts fully_sharded > rules gathered > sharded units > conjugate > placements"
     ),
-    "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
+    "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums norms",
     "mpicoll.train.ranks": (
         "__init__ > members > guarded survivors > health stacks > workers > waiting signals mail"
     ),

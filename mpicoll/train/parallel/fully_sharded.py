@@ -6,7 +6,6 @@ section 5, stage 3; stage 2 where gathered parameters are kept for the backward 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
+from mpicoll.train.exchange import norms
 from mpicoll.train.models.flat import Parameters, described, require_names
 from mpicoll.train.models.layers import Layer, Residual
 from mpicoll.train.models.networks import Sequential
@@ -171,13 +171,11 @@ class FullySharded(Mapping[str, Array]):
         self._start_reduction(unit)
 
     def norm(self) -> float:
-        """Norm of the gradient of all parameters; collective."""
+        """Norm of the gradient of all parameters, the same for every way to divide it; collective."""
         self._await_reduction()
-        squares = np.zeros(1)
-        for unit in self._units:
-            squares += float(np.square(unit.gradient, dtype=np.float64).sum())
-        self._workers.sum(squares)
-        return math.sqrt(float(squares[0]))
+        sums = norms.squares(unit.gradient for unit in self._units)
+        self._workers.sum(sums)
+        return norms.root(sums)
 
     def update(self, optimizer: Optimizer, lr: float, clip: float | None = None) -> None:
         """Update this rank's parts by the gradients that were added up, and forget these.

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from mpicoll.base.arrays import Array, host
 from mpicoll.train import optimizers
 from mpicoll.train.data.sampler import shared
-from mpicoll.train.exchange import tree
+from mpicoll.train.exchange import norms, tree
 from mpicoll.train.exchange.buckets import Exchange, split
 from mpicoll.train.exchange.layer_sums import LayerSums, PeerFailed
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.groups import part_of
 from mpicoll.train.models import sums_of
-from mpicoll.train.ranks.workers import TrainingError, raise_together, together
+from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
 from mpicoll.train.strategies.copies import Copies
@@ -72,6 +72,7 @@ class Trainer(Training):
         assert not isinstance(config.bucket, str)  # it is resolved
         self._parts = slice(own.start, own.stop)
         self._gradients, self._sharded, self._mixing = source.flat, sharded, mixing
+        self._owners = workers if sharded else Workers()  # others have the whole gradient
         rows = self.buffers.rows
         ends = np.cumsum([_COMPUTE, workers.size, parts, 0 if rows is None else rows.size])
         self._exchange = Exchange(
@@ -260,7 +261,9 @@ class Trainer(Training):
             raise_together(self._workers, where, failure)
 
         scale = self.scale
-        norm, finite = self._norm()
+        owned = [self._gradients.vector[start:end] for start, end in exchange.owned]
+        norm, finite = norms.checked(self._owners, owned, self._config.clip is not None)
+        norm /= scale
         skipped = bool(header[_NOT_FINITE]) or not finite
         # From here on the step counts on this rank, whoever dies: nobody is awaited in between.
         self.number += 1
@@ -327,19 +330,6 @@ class Trainer(Training):
             source.speeds = self._balance.speeds
 
     # --- update ---
-
-    def _norm(self) -> tuple[float, bool]:
-        """Norm of the summed gradient, if it is clipped, and whether all of it is finite."""
-        vector, owned = self._gradients.vector, self._exchange.owned
-        facts = np.zeros(2)
-        for start, end in owned:
-            part = vector[start:end]
-            facts[0] += not np.isfinite(part).all()
-            if self._config.clip is not None:
-                facts[1] += float(np.square(part, dtype=np.float64).sum())
-        if self._sharded:
-            self._workers.sum(facts)
-        return math.sqrt(facts[1]) / self.scale if facts[1] >= 0 else math.nan, facts[0] == 0
 
     def _update(self, lr: float, norm: float, scale: float) -> None:
         config, gradients = self._config, self._gradients.vector
