@@ -8,10 +8,10 @@ stretch of it: whole, cut for `zero1`, or cut for servers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.optimizers import Optimizer, State
@@ -102,7 +102,7 @@ def grouped(
     views: Mapping[str, Array],
     groups: Sequence[Group],
     decaying: str = "all",
-    names: Collection[str] = (),
+    forms: Mapping[str, Any] | None = None,
 ) -> Optimizer:
     """The optimizer of parameters that lie one after the other in one vector.
 
@@ -114,13 +114,14 @@ def grouped(
         views: The parameters by name, in the order of the vector.
         groups: The groups.
         decaying: One of `DECAYING`; the decay that a group names comes before it.
-        names: Of all parameters, where the vector has some of them.
+        forms: Of all whole parameters, with their shapes, where the vector has some of them or
+            parts of them.
 
     Raises:
         ValueError: A group has no parameter, or the optimizer no weight decay to change.
     """
     for group in groups:
-        every = names or views
+        every = forms or views
         if not any(fnmatchcase(name, group.pattern) for name in every):
             raise ValueError(
                 f"no parameter is of group {group.pattern}: parameters are {', '.join(every)}"
@@ -130,7 +131,7 @@ def grouped(
     for name, view in views.items():
         group = next((g for g in groups if fnmatchcase(name, g.pattern)), Group(name))
         decay = group.decay
-        if decay is None and decaying == "matrices" and view.ndim < 2:
+        if decay is None and decaying == "matrices" and len((forms or views)[name].shape) < 2:
             decay = 0.0
         own = optimizer if decay is None else _decaying(optimizer, decay)
         last = stretches[-1] if stretches else None

@@ -90,15 +90,14 @@ def _add(values: Array, sums: NDArray[np.int64]) -> None:
 
 
 def _add_on_gpu(values: Array, sums: NDArray[np.int64]) -> None:
-    """The same by the array's library: sums of its floats are of few whole numbers, and exact."""
-    library: Any = library_of(values)
-    bits = library.square(values.astype(np.float64)).view(np.int64)
+    """The same by the array's own library: sums of its floats are of few whole numbers, and exact."""
+    bits: Any = np.square(values.astype(np.float64)).view(np.int64)
     exponents, significands = bits >> 52, bits & ((1 << 52) - 1)
     exponents += (exponents == _INFINITE) & (significands > 0)
     significands += (exponents > 0).astype(np.int64) << 52
     for row, part in zip(sums, (significands & 0xFFFFFFFF, significands >> 32), strict=True):
         weights = part.astype(np.float64)
-        found = library.bincount(exponents, weights=weights, minlength=_EXPONENTS)
+        found = np.bincount(exponents, weights=weights, minlength=_EXPONENTS)
         row += host(found).astype(np.int64)
 
 

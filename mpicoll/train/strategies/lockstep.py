@@ -27,11 +27,12 @@ from mpicoll.train.exchange.layer_sums import LayerSums, PeerFailed
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.groups import part_of
 from mpicoll.train.models import sums_of
-from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, together
+from mpicoll.train.ranks.workers import Started, TrainingError, Workers, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
 from mpicoll.train.strategies.copies import Copies
 from mpicoll.train.strategies.kept import Held, Piece, Saved
+from mpicoll.train.strategies.gradients import Gradients
 from mpicoll.train.strategies.mixing import Mixing, average
 from mpicoll.train.strategies.training import Setup, Training, gradients_of
 
@@ -67,15 +68,15 @@ class Trainer(Training):
         alone = config.invariant is not None or workers.size == 1 or self.apart
         self._layer_sums = None if alone else LayerSums(workers, sums_of(setup.model))
         kept = None if self.apart else parts
-        source = self._source = gradients_of(setup, own, parts, self._layer_sums, kept)
-        super().__init__(setup, source.buffers, source.sampler)
+        source = self._source = self._make_source(setup, own, parts, kept)
+        super().__init__(setup, source.buffers, source.sampler, self._copied)
         assert not isinstance(config.bucket, str)  # it is resolved
         self._parts = slice(own.start, own.stop)
         self._gradients, self._sharded, self._mixing = source.flat, sharded, mixing
         self._owners = workers if sharded else Workers()  # others have the whole gradient
         rows = self.buffers.rows
         ends = np.cumsum([_COMPUTE, workers.size, parts, 0 if rows is None else rows.size])
-        self._exchange = Exchange(
+        self._exchange = self._exchange_class(
             workers,
             self._gradients,
             config.bucket,
@@ -86,11 +87,7 @@ class Trainer(Training):
         _, self._computed, self._losses, told = np.split(self._exchange.header, ends[:-1])
         self._told = None if rows is None else told.reshape(rows.shape)
         self._balance = Balance(workers.size) if config.balance == "speed" else None
-        self._sharing = (
-            [workers.plan_share(weights.vector[s:e]) for s, e in self._exchange.bounds]
-            if sharded
-            else []
-        )
+        self._sharing = self._plan_sharing() if sharded else []
         owned = sum(end - start for start, end in self._exchange.owned)
         self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
         self._states = split(self._state, self._exchange.owned)
@@ -100,6 +97,18 @@ class Trainer(Training):
             if sharded and config.survive
             else None
         )
+
+    #: Whether parameters are there in the type to compute in, too; what sums gradients.
+    _copied, _exchange_class = True, Exchange
+
+    def _make_source(self, setup: Setup, own: range, count: int, kept: int | None) -> Gradients:
+        """What computes this rank's gradients."""
+        return gradients_of(setup, own, count, self._layer_sums, kept)
+
+    def _plan_sharing(self) -> list[Started]:
+        """What gives each rank the parameters that others have updated."""
+        vector = self.weights.vector
+        return [self._workers.plan_share(vector[s:e]) for s, e in self._exchange.bounds]
 
     def _owned(self) -> list[Piece]:
         """The parts of vectors that this rank updates, as pieces of `Held`."""

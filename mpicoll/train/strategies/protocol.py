@@ -26,12 +26,14 @@ class Strategy(ABC):
             (other than full), `invariant`, `deterministic`, `balance` and `survive`.
         in_lockstep: Whether all ranks compute each step together, so that a model may ask for sums
             over them in the middle of it.
+        has_whole: Whether every rank has all parameters, and gives them as the result of a run.
         notices_deaths: Whether ranks that wait look who is alive, rather than being inside a
             collective.
     """
 
     takes: frozenset[str] = frozenset()
     in_lockstep = False
+    has_whole = True
     notices_deaths = False
 
     def check(self, config: Config) -> None:  # noqa: B027 - most have nothing to refuse
