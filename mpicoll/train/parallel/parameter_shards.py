@@ -32,8 +32,10 @@ class ParameterShards(Mapping[str, Array]):
     Args:
         parameters, gather, ahead, keep: As of `FullySharded`.
         workers: The ranks.
+        dtype: Type to gather and compute in, None for that of the parameters.
 
     Attributes:
+        dtype: That type.
         units: Names of the units, in order.
         weights: This rank's parts of all units, one after the other.
         gradient: Of these, as far as they have been summed; made when it is first needed.
@@ -44,7 +46,13 @@ class ParameterShards(Mapping[str, Array]):
     """
 
     def __init__(
-        self, parameters: Parameters, workers: Workers, gather: str, ahead: int, keep: bool
+        self,
+        parameters: Parameters,
+        workers: Workers,
+        gather: str,
+        ahead: int,
+        keep: bool,
+        dtype: np.dtype[Any] | None = None,
     ) -> None:
         if gather not in GATHERS:
             raise ValueError(f"gather is {gather!r}: give one of {', '.join(GATHERS)}")
@@ -55,18 +63,19 @@ class ParameterShards(Mapping[str, Array]):
         self._ahead, self.keep = ahead, keep
         self.all_units: list[Unit] = []
         facts: dict[str, object] = {}
-        start, dtype = 0, None
+        start, given = 0, None
         with together(workers, "reading parameters"):
             for index, (name, names) in enumerate(grouped(list(parameters)).items()):
                 arrays = {full: parameters[full] for full in names}
-                dtype = self._dtype = _type_of(arrays, dtype)
-                kept = np.promote_types(self._dtype, np.float32)
+                given = _type_of(arrays, given)
+                kept = np.promote_types(given, np.float32)
                 unit = Unit(name, index, arrays, division, kept, start)
                 self.all_units.append(unit)
                 start += unit.count
                 facts |= described(arrays)
-            if not self.all_units:
+            if given is None:
                 raise ValueError("the model has no parameters: give at least one array")
+            self.dtype: np.dtype[Any] = dtype or given
             self.weights: Array = np.zeros(start, self.all_units[0].weights.dtype)
             for unit in self.all_units:
                 unit.move(self.weights)
@@ -89,7 +98,7 @@ class ParameterShards(Mapping[str, Array]):
 
     @cached_property
     def _gathered(self) -> Gathered:
-        return Gathered(self.all_units, self._division, self._ahead, self.keep, self._dtype)
+        return Gathered(self.all_units, self._division, self._ahead, self.keep, self.dtype)
 
     @cached_property
     def _found(self) -> Array:
@@ -111,7 +120,7 @@ class ParameterShards(Mapping[str, Array]):
     @property
     def itemsize(self) -> int:
         """Bytes of a gathered value."""
-        return self._dtype.itemsize
+        return self.dtype.itemsize
 
     @property
     def collectives(self) -> tuple[str, str]:

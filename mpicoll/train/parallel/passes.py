@@ -14,6 +14,7 @@ from mpicoll.train.models.layers import Layer, Residual
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.models.precision import Rounding, computing
 from mpicoll.train.parallel.parameter_shards import ParameterShards
+from mpicoll.train.parallel.sharded import Sharded
 from mpicoll.train.parallel.units import program
 
 
@@ -116,7 +117,7 @@ class Passes:
         self, unit: int | None, buffers: Parameters
     ) -> Iterator[tuple[Parameters, Rounding]]:
         """What a layer computes with."""
-        shards, dtype = self._shards, self.model.dtype
+        shards, dtype = self._shards, self._shards.dtype
         if unit is None:
             yield computing(buffers, dtype)
             return
@@ -127,6 +128,8 @@ class Passes:
 
 
 def _keeps_parameters(layer: Layer) -> bool:
+    if isinstance(layer, Sharded):
+        return _keeps_parameters(layer.local)
     if isinstance(layer, Residual):
         return any(map(_keeps_parameters, layer.layers))
     return layer.keeps_parameters

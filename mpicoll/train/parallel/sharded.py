@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from mpicoll.train.models.sequences import Attention, Embedding
 from mpicoll.train.parallel.conjugate import Group, Step
 from mpicoll.train.parallel.placements import Cut
 
+T = TypeVar("T")
 #: How parameters and buffers are cut, by the names that the layer knows.
 Cuts = Mapping[str, Cut]
 
@@ -111,6 +112,7 @@ class Sharded(Layer):
         cuts: How parameters and buffers are cut; what is not named here is the same on all ranks.
         once: Parameters that are added to a sum over the ranks: the first rank alone adds them.
         summed: Parameters whose gradients are to be summed over the ranks.
+        first, last: Whether it is the first or the last layer of the model.
     """
 
     keeps_inputs = False
@@ -123,6 +125,8 @@ class Sharded(Layer):
     cuts: Cuts = field(default_factory=dict)
     once: frozenset[str] = frozenset()
     summed: frozenset[str] = frozenset()
+    first: bool = False
+    last: bool = False
 
     @property
     def name(self) -> str | None:
@@ -159,33 +163,55 @@ class Sharded(Layer):
 
     def working(self, shape: Shape) -> int:
         inner = self._inner(shape)
-        return self.local.working(inner) + prod(shape) + prod(self.output_shape(shape))
+        between = prod(shape) + prod(self.output_shape(shape)) if self.before or self.after else 0
+        return self.local.working(inner) + between
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         values = inputs
         for step in self.before:
             values = step.forward(values, self.group)
-        values, memory = self.local.forward(self._given(parameters), values, batch)
+        shape = values.shape
+        values, memory = self._attempt(
+            lambda: self.local.forward(self._given(parameters), values, batch),
+            lambda: (_zeros(self._outputs(shape), parameters, inputs), None),
+        )
         for step in self.after:
             values = step.forward(values, self.group)
-        return values, memory
+        if self.last and batch is None:
+            self.group.agree()
+        return values, (memory, shape)
 
     def backward_input(
-        self, parameters: Parameters, memory: Any, error: Array, first: bool
+        self, parameters: Parameters, memory: tuple[Any, Shape], error: Array, first: bool
     ) -> tuple[Array | None, Any]:
+        own, shape = memory
         for step in reversed(self.after):
             error = step.backward(error, self.group)
-        slopes, kept = self.local.backward_input(self._given(parameters), memory, error, first)
+        slopes, kept = self._attempt(
+            lambda: self.local.backward_input(self._given(parameters), own, error, first),
+            lambda: (None if first else _zeros(shape, parameters, error), None),
+        )
         if slopes is None or first:
             return None, kept
         for step in reversed(self.before):
             slopes = step.backward(slopes, self.group)
         return slopes, kept
 
-    def backward_weight(self, parameters: Parameters, memory: Any, kept: Any) -> dict[str, Array]:
-        gradients = self.local.backward_weight(self._given(parameters), memory, kept)
-        if not self.summed:
-            return gradients
+    def backward_weight(
+        self, parameters: Parameters, memory: tuple[Any, Shape], kept: Any
+    ) -> dict[str, Array]:
+        gradients = self._attempt(
+            lambda: self.local.backward_weight(self._given(parameters), memory[0], kept),
+            lambda: self._no_gradients(parameters),
+        )
+        if self.summed:
+            self._sum(gradients)
+        if self.first:
+            self.group.agree()
+        return gradients
+
+    def _sum(self, gradients: dict[str, Array]) -> None:
+        """Replace those that are to be summed over the ranks by their sums."""
         library = library_of(next(iter(gradients.values())))
         names = [name for name in gradients if name in self.summed]
         total = self.group.sum(library.concatenate([gradients[n].reshape(-1) for n in names]))
@@ -194,7 +220,20 @@ class Sharded(Layer):
             shape, size = gradients[name].shape, gradients[name].size
             gradients[name] = total[start : start + size].reshape(shape)
             start += size
-        return gradients
+
+    def _attempt(self, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """As of the group; but layers inside a residual see to themselves."""
+        return compute() if isinstance(self.local, Residual) else self.group.attempt(
+            compute, otherwise
+        )
+
+    def _outputs(self, shape: Shape) -> Shape:
+        """Shape of the outputs of this rank's part, of inputs of this shape."""
+        return shape[0], *self.local.output_shape(shape[1:])
+
+    def _no_gradients(self, parameters: Parameters) -> dict[str, Array]:
+        buffers = self.layer.buffers(self.shape)
+        return {n: library_of(a).zeros_like(a) for n, a in parameters.items() if n not in buffers}
 
     def collectives(self, samples: int, first: bool) -> list[tuple[str, int]]:
         """Name and values of the whole vector of each collective of a step, in any order.
@@ -207,6 +246,8 @@ class Sharded(Layer):
         for step in (*self.before, *self.after):
             forward, backward = step.collectives(samples)
             found += forward if first and step in self.before else forward + backward
+        if self.first:  # who has failed
+            found.append(("allreduce", 1))
         if self.summed:
             drawn = self.layer.initial(self.shape, np.random.default_rng(0))
             found.append(("allreduce", sum(drawn[name].size for name in self.summed)))
@@ -246,6 +287,12 @@ def _collectives(layer: Layer, samples: int, first: bool) -> list[tuple[str, int
         )
         return [call for calls in inner for call in calls]
     return []
+
+
+def _zeros(shape: Shape, parameters: Parameters, values: Array) -> Array:
+    """Of the type that a layer computes in."""
+    like = next((a for a in parameters.values() if a.dtype.kind == "f"), values)
+    return library_of(like).zeros(shape, like.dtype)
 
 
 def own_parts(arrays: Parameters, cuts: Cuts, group: Group) -> dict[str, Array]:

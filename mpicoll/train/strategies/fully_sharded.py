@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicoll.base.arrays import dtype_of
 from mpicoll.train.config import Config, one_of
 from mpicoll.train.data import Inputs
 from mpicoll.train.data.batch import Batch
@@ -82,7 +83,9 @@ class FullySharded(Strategy):
                     f"{type(model).__name__}: give a Sequential of layers, or strategy zero1"
                 )
         drawn = Drawn(model, config.seed)
-        shards = ParameterShards(drawn, workers, config.gather, 1, config.keep_gathered)
+        narrow = dtype_of(config.dtype) if config.is_narrow else None
+        options = config.gather, 1, config.keep_gathered
+        shards = ParameterShards(drawn, workers, *options, narrow)
         with together(workers, "making data and model ready"):
             passes = Passes(shards, model)
         own = {name: shards.weights[place] for name, _, place in shards.parts()}
