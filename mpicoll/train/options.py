@@ -115,7 +115,9 @@ class Options:
     dtype: str = option("float32", "float64, float32, float16 or bfloat16.")
     """Of data and computation. Parameters and sums of gradients are kept in float32 where it is
     float16 or bfloat16 (which needs the package ml_dtypes)."""
-    strategy: str = option("allreduce", "allreduce, zero1, fsdp, parameter_server, local_sgd, gossip.")
+    strategy: str = option(
+        "allreduce", "allreduce, zero1, fsdp, parameter_server, local_sgd, gossip."
+    )
     """`zero1`: each rank updates a part and keeps the optimizer's state for that part alone
     (Rajbhandari et al. 2020). `fsdp`: each keeps a part of the parameters and gradients, too, and
     layers are gathered where they are used (docs/sharded.rst). `local_sgd` and `gossip`: see `mpicoll.train.strategies.apart`."""

@@ -33,8 +33,7 @@ pytestmark = [
     *([pytest.mark.long] if P not in (2, 3) else []),
 ]
 FSDP = [
-    {"strategy": "fsdp", **more}
-    for more in ({}, {"gather": "broadcast"}, {"keep_gathered": True})
+    {"strategy": "fsdp", **more} for more in ({}, {"gather": "broadcast"}, {"keep_gathered": True})
 ]
 
 
@@ -155,7 +154,9 @@ def test_any_strategy_and_number_of_ranks_goes_on_from_a_checkpoint(comm, folder
 
 def test_bytes_are_those_of_the_formula(comm, events):
     """In a step of the trainer: 3 (N - 1) / N n of each rank, and the header."""
-    model = Sequential([Residual((Dense(9), Gelu(), Dense(12))) for _ in range(4)], (12,), "float64")
+    model = Sequential(
+        [Residual((Dense(9), Gelu(), Dense(12))) for _ in range(4)], (12,), "float64"
+    )
     n = 8 * sum(map(prod, model.parameter_shapes.values()))
     seen = []
 

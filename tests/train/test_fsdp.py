@@ -12,9 +12,12 @@ from mpicoll.train.strategies.protocol import strategy_of
         ({"gather": "some"}, "unknown gather 'some': known are all, broadcast"),
         ({"bucket": 100}, "does not take bucket 100, because gradients are summed layer by layer"),
         ({"device": "gpu"}, "does not take device gpu, because parts are kept in the memory of"),
-        ({"wire": "fp16"}, "strategy fsdp sends gradients as they are, not as fp16: give wire full"),
+        (
+            {"wire": "fp16"},
+            "strategy fsdp sends gradients as they are, not as fp16: give wire full",
+        ),
         ({"invariant": 4}, "invariant does not go together with strategy fsdp: give strategy"),
-        ({"survive": True}, "survive does not go together with strategy fsdp: give strategy"),
+        ({"survive": True, "spares": 1}, "does not take spares 1, because a rank that sleeps"),
         ({"deterministic": True, "algorithm": "linear"}, "deterministic does not go together with"),
     ],
 )

@@ -23,6 +23,7 @@ from mpicoll.train.parallel.units import (
     grouped,
     memory,
 )
+from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.workers import Running, Workers, require_equal, together
 
 
@@ -252,6 +253,8 @@ class ParameterShards(Mapping[str, Array]):
         self.expect([self.units[unit] for event, unit in events if event == "use"])
         try:
             yield
+        except LOST:  # nobody waits any more
+            raise
         except Exception:
             failing()
             for event, unit in events[self._done :]:

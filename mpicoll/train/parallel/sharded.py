@@ -223,8 +223,10 @@ class Sharded(Layer):
 
     def _attempt(self, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
         """As of the group; but layers inside a residual see to themselves."""
-        return compute() if isinstance(self.local, Residual) else self.group.attempt(
-            compute, otherwise
+        return (
+            compute()
+            if isinstance(self.local, Residual)
+            else self.group.attempt(compute, otherwise)
         )
 
     def _outputs(self, shape: Shape) -> Shape:

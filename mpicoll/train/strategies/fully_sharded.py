@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.base.arrays import dtype_of
+from mpicoll.base.arrays import Array, dtype_of
 from mpicoll.train.config import Config, one_of
 from mpicoll.train.data import Inputs
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.exchange import transfers
 from mpicoll.train.exchange.buckets import Exchange, covered
 from mpicoll.train.models import Model, Sequential
-from mpicoll.train.models.flat import Flat
+from mpicoll.train.models.flat import Flat, Parameters
 from mpicoll.train.parallel.parameter_shards import ParameterShards
 from mpicoll.train.parallel.passes import Passes
 from mpicoll.train.parallel.units import GATHERS, Drawn
@@ -29,7 +30,7 @@ from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.evaluated import Evaluated, Pass, rows_at_once
 from mpicoll.train.strategies.gradients import Gradients
 from mpicoll.train.strategies.holding import Form, Holding
-from mpicoll.train.strategies.kept import Part, Saved
+from mpicoll.train.strategies.kept import Part, Piece, Saved
 from mpicoll.train.strategies.lockstep import Trainer
 from mpicoll.train.strategies.protocol import Strategy
 from mpicoll.train.strategies.training import Setup
@@ -45,10 +46,30 @@ class ShardHolding(Holding):
     Attributes:
         shards: What gathers them.
         passes: Over the model.
+        options: What `shards` was made with beside parameters and ranks.
     """
 
     shards: ParameterShards
     passes: Passes
+    options: tuple[Any, ...]
+
+    @classmethod
+    def of(
+        cls, parameters: Parameters, workers: Workers, options: tuple[Any, ...], model: Sequential
+    ) -> ShardHolding:
+        """Divide parameters; collective."""
+        shards = ParameterShards(parameters, workers, *options)
+        with together(workers, "making data and model ready"):
+            passes = Passes(shards, model)
+        own = {name: shards.weights[place] for name, _, place in shards.parts()}
+        dtype, shapes = shards.weights.dtype, model.parameter_shapes
+        forms = {name: Form(dtype, shapes[name]) for name in shards}
+        return cls(Flat(own, out=shards.weights), forms, shards, passes, options)
+
+    def on(self, workers: Workers) -> ShardHolding:
+        zero = np.zeros((), self.weights.vector.dtype)
+        nothing = {name: np.broadcast_to(zero, form.shape) for name, form in self.forms.items()}
+        return self.of(nothing, workers, self.options, self.passes.model)
 
     def agree(self, workers: Workers) -> None:
         """No part is on two ranks."""
@@ -57,7 +78,7 @@ class ShardHolding(Holding):
 class FullySharded(Strategy):
     """Parameters are gathered before a layer uses them; gradients go to those that own them."""
 
-    takes = frozenset({"balance"})
+    takes = frozenset({"balance", "survive"})
     in_lockstep = True
     has_whole = False
 
@@ -66,8 +87,9 @@ class FullySharded(Strategy):
         for name, why, remedy in (
             ("bucket", "gradients are summed layer by layer", "leave bucket out"),
             ("device", "parts are kept in the memory of the host", "give device cpu"),
+            ("spares", "a rank that sleeps would have to hold all of the model", "leave it out"),
         ):
-            if getattr(config, name) not in (None, "cpu"):
+            if getattr(config, name) not in (None, "cpu", 0):
                 raise ValueError(
                     f"strategy fsdp does not take {name} {getattr(config, name)}, because {why}: "
                     f"{remedy}, or give strategy zero1"
@@ -82,22 +104,16 @@ class FullySharded(Strategy):
                     f"strategy fsdp gathers layer by layer, and the model is a "
                     f"{type(model).__name__}: give a Sequential of layers, or strategy zero1"
                 )
-        drawn = Drawn(model, config.seed)
         narrow = dtype_of(config.dtype) if config.is_narrow else None
-        options = config.gather, 1, config.keep_gathered
-        shards = ParameterShards(drawn, workers, *options, narrow)
-        with together(workers, "making data and model ready"):
-            passes = Passes(shards, model)
-        own = {name: shards.weights[place] for name, _, place in shards.parts()}
-        forms = {
-            name: Form(shards.weights.dtype, shape) for name, shape in model.parameter_shapes.items()
-        }
-        forms = {name: forms[name] for name in shards}
-        return ShardHolding(Flat(own, out=shards.weights), forms, shards, passes)
+        options = config.gather, 1, config.keep_gathered, narrow
+        return ShardHolding.of(Drawn(model, config.seed), workers, options, model)
 
     def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
         size = weights.vector.nbytes
-        return {"gradients": size, "optimizer": slots(config) * size}
+        needed = {"gradients": size, "optimizer": slots(config) * size}
+        if config.survive:
+            needed["copies of parts"] = 4 * (1 + slots(config)) * size
+        return needed
 
     def passes(
         self, config: Config, rank: int, ranks: int, model: Model, holding: Holding
@@ -132,7 +148,9 @@ class _Summed(Exchange):
     def finish(self) -> None:
         super().finish()
         # Until gradients were computed, and without what was only waited for.
-        meanwhile = covered((start, min(end, self.computed)) for _, start, end in self.shards.flights)
+        meanwhile = covered(
+            (start, min(end, self.computed)) for _, start, end in self.shards.flights
+        )
         self.hidden = max(0.0, meanwhile - self.shards.seconds)
 
     def flights(self) -> list[tuple[float, float]]:
@@ -166,8 +184,8 @@ class ShardTrainer(Trainer):
     def _make_source(
         self, setup: Setup, own: range, count: int, kept: int | None
     ) -> _ShardGradients:
-        buffers = Buffers(setup.workers, setup.buffers, own, None)
         config, sums = setup.config, self._layer_sums
+        buffers = Buffers(setup.workers, setup.buffers, own, None, kept if config.survive else None)
         named = config, setup.dataset, setup.model, setup.weights, count, own, buffers, sums
         source = _ShardGradients(*named)
         source.passes, source.shards = self._passes, self._shards
@@ -221,7 +239,34 @@ class ShardTrainer(Trainer):
         for name in self.counters():
             setattr(self, name, counters[name])
 
-    def _vectors(self) -> dict[str, NDArray[Any]]:
+    # --- where ranks may die: by parameters, so that no rank ever needs room for all of them ---
+
+    @property
+    def lengths(self) -> dict[str, int | None]:
+        kinds = ("parameter", *(f"state/{slot}" for slot in self.slots))
+        found: dict[str, int | None] = {
+            f"{kind}/{name}": prod(form.shape)
+            for kind in kinds
+            for name, form in self.forms.items()
+        }
+        return found if self.buffers.rows is None else {**found, "buffers": None}
+
+    def _owned(self) -> list[Piece]:
+        return [
+            (f"{kind}/{name}", self._first[name], vector[start:end])
+            for kind, vector in self._vectors().items()
+            for name, (start, end) in self.weights.spans.items()
+        ]
+
+    def put(self, kind: str, values: Array) -> None:
+        if kind == "buffers":
+            super().put(kind, values)
+            return
+        for own, first, part in self._owned():
+            if own == kind:
+                part[...] = values[first : first + part.size]
+
+    def _vectors(self) -> dict[str, Array]:
         """This rank's parts, all laid out as its weights."""
         states = {f"state/{slot}": values for slot, values in self._state.items()}
         return {"parameter": self.weights.vector, **states}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,13 @@ class Holding:
         """All parameters, on every rank."""
         forms = {name: Form(view.dtype, view.shape) for name, view in weights.views.items()}
         return cls(weights, forms)
+
+    def on(self, workers: Workers) -> Holding:
+        """The same on other ranks, where some have died; values may be taken over later; collective.
+
+        Parameters have new memory: messages of those that have died may still arrive in the old.
+        """
+        return replace(self, weights=Flat(self.weights.views))
 
     def agree(self, workers: Workers) -> None:
         """Let what several ranks have begin with the same values; collective."""
