@@ -100,7 +100,8 @@ ORDER = {
     "mpicoll.train.parallel": (
         "__init__ > pipeline > memory > timeline checks agreement > executor > stage > "
         "weights sums wires > mesh stages > "
-        "shards parts fully_sharded > passes > rules parameter_shards > sharded gathered > units > conjugate > placements"
+        "shards parts fully_sharded > passes > "
+        "rules parameter_shards > sharded gathered > units conjugate > placements"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums norms",
     "mpicoll.train.ranks": (
@@ -108,7 +109,8 @@ ORDER = {
     ),
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
-        "__init__ > parameter_server apart fully_sharded > allreduce server_trainer > lockstep placement > "
+        "__init__ > parameter_server apart fully_sharded > allreduce server_trainer > "
+        "lockstep placement > "
         "protocol copies > training > gradients balance mixing evaluated holding kept > buffers"
     ),
     "mpicoll.train.driver": (

@@ -116,11 +116,12 @@ class Options:
     """Of data and computation. Parameters and sums of gradients are kept in float32 where it is
     float16 or bfloat16 (which needs the package ml_dtypes)."""
     strategy: str = option(
-        "allreduce", "allreduce, zero1, fsdp, parameter_server, local_sgd, gossip."
+        "allreduce", "allreduce, zero1, fsdp, parameter_server, local_sgd or gossip."
     )
     """`zero1`: each rank updates a part and keeps the optimizer's state for that part alone
     (Rajbhandari et al. 2020). `fsdp`: each keeps a part of the parameters and gradients, too, and
-    layers are gathered where they are used (docs/sharded.rst). `local_sgd` and `gossip`: see `mpicoll.train.strategies.apart`."""
+    layers are gathered where they are used (docs/sharded.rst). `local_sgd` and `gossip`: see
+    `mpicoll.train.strategies.apart`."""
     gather: str = option("all", "Of fsdp: all (a part of each layer) or broadcast (whole layers).")
     """What a rank owns: `all`: an even part of each layer, gathered by an all-gather; `broadcast`:
     every so manieth layer, which it sends to the others."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -395,11 +396,11 @@ def test_a_layer_that_fails_on_one_rank_fails_on_all_at_once(comm, case, which):
     name = "forward" if which == "evaluation" else which
     for made_of in broken(list(ours.layers), name, fails):
         model = Sequential(made_of, shape, "float64")
+        compute = partial(model.loss_and_gradients, given, batch)
+        if which == "evaluation":
+            compute = partial(model.losses_and_outputs, given, batch.inputs, batch.targets)
         message = f"computing a layer failed on rank {P - 1}: OSError: the {name} is on fire"
         with pytest.raises(TrainingError, match=message):
-            if which == "evaluation":
-                model.losses_and_outputs(given, batch.inputs, batch.targets)
-            else:
-                model.loss_and_gradients(given, batch)
+            compute()
     fresh = {**parts.own(whole), **ours.initial_buffers()}
     assert ours.loss_and_gradients(fresh, batch)[0] == expected

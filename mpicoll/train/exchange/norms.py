@@ -17,8 +17,8 @@ from mpicoll import _kernels
 from mpicoll.base.arrays import Array, host, library_of
 from mpicoll.train.ranks.workers import Workers
 
-#: A sum of squares, exactly: digits of 32 bits, the lowest worth 2^-1074; then what tells of numbers
-#: that are infinite, and of those that are none.
+#: A sum of squares, exactly: digits of 32 bits, the lowest worth 2^-1074; then whether any number
+#: is infinite, and whether any is NaN.
 Squares = NDArray[np.int64]
 _DIGITS, _PLACES = 68, 1074
 #: Elements added up at a time, on the processor and on a GPU, so that no sum overflows.
@@ -90,7 +90,7 @@ def _add(values: Array, sums: NDArray[np.int64]) -> None:
 
 
 def _add_on_gpu(values: Array, sums: NDArray[np.int64]) -> None:
-    """The same by the array's own library: sums of its floats are of few whole numbers, and exact."""
+    """The same by the array's own library, whose floats are exact up to so many elements."""
     bits: Any = np.square(values.astype(np.float64)).view(np.int64)
     exponents, significands = bits >> 52, bits & ((1 << 52) - 1)
     exponents += (exponents == _INFINITE) & (significands > 0)

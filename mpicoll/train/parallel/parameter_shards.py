@@ -201,14 +201,14 @@ class ParameterShards(Mapping[str, Array]):
         self._start_reduction(unit)
 
     def norm(self) -> float:
-        """Norm of the gradient of all parameters, the same for every way to divide it; collective."""
+        """Norm of the whole gradient, the same for every way to divide it; collective."""
         self.await_reduction()
         sums = norms.squares([self.gradient])
         self.workers.sum(sums)
         return norms.root(sums)
 
     def changed(self) -> None:
-        """This rank's parts have been updated: forget what was gathered, and the gradients."""
+        """This rank's parts are others now: forget what was gathered, and the gradients."""
         self.forget()
         self._gathered.drop()
 

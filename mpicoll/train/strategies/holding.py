@@ -40,7 +40,7 @@ class Holding:
         return cls(weights, forms)
 
     def on(self, workers: Workers) -> Holding:
-        """The same on other ranks, where some have died; values may be taken over later; collective.
+        """The same on other ranks, where some have died; the values come later; collective.
 
         Parameters have new memory: messages of those that have died may still arrive in the old.
         """

@@ -31,8 +31,8 @@ from mpicoll.train.ranks.workers import Started, TrainingError, Workers, raise_t
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
 from mpicoll.train.strategies.copies import Copies
-from mpicoll.train.strategies.kept import Held, Piece, Saved
 from mpicoll.train.strategies.gradients import Gradients
+from mpicoll.train.strategies.kept import Held, Piece, Saved
 from mpicoll.train.strategies.mixing import Mixing, average
 from mpicoll.train.strategies.training import Setup, Training, gradients_of
 
