@@ -234,6 +234,7 @@ def test_what_is_sent_is_what_was_said(comm, events, sequence):
     ours.loss_and_gradients(own, batch)
     seen = Counter((event.collective, event.nbytes) for event in events)
     said = Counter((name, 8 * values) for name, values in collectives(ours.layers, 4))
+    said["allreduce", 8] += 1  # whether a rank has failed
     assert {name.removesuffix("v"): n for (name, _), n in seen.items()} and seen == said
 
 

@@ -240,6 +240,8 @@ class Sharded(Layer):
     def collectives(self, samples: int, first: bool) -> list[tuple[str, int]]:
         """Name and values of the whole vector of each collective of a step, in any order.
 
+        But that by which ranks say at the end whether they have failed.
+
         Args:
             samples: In the batch.
             first: Whether this is the first layer of the model.
@@ -248,8 +250,6 @@ class Sharded(Layer):
         for step in (*self.before, *self.after):
             forward, backward = step.collectives(samples)
             found += forward if first and step in self.before else forward + backward
-        if self.first:  # who has failed
-            found.append(("allreduce", 1))
         if self.summed:
             drawn = self.layer.initial(self.shape, np.random.default_rng(0))
             found.append(("allreduce", sum(drawn[name].size for name in self.summed)))
