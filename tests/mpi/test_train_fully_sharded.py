@@ -161,6 +161,12 @@ def test_bytes_are_those_of_the_formula(comm, events, gather, keep):
             blocks = entry.blocks(P) if gather == "all" else 1
             sent["all"] += nbytes * entry.count("blocks_sent", P) // blocks
     assert sent["all"] == (2 if keep else 3) * (P - 1) * n
+    units = len(sharded.units)
+    gathers = units * (1 if keep else 2)
+    assert sharded.explain(model) == (
+        f"{gathers} {names[0]} of {seen[names[0]]:,} bytes, {units} {names[1]} of {n:,} bytes: "
+        f"{sent['all']:,} bytes sent by {P} ranks"
+    )
 
 
 @pytest.mark.parametrize(("gather", "keep"), KINDS)

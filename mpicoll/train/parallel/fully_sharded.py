@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpicoll.base.arrays import Array
+from mpicoll.base.wording import plural
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.flat import Parameters, require_names
 from mpicoll.train.models.networks import Sequential
@@ -124,6 +125,24 @@ class FullySharded(ParameterShards):
                 share = passes.gradients(batch, buffers or {})
             shares.append(share)
         return shares[-1]
+
+    def explain(self, model: Sequential) -> str:
+        """What `compute` sends, in words; not collective.
+
+        Bytes are those of whole vectors; of them rings and trees send so many times as much as
+        there are ranks, less one.
+
+        Example:
+            10 allgather of 2,400 bytes, 5 reduce_scatter of 1,200 bytes: 10,800 bytes sent by 4
+            ranks
+        """
+        calls = Passes(self, model).collectives()
+        found, size = [], self.workers.size
+        for name in dict.fromkeys(name for name, _ in calls):
+            each = [nbytes for other, nbytes in calls if other == name]
+            found.append(f"{len(each)} {name} of {sum(each):,} bytes")
+        sent = (size - 1) * sum(nbytes for _, nbytes in calls)
+        return f"{', '.join(found)}: {sent:,} bytes sent by {plural(size, 'rank')}"
 
     def losses_and_outputs(
         self,

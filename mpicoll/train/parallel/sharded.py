@@ -112,7 +112,6 @@ class Sharded(Layer):
         cuts: How parameters and buffers are cut; what is not named here is the same on all ranks.
         once: Parameters that are added to a sum over the ranks: the first rank alone adds them.
         summed: Parameters whose gradients are to be summed over the ranks.
-        first, last: Whether it is the first or the last layer of the model.
     """
 
     keeps_inputs = False
@@ -125,8 +124,6 @@ class Sharded(Layer):
     cuts: Cuts = field(default_factory=dict)
     once: frozenset[str] = frozenset()
     summed: frozenset[str] = frozenset()
-    first: bool = False
-    last: bool = False
 
     @property
     def name(self) -> str | None:
@@ -177,8 +174,6 @@ class Sharded(Layer):
         )
         for step in self.after:
             values = step.forward(values, self.group)
-        if self.last and batch is None:
-            self.group.agree()
         return values, (memory, shape)
 
     def backward_input(
@@ -206,9 +201,10 @@ class Sharded(Layer):
         )
         if self.summed:
             self._sum(gradients)
-        if self.first:
-            self.group.agree()
         return gradients
+
+    def settle(self) -> None:
+        self.group.agree()
 
     def _sum(self, gradients: dict[str, Array]) -> None:
         """Replace those that are to be summed over the ranks by their sums."""

@@ -7,7 +7,7 @@ length is what the collectives between them take.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,11 +74,7 @@ def shard(
     costs = _Costs(samples * np.dtype(dtype).itemsize, seconds or _ring(size))
     chain = _Chain(layers, shapes, Setting(group, sequence), costs, first=True)
     _, rules = chain.path(WHOLE, WHOLE)
-    found = chain.built(WHOLE, rules, WHOLE)
-    if found:
-        found[0] = replace(found[0], first=True)
-        found[-1] = replace(found[-1], last=True)
-    return [*found]
+    return chain.built(WHOLE, rules, WHOLE)
 
 
 def _ring(size: int) -> Seconds:
@@ -164,10 +160,10 @@ class _Chain:
         ]
         return min(ends, key=lambda pair: pair[0])
 
-    def built(self, start: Placement, rules: Sequence[Rule], end: Placement) -> list[Sharded]:
+    def built(self, start: Placement, rules: Sequence[Rule], end: Placement) -> list[Layer]:
         """The layers by some rules."""
         places = [start, *(rule.after for rule in rules)]
-        found: list[Sharded] = []
+        found: list[Layer] = []
         for number, rule in enumerate(rules):
             before = _steps(places[number], rule.before, self._shapes[number])
             last = number == len(rules) - 1
@@ -176,7 +172,7 @@ class _Chain:
             found.append(self._layer(rule, before, after))
         return found
 
-    def _layer(self, rule: Rule, before: tuple[Step, ...], after: tuple[Step, ...]) -> Sharded:
+    def _layer(self, rule: Rule, before: tuple[Step, ...], after: tuple[Step, ...]) -> Layer:
         facts = rule.cuts, rule.once, rule.summed
         return Sharded(
             rule.layer, rule.local, rule.shape, self._setting.group, before, after, *facts
