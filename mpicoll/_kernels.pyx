@@ -5,7 +5,9 @@ through `ops`, and the updates through `train.optimizers`.
 """
 
 cimport numpy as cnp
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 from mpicoll.base.wording import plural
 
@@ -210,6 +212,39 @@ def update_adam(
                 _level, &weights[0], &gradient[0], &mean[0], &square[0], n, keep, decay, beta1,
                 rest1, beta2, rest2, correction, epsilon, rate
             )
+
+
+def add_squares(const real[::1] values not None, int64_t[:, ::1] sums not None):
+    """Add the squares of at most 2^31 values, each rounded to float64, exactly.
+
+    Args:
+        values: Any.
+        sums: Shape (2, 2049).  Row 0 has the lower 32 bits of significands, row 1 the others, added
+            up by exponent: column 0 for numbers below the least normal one, 2047 for infinity, 2048
+            for NaN.
+
+    Raises:
+        ValueError: `sums` has another shape, or `values` is not contiguous.
+    """
+    if sums.shape[0] != 2 or sums.shape[1] != 2049:
+        raise ValueError(f"sums have shape {(sums.shape[0], sums.shape[1])}: give (2, 2049)")
+    cdef Py_ssize_t i
+    cdef double square
+    cdef uint64_t bits, significand, exponent, leading = <uint64_t> 1 << 52
+    cdef int64_t *low = &sums[0, 0]
+    cdef int64_t *high = &sums[1, 0]
+    with nogil:
+        for i in range(values.shape[0]):
+            square = <double> values[i] * <double> values[i]
+            memcpy(&bits, &square, sizeof(bits))
+            exponent = bits >> 52 & 0x7ff
+            significand = bits & (leading - 1)
+            if exponent == 0x7ff and significand:
+                exponent = 0x800
+            if exponent:
+                significand |= leading
+            low[exponent] += significand & <uint64_t> 0xffffffff
+            high[exponent] += significand >> 32
 
 
 cdef int _require_length(Py_ssize_t wanted, Py_ssize_t found) except -1:

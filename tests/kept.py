@@ -7,7 +7,7 @@ import numpy as np
 
 from mpicoll.schedule import layout
 from mpicoll.train.driver import array_files, checkpoints
-from mpicoll.train.strategies.training import Part
+from mpicoll.train.strategies.kept import Part
 
 
 def save(folder, step, arrays, facts, best=False, ranks=1):

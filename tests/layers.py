@@ -100,20 +100,22 @@ ORDER = {
     "mpicoll.train.parallel": (
         "__init__ > pipeline > memory > timeline checks agreement > executor > stage > "
         "weights sums wires > mesh stages > "
-        "shards parts fully_sharded > rules gathered > sharded units > conjugate > placements"
+        "shards parts fully_sharded > passes > "
+        "rules parameter_shards > sharded gathered > units conjugate > placements"
     ),
     "mpicoll.train.planner": (
         "__init__ > comparison > search needs > bounds plan_file modelled > problem > "
         "replicas space measured cluster > flops profile layers"
     ),
-    "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums",
+    "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums norms",
     "mpicoll.train.ranks": (
         "__init__ > members > guarded survivors > health stacks > workers > mail > waiting signals"
     ),
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
-        "__init__ > parameter_server apart > allreduce server_trainer > lockstep placement > "
-        "protocol copies > training > gradients balance mixing > buffers"
+        "__init__ > parameter_server apart fully_sharded > allreduce server_trainer > "
+        "lockstep placement > "
+        "protocol copies > training > gradients balance mixing evaluated holding kept > buffers"
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "

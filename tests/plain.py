@@ -9,7 +9,7 @@ from mpicoll.train.ranks.workers import raise_together
 from mpicoll.train.records import Step
 from mpicoll.train.registry import STRATEGIES
 from mpicoll.train.strategies.protocol import Strategy
-from mpicoll.train.strategies.training import Training
+from mpicoll.train.strategies.training import Training, gradients_of
 
 
 class Plain(Strategy):
@@ -29,7 +29,9 @@ class Plain(Strategy):
 
 class PlainTraining(Training):
     def __init__(self, setup):
-        super().__init__(setup, setup.workers.rank, setup.workers.size)
+        rank, size = setup.workers.rank, setup.workers.size
+        source = self._source = gradients_of(setup, range(rank, rank + 1), size)
+        super().__init__(setup, source.buffers, source.sampler)
         self._state = optimizers.empty_state(self._optimizer, self.weights.vector)
 
     def steps(self, epoch, done):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.optimizers import Optimizer, State
@@ -102,6 +102,7 @@ def grouped(
     views: Mapping[str, Array],
     groups: Sequence[Group],
     decaying: str = "all",
+    forms: Mapping[str, Any] | None = None,
 ) -> Optimizer:
     """The optimizer of parameters that lie one after the other in one vector.
 
@@ -113,21 +114,24 @@ def grouped(
         views: The parameters by name, in the order of the vector.
         groups: The groups.
         decaying: One of `DECAYING`; the decay that a group names comes before it.
+        forms: Of all whole parameters, with their shapes, where the vector has some of them or
+            parts of them.
 
     Raises:
         ValueError: A group has no parameter, or the optimizer no weight decay to change.
     """
     for group in groups:
-        if not any(fnmatchcase(name, group.pattern) for name in views):
+        every = forms or views
+        if not any(fnmatchcase(name, group.pattern) for name in every):
             raise ValueError(
-                f"no parameter is of group {group.pattern}: parameters are {', '.join(views)}"
+                f"no parameter is of group {group.pattern}: parameters are {', '.join(every)}"
             )
     stretches: list[_Stretch] = []
     start = 0
     for name, view in views.items():
         group = next((g for g in groups if fnmatchcase(name, g.pattern)), Group(name))
         decay = group.decay
-        if decay is None and decaying == "matrices" and view.ndim < 2:
+        if decay is None and decaying == "matrices" and len((forms or views)[name].shape) < 2:
             decay = 0.0
         own = optimizer if decay is None else _decaying(optimizer, decay)
         last = stretches[-1] if stretches else None

@@ -113,9 +113,20 @@ class Options:
     dtype: str = option("float32", "Type of data: float64, float32, float16 or bfloat16.")
     """Of data and computation. Parameters and sums of gradients are kept in float32 where it is
     float16 or bfloat16 (which needs the package ml_dtypes)."""
-    strategy: str = option("allreduce", "allreduce, zero1, parameter_server, local_sgd or gossip.")
+    strategy: str = option(
+        "allreduce", "allreduce, zero1, fsdp, parameter_server, local_sgd or gossip."
+    )
     """`zero1`: each rank updates a part and keeps the optimizer's state for that part alone
-    (Rajbhandari et al. 2020). `local_sgd` and `gossip`: see `mpicoll.train.strategies.apart`."""
+    (Rajbhandari et al. 2020). `fsdp`: each keeps a part of the parameters and gradients, too, and
+    layers are gathered where they are used (docs/sharded.rst). `local_sgd` and `gossip`: see
+    `mpicoll.train.strategies.apart`."""
+    gather: str = option("all", "Of fsdp: all (a part of each layer) or broadcast (whole layers).")
+    """What a rank owns: `all`: an even part of each layer, gathered by an all-gather; `broadcast`:
+    every so manieth layer, which it sends to the others."""
+    keep_gathered: bool = option(
+        False, "Of fsdp: gather layers once a step, and keep them.", "--keep-gathered"
+    )
+    """For as many bytes as an all-reduce, and the memory of all parameters (ZeRO-2)."""
     servers: str = option("colocated", "Of parameter_server: a number, colocated or decentralized.")
     """So many ranks, the last, serve and do nothing else; `colocated`: every rank works and serves
     a part; `decentralized`: every rank works and holds all, workers push to each other."""

@@ -160,7 +160,7 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        parameters: Final parameters by name.
+        parameters: Final parameters by name; of strategy fsdp this rank's parts, of one axis.
         history: One entry an epoch; the last may be of a part of one.
         steps: Steps made.
         beginning: Where it began.

@@ -35,6 +35,7 @@ STRATEGIES = _Registry(
     {
         "allreduce": "allreduce:AllReduce",
         "zero1": "allreduce:Zero1",
+        "fsdp": "fully_sharded:FullySharded",
         "parameter_server": "parameter_server:ParameterServer",
         "local_sgd": "apart:LocalSGD",
         "gossip": "apart:Gossiping",

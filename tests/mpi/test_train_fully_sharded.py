@@ -107,14 +107,14 @@ def test_more_ranks_learn_it_in_200_updates(comm):
 
 
 def test_zero1_and_all_reduce_have_equal_bits_in_rank_order(comm):
-    """By one algorithm that adds in rank order, whatever is cut how."""
+    """By one algorithm that adds in rank order, whatever is cut how; with clipping."""
     data = clouds()
     layers = [Residual((Dense(9), Gelu(), Dense(12))), Dense(4)]
     model = Sequential(layers, (12,), "float64")
     found = {}
     for strategy in ("allreduce", "zero1"):
         config = Config(
-            strategy=strategy, algorithm="linear", dtype="float64", batch=20, epochs=3, lr=0.05
+            strategy=strategy, algorithm="linear", dtype="float64", batch=20, epochs=3, clip=0.7
         )
         found[strategy] = run(config, comm, dataset=data, model=model).parameters
     samples = data.train_inputs, data.train_targets
@@ -126,7 +126,7 @@ def test_zero1_and_all_reduce_have_equal_bits_in_rank_order(comm):
             for mine, total in sampler.batches(epoch):
                 batch = Batch(samples[0][mine], samples[1][mine], total, mine, epoch)
                 sharded.compute(model, batch)
-                sharded.update(optimizer, 0.05)
+                sharded.update(optimizer, 0.05, 0.7)
         found[gather, keep] = dict(sharded.whole())
     for parameters in found.values():
         for name, array in found["allreduce"].items():
@@ -161,6 +161,12 @@ def test_bytes_are_those_of_the_formula(comm, events, gather, keep):
             blocks = entry.blocks(P) if gather == "all" else 1
             sent["all"] += nbytes * entry.count("blocks_sent", P) // blocks
     assert sent["all"] == (2 if keep else 3) * (P - 1) * n
+    units = len(sharded.units)
+    gathers = units * (1 if keep else 2)
+    assert sharded.explain(model) == (
+        f"{gathers} {names[0]} of {seen[names[0]]:,} bytes, {units} {names[1]} of {n:,} bytes: "
+        f"{sent['all']:,} bytes sent by {P} ranks"
+    )
 
 
 @pytest.mark.parametrize(("gather", "keep"), KINDS)

@@ -1,13 +1,15 @@
 """Layers divided among ranks are the whole layers."""
 
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.train import optimizers
+from mpicoll.train import TrainingError, optimizers
 from mpicoll.train.driver import parity
 from mpicoll.train.models import (
     Attention,
@@ -232,6 +234,7 @@ def test_what_is_sent_is_what_was_said(comm, events, sequence):
     ours.loss_and_gradients(own, batch)
     seen = Counter((event.collective, event.nbytes) for event in events)
     said = Counter((name, 8 * values) for name, values in collectives(ours.layers, 4))
+    said["allreduce", 8] += 1  # whether a rank has failed
     assert {name.removesuffix("v"): n for (name, _), n in seen.items()} and seen == said
 
 
@@ -337,3 +340,68 @@ def test_narrow_types_have_equal_bits(comm):
     _, outputs = ours.losses_and_outputs(Parts(ours, comm).own(whole), inputs, targets)
     assert outputs.dtype == expected.dtype
     np.testing.assert_array_equal(outputs, expected)
+
+
+class Breaks(Layer):
+    """A rank's part of a layer, which fails in a pass."""
+
+    def __init__(self, local, which):
+        self._local, self._which = local, which
+
+    def __getattr__(self, name):
+        return getattr(self._local, name)
+
+    def _called(self, which, *arguments):
+        if which == self._which:
+            raise OSError(f"the {which} is on fire")
+        return getattr(self._local, which)(*arguments)
+
+    def output_shape(self, shape):
+        return self._local.output_shape(shape)
+
+    def forward(self, *arguments):
+        return self._called("forward", *arguments)
+
+    def backward_input(self, *arguments):
+        return self._called("backward_input", *arguments)
+
+    def backward_weight(self, *arguments):
+        return self._called("backward_weight", *arguments)
+
+
+def broken(layers, which, fails):
+    """The same layers for each of them, each time with another that fails; on some ranks."""
+    for number, layer in enumerate(layers):
+        if isinstance(layer.local, Residual):
+            for inner in broken(layer.local.layers, which, fails):
+                whole = replace(layer, local=Residual(tuple(inner)))
+                yield [*layers[:number], whole, *layers[number + 1 :]]
+        else:
+            local = Breaks(layer.local, which) if fails else layer.local
+            yield [*layers[:number], replace(layer, local=local), *layers[number + 1 :]]
+
+
+@pytest.mark.skipif(P not in (2, 3), reason="2 and 3 ranks show it")
+@pytest.mark.parametrize("which", ["forward", "backward_input", "backward_weight", "evaluation"])
+@pytest.mark.parametrize("case", ["decoder", "cut tokens", "batch norm", "somebody else's"])
+def test_a_layer_that_fails_on_one_rank_fails_on_all_at_once(comm, case, which):
+    """Each layer in turn; the next batch is computed as if nothing had been."""
+    layers, shape = (DECODER, (7,)) if case == "cut tokens" else {**EXACT, **NEAR}[case]
+    sequence = case == "cut tokens"
+    _, ours, whole, parts, batch = made(layers, shape, comm, sequence=sequence)
+    if "decoder" in case or sequence:
+        batch = replace(batch, targets=batch.inputs)
+    given = {**parts.own(whole), **ours.initial_buffers()}
+    expected, _ = ours.loss_and_gradients(given, batch)
+    fails = comm.rank == P - 1
+    name = "forward" if which == "evaluation" else which
+    for made_of in broken(list(ours.layers), name, fails):
+        model = Sequential(made_of, shape, "float64")
+        compute = partial(model.loss_and_gradients, given, batch)
+        if which == "evaluation":
+            compute = partial(model.losses_and_outputs, given, batch.inputs, batch.targets)
+        message = f"computing a layer failed on rank {P - 1}: OSError: the {name} is on fire"
+        with pytest.raises(TrainingError, match=message):
+            compute()
+    fresh = {**parts.own(whole), **ours.initial_buffers()}
+    assert ours.loss_and_gradients(fresh, batch)[0] == expected

@@ -17,6 +17,8 @@ import signal
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
+from pathlib import Path
 
 from mpicoll.train import threads
 
@@ -28,6 +30,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.comm import exit_on_exception
 from mpicoll.train import Config, Sequential, data, main, run
+from mpicoll.train.driver import checkpoints
 from mpicoll.train.models import BatchNorm, Dense, ReLU
 
 JOB = json.loads(sys.argv[1])
@@ -104,6 +107,10 @@ def start(config):
         on_step=on_step,
         on_epoch=lambda epoch: epochs.append(epoch.number),
     )
+    if config.strategy == "fsdp":  # a rank has parts
+        arrays, _ = checkpoints.load(checkpoints.find(Path(config.checkpoint)), ("parameter",))
+        whole = {name.removeprefix("parameter/"): array for name, array in arrays.items()}
+        result = replace(result, parameters=whole)
     found = {
         "rank": comm.rank,
         "lost": [[list(loss.ranks), loss.step, loss.repeated, loss.left] for loss in result.lost],

@@ -12,7 +12,7 @@ import pytest
 from kept import save
 
 from mpicoll.train.driver import array_files, checkpoints
-from mpicoll.train.strategies.training import Part
+from mpicoll.train.strategies.kept import Part
 
 ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(4, np.float32)}
 

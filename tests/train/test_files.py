@@ -19,6 +19,7 @@ from mpicoll.train.data.rows import Rows
 from mpicoll.train.driver import config_file, memory
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.strategies.holding import Holding
 
 
 def idx(array):
@@ -428,19 +429,19 @@ def test_three_ranks_say_once_what_is_wrong(mpirun, tmp_path, monkeypatch, words
 
 def test_an_estimate_counts_what_is_allocated():
     model = MLP((100, 50, 10))
-    weights = Flat(model.initial_parameters(0))
+    whole = Holding.whole(Flat(model.initial_parameters(0)))
     size = 4 * (100 * 50 + 50 + 50 * 10 + 10)
     config = Config(optimizer="adam", batch=64)
-    needed = memory.estimate(config, 0, 1, model, weights)
+    needed = memory.estimate(config, 0, 1, model, whole)
     assert (needed["gradients"], needed["optimizer"]) == (size + 4 * 100 * 50, 2 * size)
     # What is kept; at the ReLU also the slopes by its outputs, by its inputs, and one array more.
     assert needed["activations"] == 4 * 64 * (100 + 50 + 3 * 50)
     sharded = memory.estimate(
-        Config(optimizer="adam", strategy="zero1", batch=64), 0, 4, model, weights
+        Config(optimizer="adam", strategy="zero1", batch=64), 0, 4, model, whole
     )
     assert sharded["optimizer"] == 2 * size // 4
     assert sharded["activations"] == needed["activations"] // 4
-    narrow = memory.estimate(Config(dtype="bfloat16", batch=64), 0, 1, model, weights)
+    narrow = memory.estimate(Config(dtype="bfloat16", batch=64), 0, 1, model, whole)
     assert narrow["activations"] == needed["activations"]
     assert narrow["parameters in bfloat16"] == narrow["parameters to compute with"] / 2 == size / 2
 
@@ -453,7 +454,7 @@ def test_an_estimate_counts_what_replicas_hold():
     def needed(rank, replicas):
         servers = {"strategy": "parameter_server", "servers": "3", "replicas": replicas}
         config = Config(**servers, consistency="ssp:2", optimizer="adam")
-        return memory.estimate(config, rank, 5, model, weights)
+        return memory.estimate(config, rank, 5, model, Holding.whole(weights))
 
     for replicas in (0, 1, 2):
         server, held = needed(3, replicas), (1 + replicas) * part

@@ -13,7 +13,7 @@ from mpicoll.train.driver.recovery import Offer, Span, choose, recover
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.copies import Copies
-from mpicoll.train.strategies.training import Held
+from mpicoll.train.strategies.kept import Held
 
 LENGTH = 12
 

@@ -102,7 +102,7 @@ def test_all_answer_what_is_asked_of_a_name():
         assert strategy.servers(config) == 0
         assert config.worker_count(3) == 3
     assert STRATEGIES.taking("wire") == ("allreduce",)
-    assert STRATEGIES.taking("balance") == ("allreduce", "zero1")
+    assert STRATEGIES.taking("balance") == ("allreduce", "zero1", "fsdp")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from deaths import EXITS, HEARTBEATS, STOPPED_FOR
 HERE = Path(__file__).parent
 STEP, SUMS = "strategies.lockstep.Trainer.step", "exchange.buckets.Exchange.finish"
 UPDATE, SHARE = "strategies.lockstep.Trainer._update", "strategies.lockstep.Trainer._share"
+GATHER = "parallel.gathered.Gathered._gather"
 EVALUATION = "driver.measuring.Measuring.measure"
 SAVE = "driver.array_files.write"
 RECOVERY = "driver.recovery.recover"
@@ -60,7 +61,7 @@ def check(found, err, dead, ranks=4, exact=False, strategy="allreduce", epochs=4
     assert {rank for lost, *_ in first["lost"] for rank in lost} <= set(dead), err
     assert {each["steps"] for each in found.values()} == {total}
     assert len({each["bits"] for each in found.values()}) == 1
-    if strategy in ("allreduce", "zero1"):
+    if strategy in ("allreduce", "zero1", "fsdp"):
         assert first["difference"] <= 1e-12
     assert all(repeated <= 1 for _, _, repeated, _ in first["lost"])
     if exact:
@@ -83,11 +84,14 @@ def check(found, err, dead, ranks=4, exact=False, strategy="allreduce", epochs=4
         (4, [[2, "kill", SUMS, 7]], {"invariant": 8}, "auto"),
         (4, [[0, "kill", STEP, 5], [1, "exception", EVALUATION, 2]], {}, "mpi"),
         (4, [[1, "kill", UPDATE, 9], [3, "kill", SHARE, 20]], {"strategy": "zero1"}, "auto"),
+        (4, [[2, "kill", GATHER, 40], [0, "kill", UPDATE, 20]], {"strategy": "fsdp"}, "auto"),
         (4, [[0, "kill", STEP, 15], [2, "kill", RECOVERY, 1]], {"optimizer": "adam"}, "auto"),
     ],
-    ids=["invariant", "rank 0 and evaluation", "zero1", "recovery"],
+    ids=["invariant", "rank 0 and evaluation", "zero1", "fsdp", "recovery"],
 )
-def test_what_is_learnt_is_what_would_have_been(train, ranks, deaths, changes, transport):
+def test_what_is_learnt_is_what_would_have_been(train, tmp_path, ranks, deaths, changes, transport):
+    if changes.get("strategy") == "fsdp":
+        changes = {**changes, "checkpoint": str(tmp_path / "c")}
     found, err = results(train(ranks, deaths, changes, transport))
     exact = "invariant" in changes
     check(found, err, [rank for rank, *_ in deaths], ranks, exact)
@@ -197,7 +201,7 @@ def test_a_launch_that_ends_with_its_first_rank_is_refused(mpirun, tmp_path):
 # --- long: every way to die, and deaths at random ---
 
 WAYS = {"kill": SUMS, "exit": SUMS, "exception": UPDATE, "stop": SUMS}
-STRATEGIES = ("allreduce", "zero1", "local_sgd", "gossip")
+STRATEGIES = ("allreduce", "zero1", "fsdp", "local_sgd", "gossip")
 
 
 @pytest.mark.long
@@ -205,24 +209,29 @@ STRATEGIES = ("allreduce", "zero1", "local_sgd", "gossip")
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("how", WAYS)
-def test_every_way_to_die(train, how, strategy, ranks, transport):
+def test_every_way_to_die(train, tmp_path, how, strategy, ranks, transport):
     victim = (len(how) + ranks) % ranks
     deaths = [[victim, how, WAYS[how], 9]]
     options = HEARTBEATS if how == "stop" else ()
-    done = train(ranks, deaths, {"strategy": strategy}, transport, options)
+    changes = {"strategy": strategy}
+    if strategy == "fsdp":
+        changes["checkpoint"] = str(tmp_path / "c")
+    done = train(ranks, deaths, changes, transport, options)
     check(*results(done), [victim], ranks, strategy=strategy)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
-@pytest.mark.parametrize(("strategy", "ranks"), [("allreduce", 4), ("zero1", 5), ("gossip", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), [("allreduce", 4), ("zero1", 5), ("fsdp", 5), ("gossip", 4)]
+)
 @pytest.mark.parametrize("where", [STEP, SUMS, UPDATE, EVALUATION, SAVE, RECOVERY])
 def test_two_deaths(train, tmp_path, where, strategy, ranks, transport):
     """At once, and one after the other; the second where it is said."""
     changes = {"strategy": strategy, "checkpoint": str(tmp_path / "c")}
     times = 1 if where == RECOVERY else 3
     deaths = [[0, "kill", SUMS, 17], [2, "kill", where, times]]
-    if strategy != "zero1":
+    if strategy not in ("zero1", "fsdp"):
         deaths.append([3, "kill", SUMS, 17])
     found, err = results(train(ranks, deaths, changes, transport))
     check(found, err, [rank for rank, *_ in deaths], ranks, strategy=strategy)
@@ -257,7 +266,7 @@ def test_deaths_at_random(train, tmp_path, seed):
     changes = {"strategy": strategy, "epochs": 40}
     if strategy == "allreduce" and draw.random() < 0.5:
         changes["invariant"] = 8
-    if draw.random() < 0.5:
+    if draw.random() < 0.5 or strategy == "fsdp":
         changes["checkpoint"] = str(tmp_path / "c")
     where = draw.choice([STEP, SUMS, UPDATE, EVALUATION])
     how = draw.choice(["kill", "exit"])

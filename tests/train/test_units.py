@@ -181,7 +181,7 @@ def test_options_that_are_none_are_refused(options, message):
     [
         ({}, "the model has no parameters"),
         ({"a.weight": np.zeros(2), "b.weight": np.zeros(2, "f4")}, "b.weight is float32"),
-        ({"a.weight": np.zeros(2, np.float16)}, "give all parameters the same type, float32 or"),
+        ({"a.weight": np.zeros(2, np.int32)}, "is int32, the first is int32: give all parameters"),
     ],
 )
 def test_parameters_that_are_none_are_refused(parameters, message):
@@ -197,7 +197,7 @@ def test_a_layer_that_keeps_parameters_needs_them_to_stay():
     model = Sequential([Residual((TorchLayer(torch.nn.Linear(4, 4)),)), Dense(3)], (4,), "float32")
     whole = model.initial_parameters(1)
     batch = Batch(np.ones((5, 4), "f4"), np.arange(5) % 3, 5)
-    with pytest.raises(ValueError, match=r"layer 0 of the model, a Residual, .*: give keep=True"):
+    with pytest.raises(ValueError, match=r"layer 0 of the model, a Residual, .*: .*keep=True"):
         FullySharded(whole).compute(model, batch)
     loss, gradients = model.loss_and_gradients(whole, batch)
     sharded = FullySharded(whole, keep=True)

@@ -23,7 +23,7 @@ import numpy as np
 
 from mpicoll.base.arrays import Array, host, put
 from mpicoll.base.files import sha256, synchronise
-from mpicoll.train.strategies.training import Part, Saved
+from mpicoll.train.strategies.kept import Part, Saved
 
 #: Floating-point and whole numbers, and truth values: what needs no pickle.
 _TYPE = re.compile(r"<[fiu][248]|\|[iub]1")

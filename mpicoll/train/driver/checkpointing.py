@@ -271,8 +271,8 @@ class Checkpointing:
             "optimizer": config.optimizer,
             "state of the optimizer": list(training.slots),
             "parameters": {
-                name: f"{view.dtype} of shape {list(view.shape)}"
-                for name, view in training.weights.views.items()
+                name: f"{form.dtype} of shape {list(form.shape)}"
+                for name, form in training.forms.items()
             },
             **({"data": self._about} if self._about else {}),
         }

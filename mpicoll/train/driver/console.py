@@ -147,7 +147,12 @@ def _main(
             speaker.say(_conclude(config, comm.Get_size(), dataset, result, None, as_json))
         health.leave(0)
     verdict = None
-    if compare and (config.resume is not None or parity.limit(config) is None):
+    if compare and not strategy_of(config).has_whole:
+        speaker.warn(
+            f"no comparison: under strategy {config.strategy} no rank has all parameters; compare "
+            "strategy zero1, which has the same"
+        )
+    elif compare and (config.resume is not None or parity.limit(config) is None):
         speaker.warn(
             "no comparison: the weights of one process are promised to whole runs in float64"
         )

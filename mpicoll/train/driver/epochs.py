@@ -121,8 +121,8 @@ class Epochs:
         """Measures of the test set at the end; those of the last epoch, where it has them."""
         if history and history[-1].test:
             return history[-1].test
-        views = self._training.evaluated()
-        found, _ = self._measuring.measure(("test",), views, "measuring the test set")
+        evaluated = self._training.evaluated()
+        found, _ = self._measuring.measure(("test",), evaluated, "measuring the test set")
         return found.get("test", {})
 
     def _reason(self, epoch: Epoch) -> str | None:

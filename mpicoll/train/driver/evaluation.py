@@ -18,6 +18,7 @@ from mpicoll.train.driver.trained import Arrays, Trained, trained_of
 from mpicoll.train.models.measures import usual
 from mpicoll.train.ranks.workers import AllReduceWorkers, Workers, together
 from mpicoll.train.records import Measures
+from mpicoll.train.strategies.evaluated import Whole
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -74,14 +75,14 @@ def evaluate(
     """
     workers = Workers() if comm is None else AllReduceWorkers(comm, None)
     path, facts, trained = loaded(workers, Path(run), best)
-    model, arrays = trained.model, {**trained.parameters, **trained.buffers}
     with together(workers, "reading the data"):
         dataset = data_of(path, facts, trained, data)
         samples = _samples(trained, dataset, part)
         config = Config(lr=facts["config"]["lr"])  # of the message about losses
-        measures = usual(model, dataset.classes)
-        measuring = Measuring(config, workers, dataset, model, measures)
-    found, _ = measuring.measure([part], arrays, "measuring")
+        measuring = Measuring(config, workers, dataset, usual(trained.model, dataset.classes))
+        arrays = {**trained.parameters, **trained.buffers}
+        evaluated = Whole(config, workers, trained.model, arrays)
+    found, _ = measuring.measure([part], evaluated, "measuring")
     place = facts["number"], facts["epoch"] - 1
     return Evaluation(str(path), *place, dataset.name, part, samples, found[part])
 

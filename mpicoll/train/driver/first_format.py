@@ -16,7 +16,7 @@ import numpy as np
 
 from mpicoll.base.arrays import Array, put
 from mpicoll.base.files import sha256
-from mpicoll.train.strategies.training import Saved
+from mpicoll.train.strategies.kept import Saved
 
 FILE = "arrays.npz"
 _PARAMETER = "parameter/"

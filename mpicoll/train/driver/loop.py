@@ -22,7 +22,6 @@ from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import described
 from mpicoll.train.driver.preparation import prepare
 from mpicoll.train.models import Measure, Model
-from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.guarded import GuardedWorkers
@@ -198,14 +197,11 @@ def run_on(
 
 
 def _regrouped(setup: Setup, measuring: Measuring, members: Members) -> tuple[Setup, Measuring]:
-    """The same run on other ranks; collective.
-
-    Parameters have new memory: messages of those that have died may still arrive in the old.
-    """
+    """The same run on other ranks; collective."""
     workers = members.workers
     config = workers.gather(setup.config)[0]
     with together(workers, "going on with the ranks that are left"):
         config.worker_count(workers.size)
-    weights = Flat(setup.weights.views)
+    holding = setup.holding.on(workers)
     changed: dict[str, Any] = {"config": config, "workers": workers, "comm": members.comm}
-    return replace(setup, weights=weights, **changed), measuring.on(config, workers)
+    return replace(setup, holding=holding, **changed), measuring.on(workers)

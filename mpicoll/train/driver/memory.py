@@ -15,6 +15,7 @@ from mpicoll.train.data.rows import Rows
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers, together
+from mpicoll.train.strategies.holding import Holding
 from mpicoll.train.strategies.protocol import strategy_of
 
 _REMEDY = "give a smaller batch or model, more nodes, float32, or strategy zero1"
@@ -22,28 +23,20 @@ _REMEDY = "give a smaller batch or model, more nodes, float32, or strategy zero1
 Bytes = dict[str, int]
 
 
-def estimate(config: Config, rank: int, ranks: int, model: Model, weights: Flat) -> Bytes:
+def estimate(config: Config, rank: int, ranks: int, model: Model, holding: Holding) -> Bytes:
     """Bytes that a rank will need beside data and parameters, by what for.
 
     Args:
         config: The run.
         rank, ranks: The rank, and their number.
         model: The model; activations are counted if it has `activations(samples)`.
-        weights: Its parameters.
+        holding: The rank's parameters.
     """
-    workers = config.worker_count(ranks)
-    needed = strategy_of(config).memory(config, rank, ranks, weights)
+    strategy, views = strategy_of(config), holding.weights.views
+    needed = strategy.memory(config, rank, ranks, holding.weights)
     # Where the model has just made one, before it is in its place.
-    needed["gradients"] += max(view.nbytes for view in weights.views.values())
-    count = getattr(model, "activations", None)
-    if count is not None and rank < workers:
-        samples = -(-config.global_batch(workers) // (config.invariant or workers))
-        item = DTYPES[config.dtype]
-        if config.is_narrow and config.device == "cpu":  # there layers compute in float32
-            item = 4
-            needed["parameters to compute with"] = item * weights.vector.size
-        needed["activations"] = count(samples) * item
-    return needed
+    needed["gradients"] += max((view.nbytes for view in views.values()), default=0)
+    return needed | strategy.passes(config, rank, ranks, model, holding)
 
 
 def reading(config: Config) -> Bytes:

@@ -14,7 +14,7 @@ from mpicoll.train.driver import bits, memory, predicted
 from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.named import make_model
 from mpicoll.train.models import Measure, Model, Sequential, buffers_of, sums_of
-from mpicoll.train.models.flat import Flat, described
+from mpicoll.train.models.flat import described
 from mpicoll.train.models.measures import usual
 from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks.workers import Workers, require_equal, together
@@ -52,7 +52,6 @@ def prepare(
         measures = usual(model, dataset.classes) if measures is None else measures
         _check(config, dataset, model, measures)
         dataset = _on(config.device, dataset)
-        weights = _parameters(config, model)
         buffers = {n: arrays.on(config.device, a) for n, a in buffers_of(model).items()}
         sums = _sums(config, model)
         config.worker_count(workers.size)
@@ -60,7 +59,10 @@ def prepare(
             bits.require_one_thread()
         if config.deterministic and config.algorithm is not None:
             bits.require_fixed_order(config.algorithm, workers.size)
-        needed = memory.estimate(config, workers.rank, workers.size, model, weights)
+    holding = strategy_of(config).hold(config, workers, comm, model)
+    weights = holding.weights
+    with together(workers, "making data and model ready"):
+        needed = memory.estimate(config, workers.rank, workers.size, model, holding)
     memory.make_room(workers, needed, memory.taken(dataset, weights), config.device)
     require_equal(
         workers,
@@ -68,7 +70,7 @@ def prepare(
             "data": dataset.about or dataset.name,
             **_numbers(dataset),
             "measures": ", ".join(measure.name for measure in measures),
-            **described(weights.views),
+            **described(holding.forms),
             **described(buffers, "buffer"),
             "lengths of sums": sums,
         },
@@ -76,7 +78,7 @@ def prepare(
     )
     if config.invariant is not None:
         require_equal(workers, bits.machine(), "invariant bits are those of one kind of machine")
-    workers.broadcast(weights.vector)
+    holding.agree(workers)
     if config.bucket == "model":
         bucket = predicted.bucket(comm, config.algorithm, weights.vector.nbytes)
         config = replace(config, bucket=bucket)
@@ -86,9 +88,10 @@ def prepare(
             weights.views,
             [groups.parse(text) for text in config.groups],
             config.decay_on,
+            holding.forms,
         )
-    setup = Setup(config, workers, comm, dataset, model, weights, optimizer, buffers)
-    return setup, Measuring(config, workers, dataset, model, measures)
+    setup = Setup(config, workers, comm, dataset, model, holding, optimizer, buffers)
+    return setup, Measuring(config, workers, dataset, measures)
 
 
 def _check(config: Config, dataset: Dataset, model: Model, measures: Sequence[Measure]) -> None:
@@ -132,15 +135,6 @@ def _numbers(dataset: Dataset) -> dict[str, int]:
         f"number of {'training' if part == 'train' else part} samples": len(wanted)
         for part, (_, wanted) in dataset.parts.items()
     }
-
-
-def _parameters(config: Config, model: Model) -> Flat:
-    """A model's first parameters on the run's device, in the type in which they are kept."""
-    first = model.initial_parameters(config.seed)
-    return Flat(
-        {name: arrays.on(config.device, array) for name, array in first.items()},
-        "float32" if config.is_narrow else None,
-    )
 
 
 def _sums(config: Config, model: Model) -> tuple[int, ...]:

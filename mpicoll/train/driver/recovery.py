@@ -16,7 +16,8 @@ import numpy as np
 from mpicoll.base.arrays import Array
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.records import Epoch, Step
-from mpicoll.train.strategies.training import Held, Training
+from mpicoll.train.strategies.kept import Held
+from mpicoll.train.strategies.training import Training
 
 
 class Span(NamedTuple):

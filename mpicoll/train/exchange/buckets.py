@@ -121,7 +121,7 @@ class Exchange:
         self.reduced = time.perf_counter()
         self.exposed = self.calls + self.reduced - computed
         meanwhile = [(start, min(end, computed)) for start, end in self.flights()]
-        self.hidden = max(0.0, _covered([*self._calls, *meanwhile]) - self.calls)
+        self.hidden = max(0.0, covered([*self._calls, *meanwhile]) - self.calls)
 
     def flights(self) -> list[tuple[float, float]]:
         """Of the last step: when each bucket started, and when its sums were found."""
@@ -202,7 +202,7 @@ def _merged(spans: Any) -> list[tuple[int, int]]:
     return joined
 
 
-def _covered(spans: Any) -> float:
+def covered(spans: Any) -> float:
     """Length of the union of intervals."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from mpicoll.base.arrays import Array
-from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.ranks.workers import Started, Workers
 
 
 class PeerFailed(Exception):
@@ -42,6 +42,7 @@ class LayerSums:
             for length, message in self._messages.items()
         }
         self._made = self._wanted = 0
+        self._telling: Started | None = None
         self.seconds = 0.0
 
     @contextmanager
@@ -52,7 +53,7 @@ class LayerSums:
             ValueError: The model made fewer sums than it says.
         """
         self._made, self._wanted = 0, batches * len(self.lengths)
-        self.seconds = 0.0
+        self.seconds, self._telling = 0.0, None
         try:
             yield
             if self._made != self._wanted:
@@ -61,11 +62,20 @@ class LayerSums:
                     "say the lengths of all that it makes, in order"
                 )
         except Exception:
-            # Tell those that will wait for this rank in the next sum, if any will.
-            if self._made != self._wanted:
-                self._sum(1, np.zeros(self._next))
-                self._made = self._wanted
+            self.tell()
+            if self._telling is not None:
+                self._telling.Wait()
             raise
+
+    def tell(self) -> None:
+        """Tell those that will wait for this rank in the next sum that it has failed, if any will.
+
+        That is begun here, and waited for at the end of `step`: until then this rank may do what
+        others need before they reach that sum.
+        """
+        if self._made != self._wanted:
+            self._telling = self._started(1, np.zeros(self._next))
+            self._made = self._wanted
 
     def __call__(self, values: Array) -> None:
         """Replace a vector by its sum over the ranks.
@@ -81,7 +91,9 @@ class LayerSums:
                 "sums() say the lengths of all that it makes, in order"
             )
         started = time.perf_counter()
-        message = self._sum(0, values)
+        message = self._messages[len(values)]
+        self._started(0, values).Wait()
+        self._made += 1
         self.seconds += time.perf_counter() - started
         if message[0]:
             self._made = self._wanted
@@ -98,10 +110,8 @@ class LayerSums:
         """Length of the next sum."""
         return self.lengths[self._made % len(self.lengths)]
 
-    def _sum(self, failed: int, values: Array) -> Array:
+    def _started(self, failed: int, values: Array) -> Started:
         message, plan = self._messages[len(values)], self._plans[len(values)]
         message[0], message[1:] = failed, values
         plan.Start()
-        plan.Wait()
-        self._made += 1
-        return message
+        return plan

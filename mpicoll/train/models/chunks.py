@@ -76,6 +76,8 @@ class Chunk:
             if batch is not None:
                 memories.append(memory)
             between()
+        if batch is None and self.layers:
+            self.layers[-1].settle()
         return values, memories
 
     def backward(
@@ -94,6 +96,8 @@ class Chunk:
             error, gradients = self.layers[index].backward(
                 self._own(parameters, index), memories.pop(), rounded(error), self._is_first(index)
             )
+            if index == 0:
+                self.layers[0].settle()
             yield Slopes(self.numbers[index], error, self._named(index, gradients))
 
     def backward_input(
@@ -125,6 +129,8 @@ class Chunk:
             gradients = self.layers[index].backward_weight(
                 self._own(parameters, index), memories.pop(), kept.pop()
             )
+            if index == 0:
+                self.layers[0].settle()
             yield Slopes(self.numbers[index], None, self._named(index, gradients))
 
     def _is_first(self, index: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from numpy.typing import DTypeLike
 
@@ -101,8 +102,8 @@ def require_names(arrays: Collection[str], parameters: Collection[str]) -> None:
         )
 
 
-def described(arrays: Parameters, what: str = "parameter") -> dict[str, str]:
-    """What has to be the same of arrays on all ranks, by what it is of."""
+def described(arrays: Mapping[str, Any], what: str = "parameter") -> dict[str, str]:
+    """What has to be the same of arrays, or of their forms, on all ranks, by what it is of."""
     return {
         f"{what} {name}": f"{array.dtype} of shape {array.shape}" for name, array in arrays.items()
     }

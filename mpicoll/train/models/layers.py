@@ -102,6 +102,12 @@ class Layer(ABC):
         """
         return kept or {}
 
+    def settle(self) -> None:  # noqa: B027 - most have nothing to do
+        """A pass over neighbouring layers is over, and this is its last one.
+
+        Where ranks share layers, they raise here if the pass has failed on one of them.
+        """
+
     def random_state(self) -> Any:
         """State of the generator that `forward` draws from in training, which runs on by itself.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import part
 from mpicoll.train.data.batch import Batch
-from mpicoll.train.exchange import tree
+from mpicoll.train.exchange import norms, tree
 from mpicoll.train.parallel.executor import Failure
 from mpicoll.train.parallel.mesh import Axis, Mesh
 from mpicoll.train.parallel.sums import Sums
@@ -237,12 +236,10 @@ class Group:
             gradients: Of this rank, by name.
             owners: The stage that counts a parameter, for each of the model.
         """
-        squares = np.zeros(len(owners))
-        for index, (name, stage) in enumerate(owners.items()):
-            if stage == self.pipe.rank:
-                squares[index] = np.square(gradients[name], dtype=np.float64).sum()
-        self.pipe.sum(squares)
-        return math.sqrt(squares.sum())
+        mine = [name for name, stage in owners.items() if stage == self.pipe.rank]
+        sums = norms.squares(gradients[name] for name in mine)
+        self.pipe.sum(sums)
+        return norms.root(sums)
 
     def average(self, buffers: Mapping[str, Array], samples: int) -> None:
         """Let floating buffers be the mean over the replicas, by samples; collective."""

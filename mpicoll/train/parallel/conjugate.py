@@ -7,15 +7,17 @@ section 4.2.2, those of sequences that are cut.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from mpicoll.base.arrays import Array, library_of
 from mpicoll.schedule.layout import Layout, even, scaled
 from mpicoll.train.parallel.placements import Cut, Pair, Shape
+from mpicoll.train.ranks.workers import AllReduceWorkers, raise_together
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,21 +26,51 @@ if TYPE_CHECKING:
 COLLECTIVES = {"sum": "allreduce", "gather": "allgather", "scatter": "reduce_scatter"}
 
 
-@dataclass(frozen=True, eq=False)
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
 class Group:
     """The ranks that share layers.
 
-    All have the same samples, and call the same methods in the same order.
+    All have the same samples, and call the same methods in the same order.  So a rank on which a
+    layer fails goes on with zeros to the end of the pass, where all ranks hear of it: no other
+    waits for it in a collective.
 
     Attributes:
         comm: The ranks, an `mpicoll.Intracomm` or one of mpi4py's.
         size: How many.
         rank: This one's number.
+        failure: What has gone wrong on this rank in this pass.
     """
 
     comm: MPI.Intracomm
     size: int
     rank: int
+    failure: Exception | None = None
+
+    def attempt(self, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """What this rank computes by itself; something else, once that has failed in this pass."""
+        if self.failure is None:
+            try:
+                return compute()
+            except Exception as error:
+                self.failure = error
+        return otherwise()
+
+    def agree(self) -> None:
+        """The pass is over; collective.
+
+        Raises:
+            TrainingError: It has failed on some ranks; on all ranks.
+            Exception: It has failed on all ranks, which is as if there was one.
+        """
+        failure, self.failure = self.failure, None
+        failed = int(self.sum(np.array([failure is not None], float))[0])
+        if failure is not None and failed == self.size:
+            raise failure
+        if failed:
+            raise_together(AllReduceWorkers(self.comm, None), "computing a layer", failure)
 
     def same(self, values: Array, cut: Cut | None) -> Array:
         """The values themselves."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -24,19 +26,30 @@ class Gathered(Mapping[str, Array]):
         division: How they are divided.
         ahead: How many are gathered before they are used.
         keep: Whether they stay, each in a buffer of its own, until `drop`.
+        dtype: Type of what is gathered.
 
     Attributes:
         nbytes: Of the buffers.
+        seconds: Waited for units, since somebody set it to zero.
+        flights: Of those gathered since somebody emptied it: name, and when it began and was there.
     """
 
-    def __init__(self, units: Sequence[Unit], division: Division, ahead: int, keep: bool) -> None:
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        division: Division,
+        ahead: int,
+        keep: bool,
+        dtype: np.dtype[Any],
+    ) -> None:
         self._units = {unit.name: unit for unit in units}
         self._unit_of = {name: unit for unit in units for name in unit.spans}
         self._ahead, self._keep = ahead, keep
         slots = len(units) if keep else min(1 + ahead, len(units))
         self._slot = {unit: unit.index % slots for unit in units}
-        lengths = [unit.length if keep else max(u.length for u in units) for unit in units]
-        buffers = [np.zeros(length, units[0].weights.dtype) for length in lengths[:slots]]
+        longest = max(unit.length for unit in units)
+        lengths = [unit.length if keep else longest for unit in units]
+        buffers = [np.zeros(length, dtype) for length in lengths[:slots]]
         self.nbytes = sum(buffer.nbytes for buffer in buffers)
         self._vectors = {unit: buffers[self._slot[unit]][: unit.length] for unit in units}
         self._division = division
@@ -45,6 +58,9 @@ class Gathered(Mapping[str, Array]):
         self._running: dict[Unit, Running] = {}
         self._busy: dict[int, Unit] = {}  # by slot
         self._views: dict[Unit, dict[str, Array]] = {}
+        self._began: dict[Unit, float] = {}
+        self.seconds = 0.0
+        self.flights: list[tuple[str, float, float]] = []
 
     def __getitem__(self, name: str) -> Array:
         """A view.
@@ -122,7 +138,11 @@ class Gathered(Mapping[str, Array]):
             )
         if not self._flying:
             self._start(unit)  # which says why it could not be started
+        asked = time.perf_counter()
         self._running.pop(unit).Wait()
+        there = time.perf_counter()
+        self.seconds += there - asked
+        self.flights.append((f"gather {unit.name}", self._began.pop(unit), there))
         self._flying.popleft()
         self._views[unit] = unit.views(self._vectors[unit])
 
@@ -147,8 +167,14 @@ class Gathered(Mapping[str, Array]):
         self._busy[slot] = unit
         own = slice(unit.start, unit.start + unit.count)
         self._vectors[unit][own] = unit.weights
-        self._running[unit] = self._division.gather(unit.index, self._vectors[unit])
+        self._began[unit] = time.perf_counter()
+        self._running[unit] = self._division.gather(unit.index, _sendable(self._vectors[unit]))
         self._flying.append(unit)
 
     def _free(self, unit: Unit) -> None:
         del self._views[unit], self._busy[self._slot[unit]]
+
+
+def _sendable(vector: Array) -> Array:
+    """The same memory in a type that MPI knows: of two bytes it has no floating-point numbers."""
+    return vector.view(np.int16) if vector.itemsize == 2 else vector

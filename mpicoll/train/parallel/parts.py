@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mpicoll.base.arrays import Array
+from mpicoll.train.exchange import norms
 from mpicoll.train.models.layers import Layer, Residual
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel.conjugate import Group
@@ -56,15 +54,11 @@ class Parts:
     def norm(self, gradients: Mapping[str, Array]) -> float:
         """Norm of the whole gradient, the same on all ranks; what all have counts once; collective.
 
-        The same for any number of ranks, up to rounding.
+        Equal gradients give the same bits on any number of ranks.
         """
         first = self._group is None or self._group.rank == 0
-        squares = np.zeros(1)
-        for name, gradient in gradients.items():
-            if first or name in self.cuts:
-                squares += float(np.square(gradient, dtype=np.float64).sum())
-        total = squares if self._group is None else self._group.sum(squares)
-        return math.sqrt(float(total[0]))
+        own = norms.squares(g for name, g in gradients.items() if first or name in self.cuts)
+        return norms.root(own if self._group is None else self._group.sum(own))
 
 
 def _cuts(layer: Layer) -> dict[str, Cut]:

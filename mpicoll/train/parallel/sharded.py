@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from mpicoll.train.models.sequences import Attention, Embedding
 from mpicoll.train.parallel.conjugate import Group, Step
 from mpicoll.train.parallel.placements import Cut
 
+T = TypeVar("T")
 #: How parameters and buffers are cut, by the names that the layer knows.
 Cuts = Mapping[str, Cut]
 
@@ -159,33 +160,54 @@ class Sharded(Layer):
 
     def working(self, shape: Shape) -> int:
         inner = self._inner(shape)
-        return self.local.working(inner) + prod(shape) + prod(self.output_shape(shape))
+        between = prod(shape) + prod(self.output_shape(shape)) if self.before or self.after else 0
+        return self.local.working(inner) + between
 
     def forward(self, parameters: Parameters, inputs: Array, batch: Batch | None) -> Outputs:
         values = inputs
         for step in self.before:
             values = step.forward(values, self.group)
-        values, memory = self.local.forward(self._given(parameters), values, batch)
+        shape = values.shape
+        values, memory = self._attempt(
+            lambda: self.local.forward(self._given(parameters), values, batch),
+            lambda: (_zeros(self._outputs(shape), parameters, inputs), None),
+        )
         for step in self.after:
             values = step.forward(values, self.group)
-        return values, memory
+        return values, (memory, shape)
 
     def backward_input(
-        self, parameters: Parameters, memory: Any, error: Array, first: bool
+        self, parameters: Parameters, memory: tuple[Any, Shape], error: Array, first: bool
     ) -> tuple[Array | None, Any]:
+        own, shape = memory
         for step in reversed(self.after):
             error = step.backward(error, self.group)
-        slopes, kept = self.local.backward_input(self._given(parameters), memory, error, first)
+        slopes, kept = self._attempt(
+            lambda: self.local.backward_input(self._given(parameters), own, error, first),
+            lambda: (None if first else _zeros(shape, parameters, error), None),
+        )
         if slopes is None or first:
             return None, kept
         for step in reversed(self.before):
             slopes = step.backward(slopes, self.group)
         return slopes, kept
 
-    def backward_weight(self, parameters: Parameters, memory: Any, kept: Any) -> dict[str, Array]:
-        gradients = self.local.backward_weight(self._given(parameters), memory, kept)
-        if not self.summed:
-            return gradients
+    def backward_weight(
+        self, parameters: Parameters, memory: tuple[Any, Shape], kept: Any
+    ) -> dict[str, Array]:
+        gradients = self._attempt(
+            lambda: self.local.backward_weight(self._given(parameters), memory[0], kept),
+            lambda: self._no_gradients(parameters),
+        )
+        if self.summed:
+            self._sum(gradients)
+        return gradients
+
+    def settle(self) -> None:
+        self.group.agree()
+
+    def _sum(self, gradients: dict[str, Array]) -> None:
+        """Replace those that are to be summed over the ranks by their sums."""
         library = library_of(next(iter(gradients.values())))
         names = [name for name in gradients if name in self.summed]
         total = self.group.sum(library.concatenate([gradients[n].reshape(-1) for n in names]))
@@ -194,10 +216,27 @@ class Sharded(Layer):
             shape, size = gradients[name].shape, gradients[name].size
             gradients[name] = total[start : start + size].reshape(shape)
             start += size
-        return gradients
+
+    def _attempt(self, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """As of the group; but layers inside a residual see to themselves."""
+        return (
+            compute()
+            if isinstance(self.local, Residual)
+            else self.group.attempt(compute, otherwise)
+        )
+
+    def _outputs(self, shape: Shape) -> Shape:
+        """Shape of the outputs of this rank's part, of inputs of this shape."""
+        return shape[0], *self.local.output_shape(shape[1:])
+
+    def _no_gradients(self, parameters: Parameters) -> dict[str, Array]:
+        buffers = self.layer.buffers(self.shape)
+        return {n: library_of(a).zeros_like(a) for n, a in parameters.items() if n not in buffers}
 
     def collectives(self, samples: int, first: bool) -> list[tuple[str, int]]:
         """Name and values of the whole vector of each collective of a step, in any order.
+
+        But that by which ranks say at the end whether they have failed.
 
         Args:
             samples: In the batch.
@@ -246,6 +285,12 @@ def _collectives(layer: Layer, samples: int, first: bool) -> list[tuple[str, int
         )
         return [call for calls in inner for call in calls]
     return []
+
+
+def _zeros(shape: Shape, parameters: Parameters, values: Array) -> Array:
+    """Of the type that a layer computes in."""
+    like = next((a for a in parameters.values() if a.dtype.kind == "f"), values)
+    return library_of(like).zeros(shape, like.dtype)
 
 
 def own_parts(arrays: Parameters, cuts: Cuts, group: Group) -> dict[str, Array]:

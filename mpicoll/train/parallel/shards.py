@@ -198,8 +198,6 @@ class _Chain:
         return found
 
     def _layer(self, rule: Rule, before: tuple[Step, ...], after: tuple[Step, ...]) -> Layer:
-        if not (before or after or rule.cuts or rule.once or rule.summed):
-            return rule.local
         facts = rule.cuts, rule.once, rule.summed
         return Sharded(
             rule.layer, rule.local, rule.shape, self._setting.group, before, after, *facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,19 +27,29 @@ class Unit:
         name: What their names begin with.
         index: Its number.
         arrays: The parameters; read, not kept.
-        own: First element and number of elements that this rank owns, from the number of all.
+        division: How units are divided.
+        dtype: Type that they are kept in.
+        start: Where this rank's part begins in the vector of its parts of all units.
 
     Attributes:
         name, index: As given.
         spans: Of each parameter the first element, the one behind the last, and the shape.
         length: Number of elements.
         start, count: What this rank owns.
-        weights, gradient: This rank's part, shape (count,).
-        state: The optimizer's arrays of that part.
+        own: Where that is in the vector of its parts of all units.
+        weights: This rank's part, shape (count,).
         summed: Whether there is a gradient.
     """
 
-    def __init__(self, name: str, index: int, arrays: Parameters, division: Division) -> None:
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        arrays: Parameters,
+        division: Division,
+        dtype: np.dtype[Any],
+        start: int,
+    ) -> None:
         self.name, self.index = name, index
         self.spans: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         self.length = 0
@@ -47,19 +57,34 @@ class Unit:
             self.spans[full] = self.length, self.length + array.size, array.shape
             self.length += array.size
         self.start, self.count = division.own(index, self.length)
-        self.weights = np.zeros(self.count, next(iter(arrays.values())).dtype)
-        self.gradient = np.zeros_like(self.weights)
-        self.state: dict[str, Array] = {}
+        self.own = slice(start, start + self.count)
+        self.weights: Array = np.zeros(self.count, dtype)
         self.summed = False
         self.assign(arrays)
 
+    def move(self, vector: Array) -> None:
+        """Keep this rank's part in the vector of its parts of all units."""
+        vector[self.own] = self.weights
+        self.weights = vector[self.own]
+
     def assign(self, arrays: Parameters) -> None:
         """Take this rank's part of whole arrays."""
+        for name, first, place in self.parts():
+            length = place.stop - place.start
+            values = arrays[name].reshape(-1)[first : first + length]
+            start = place.start - self.own.start
+            self.weights[start : start + length] = values
+
+    def parts(self) -> Iterator[tuple[str, int, slice]]:
+        """Of each parameter: its name, the first element that this rank owns, and where it is.
+
+        The places are of the vector of all units; of some parameters this rank owns nothing.
+        """
         for name, (first, last, _) in self.spans.items():
-            low, high = max(first, self.start), min(last, self.start + self.count)
-            if low < high:
-                values = arrays[name].reshape(-1)[low - first : high - first]
-                self.weights[low - self.start : high - self.start] = values
+            low = min(max(first, self.start), last)
+            length = max(0, min(last, self.start + self.count) - low)
+            begin = self.own.start + min(max(low - self.start, 0), self.count)
+            yield name, low - first, slice(begin, begin + length)
 
     def views(self, vector: Array) -> dict[str, Array]:
         """The parameters in a vector of all elements."""
@@ -70,7 +95,13 @@ class Unit:
 
 
 class Division(Protocol):
-    """How units are divided among ranks."""
+    """How units are divided among ranks.
+
+    Attributes:
+        collectives: Names of those that gather a unit, and that sum its gradients.
+    """
+
+    collectives: tuple[str, str]
 
     def own(self, unit: int, length: int) -> tuple[int, int]:
         """First and number of the elements of a unit that this rank owns."""
@@ -84,6 +115,8 @@ class Division(Protocol):
 
 class EvenParts(Division):
     """Every rank owns an even part of each unit: all-gather and reduce-scatter."""
+
+    collectives = "allgather", "reduce_scatter"
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -100,6 +133,8 @@ class EvenParts(Division):
 
 class WholeUnits(Division):
     """Unit u is owned by rank u mod N: broadcast and reduce."""
+
+    collectives = "bcast", "reduce"
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.ranks.workers import Workers
-from mpicoll.train.strategies.training import Held, Piece
+from mpicoll.train.strategies.kept import Held, Piece
 
 #: What a vector is, where in it a part begins, and how long that is.
 _Place = tuple[str, int, int]

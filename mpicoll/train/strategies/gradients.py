@@ -41,6 +41,7 @@ class Gradients:
 
     Attributes:
         flat: Gradients by name, in one vector: the first of `rows`.
+        buffers: As given.
         rows: Shape (slots, elements); the first of them are the sums of `tree.subtrees`.
         feed: Where this rank's samples come from.
         sampler: Global batches of a step, `accumulate` batches each.
@@ -64,7 +65,7 @@ class Gradients:
     ) -> None:
         self._config, self._model = config, model
         self._parts, self._count = parts, count
-        self._buffers, self._layer_sums = buffers, sums
+        self.buffers, self._layer_sums = buffers, sums
         self._batch = config.global_batch(count)
         self._program = tree.program(self._parts, count)
         self._sums = len(tree.subtrees(self._parts, count))
@@ -133,7 +134,7 @@ class Gradients:
         self.finite = True
         self.losses.clear()
         self.loading = self.loading_processor = 0.0
-        self._buffers.keep()
+        self.buffers.keep()
         batches, sums = self._batches(samples), self._layer_sums
         with nullcontext() if sums is None else sums.step(len(batches)):
             self._compute(parameters, batches, len(samples) / scale, epoch, ready)
@@ -170,10 +171,10 @@ class Gradients:
                 done = partial(self._fold, leaf.folds, ready if index == self._parts[-1] else None)
                 last = number == len(batches) - 1
                 take = _Take(self._slots[leaf.slot], done if last else None, first=number == 0)
-                buffers = self._buffers.sets[own]
+                buffers = self.buffers.sets[own]
                 loss += push_gradients(self._model, parameters, batch, take, buffers)
                 take.require_all()
-                self._buffers.saw(own, len(mine))
+                self.buffers.saw(own, len(mine))
             self.losses.append(loss)
 
     def _load(self, mine: NDArray[np.int64], epoch: int) -> tuple[Array, Array]:

@@ -21,18 +21,20 @@ from numpy.typing import NDArray
 from mpicoll.base.arrays import Array, host
 from mpicoll.train import optimizers
 from mpicoll.train.data.sampler import shared
-from mpicoll.train.exchange import tree
+from mpicoll.train.exchange import norms, tree
 from mpicoll.train.exchange.buckets import Exchange, split
 from mpicoll.train.exchange.layer_sums import LayerSums, PeerFailed
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.groups import part_of
 from mpicoll.train.models import sums_of
-from mpicoll.train.ranks.workers import TrainingError, raise_together, together
+from mpicoll.train.ranks.workers import Started, TrainingError, Workers, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.strategies.balance import Balance
 from mpicoll.train.strategies.copies import Copies
+from mpicoll.train.strategies.gradients import Gradients
+from mpicoll.train.strategies.kept import Held, Piece, Saved
 from mpicoll.train.strategies.mixing import Mixing, average
-from mpicoll.train.strategies.training import Held, Piece, Saved, Setup, Training
+from mpicoll.train.strategies.training import Setup, Training, gradients_of
 
 #: What a checkpoint holds beside arrays.
 _COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
@@ -66,14 +68,15 @@ class Trainer(Training):
         alone = config.invariant is not None or workers.size == 1 or self.apart
         self._layer_sums = None if alone else LayerSums(workers, sums_of(setup.model))
         kept = None if self.apart else parts
-        super().__init__(setup, own.start, parts, len(own), self._layer_sums, kept)
+        source = self._source = self._make_source(setup, own, parts, kept)
+        super().__init__(setup, source.buffers, source.sampler, self._copied)
         assert not isinstance(config.bucket, str)  # it is resolved
         self._parts = slice(own.start, own.stop)
-        self._gradients = self._source.flat
-        self._sharded, self._mixing = sharded, mixing
+        self._gradients, self._sharded, self._mixing = source.flat, sharded, mixing
+        self._owners = workers if sharded else Workers()  # others have the whole gradient
         rows = self.buffers.rows
         ends = np.cumsum([_COMPUTE, workers.size, parts, 0 if rows is None else rows.size])
-        self._exchange = Exchange(
+        self._exchange = self._exchange_class(
             workers,
             self._gradients,
             config.bucket,
@@ -84,11 +87,7 @@ class Trainer(Training):
         _, self._computed, self._losses, told = np.split(self._exchange.header, ends[:-1])
         self._told = None if rows is None else told.reshape(rows.shape)
         self._balance = Balance(workers.size) if config.balance == "speed" else None
-        self._sharing = (
-            [workers.plan_share(weights.vector[s:e]) for s, e in self._exchange.bounds]
-            if sharded
-            else []
-        )
+        self._sharing = self._plan_sharing() if sharded else []
         owned = sum(end - start for start, end in self._exchange.owned)
         self._state = optimizers.empty_state(self._optimizer, weights.vector[:owned])
         self._states = split(self._state, self._exchange.owned)
@@ -98,6 +97,18 @@ class Trainer(Training):
             if sharded and config.survive
             else None
         )
+
+    #: Whether parameters are there in the type to compute in, too; what sums gradients.
+    _copied, _exchange_class = True, Exchange
+
+    def _make_source(self, setup: Setup, own: range, count: int, kept: int | None) -> Gradients:
+        """What computes this rank's gradients."""
+        return gradients_of(setup, own, count, self._layer_sums, kept)
+
+    def _plan_sharing(self) -> list[Started]:
+        """What gives each rank the parameters that others have updated."""
+        vector = self.weights.vector
+        return [self._workers.plan_share(vector[s:e]) for s, e in self._exchange.bounds]
 
     def _owned(self) -> list[Piece]:
         """The parts of vectors that this rank updates, as pieces of `Held`."""
@@ -235,9 +246,7 @@ class Trainer(Training):
         start = time.perf_counter()
         exchange.begin()
         header[:] = 0
-        failure = self.failure
-        source = self._source
-        loss = math.nan
+        failure, source, loss = self.failure, self._source, math.nan
         try:
             loss = source.compute(self.views, samples, epoch, exchange.ready, self.scale)
         except PeerFailed:
@@ -261,7 +270,9 @@ class Trainer(Training):
             raise_together(self._workers, where, failure)
 
         scale = self.scale
-        norm, finite = self._norm()
+        owned = [self._gradients.vector[start:end] for start, end in exchange.owned]
+        norm, finite = norms.checked(self._owners, owned, self._config.clip is not None)
+        norm /= scale
         skipped = bool(header[_NOT_FINITE]) or not finite
         # From here on the step counts on this rank, whoever dies: nobody is awaited in between.
         self.number += 1
@@ -330,19 +341,6 @@ class Trainer(Training):
             source.speeds = self._balance.speeds
 
     # --- update ---
-
-    def _norm(self) -> tuple[float, bool]:
-        """Norm of the summed gradient, if it is clipped, and whether all of it is finite."""
-        vector, owned = self._gradients.vector, self._exchange.owned
-        facts = np.zeros(2)
-        for start, end in owned:
-            part = vector[start:end]
-            facts[0] += not np.isfinite(part).all()
-            if self._config.clip is not None:
-                facts[1] += float(np.square(part, dtype=np.float64).sum())
-        if self._sharded:
-            self._workers.sum(facts)
-        return math.sqrt(facts[1]) / self.scale if facts[1] >= 0 else math.nan, facts[0] == 0
 
     def _update(self, lr: float, norm: float, scale: float) -> None:
         config, gradients = self._config, self._gradients.vector

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
-from mpicoll.train.config import Config
+from mpicoll.base import arrays
+from mpicoll.train.config import DTYPES, Config
+from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
+from mpicoll.train.ranks.workers import Workers, together
 from mpicoll.train.registry import STRATEGIES
+from mpicoll.train.strategies.holding import Holding
 from mpicoll.train.strategies.training import Setup, Training
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class Strategy(ABC):
@@ -18,12 +26,14 @@ class Strategy(ABC):
             (other than full), `invariant`, `deterministic`, `balance` and `survive`.
         in_lockstep: Whether all ranks compute each step together, so that a model may ask for sums
             over them in the middle of it.
+        has_whole: Whether every rank has all parameters, and gives them as the result of a run.
         notices_deaths: Whether ranks that wait look who is alive, rather than being inside a
             collective.
     """
 
     takes: frozenset[str] = frozenset()
     in_lockstep = False
+    has_whole = True
     notices_deaths = False
 
     def check(self, config: Config) -> None:  # noqa: B027 - most have nothing to refuse
@@ -41,12 +51,46 @@ class Strategy(ABC):
         """Whether parameters equal those of one process, up to rounding."""
         return True
 
+    def hold(
+        self, config: Config, workers: Workers, comm: MPI.Intracomm | None, model: Model
+    ) -> Holding:
+        """Make the parameters that this rank has: all of them, unless ranks share them; collective.
+
+        On the run's device, in the type in which they are kept. What several ranks have need not be
+        equal before `Holding.agree`.
+
+        Raises:
+            TrainingError: They cannot be made; on all ranks.
+        """
+        with together(workers, "making data and model ready"):
+            first = model.initial_parameters(config.seed)
+            moved = {name: arrays.on(config.device, array) for name, array in first.items()}
+            weights = Flat(moved, "float32" if config.is_narrow else None)
+        return Holding.whole(weights)
+
     @abstractmethod
     def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
         """Bytes that a rank will need beside data, parameters and activations, by what for.
 
         `gradients` are among them.
         """
+
+    def passes(
+        self, config: Config, rank: int, ranks: int, model: Model, holding: Holding
+    ) -> dict[str, int]:
+        """Bytes that forward and backward passes take on a rank, by what for.
+
+        Activations, where the model has `activations(samples)`, of the largest part of a batch.
+        """
+        workers, count = config.worker_count(ranks), getattr(model, "activations", None)
+        if count is None or rank >= workers:
+            return {}
+        samples = -(-config.global_batch(workers) // (config.invariant or workers))
+        item, needed = DTYPES[config.dtype], {}
+        if config.is_narrow and config.device == "cpu":  # there layers compute in float32
+            item = 4
+            needed["parameters to compute with"] = item * holding.weights.vector.size
+        return {**needed, "activations": count(samples) * item}
 
     @abstractmethod
     def describe(self, config: Config) -> str:

@@ -32,7 +32,8 @@ from mpicoll.train.servers.replica import Replica
 from mpicoll.train.servers.server import Server
 from mpicoll.train.servers.shard import Push, Shard, write_trace
 from mpicoll.train.strategies import placement
-from mpicoll.train.strategies.training import Held, Piece, Saved, Setup, Training
+from mpicoll.train.strategies.kept import Held, Piece, Saved
+from mpicoll.train.strategies.training import Setup, Training, gradients_of
 
 #: What a checkpoint holds of the run's counters; the others are as at the start.
 _COUNTERS = ("number", "updates", "skipped", "scale", "good")
@@ -52,20 +53,20 @@ class ServerTrainer(Training):
         config, workers, weights = setup.config, setup.workers, setup.weights
         rank, size = workers.rank, workers.size
         count = config.worker_count(size)
-        super().__init__(setup, min(rank, count - 1), count, rows=1)
+        part = min(rank, count - 1)
+        source = self._source = gradients_of(setup, range(part, part + 1), count, rows=1)
+        super().__init__(setup, source.buffers, source.sampler)
         assert setup.comm is not None
         self._comm, self._limit = workers.link(), time_limit(setup.comm)
         self._model = consistency.parse(config.consistency)
         self._shards = placement.shard_ranges(config, size, weights.vector.size)
-        self._whole_here = config.servers == "decentralized"
+        self._every, self._whole_here = config.send_every, config.servers == "decentralized"
         held_by = [placement.holders(config, size, shard.rank) for shard in self._shards]
         own = [number for number, ranks in enumerate(held_by) if rank in ranks]
         workers.assign(count, held_by)
-        self._every = config.send_every
         self._servers = {number: self._make_server(number) for number in own}
         self._client = self._make_client(own) if rank < count else None
-        self._traced = False
-        self._clock = 0
+        self._traced, self._clock = False, 0
         self._whole: Held | None = None
         workers.meanwhile = self._serve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from mpicoll.base.json_lines import Attempt
 from mpicoll.train import schedules
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
+from mpicoll.train.data.sampler import Sampler
 from mpicoll.train.exchange.layer_sums import LayerSums
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
@@ -21,7 +22,10 @@ from mpicoll.train.optimizers import Optimizer
 from mpicoll.train.ranks.workers import Workers, together
 from mpicoll.train.records import Epoch, Step
 from mpicoll.train.strategies.buffers import Buffers
+from mpicoll.train.strategies.evaluated import Evaluated, Whole
 from mpicoll.train.strategies.gradients import Gradients
+from mpicoll.train.strategies.holding import Holding
+from mpicoll.train.strategies.kept import Held, Part, Piece, Saved
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,7 +45,7 @@ class Setup:
         comm: The same ranks; None for one process without MPI.
         dataset: The data, of the type to compute in.
         model: The model.
-        weights: Parameters, equal on all ranks; changed in place.
+        holding: This rank's parameters.
         optimizer: What to make of a gradient.
         buffers: The model's buffers to start from, by name.
     """
@@ -51,62 +55,34 @@ class Setup:
     comm: MPI.Intracomm | None
     dataset: Dataset
     model: Model
-    weights: Flat
+    holding: Holding
     optimizer: Optimizer
     buffers: Mapping[str, Array] = field(default_factory=dict)
 
+    @property
+    def weights(self) -> Flat:
+        """This rank's parameters; changed in place."""
+        return self.holding.weights
 
-class Part(NamedTuple):
-    """A part of an array that a checkpoint keeps.
 
-    Attributes:
-        name: Of the array, as `parameter/NAME`, `state/SLOT/NAME` or `buffer/NAME`.
-        shape: Of the whole array.
-        start: First element of the part, of all in C order.
-        values: Shape (elements,), on any device.
+def gradients_of(
+    setup: Setup,
+    parts: range,
+    count: int,
+    sums: LayerSums | None = None,
+    rows: int | None = None,
+) -> Gradients:
+    """What computes this rank's gradients of a model that it has whole, with its buffers.
+
+    Args:
+        setup: The run.
+        parts, count, sums: As of `Gradients`.
+        rows: As `count` of `Buffers`, where ranks may die.
     """
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    values: Array
-
-
-class Saved(Protocol):
-    """The arrays of a checkpoint, by the names of `Part`."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def read(self, name: str, start: int, target: Array) -> None:
-        """Fill an array, of one axis on any device, with elements of one that is here.
-
-        Args:
-            name: Its name.
-            start: The first of them, of all in C order.
-            target: Where they go, as many as it has.
-
-        Raises:
-            OSError, ValueError: They cannot be read.
-        """
-
-
-#: What a vector is (`parameter`, `state/SLOT`, `buffers`), where in it a part begins, and the part.
-Piece = tuple[str, int, Array]
-
-
-@dataclass(frozen=True)
-class Held:
-    """What one rank can hand to the others, where a rank has died.
-
-    Attributes:
-        number: Steps made then.
-        facts: What else the next step depends on, as `Training.facts` gives it.
-        pieces: Parts of vectors.
-    """
-
-    number: int
-    facts: Mapping[str, Any]
-    pieces: Sequence[Piece]
+    config = setup.config
+    outlive = rows if config.survive else None
+    buffers = Buffers(setup.workers, setup.buffers, parts, config.invariant, outlive)
+    return Gradients(config, setup.dataset, setup.model, setup.weights, count, parts, buffers, sums)
 
 
 class Training(ABC):
@@ -114,11 +90,13 @@ class Training(ABC):
 
     Args:
         setup: The run.
-        index, count, own, sums: This rank's parts of a batch, as of `Gradients`.
-        rows: As `count` of `Buffers`, where ranks may die.
+        buffers, sampler: What the class has of these.
+        copied: Whether there is to be a copy of this rank's parameters in the type to compute in,
+            where that is narrower.
 
     Attributes:
-        weights: Parameters.
+        weights: This rank's parameters.
+        forms: Of all parameters, as `Holding` has them.
         buffers: What the model keeps beside them.
         slots: Names of the arrays that the optimizer keeps.
         sampler: Global batches of a step, `accumulate` batches each.
@@ -147,22 +125,15 @@ class Training(ABC):
     def __init__(
         self,
         setup: Setup,
-        index: int,
-        count: int,
-        own: int = 1,
-        sums: LayerSums | None = None,
-        rows: int | None = None,
+        buffers: Buffers,
+        sampler: Sampler,
+        copied: bool = True,
     ) -> None:
         config, workers = self._config, self._workers = setup.config, setup.workers
-        self.weights, self._optimizer = setup.weights, setup.optimizer
+        self.weights, self.forms = setup.weights, setup.holding.forms
+        self._setup, self._optimizer = setup, setup.optimizer
         self.slots = setup.optimizer.slots
-        parts = range(index, index + own)
-        outlive = rows if config.survive else None
-        self.buffers = Buffers(workers, setup.buffers, parts, config.invariant, outlive)
-        self._source = Gradients(
-            config, setup.dataset, setup.model, setup.weights, count, parts, self.buffers, sums
-        )
-        self.sampler = self._source.sampler
+        self.buffers, self.sampler = buffers, sampler
         self._worker_count = config.worker_count(workers.size)
         self.number = self.updates = self.skipped = self.skipped_in_a_row = self.position = 0
         self.epoch = 1
@@ -177,7 +148,7 @@ class Training(ABC):
         self.rates: Sequence[float] = ()
         self.scale, self.good = config.first_scale or 1.0, 0
         # Parameters in the type to compute in, where that is another than they are kept in.
-        narrow = dtype_of(config.dtype) if config.is_narrow else None
+        narrow = dtype_of(config.dtype) if config.is_narrow and copied else None
         self._narrow = None if narrow is None else Flat(self.weights.views, narrow)
         self.stamp = Attempt("")
 
@@ -186,10 +157,11 @@ class Training(ABC):
         """Parameters by name, in the type to compute in."""
         return (self._narrow or self.weights).views
 
-    def evaluated(self) -> dict[str, Array]:
-        """Parameters and buffers by name, for the model to evaluate; the same on all ranks."""
+    def evaluated(self) -> Evaluated:
+        """The model as it is now, to be measured; with the same buffers everywhere."""
         self.buffers.average()
-        return {**self.views, **self.buffers.views}
+        views = {**self.views, **self.buffers.views}
+        return Whole(self._config, self._workers, self._setup.model, views)
 
     @property
     def total(self) -> int:
@@ -326,10 +298,10 @@ class Training(ABC):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of each array that a checkpoint must have."""
-        views = self.weights.views
+        forms = self.forms
         return {
-            **{f"parameter/{name}": view.shape for name, view in views.items()},
-            **{f"state/{s}/{name}": view.shape for s in self.slots for name, view in views.items()},
+            **{f"parameter/{name}": form.shape for name, form in forms.items()},
+            **{f"state/{s}/{name}": form.shape for s in self.slots for name, form in forms.items()},
             **{f"buffer/{name}": array.shape for name, array in self.buffers.views.items()},
         }
 
