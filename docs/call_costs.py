@@ -11,6 +11,8 @@ from statistics import median
 
 from tables import list_table
 
+from mpicoll.base.sizes import format_size
+
 RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "api_cost.jsonl"
 
 
@@ -27,14 +29,15 @@ def pages() -> dict[str, str]:
         key = line["ranks"], line["method"], line["spelling"]
         found.setdefault(key, {}).setdefault(line["bytes"], []).append(line["ratio"])
         sizes.add(line["bytes"])
-    head = ["ranks", "method", "buffers", *(f"{size:,} bytes" for size in sorted(sizes))]
+    head = ["ranks", "method", "buffers", *map(format_size, sorted(sizes))]
     rows = [
         [str(ranks), method, spelling]
         + [f"{median(ratios[size]):.2f}" if size in ratios else "" for size in sorted(sizes)]
         for (ranks, method, spelling), ratios in sorted(found.items())
     ]
     lines = [
-        f"Ratio of the shortest times, mpicoll / mpi4py: medians of {len(launches)} launches.",
+        f"Ratio of the shortest times, mpicoll / mpi4py, by bytes of the buffer: "
+        f"medians of {len(launches)} launches.",
         "",
     ]
     return {"call_costs.inc": "\n".join(lines + list_table(head, rows))}

@@ -39,7 +39,15 @@ def _table(found: Ratios, size: int) -> list[str]:
     ops = list(dict.fromkeys(op for op, _, _ in found))
     dtypes = list(dict.fromkeys(dtype for _, dtype, _ in found))
     rows = [[dtype, *(_cell(found.get((op, dtype, size), [])) for op in ops)] for dtype in dtypes]
-    return list_table(["", *ops], rows, stub=True)
+    half = -(-len(ops) // 2)  # a table of all would be wider than a page
+    parts = (slice(0, half), slice(half, None))
+    return [
+        line
+        for part in parts
+        for line in list_table(
+            ["", *ops[part]], [[row[0], *row[1:][part]] for row in rows], stub=True
+        )
+    ]
 
 
 def pages() -> dict[str, str]:

@@ -43,12 +43,12 @@ def run(command, folder):
         env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **variables},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
 
 
-@pytest.mark.timeout(300)  # several launches, on cores that others may use
+@pytest.mark.timeout(600)  # several launches, on cores that others may use
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_for_beginners(name, tmp_path):
     if name == "tutorial_torch":
