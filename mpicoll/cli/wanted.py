@@ -164,10 +164,11 @@ def sizes(options: Options) -> tuple[int, ...]:
             2 if factor is None else factor,
             None if step is None else parse_size(step),
         )
-    if found[-1] < end and launch().rank == 0:
-        by = f"a factor of {factor or 2}" if step is None else f"steps of {step}"
+    if last is not None and found[-1] < end and launch().rank == 0:
+        by = f"a factor of {factor or 2}" if step is None else f"a step of {step}"
+        begin = format_size(found[0])
         output.remark(
-            f"mpicoll: warning: {by} from {format_size(found[0])} leads past {format_size(end)}: "
+            f"mpicoll: warning: {by} from {begin} does not reach {format_size(end)}: "
             f"the last size is {format_size(found[-1])}; give another -e, -f or -i, or list the "
             "sizes by --size"
         )

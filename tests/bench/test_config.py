@@ -1,11 +1,14 @@
 """Sweeps written down: read as the command line would be, and mistakes named."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from mpicoll.bench.config import Sweep, load
-from mpicoll.cli import app
+from mpicoll.bench.options import Options
+from mpicoll.cli import app, wanted
+from mpicoll.cli.commands import bench
 from mpicoll.schedule.methods import VARIANTS
 
 READY = sorted((Path(__file__).parents[2] / "benchmarks" / "sweeps").glob("*.toml"))
@@ -31,6 +34,35 @@ def test_options_are_written_as_on_the_command_line(tmp_path):
     # The command line comes first.
     given = parsed(path, "scan", "-n", "3", "-s", "64")
     assert (given["collectives"], given["iterations"], given["size"]) == (["scan"], 3, "64")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        ('minbytes = "64K"\nmaxbytes = "1M"', ("-s", "8,64"), (8, 64)),
+        ("size = [8, 64]", ("-b", "1K", "-e", "2K"), (1024, 2048)),
+        ("size = [8, 64]", (), (8, 64)),
+        ("minbytes = 8", ("-e", "16"), (8, 16)),
+    ],
+)
+def test_sizes_on_the_command_line_replace_those_of_the_file(tmp_path, text, words, expected):
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    context = BENCH.make_context("bench", ["--config", str(path), "allreduce", *words])
+    known = {field.name for field in fields(Options)}
+    written = {name: value for name, value in context.params.items() if name in known}
+    assert wanted.sizes(bench._sizes(Options(**written), context)) == expected
+
+
+def test_a_sweep_that_does_not_reach_its_end_says_so(no_launcher, capsys):
+    assert wanted.sizes(Options(maxbytes="1M", stepfactor=8))[-1] == 256 << 10
+    said = capsys.readouterr().err
+    assert "a factor of 8 from 8 does not reach 1M: the last size is 256K; give another -e" in said
+    wanted.sizes(Options(minbytes="8", maxbytes="64", stepbytes="24"))
+    assert "a step of 24 from 8 does not reach 64: the last size is 56" in capsys.readouterr().err
+    assert wanted.sizes(Options(maxbytes="1M", stepfactor=2))[-1] == 1 << 20
+    assert capsys.readouterr().err == ""
+    assert wanted.sizes(Options(size="8,1K-64K")) == (8, 1024, 4096, 16384, 65536)
 
 
 def test_every_key_is_an_option():

@@ -23,7 +23,8 @@ def test_it_takes_twenty_lines(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mycoll", "mycoll.py"])
-def test_every_command_knows_it(command, name):
+def test_every_command_knows_it(command, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "200")
     given = ("--import", name)
     listed = command("list", "Allreduce", *given).out
     assert " mycoll " in listed and "exchange" in listed and "power of two" in listed

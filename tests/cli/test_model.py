@@ -68,7 +68,7 @@ def test_fit_prints_what_it_found(command, folder, tmp_path):
         f"written to {tmp_path / 'm.json'}",
     ):
         assert words in done.out, words
-    assert "curve: its schedule is unknown" in done.out
+    assert "curve: the schedule is unknown" in done.out
     model = cost_files.read(tmp_path / "m.json")
     assert model.general.links["intra"][-1].beta == pytest.approx(1e-10, rel=0.1)
     assert set(model.curves["allreduce"]) == {"native"}

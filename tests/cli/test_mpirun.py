@@ -91,14 +91,17 @@ def test_a_usage_error_of_one_rank_ends_all(mpirun, tmp_path):
 
 def test_bench_from_end_to_end(mpirun, tmp_path):
     files = ("-J", tmp_path / "a.jsonl", "--html", tmp_path / "a.html")
-    done = mpirun(2, "-m", "mpicoll", *BRIEF, *files, "--seed", "7")
+    wide = {"COLUMNS": "200"}
+    done = mpirun(2, "-m", "mpicoll", *BRIEF, *files, "--seed", "7", environment=wide)
     assert done.status == 0
     rows = [line.split() for line in done.out.splitlines() if re.match(r"\s*\d+K? ", line)]
-    assert [(row[0], row[5]) for row in rows] == [
-        ("8", "ring"), ("8", "native"), ("8K", "ring"), ("8K", "native"),
-    ]  # fmt: skip
-    assert {row[10] for row in rows} == {"0"}
-    assert re.search(r"time .*\n.* \[us\] ", done.out)
+    assert [row[0] for row in rows] == ["8", "8", "8K", "8K"]
+    assert [{row[5] for row in rows[at : at + 2]} for at in (0, 2)] == [{"ring", "native"}] * 2
+    assert {row[-4] for row in rows} == {"0"}
+    assert "time [us]" in done.out
+    *_, best, gain, noise = done.out.splitlines()
+    assert best.startswith("best algorithm: ") and gain.startswith("gain over native: ")
+    assert noise.startswith("noise: ")
     assert "seed 7" in done.out
     assert done.err.count("left]") == 4
     (run,) = records.read(tmp_path / "a.jsonl")

@@ -10,7 +10,7 @@ pytest.importorskip("pydantic")
 
 
 def test_a_search_measures_and_makes_rules(mpirun, tmp_path):
-    words = ("-m", "mpicoll", "tune", "--search", "Bcast", "-n", "64,256K", "--oversubscribed")
+    words = ("-m", "mpicoll", "tune", "--search", "Bcast", "-s", "64,256K", "--oversubscribed")
     kept = ("-J", tmp_path / "points.jsonl", "-o", tmp_path / "tuning.json")
     done = mpirun(2, *words, *kept)
     assert done.status == 0, done.err

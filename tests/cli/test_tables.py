@@ -178,7 +178,7 @@ def test_the_end_of_a_sweep():
         *(point(name, 64, around(t, 0.2)) for name, t in (("native", 1.1e-6), ("ring", 1e-6))),
     ]
     best, gain, noise = conclusion.conclusion(points)
-    assert best == "best algorithm: native (8); ring (64)"
+    assert best == "best algorithm: native (8 to 64)"  # at 64 the noise hides that ring is faster
     assert gain == "gain over native: none outside of the noise, at 2 sizes"
     assert noise.startswith("noise: 95 % intervals of -+ ")
     alone = [point("ring", 8, (1e-6,), ranks=ranks, oversubscribed=True) for ranks in (2, 4)]
