@@ -23,7 +23,7 @@ from mpicoll.train.history import History
 
 #: Steps that are drawn, at most: of more, means of neighbours.
 _POINTS = 1000
-_SETS = {"train": "training set", "validation": "validation set", "test": "test set"}
+SETS = {"train": "training set", "validation": "validation set", "test": "test set"}
 _PARTS = {
     "loading": "reading or awaiting samples",
     "compute": "computing",
@@ -141,17 +141,23 @@ def _key(found: History) -> str:
     )
 
 
-def _losses(found: History) -> Figure:
-    steps = found.steps.get(0, [])
+def batch_losses(found: History) -> list[tuple[int, float]]:
+    """Steps and losses over their batches, on the first rank; of many, means of neighbours."""
+    steps = next(iter(found.steps.values()), [])
     group = max(1, -(-len(steps) // _POINTS))
     points = []
     for start in range(0, len(steps), group):
-        losses = [s["loss"] for s in steps[start : start + group] if s["loss"] is not None]
+        near = steps[start : start + group]
+        losses = [step["loss"] for step in near if step["loss"] is not None]
         if losses:
             points.append((steps[start]["number"], sum(losses) / len(losses)))
+    return points
+
+
+def _losses(found: History) -> Figure:
     figure = bare("step", "loss")
     figure["data"] = [
-        line("batch", points, COLORS[5], "lines"),
+        line("batch", batch_losses(found), COLORS[5], "lines"),
         *_by_part(found, "loss"),
     ]
     return figure
@@ -160,14 +166,14 @@ def _losses(found: History) -> Figure:
 def _measures(found: History) -> list[tuple[str, Figure]]:
     """A figure of each measure beside the loss."""
     figures = []
-    for name in dict.fromkeys(name for _, name in _measured(found) if name != "loss"):
+    for name in dict.fromkeys(name for _, name in measured(found) if name != "loss"):
         figure = bare("step", name)
         figure["data"] = _by_part(found, name)
         figures.append((name, figure))
     return figures
 
 
-def _measured(found: History) -> list[tuple[str, str]]:
+def measured(found: History) -> list[tuple[str, str]]:
     """Sets and measures of which any epoch has a value."""
     both = (
         (part, name)
@@ -182,24 +188,23 @@ def _measured(found: History) -> list[tuple[str, str]]:
 def _by_part(found: History, name: str) -> list[Figure]:
     """A line for each set in which a measure was found."""
     return [
-        _by_epoch(found, part, name, COLORS[PARTS.index(part)])
-        for part, other in _measured(found)
+        line(SETS[part], by_epoch(found, part, name), COLORS[PARTS.index(part)], "lines+markers")
+        for part, other in measured(found)
         if other == name
     ]
 
 
-def _by_epoch(found: History, part: str, name: str, color: str) -> Figure:
-    """A line through what was found at the end of each epoch, drawn at its last step."""
+def by_epoch(found: History, part: str, name: str) -> list[tuple[int, float]]:
+    """What was found of a set at the end of each epoch, and the epoch's last step."""
     last: dict[int, int] = {}
     for steps in found.steps.values():
         for step in steps:
             last[step["epoch"]] = max(last.get(step["epoch"], 0), step["number"])
-    points = [
+    return [
         (last.get(epoch["number"], epoch["number"]), epoch[part][name])
         for epoch in found.epochs
         if epoch[part].get(name) is not None
     ]
-    return line(_SETS[part], points, color, "lines+markers")
 
 
 def _times(found: History) -> Figure:
@@ -309,15 +314,15 @@ def _served(found: History) -> list[str]:
 
 
 def _epochs(found: History) -> str:
-    measured = _measured(found)
+    found_of = measured(found)
     heads = [Head("epoch"), Head("loss of its steps")]
-    heads += [Head(f"{_SETS[part]}: {name}") for part, name in measured]
+    heads += [Head(f"{SETS[part]}: {name}") for part, name in found_of]
     heads += [Head("time", "s"), Head("communication", "%"), Head("skipped"), Head("straggler")]
     rows = [
         (
             str(epoch["number"]),
             _value(epoch["loss"]),
-            *(_value(epoch[part].get(name)) for part, name in measured),
+            *(_value(epoch[part].get(name)) for part, name in found_of),
             f"{epoch['seconds']:.2f}",
             f"{100 * epoch['communication']:.0f}",
             str(epoch["skipped"]),
