@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpicoll.base.files import write_atomically
 from mpicoll.report import page, tables, training
-from mpicoll.report.figures import Figure, bare, line, stacked
+from mpicoll.report.figures import Figure, bare, line
 from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 from mpicoll.train import history
@@ -110,12 +110,12 @@ def _summary(runs: dict[str, History]) -> str:
 
 def _differences(runs: dict[str, History]) -> str:
     """What the configurations do not have in common."""
-    configs = [run.config for run in runs.values()]
+    configs = [training.told(run) for run in runs.values()]
     names = [*dict.fromkeys(name for config in configs for name in config)]
     rows = [
         (name, *texts)
         for name in names
-        if len({*(texts := [str(config.get(name, "–")) for config in configs])}) > 1
+        if len({*(texts := [config.get(name, "–") for config in configs])}) > 1
     ]
     ranks = [str(run.ranks) for run in runs.values()]
     if len({*ranks}) > 1:
@@ -127,5 +127,5 @@ def _differences(runs: dict[str, History]) -> str:
 
 
 def _times(runs: dict[str, History]) -> Figure:
-    means = {name: history.mean_of_ranks(run) for name, run in runs.items() if run.steps}
-    return stacked("time of a step", "ms", [*means], training.in_words(means))
+    begun = {name: run for name, run in runs.items() if run.steps}
+    return training.bars([*begun], [history.mean_of_ranks(run) for run in begun.values()])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from html import escape as escaped
 from math import isinf
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from mpicoll.base.files import write_atomically
 from mpicoll.base.wording import plural
+from mpicoll.bench.environment import without_folders
 from mpicoll.report import page, tables
 from mpicoll.report.figures import Figure, bare, line, stacked
 from mpicoll.report.style import COLORS
@@ -79,7 +80,7 @@ def render(found: History, refresh: float | None = None) -> str:
 
 def named(found: History) -> str:
     """What a run trains, on what, by how many ranks."""
-    config = found.config
+    config = told(found)
     return f"{config['model']} on {config['dataset']}, {plural(found.ranks, 'rank')}"
 
 
@@ -100,12 +101,18 @@ def _subtitle(found: History) -> str:
 
 def changed(found: History) -> dict[str, str]:
     """The values of a configuration that are not the default ones."""
-    usual = {field.name: field.default for field in fields(Config)}
+    # Files have lists, where a configuration has tuples.
+    usual = {field.name: json.loads(json.dumps(field.default)) for field in fields(Config)}
     return {
-        name: str(value)
-        for name, value in found.config.items()
-        if name not in usual or value != usual[name]
+        name: text
+        for name, text in told(found).items()
+        if name not in usual or found.config[name] != usual[name]
     }
+
+
+def told(found: History) -> dict[str, str]:
+    """A configuration in words; of paths the last part alone."""
+    return {name: without_folders(str(value)) for name, value in found.config.items()}
 
 
 def _changed(found: History) -> str:
@@ -117,7 +124,7 @@ def _changed(found: History) -> str:
 def _configuration(found: History) -> str:
     own = changed(found)
     heads = [Head("key", number=False), Head("value", number=False)]
-    rest = [(name, str(value)) for name, value in found.config.items() if name not in own]
+    rest = [(name, text) for name, text in told(found).items() if name not in own]
     return (
         f"{tables.grid(heads, own.items())}<details><summary>{plural(len(rest), 'value')} as by "
         f"default</summary>{tables.grid(heads, rest)}</details>"
@@ -210,23 +217,29 @@ def by_epoch(found: History, part: str, name: str) -> list[tuple[int, float]]:
 def _times(found: History) -> Figure:
     """Bars of each rank."""
     means = history.parts(found)
-    return stacked("time of a step", "ms", [f"rank {rank}" for rank in means], in_words(means))
+    return bars([f"rank {rank}" for rank in means], [*means.values()])
 
 
-def in_words(means: Mapping[Any, Mapping[str, float]]) -> dict[str, list[float]]:
+def bars(labels: Sequence[str], means: Sequence[Mapping[str, float]]) -> Figure:
+    """What steps are made of; a part has the same colour on all pages."""
+    colors = dict(zip(_PARTS.values(), (*COLORS, "#9aa4ad"), strict=True))
+    return stacked("time of a step", "ms", labels, in_words(means), colors)
+
+
+def in_words(means: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Milliseconds of each part in words, of all rows; without parts that no row has."""
     return {
-        words: [1e3 * row[name] for row in means.values()]
+        words: [1e3 * row[name] for row in means]
         for name, words in _PARTS.items()
-        if any(row[name] for row in means.values())
+        if any(row[name] for row in means)
     }
 
 
 def _where(found: History) -> str:
     means = history.parts(found)
-    parts = in_words(means)
+    parts = in_words([*means.values()])
     heads = [Head("rank"), *(Head(words, "ms a step") for words in parts), Head("step", "ms")]
-    heads += [Head("hidden communication", "ms a step"), Head("communication", "ms a step")]
+    heads += [Head("hidden communication", "ms a step"), Head("all communication", "ms a step")]
     heads.append(Head("predicted by the model", "ms a step"))
     rows = [
         (
