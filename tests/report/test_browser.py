@@ -76,11 +76,12 @@ def require_whole(shown, text, names):
 
 def test_faults_are_seen(shown):
     """A request, an error of a script, and what is wider than the screen."""
-    faults = '<img src="http://127.0.0.1:9/a.png"><script>nothing()</script><div style="width: 2000px">wide</div>'
+    faults = '<img src="http://127.0.0.1:9/a.png"><script>nothing()</script>'
+    faults += '<div style="width: 2000px">wide</div>'
     found, complaints = shown(page.document("faulty", faults), 1400)
     assert found["width"] > 1400
-    assert any("Content Security Policy" in text for text in complaints)
-    assert any("Uncaught" in text for text in complaints)
+    assert any("Content Security Policy" in text for text in complaints), complaints
+    assert any("Uncaught" in text for text in complaints), complaints
 
 
 def test_a_sweep(shown):
