@@ -236,7 +236,8 @@ def granted(trace: list[Record]) -> Granted:
             clocks[worker] = clock + 1
         elif event["kind"] == "leave":  # it makes no more steps of the epoch
             clocks.pop(worker, None)
-            clocks = clocks or dict.fromkeys(workers, clock)
+            if not clocks:
+                clocks = dict.fromkeys(workers, int(clock))
         else:
             clocks[worker] = max(clock, clocks.get(worker, clock))
             ahead = max(ahead, clock - min(clocks.values()))
