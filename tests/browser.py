@@ -102,15 +102,17 @@ class Browser:
         if self._session is not None:
             command["sessionId"] = self._session
         os.write(self._write, json.dumps(command).encode() + b"\0")
-        end = time.monotonic() + _LIMIT
-        while True:
+        end, answer = time.monotonic() + _LIMIT, None
+        while answer is None:
             for message in self._messages():
                 if message.get("id") == self._number:
-                    assert "error" not in message, (method, message)
-                    return message["result"]
-                self._hear(message)
+                    answer = message
+                else:
+                    self._hear(message)
             assert time.monotonic() < end, f"the browser does not answer {method}"
             time.sleep(0.01)
+        assert "error" not in answer, (method, answer)
+        return answer["result"]
 
     def _messages(self):
         """What has come: events, and at last the answer."""

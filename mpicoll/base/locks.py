@@ -90,6 +90,26 @@ class Lock:
         self._descriptor = -1
 
 
+def is_held(path: Path | str) -> bool:
+    """Whether some process keeps a file or a folder to itself now."""
+    lock = _lock_file(Path(path))
+    try:
+        descriptor = os.open(lock, os.O_RDONLY) if lock is not None else -1
+    except OSError:
+        return False
+    if descriptor < 0:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # some file systems have no locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class Claim:
     """Which process holds a file or a folder now, so that one can see whether it still does.
 

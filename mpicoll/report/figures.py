@@ -20,8 +20,9 @@ Figure = dict[str, Any]
 BOUND = "lower bound"
 #: Repetitions that are drawn of each point, at most.
 RAW = 24
+_FONT = "system-ui, sans-serif"
 _SPREAD = 0.14  # octaves to each side in which the repetitions of a size are drawn
-_FAINT, _GRID, _INK, _REST = "#5b6670", "#e3e7ea", "#1b1f24", "#9aa4ad"
+_FAINT, _GRID, _INK = "#5b6670", "#e3e7ea", "#1b1f24"
 
 
 def bare(x: str, y: str) -> Figure:
@@ -36,13 +37,17 @@ def bare(x: str, y: str) -> Figure:
             "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
             "paper_bgcolor": "white",
             "plot_bgcolor": "white",
-            "font": {"color": _INK, "size": 12},
+            "font": {"family": _FONT, "color": _INK, "size": 12},
         },
     }
 
 
 def stacked(
-    what: str, unit: str, labels: Sequence[str], parts: Mapping[str, list[float]]
+    what: str,
+    unit: str,
+    labels: Sequence[str],
+    parts: Mapping[str, list[float]],
+    colors: Mapping[str, str] | None = None,
 ) -> Figure:
     """A bar for each label, of parts on top of each other.
 
@@ -50,15 +55,16 @@ def stacked(
         what: The vertical axis in words.
         unit: Of the values.
         labels: A text for each bar.
-        parts: For each name its value in each bar.
+        parts: For each name its value in each bar; at most six without `colors`.
+        colors: By name.
     """
     figure = bare("", f"{what} [{unit}]")
-    figure["layout"] |= {"barmode": "stack", "bargap": 0.3}
-    colors = (*COLORS, _REST)
+    figure["layout"] |= {"barmode": "stack", "bargap": 0.3 if len(labels) > 4 else 0.6}
+    colors = colors or dict(zip(parts, COLORS, strict=False))
     x = [html.escape(label) for label in labels]
-    for number, (name, y) in enumerate(parts.items()):
+    for name, y in parts.items():
         bar: Figure = {"type": "bar", "name": name, "x": x, "y": y}
-        bar |= {"marker": {"color": colors[number]}, "hovertemplate": f"%{{y:.3g}} {unit}"}
+        bar |= {"marker": {"color": colors[name]}, "hovertemplate": f"%{{y:.3g}} {unit}"}
         figure["data"].append(bar)
     return figure
 
@@ -267,7 +273,7 @@ def _figure(section: Section, title: str) -> Figure:
     return {
         "data": [],
         "layout": {
-            "font": {"family": "system-ui, sans-serif", "size": 13, "color": _INK},
+            "font": {"family": _FONT, "size": 13, "color": _INK},
             "title": {"text": title, "x": 0.01, "xanchor": "left", "font": {"size": 15}},
             "xaxis": {
                 **axis,

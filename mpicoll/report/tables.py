@@ -42,11 +42,12 @@ class Head(NamedTuple):
 def grid(heads: Sequence[Head], rows: Iterable[Sequence[str]], firsts: Iterable[int] = ()) -> str:
     """A table of texts; rows with the numbers in ``firsts`` begin a group."""
     begins = {*firsts}
-    cells = "".join(
-        f"<th{_classes(head)}>{escaped(head.name)}"
-        f'<span class="unit">{escaped(head.unit) or "&nbsp;"}</span></th>'
-        for head in heads
-    )
+    units = any(head.unit for head in heads)
+
+    def unit(head: Head) -> str:
+        return f'<span class="unit">{escaped(head.unit) or "&nbsp;"}</span>' if units else ""
+
+    cells = "".join(f"<th{_classes(head)}>{escaped(head.name)}{unit(head)}</th>" for head in heads)
     body = []
     for number, row in enumerate(rows):
         first = ' class="first"' if number in begins else ""

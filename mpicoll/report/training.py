@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from html import escape as escaped
 from math import isinf
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from mpicoll.base.files import write_atomically
 from mpicoll.base.wording import plural
+from mpicoll.bench.environment import without_folders
 from mpicoll.report import page, tables
 from mpicoll.report.figures import Figure, bare, line, stacked
 from mpicoll.report.style import COLORS
@@ -23,7 +24,7 @@ from mpicoll.train.history import History
 
 #: Steps that are drawn, at most: of more, means of neighbours.
 _POINTS = 1000
-_SETS = {"train": "training set", "validation": "validation set", "test": "test set"}
+SETS = {"train": "training set", "validation": "validation set", "test": "test set"}
 _PARTS = {
     "loading": "reading or awaiting samples",
     "compute": "computing",
@@ -79,7 +80,7 @@ def render(found: History, refresh: float | None = None) -> str:
 
 def named(found: History) -> str:
     """What a run trains, on what, by how many ranks."""
-    config = found.config
+    config = told(found)
     return f"{config['model']} on {config['dataset']}, {plural(found.ranks, 'rank')}"
 
 
@@ -100,12 +101,18 @@ def _subtitle(found: History) -> str:
 
 def changed(found: History) -> dict[str, str]:
     """The values of a configuration that are not the default ones."""
-    usual = {field.name: field.default for field in fields(Config)}
+    # Files have lists, where a configuration has tuples.
+    usual = {field.name: json.loads(json.dumps(field.default)) for field in fields(Config)}
     return {
-        name: str(value)
-        for name, value in found.config.items()
-        if name not in usual or value != usual[name]
+        name: text
+        for name, text in told(found).items()
+        if name not in usual or found.config[name] != usual[name]
     }
+
+
+def told(found: History) -> dict[str, str]:
+    """A configuration in words; of paths the last part alone."""
+    return {name: without_folders(str(value)) for name, value in found.config.items()}
 
 
 def _changed(found: History) -> str:
@@ -117,7 +124,7 @@ def _changed(found: History) -> str:
 def _configuration(found: History) -> str:
     own = changed(found)
     heads = [Head("key", number=False), Head("value", number=False)]
-    rest = [(name, str(value)) for name, value in found.config.items() if name not in own]
+    rest = [(name, text) for name, text in told(found).items() if name not in own]
     return (
         f"{tables.grid(heads, own.items())}<details><summary>{plural(len(rest), 'value')} as by "
         f"default</summary>{tables.grid(heads, rest)}</details>"
@@ -141,17 +148,23 @@ def _key(found: History) -> str:
     )
 
 
-def _losses(found: History) -> Figure:
-    steps = found.steps.get(0, [])
+def batch_losses(found: History) -> list[tuple[int, float]]:
+    """Steps and losses over their batches, on the first rank; of many, means of neighbours."""
+    steps = next(iter(found.steps.values()), [])
     group = max(1, -(-len(steps) // _POINTS))
     points = []
     for start in range(0, len(steps), group):
-        losses = [s["loss"] for s in steps[start : start + group] if s["loss"] is not None]
+        near = steps[start : start + group]
+        losses = [step["loss"] for step in near if step["loss"] is not None]
         if losses:
             points.append((steps[start]["number"], sum(losses) / len(losses)))
+    return points
+
+
+def _losses(found: History) -> Figure:
     figure = bare("step", "loss")
     figure["data"] = [
-        line("batch", points, COLORS[5], "lines"),
+        line("batch", batch_losses(found), COLORS[5], "lines"),
         *_by_part(found, "loss"),
     ]
     return figure
@@ -160,14 +173,14 @@ def _losses(found: History) -> Figure:
 def _measures(found: History) -> list[tuple[str, Figure]]:
     """A figure of each measure beside the loss."""
     figures = []
-    for name in dict.fromkeys(name for _, name in _measured(found) if name != "loss"):
+    for name in dict.fromkeys(name for _, name in measured(found) if name != "loss"):
         figure = bare("step", name)
         figure["data"] = _by_part(found, name)
         figures.append((name, figure))
     return figures
 
 
-def _measured(found: History) -> list[tuple[str, str]]:
+def measured(found: History) -> list[tuple[str, str]]:
     """Sets and measures of which any epoch has a value."""
     both = (
         (part, name)
@@ -182,46 +195,51 @@ def _measured(found: History) -> list[tuple[str, str]]:
 def _by_part(found: History, name: str) -> list[Figure]:
     """A line for each set in which a measure was found."""
     return [
-        _by_epoch(found, part, name, COLORS[PARTS.index(part)])
-        for part, other in _measured(found)
+        line(SETS[part], by_epoch(found, part, name), COLORS[PARTS.index(part)], "lines+markers")
+        for part, other in measured(found)
         if other == name
     ]
 
 
-def _by_epoch(found: History, part: str, name: str, color: str) -> Figure:
-    """A line through what was found at the end of each epoch, drawn at its last step."""
+def by_epoch(found: History, part: str, name: str) -> list[tuple[int, float]]:
+    """What was found of a set at the end of each epoch, and the epoch's last step."""
     last: dict[int, int] = {}
     for steps in found.steps.values():
         for step in steps:
             last[step["epoch"]] = max(last.get(step["epoch"], 0), step["number"])
-    points = [
+    return [
         (last.get(epoch["number"], epoch["number"]), epoch[part][name])
         for epoch in found.epochs
         if epoch[part].get(name) is not None
     ]
-    return line(_SETS[part], points, color, "lines+markers")
 
 
 def _times(found: History) -> Figure:
     """Bars of each rank."""
     means = history.parts(found)
-    return stacked("time of a step", "ms", [f"rank {rank}" for rank in means], in_words(means))
+    return bars([f"rank {rank}" for rank in means], [*means.values()])
 
 
-def in_words(means: Mapping[Any, Mapping[str, float]]) -> dict[str, list[float]]:
+def bars(labels: Sequence[str], means: Sequence[Mapping[str, float]]) -> Figure:
+    """What steps are made of; a part has the same colour on all pages."""
+    colors = dict(zip(_PARTS.values(), (*COLORS, "#9aa4ad"), strict=True))
+    return stacked("time of a step", "ms", labels, in_words(means), colors)
+
+
+def in_words(means: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Milliseconds of each part in words, of all rows; without parts that no row has."""
     return {
-        words: [1e3 * row[name] for row in means.values()]
+        words: [1e3 * row[name] for row in means]
         for name, words in _PARTS.items()
-        if any(row[name] for row in means.values())
+        if any(row[name] for row in means)
     }
 
 
 def _where(found: History) -> str:
     means = history.parts(found)
-    parts = in_words(means)
+    parts = in_words([*means.values()])
     heads = [Head("rank"), *(Head(words, "ms a step") for words in parts), Head("step", "ms")]
-    heads += [Head("hidden communication", "ms a step"), Head("communication", "ms a step")]
+    heads += [Head("hidden communication", "ms a step"), Head("all communication", "ms a step")]
     heads.append(Head("predicted by the model", "ms a step"))
     rows = [
         (
@@ -309,15 +327,15 @@ def _served(found: History) -> list[str]:
 
 
 def _epochs(found: History) -> str:
-    measured = _measured(found)
+    found_of = measured(found)
     heads = [Head("epoch"), Head("loss of its steps")]
-    heads += [Head(f"{_SETS[part]}: {name}") for part, name in measured]
+    heads += [Head(f"{SETS[part]}: {name}") for part, name in found_of]
     heads += [Head("time", "s"), Head("communication", "%"), Head("skipped"), Head("straggler")]
     rows = [
         (
             str(epoch["number"]),
             _value(epoch["loss"]),
-            *(_value(epoch[part].get(name)) for part, name in measured),
+            *(_value(epoch[part].get(name)) for part, name in found_of),
             f"{epoch['seconds']:.2f}",
             f"{100 * epoch['communication']:.0f}",
             str(epoch["skipped"]),

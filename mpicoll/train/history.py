@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,6 +162,18 @@ def in_parts(steps: list[Record]) -> list[dict[str, float]]:
     return [_parts(*both) for both in zip(steps, [*steps[1:], None], strict=True)]
 
 
+def mean_of_ranks(found: History) -> dict[str, float]:
+    """The same of all ranks' steps together."""
+    return _mean([row for steps in found.steps.values() for row in in_parts(steps)])
+
+
+def elapsed(found: History) -> dict[int, float]:
+    """Seconds that the steps of the first rank had taken, by the number of the step."""
+    steps = next(iter(found.steps.values()), [])
+    sums = accumulate(row["seconds"] for row in in_parts(steps))
+    return {step["number"]: seconds for step, seconds in zip(steps, sums, strict=True)}
+
+
 def _parts(step: Record, following: Record | None) -> dict[str, float]:
     spans: Counter[str] = Counter()
     end = 0.0
@@ -181,7 +194,7 @@ def _parts(step: Record, following: Record | None) -> dict[str, float]:
 
 def _until(step: Record, following: Record | None) -> float | None:
     """Seconds from the beginning of a step until that of the next one in its epoch."""
-    if following is None or not step["began"]:
+    if following is None or not step.get("began"):
         return None
     same = all(step[name] == following[name] for name in ("attempt", "epoch"))
     return float(following["began"] - step["began"]) if same else None
@@ -223,7 +236,8 @@ def granted(trace: list[Record]) -> Granted:
             clocks[worker] = clock + 1
         elif event["kind"] == "leave":  # it makes no more steps of the epoch
             clocks.pop(worker, None)
-            clocks = clocks or dict.fromkeys(workers, clock)
+            if not clocks:
+                clocks = dict.fromkeys(workers, int(clock))
         else:
             clocks[worker] = max(clock, clocks.get(worker, clock))
             ahead = max(ahead, clock - min(clocks.values()))

@@ -4,15 +4,21 @@ import json
 
 import browser
 import pytest
+from clouds import clouds
+from profile_lines import line
 from synthetic import launched
 
 from mpicoll.model import build
 from mpicoll.model.cells import gather
-from mpicoll.report import page
+from mpicoll.profile.merged import Part, Profile
+from mpicoll.report import overlay, page, profile, training
 from mpicoll.report.collect import collect
 from mpicoll.simulate.costs import INTRA, CostModel, Costs, Piece
+from mpicoll.train import Config, history, run
 
 pytest.importorskip("plotly")
+# A browser is many processes, which share the cores with whatever else is tested.
+pytestmark = pytest.mark.timeout(180)
 
 COSTS = Costs({INTRA: (Piece(None, 2e-6, 1e-9),)}, gamma=2e-10, call=1e-6, step=5e-7)
 NAMES = {"allreduce": ["ring", "recursive_doubling", "swing", "native"]}
@@ -35,35 +41,47 @@ PROBE = """JSON.stringify({
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
-    """Shows a page at some widths: what the probe finds there."""
+def chromium(tmp_path_factory):
     program = browser.find()
     if program is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")
-    home = tmp_path_factory.mktemp("browser")
-    chromium = browser.Browser(program, home)
+    made = browser.Browser(program, tmp_path_factory.mktemp("browser"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shown(chromium, tmp_path):
+    """Shows a page at some width: what the probe finds there, and what the browser complains of."""
 
     def show(text, width):
-        path = home / "page.html"
+        path = tmp_path / "page.html"
         path.write_text(text, encoding="utf-8")
         chromium.show(path, width)
-        found = json.loads(chromium.run(PROBE))
-        assert chromium.complaints == []
-        return found
+        return json.loads(chromium.run(PROBE)), list(chromium.complaints)
 
-    yield show
-    chromium.close()
+    return show
 
 
 def require_whole(shown, text, names):
     """A page has all of its plots on a screen and on a phone, and nothing is wider than these."""
     for width in (1400, 500):
-        found = shown(text, width)
-        assert found["width"] <= width
+        found, complaints = shown(text, width)
+        assert complaints == [] and found["width"] <= width
         assert [plot["name"] for plot in found["plots"]] == names
         for plot in found["plots"]:
             assert plot["lines"] and plot["within"], plot
             assert min(plot["size"]) > 200, plot
+
+
+def test_faults_are_seen(shown):
+    """A request, an error of a script, and what is wider than the screen."""
+    faults = '<img src="http://127.0.0.1:9/a.png"><script>nothing()</script>'
+    faults += '<div style="width: 2000px">wide</div>'
+    found, complaints = shown(page.document("faulty", faults), 1400)
+    assert found["width"] > 1400
+    assert any("Content Security Policy" in text for text in complaints), complaints
+    assert any("Uncaught" in text for text in complaints), complaints
 
 
 def test_a_sweep(shown):
@@ -75,3 +93,26 @@ def test_a_sweep(shown):
     text = page.render(collect(runs, cells, found))
     what = ("time", "native", "bandwidth", "residuals")
     require_whole(shown, text, [f"allreduce-4-float32-{name}" for name in what])
+
+
+def test_training_runs(shown, tmp_path):
+    """One run, and two over each other."""
+    found = []
+    for name, lr in (("slow", 0.01), ("fast", 0.1)):
+        config = Config(batch=16, epochs=2, lr=lr, metrics=str(tmp_path / name))
+        run(config, dataset=clouds())
+        found.append(history.read(tmp_path / name))
+    require_whole(shown, training.render(found[0]), ["loss", "accuracy", "time"])
+    each = ("loss", "test-loss", "test-accuracy")
+    names = [f"{one}-by-{what}" for one in each for what in ("step", "seconds")]
+    require_whole(shown, overlay.render(found), [*names, "time"])
+
+
+def test_a_profile(shown):
+    """Calls of four ranks, from places with long names."""
+    lines = [line(file=f"some/where/{'a' * 40}{n}.py") for n in range(15)]
+    facts = {"command": ["python", "app.py"]}
+    about = (dict.fromkeys(range(4), 4.0), frozenset(range(4)), lines)
+    messages = dict.fromkeys(range(4), Part(1, 8, 0.5, None))
+    found = Profile("name", facts, 4, *about, messages, [], 60, 1e-6)
+    require_whole(shown, profile.render(found, [], []), ["ranks", "places"])

@@ -1,6 +1,7 @@
 """Metrics read again: phases, one trace of all ranks, a page; TensorBoard; stacks of all ranks."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -267,9 +268,120 @@ def test_a_page_says_what_data_servers_did(folder):
     assert "<h2>Data servers</h2>" in text and ">0.50<" in text and ">4.00<" in text
 
 
-def test_a_run_is_shown_alone(command, folder):
+def trained(folder, **changes):
+    config = {"model": "mlp", "batch": 16, "epochs": 2, "metrics": str(folder), **changes}
+    run(Config(**config), dataset=clouds())
+    return history.read(folder)
+
+
+def test_runs_over_each_other(command, tmp_path):
+    go = pytest.importorskip("plotly.graph_objects")
+    folders = [tmp_path / "slow", tmp_path / "fast"]
+    slow, _ = (trained(folder, lr=lr) for folder, lr in zip(folders, (0.01, 0.1), strict=True))
+    done = command("report", *folders, "-o", tmp_path / "both.html")
+    assert done.status == 0, done.err
+    text = (tmp_path / "both.html").read_text()
+    assert "<h1>Runs slow, fast</h1>" in text
+    assert "<td>lr</td><td>0.01</td><td>0.1</td>" in text and "<td>batch</td>" not in text
+    found = re.findall(r'<script type="application/json">(.*?)</script>', text)
+    by_step, by_seconds, *_, times = (go.Figure(json.loads(figure)) for figure in found)
+    assert [line.name for line in by_step.data] == ["slow", "fast"] == list(times.data[0].x)
+    assert by_step.data[0].x == tuple(range(1, 15))
+    assert by_step.data[0].y == by_seconds.data[0].y
+    assert list(by_seconds.data[0].x) == list(history.elapsed(slow).values())
+    whole = sum(bar.y[0] for bar in times.data)
+    assert whole == pytest.approx(1e3 * history.mean_of_ranks(slow)["seconds"])
+
+
+def test_a_page_begins_with_what_is_not_default(tmp_path):
+    pytest.importorskip("plotly")
+    from mpicoll.report import training
+
+    found = trained(tmp_path / "mine", lr=0.25)
+    own = training.changed(found)
+    assert own["lr"] == "0.25" and own["dataset"] == "clouds" and "optimizer" not in own
+    text = training.render(found)
+    assert "<h1>mine: mlp on clouds, 1 rank</h1>" in text and f"run {found.run}" in text
+    assert text.index("Not default: ") < text.index("Where the time goes")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "exposed", "hidden", "why"),
+    [
+        (1.0, [1.0] * 3, 0.0, "one after the other."),
+        (9.0, [1.0] * 3, 0.0, "0.11 × the prediction, because several buckets"),
+        (1.0, [1.0, 1.0, 9.0], 0.0, "3.7 × the prediction, because few steps are much slower"),
+        (1.0, [1.0] * 3, 3.0, "75 % of it is hidden"),
+        (1.0, [4.0] * 3, 0.0, "4 × the prediction, because ranks that arrive late"),
+        (None, [1.0], 0.0, "No prediction"),
+    ],
+)
+def test_a_prediction_that_is_wrong_is_explained(folder, predicted, exposed, hidden, why):
+    pytest.importorskip("plotly")
+    from mpicoll.report import training
+
+    found = history.read(folder)
+    found.predicted = predicted
+    one = found.steps[0][0]
+    found.steps = {0: [{**one, "exposed": e, "hidden": hidden, "began": 0.0} for e in exposed]}
+    assert why in training._predicted(found)
+
+
+def test_what_a_shard_granted_is_counted():
+    """Worker 1 is two steps ahead when it gets parameters for the third."""
+    events = [("pull", 0, 0), ("pull", 1, 0), ("push", 1, 0), ("pull", 1, 1), ("push", 1, 1)]
+    events += [("pull", 1, 2), ("push", 0, 0), ("send", 0, 1), ("leave", 1, 2), ("leave", 0, 1)]
+    trace = [{"kind": k, "worker": w, "clock": c, "bound": 2} for k, w, c in events]
+    trace.append({"kind": "change", "clock": 1, "bound": 3, "reason": "some"})
+    assert history.granted(trace) == (3, 4, 1, 2, (2, 2))
+    assert history.granted([{**trace[0], "bound": None}]).bound == (math.inf, math.inf)
+
+
+RUNS_ON = """
+import sys, time
+sys.path[:0] = [sys.argv[2]]
+from clouds import clouds
+from mpicoll.train import Config, run
+def slowly(step):
+    if step.number == 3:
+        print("on", flush=True)
+        sys.stdin.readline()
+run(Config(batch=16, epochs=1, metrics=sys.argv[1]), dataset=clouds(), on_step=slowly)
+"""
+
+
+def test_a_page_is_refreshed_while_the_run_goes_on(command, tmp_path, monkeypatch):
+    """And is no longer when it has ended."""
+    pytest.importorskip("plotly")
+    from mpicoll.cli.commands import report
+
+    metrics, page = tmp_path / "metrics", tmp_path / "run.html"
+    words = [sys.executable, "-c", RUNS_ON, str(metrics), str(Path(__file__).parents[1])]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    seen = []
+    with subprocess.Popen(words, **pipes) as trains:
+        assert trains.stdout.readline() == "on\n"
+
+        def look(seconds):
+            seen.append(page.read_text())
+            if len(seen) == 2:
+                trains.communicate("\n")
+
+        monkeypatch.setattr(report.time, "sleep", look)
+        done = command("report", metrics, "-o", page, "--watch")
+    assert done.status == 0 and "again every 5 s" in done.out
+    assert len(seen) == 2
+    assert all('http-equiv="refresh" content="5"' in text for text in seen)
+    assert all(" · 3 steps, " in text or " · 2 steps, " in text for text in seen)
+    assert 'http-equiv="refresh"' not in page.read_text()
+    assert "7 steps, 1 epoch" in page.read_text()
+
+
+def test_runs_are_shown_with_runs_alone(command, folder):
     done = command("report", folder, "other.jsonl")
-    assert "2 paths, one a training run: give its folder alone" in done.err
+    assert "other.jsonl has no metrics of a training run" in done.err
+    assert "--trace is of one training run" in command("report", folder, folder, "--trace", "t").err
+    assert "--watch is of training runs" in command("report", "x.jsonl", "--watch").err
     assert "--trace is of a training run" in command("report", "x.jsonl", "--trace", "t").err
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from mpicoll.model.cells import Cell, Left
 
 _FORMATS = ("svg", "png", "pdf")
+#: Seconds from one page of --watch to the next.
+_EVERY = 5.0
 
 
 def command(
@@ -55,22 +60,29 @@ def command(
             help="Write a trace of a training run for Chrome or Perfetto.",
         ),
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Of training runs: refresh the page while they go on."),
+    ] = False,
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
 ) -> int:
     """Write a page about sweeps, a training run or a search: one file that works offline.
 
     It shows what to choose and what that gains over the MPI library, times and bandwidths with
-    intervals and repetitions, the model and its errors, the
-    lower bound, where the fastest algorithm changes, what the default choice costs, and where and
-    how all was measured. For a folder that `mpicoll train --metrics` wrote it shows that run:
-    losses, accuracies, and each rank's time; for a folder that `mpicoll search` wrote, values,
-    rungs, and the best so far. The exit status is 1 if results of a sweep were wrong.
+    intervals and repetitions, the model and its errors, the lower bound, where the fastest
+    algorithm changes, what the default choice costs, and where and how all was measured. For a
+    folder that `mpicoll train --metrics` wrote it shows that run: losses, accuracies, and each
+    rank's time; several such folders are shown over each other. For a folder that `mpicoll search`
+    wrote it shows values, rungs, and the best so far. The exit status is 1 if results of a sweep
+    were wrong.
     """
+    if watch and not any(map(_is_run, runs)):
+        raise UsageError("--watch is of training runs that go on: give folders of their --metrics")
     if any((path / "trials.jsonl").is_file() for path in runs):
         return _search(runs, file)
-    if any((path / "rank-0.jsonl").is_file() for path in runs):
-        return _training(runs, file, trace)
+    if any(map(_is_run, runs)):
+        return _training(runs, file, trace, watch)
     if trace is not None:
         raise UsageError("--trace is of a training run: give the folder of its --metrics")
     if no_model and model is not None:
@@ -97,23 +109,60 @@ def command(
     return measured.wrong_runs(found)
 
 
-def _training(folders: list[Path], file: Path, trace: Path | None) -> int:
-    """The page of a training run."""
-    if len(folders) > 1:
-        raise UsageError(f"{len(folders)} paths, one a training run: give its folder alone")
+def _training(folders: list[Path], file: Path, trace: Path | None, watch: bool) -> int:
+    """The page of a training run, or of several."""
+    for folder in folders:
+        if not _is_run(folder):
+            raise UsageError(
+                f"{folder} has no metrics of a training run: give folders of --metrics alone"
+            )
+    if trace is not None and len(folders) > 1:
+        raise UsageError("--trace is of one training run: give its folder alone")
     measured.need(["plotly"], "plot")
     from mpicoll.base.files import write_atomically
-    from mpicoll.report import training
     from mpicoll.train import history
 
-    with usage():
-        found = history.read(folders[0])
-    training.write(file, found)
+    if watch:
+        _watch(folders, file)
+    _write_runs(folders, file, None)
     output.text(f"written to {file}")
     if trace is not None:
+        found = history.read(folders[0])
         write_atomically(trace, json.dumps(history.chrome(found)))
         output.text(f"trace of {plural(found.ranks, 'rank')} written to {trace}")
     return 0
+
+
+def _watch(folders: list[Path], file: Path) -> None:
+    """Write the page again and again while any of the runs goes on, or until Ctrl-C."""
+    from mpicoll.base.locks import is_held
+    from mpicoll.train.driver.metrics import locked
+
+    with suppress(KeyboardInterrupt), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a line may be half written; the last page tells all
+        said = False
+        while any(is_held(locked(folder)) for folder in folders):
+            _write_runs(folders, file, _EVERY)
+            if not said:
+                output.text(f"written to {file}, again every {_EVERY:g} s; Ctrl-C ends this")
+                said = True
+            time.sleep(_EVERY)
+
+
+def _write_runs(folders: list[Path], file: Path, refresh: float | None) -> None:
+    from mpicoll.report import overlay, training
+    from mpicoll.train import history
+
+    with usage():
+        found = [history.read(folder) for folder in folders]
+    if len(found) == 1:
+        training.write(file, found[0], refresh)
+    else:
+        overlay.write(file, found, refresh)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "rank-0.jsonl").is_file()
 
 
 def _search(folders: list[Path], file: Path) -> int:

@@ -1,0 +1,131 @@
+"""Several training runs on one page: what differs, and their lines over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape as escaped
+from pathlib import Path
+
+from mpicoll.base.files import write_atomically
+from mpicoll.report import page, tables, training
+from mpicoll.report.figures import Figure, bare, line
+from mpicoll.report.style import COLORS
+from mpicoll.report.tables import Head
+from mpicoll.train import history
+from mpicoll.train.history import History
+
+#: Points of a run as (steps made, value).
+Points = list[tuple[int, float]]
+
+
+def write(path: Path, runs: Sequence[History], refresh: float | None = None) -> None:
+    """Write the page; an older file is replaced only when the new one is complete.
+
+    Args:
+        path: Where.
+        runs: What is shown; their names are those of their folders.
+        refresh: Seconds after which a browser reads the page again; None for never.
+
+    Raises:
+        OSError: The file cannot be written.
+        ImportError: plotly is missing.
+    """
+    write_atomically(path, render(runs, refresh))
+
+
+def render(runs: Sequence[History], refresh: float | None = None) -> str:
+    """The page as one string."""
+    named = _named(runs)
+    title = f"Runs {', '.join(named)}"
+    plots = [*_both("loss", "loss of a batch", named, training.batch_losses)]
+    for part, name in dict.fromkeys(one for run in runs for one in training.measured(run)):
+        # A function of its own for each, since the names of a loop are those of its last turn.
+        def values(run: History, part: str = part, name: str = name) -> Points:
+            return training.by_epoch(run, part, name)
+
+        plots += _both(f"{part}-{name}", f"{name} of the {training.SETS[part]}", named, values)
+    body = [
+        f"<h1>{escaped(title)}</h1>",
+        _summary(named),
+        "<h2>What differs</h2>",
+        _differences(named),
+        '<h2>Progress</h2><section><div class="plots">',
+        *(page.plot(name, figure) for name, figure in plots),
+        "</div>",
+        '<p class="faint">Each quantity over steps, and over the seconds that steps have taken on '
+        "the first rank; measuring after epochs is not among these.</p></section>",
+        '<h2>Where the time goes</h2><section><div class="plots">',
+        page.plot("time", _times(named)),
+        '</div><p class="faint">Means of all ranks\' steps.</p></section>',
+    ]
+    return page.document(title, "".join(body), refresh)
+
+
+def _named(runs: Sequence[History]) -> dict[str, History]:
+    """Runs by the names of their folders; where two are alike, with that of the run."""
+    folders = [run.folder for run in runs]
+    return {
+        run.folder if folders.count(run.folder) == 1 else f"{run.folder} ({run.run})": run
+        for run in runs
+    }
+
+
+def _both(
+    key: str, what: str, runs: dict[str, History], values: Callable[[History], Points]
+) -> list[tuple[str, Figure]]:
+    """A figure over steps and one over seconds."""
+    steps, seconds = bare("step", what), bare("time [s]", what)
+    for number, (name, run) in enumerate(runs.items()):
+        points, color = values(run), COLORS[number % len(COLORS)]
+        times = history.elapsed(run)
+        timed = [(times[step], value) for step, value in points if step in times]
+        for figure, drawn in ((steps, points), (seconds, timed)):
+            mode = "lines" if key == "loss" else "lines+markers"
+            figure["data"].append(line(escaped(name), drawn, color, mode))
+    return [(f"{key}-by-step", steps), (f"{key}-by-seconds", seconds)]
+
+
+def _summary(runs: dict[str, History]) -> str:
+    heads = [Head("run", number=False), Head("trains", number=False), Head("steps")]
+    heads += [Head("epochs"), Head("time", "s"), Head("step", "ms"), Head("last", number=False)]
+    rows = []
+    for name, run in runs.items():
+        times = history.elapsed(run)
+        seconds = max(times.values(), default=0.0)
+        last = [
+            f"{training.SETS[part]} {measure} {points[-1][1]:.4f}"
+            for part, measure in training.measured(run)
+            if (points := training.by_epoch(run, part, measure))
+        ]
+        steps = training.most_steps(run)
+        mean = f"{1e3 * seconds / len(times):.3f}" if times else ""
+        rows.append(
+            (
+                *(name, training.named(run), str(steps), str(len(run.epochs))),
+                *(f"{seconds:.2f}", mean, "; ".join(last)),
+            )
+        )
+    return tables.grid(heads, rows)
+
+
+def _differences(runs: dict[str, History]) -> str:
+    """What the configurations do not have in common."""
+    configs = [training.told(run) for run in runs.values()]
+    names = [*dict.fromkeys(name for config in configs for name in config)]
+    rows = [
+        (name, *texts)
+        for name in names
+        if len({*(texts := [config.get(name, "–") for config in configs])}) > 1
+    ]
+    ranks = [str(run.ranks) for run in runs.values()]
+    if len({*ranks}) > 1:
+        rows.insert(0, ("ranks", *ranks))
+    if not rows:
+        return "<p>Nothing in their configurations.</p>"
+    heads = [Head("key", number=False), *(Head(name, number=False) for name in runs)]
+    return tables.grid(heads, rows)
+
+
+def _times(runs: dict[str, History]) -> Figure:
+    begun = {name: run for name, run in runs.items() if run.steps}
+    return training.bars([*begun], [history.mean_of_ranks(run) for run in begun.values()])
