@@ -87,6 +87,37 @@ def test_training_is_that_of_one_process(cluster, words):
     assert verdict is None if "--wire=bf16" in words else verdict["ok"]
 
 
+@pytest.mark.long
+@pytest.mark.skipif("Open MPI v5" not in launch._library(), reason="all ranks end with one")
+def test_an_exit_is_heard_of_on_all_hosts(cluster):
+    """The launcher does not tell of it: the other rank of its host does."""
+    program = """
+import os
+import numpy as np
+from mpi4py import MPI
+import mpicoll
+from mpicoll.base import peers
+
+peers.host = MPI.Get_processor_name  # these hosts share the processes of one kernel
+comm = mpicoll.Intracomm(MPI.COMM_WORLD, survive=True)
+total = np.zeros(3)
+try:
+    for number in range(1_000_000):
+        if comm.rank == 1 and number == 5:
+            os._exit(3)
+        comm.Allreduce(np.ones(3), total, algorithm="ring")
+except mpicoll.RankLost as lost:
+    comm = comm.survivors()
+    comm.Allreduce(np.ones(3), total, algorithm="ring")
+    print(lost.ranks, total, flush=True)
+comm.leave()
+"""
+    words = ["--with-ft", "ulfm", "--rtos", "error-nonzero-status=0", "-n", str(len(NODES))]
+    command = [*launch.mpirun(), *words, sys.executable, "-c", program]
+    done = cluster.run(command, capture_output=True, timeout=100, errors="replace")
+    assert done.stdout.splitlines() == ["(1,) [5. 5. 5.]"] * 5, done.stderr
+
+
 @contextmanager
 def started(*words):
     """A cluster of its own, on all ranks of which some words run, with a limit for each call."""

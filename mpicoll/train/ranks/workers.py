@@ -212,7 +212,8 @@ class AllReduceWorkers(Workers):
         own = algorithm not in (None, "native")
         self._short = {"algorithm": "recursive_doubling"} if own else self._choice
 
-    def _choice_for(self, collective: str) -> dict[str, Any]:
+    def _choice_for(self, collective: str, nbytes: int) -> dict[str, Any]:
+        """The keywords of a collective that is not blocking, of so many bytes altogether."""
         if not self._choice:  # the names of all algorithms are not looked up for each call
             return {}
         known = (*algorithms.names(collective), "native")
@@ -242,6 +243,7 @@ class AllReduceWorkers(Workers):
 
     def plan_sum(self, values: Array, short: bool = False) -> Started:
         choice = self._short if short else self._choice
+        choice = choice or self._choice_for("allreduce", values.nbytes)
         return self._comm.Allreduce_init(self._in_place, values, op=self._operator, **choice)
 
     def plan_reduce_scatter(self, values: Array, own: Array) -> Started:
@@ -250,31 +252,31 @@ class AllReduceWorkers(Workers):
             own,
             list(even(values.size, self.size).counts),
             op=self._operator,
-            **self._choice_for("reduce_scatter"),
+            **self._choice_for("reduce_scatter", values.nbytes),
         )
 
     def plan_share(self, values: Array) -> Started:
         counts = list(even(values.size, self.size).counts)
         return self._comm.Allgatherv_init(
-            self._in_place, [values, counts], **self._choice_for("allgather")
+            self._in_place, [values, counts], **self._choice_for("allgather", values.nbytes)
         )
 
     def start_share(self, values: Array) -> Running:
         counts = list(even(values.size, self.size).counts)
-        choice = self._choice_for("allgather")
+        choice = self._choice_for("allgather", values.nbytes)
         return self._comm.Iallgatherv(self._in_place, [values, counts], **choice)
 
     def start_reduce_scatter(self, values: Array, own: Array) -> Running:
         counts = list(even(values.size, self.size).counts)
-        choice = self._choice_for("reduce_scatter")
+        choice = self._choice_for("reduce_scatter", values.nbytes)
         return self._comm.Ireduce_scatter(values, own, counts, op=self._operator, **choice)
 
     def start_broadcast(self, values: Array, root: int) -> Running:
-        return self._comm.Ibcast(values, root=root, **self._choice_for("bcast"))
+        return self._comm.Ibcast(values, root=root, **self._choice_for("bcast", values.nbytes))
 
     def start_reduce(self, values: Array, total: Array, root: int) -> Running:
         target = total if self.rank == root else None
-        choice = self._choice_for("reduce")
+        choice = self._choice_for("reduce", values.nbytes)
         return self._comm.Ireduce(values, target, op=self._operator, root=root, **choice)
 
     def plan_exchange(self, rows: Array, received: Array) -> Started:
