@@ -15,7 +15,9 @@ from mpicoll.train.search.options import SearchOptions
 
 @from_fields(SearchOptions)
 def command(
-    space: Annotated[Path, typer.Argument(metavar="SPACE", help="A TOML file: [run] and [space].")],
+    space: Annotated[
+        Path, typer.Argument(metavar="SPACE", help="TOML or YAML: [run] and [space].")
+    ],
     *,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the search that is in the folder.")
