@@ -435,7 +435,7 @@ def test_the_command_on_devices_edges_and_a_cloud(tmp_path, mpirun):
     # Scores and signs of four devices, scores and numbers of two edges.
     assert found[0]["formula"] == 4 * (4 * 4 + 1) + 2 * (4 * 4 + 12 * 4)
     for device in ("0", "1@2", "0,1", "0,1,2,3@1"):
-        words += ("--silent", device, "--patience", "10")
+        words += ("--silent", device, "--patience", "3")
         done = mpirun(7, *words, "--threshold=-1,0.5", "--batch", "8", limit=200)
         assert done.status == 0, done.err
         for outcome in json.loads(done.out):
