@@ -13,14 +13,14 @@ import typer
 from mpicoll.cli import batch, output, parse
 from mpicoll.cli.errors import UsageError
 
-_ABOUT = "Sweeps, trainings, searches and programs of your own as batch jobs of SLURM."
+_ABOUT = "Sweeps, trainings, searches and programs of yours as jobs of SLURM."
 
 app = typer.Typer(help=_ABOUT, add_completion=False)
 
 
 @app.callback()
 def group() -> None:
-    """Sweeps, trainings, searches and programs of your own as batch jobs of SLURM."""
+    """Sweeps, trainings, searches and programs of yours as jobs of SLURM."""
 
 
 @app.command("init")
