@@ -139,7 +139,11 @@ COMMANDS = {
         "command",
         "Check MPI, the launch and the installation; alone or under mpirun.",
     ),
-    "slurm": ("slurm", "app", "Sweeps, trainings and programs of your own as batch jobs of SLURM."),
+    "slurm": (
+        "slurm",
+        "app",
+        "Sweeps, trainings, searches and programs of yours as jobs of SLURM.",
+    ),
 }
 
 

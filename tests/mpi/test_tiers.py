@@ -184,6 +184,7 @@ def test_a_device_that_is_missing_is_left_out(comm, trained, fault, first):
             assert (found.tiers[~mine] >= 0).all()
             return
         assert ((found.tiers < 0) == lost).all()
+        assert found.late == 0
         assert found.answered == np.mean(~lost)
         assert (found.scores[~lost] == whole.scores[~lost]).all()
         return

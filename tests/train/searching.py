@@ -43,6 +43,6 @@ def prepare_to_die(where, times):
 for rank, *death in JOB["deaths"]:
     if MPI.COMM_WORLD.rank == rank:
         prepare_to_die(*death)
-space, options = Space.of(JOB["space"]), SearchOptions(survive=True, **JOB["options"])
+space, options = Space.of(JOB["space"]), SearchOptions(**JOB["options"])
 comm = mpicoll.Intracomm(MPI.COMM_WORLD)
 sys.exit(console.main(space, options, comm, as_json=True, progress=False))

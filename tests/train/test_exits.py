@@ -419,11 +419,11 @@ def test_the_command_and_its_page(tmp_path, mpirun):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1000)
 def test_the_command_on_devices_edges_and_a_cloud(tmp_path, mpirun):
     folder = kept(three_tiers(dtype="float32"), tmp_path)
     words = ("-m", "mpicoll", "tiers", folder, "--tiers", "device=4,edge=2,cloud=1", "--json")
-    done = mpirun(7, *words, "--threshold=-1,0.5,1", "--batch", "8", limit=120)
+    done = mpirun(7, *words, "--threshold=-1,0.5,1", "--batch", "8", limit=200)
     assert done.status == 0, done.err
     found = json.loads(done.out)
     assert [outcome["threshold"] for outcome in found] == [-1, 0.5, 1]
@@ -436,7 +436,7 @@ def test_the_command_on_devices_edges_and_a_cloud(tmp_path, mpirun):
     assert found[0]["formula"] == 4 * (4 * 4 + 1) + 2 * (4 * 4 + 12 * 4)
     for device in ("0", "1@2", "0,1", "0,1,2,3@1"):
         words += ("--silent", device, "--patience", "3")
-        done = mpirun(7, *words, "--threshold=-1,0.5", "--batch", "8", limit=120)
+        done = mpirun(7, *words, "--threshold=-1,0.5", "--batch", "8", limit=200)
         assert done.status == 0, done.err
         for outcome in json.loads(done.out):
             # Two batches of eight and one of four; all are silent from the second one on.

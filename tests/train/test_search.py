@@ -17,6 +17,7 @@ from mpicoll.train import TrainingError, evaluate
 from mpicoll.train.data import load
 from mpicoll.train.search import jobs, methods, trials
 from mpicoll.train.search.coordinator import Coordinator
+from mpicoll.train.search.crews import Crew
 from mpicoll.train.search.data import without_test
 from mpicoll.train.search.loop import search
 from mpicoll.train.search.options import SearchOptions
@@ -164,6 +165,50 @@ def test_a_file_that_was_changed_is_named(space, tmp_path, command):
     done = command("search", tmp_path / "space.toml", "--out", tmp_path / "found", "--replay")
     assert done.status == 1
     assert "and the method gives Job" in done.err
+
+
+class Losing(Crew):
+    """Two groups that train nothing; those named are lost once all have a job."""
+
+    def __init__(self, lost):
+        self.groups, self._lost, self.started, self._jobs = [0, 1], lost, [], {}
+
+    def start(self, group, job):
+        self.started.append((group, job.place))
+        self._jobs[group] = job
+
+    def poll(self, hear):
+        if self._lost:
+            group = self._lost.pop()
+            self.groups.remove(group)
+            del self._jobs[group]
+            hear(group, {"is": "lost"})
+            return
+        job = self._jobs.pop(self.groups[0])
+        hear(self.groups[0], {"is": "done", "score": -job.trial, "validation": {}, "failed": None})
+
+    def stop(self):
+        """Nobody has anything to stop."""
+
+
+def test_the_job_of_a_lost_group_is_the_next_that_is_handed_out(space, tmp_path):
+    found, crew = trials.Trials(tmp_path / "found", space, options(tmp_path), False), Losing([1])
+    Coordinator(found, crew, tmp_path, lambda now: None).run()
+    found.close()
+    assert crew.started[:3] == [(0, (0, 1)), (1, (1, 1)), (0, (1, 1))]
+    asked = [(r["trial"], r["epochs"]) for r in lines(tmp_path) if r["event"] == "asked"]
+    told = [(r["trial"], r["epochs"]) for r in lines(tmp_path) if r["event"] == "told"]
+    assert len(set(told)) == len(told) == same_decisions(tmp_path)
+    assert sorted(told) == sorted(asked)
+    assert [(r["group"], r["trial"]) for r in lines(tmp_path) if r["event"] == "lost"] == [(1, 1)]
+
+
+def test_without_groups_there_is_no_search(space, tmp_path):
+    found, crew = trials.Trials(tmp_path / "found", space, options(tmp_path), False), Losing([0, 1])
+    with pytest.raises(TrainingError, match="every group has lost a rank"):
+        Coordinator(found, crew, tmp_path, lambda now: None).run()
+    found.close()
+    assert search(space, options(tmp_path), resume=True).complete
 
 
 def test_a_measure_that_no_run_has_is_refused(space, tmp_path):

@@ -281,3 +281,16 @@ def test_a_file_is_named_where_it_is_wrong(tmp_path):
     path.write_text("[space]\nlr = 3\n")
     with pytest.raises(ValueError, match=r"space\.toml: lr is 3"):
         Space.read(path)
+
+
+def test_a_space_is_read_from_toml_and_from_yaml(tmp_path):
+    (tmp_path / "space.toml").write_text("[run]\nepochs = 2\n[space]\nlr = {log = [0.1, 1.0]}\n")
+    (tmp_path / "space.yaml").write_text("run: {epochs: 2}\nspace: {lr: {log: [0.1, 1.0]}}\n")
+    found = Space.read(tmp_path / "space.toml")
+    assert Space.read(tmp_path / "space.yaml") == found
+    (tmp_path / "space.txt").write_text("")
+    with pytest.raises(ValueError, match="give a file whose name ends with"):
+        Space.read(tmp_path / "space.txt")
+    (tmp_path / "space.toml").write_text("[run]\nepoch = 2\n[space]\nlr = {log = [0.1, 1.0]}\n")
+    with pytest.raises(ValueError, match="unknown key 'epoch'; the nearest known key is epochs"):
+        Space.read(tmp_path / "space.toml")

@@ -37,7 +37,7 @@ def killed(mpirun, tmp_path, space):
     """Search on so many ranks, of which some are killed; what is told at the end, and records."""
 
     def start(ranks, deaths, each=1, **changes):
-        given = {"method": "asha", "trials": 8, "eta": 2, "ranks_per_trial": each}
+        given = {"method": "asha", "trials": 8, "eta": 2, "ranks_per_trial": each, "survive": True}
         job = {
             "tests": str(launch.ROOT / "tests"),
             "space": space,
@@ -118,6 +118,17 @@ def test_when_no_group_is_left_the_search_ends_and_goes_on_later(killed, space, 
     assert "every group has lost a rank" in done.err, done
     assert done.out == ""
     assert not [record for record in records if record["event"] == "winner"]
+    options = SearchOptions(method="asha", trials=8, eta=2, out=str(tmp_path / "found"))
+    assert search(Space.of(space), options, resume=True).complete
+    require_whole(trials.read(tmp_path / "found" / trials.FILE), 8)
+
+
+@ulfm
+@pytest.mark.long
+def test_without_survive_the_death_of_a_rank_ends_all(killed, space, tmp_path):
+    done, _ = killed(3, [[2, STEP, 12]], survive=False)
+    assert done.err.count("rank 2, a worker, has died") == 1, done
+    assert done.out == ""
     options = SearchOptions(method="asha", trials=8, eta=2, out=str(tmp_path / "found"))
     assert search(Space.of(space), options, resume=True).complete
     require_whole(trials.read(tmp_path / "found" / trials.FILE), 8)

@@ -14,14 +14,14 @@ from mpicoll.cli import batch, output, parse
 from mpicoll.cli.errors import UsageError
 from mpicoll.cli.help import Command, Group
 
-_ABOUT = "Sweeps, trainings, searches and programs of your own as batch jobs of SLURM."
+_ABOUT = "Sweeps, trainings, searches and programs of yours as jobs of SLURM."
 
 app = typer.Typer(cls=Group, help=_ABOUT, add_completion=False)
 
 
 @app.callback()
 def group() -> None:
-    """Sweeps, trainings, searches and programs of your own as batch jobs of SLURM."""
+    """Sweeps, trainings, searches and programs of yours as jobs of SLURM."""
 
 
 @app.command("init", cls=Command)

@@ -312,8 +312,10 @@ class Node:
 
     def _wait_for(self, ranks: Sequence[int], kind: int, number: int) -> None:
         """Wait for letters; not for those of ranks that were silent before, if others answer."""
-        end = time.monotonic() + self._patience
-        again = time.monotonic() + _AGAIN * self._patience
+        # Features come when the first rank of this tier has decided: it waits for scores before.
+        patience = self._patience * (2 if kind == FEATURES and self._part else 1)
+        end = time.monotonic() + patience
+        again = time.monotonic() + _AGAIN * patience
         while self._receive(0.0):
             pass
         while True:

@@ -1,4 +1,4 @@
-"""What to try: a TOML file that says what all runs have in common, and what differs.
+"""What to try: a TOML (or YAML) file that says what all runs have in common, and what differs.
 
 [run]                                  # keys of `mpicoll train --config`
 dataset = "mnist5k"
