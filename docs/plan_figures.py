@@ -31,9 +31,17 @@ def _page(found: list[dict[str, Any]]) -> list[str]:
     loss = float(pick[2]) / float(best[2]) - 1
     words = (
         f"Errors are {median(errors):.1f} % in the median, and at most "
-        f"{errors[math.ceil(0.9 * len(errors)) - 1]:.1f} % for nine of ten. The plan with the "
-        f"shortest planned step, ``{pick[0]}``, takes {100 * loss:.1f} % longer than the best one "
-        f"measured. Launches: {len(launches)}; load of the machine: "
-        f"{min(line['load'] for line in found):.0f} to {max(line['load'] for line in found):.0f}."
+        f"{errors[math.ceil(0.9 * len(errors)) - 1]:.1f} % for nine of ten. By launch the median "
+        f"is {'; '.join(_launch(found, launch) for launch in launches)}. The plan with the "
+        f"shortest planned step, ``{pick[0]}``, takes {100 * loss:.1f} % longer than ``{best[0]}``, "
+        "the best one measured."
     )
     return [*list_table(["plan", "planned [s]", "measured [s]", "error [%]"], rows), words, ""]
+
+
+def _launch(found: list[dict[str, Any]], launch: int) -> str:
+    """The median error of a launch, and what the machine had to do."""
+    own = [line for line in found if line["launch"] == launch]
+    error = median(abs(line["error"]) for line in own)
+    load = median(line["load"] for line in own)
+    return f"{100 * error:.1f} % at a load of {load:.0f}"
