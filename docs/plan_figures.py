@@ -33,8 +33,8 @@ def _page(found: list[dict[str, Any]]) -> list[str]:
         f"Errors are {median(errors):.1f} % in the median, and at most "
         f"{errors[math.ceil(0.9 * len(errors)) - 1]:.1f} % for nine of ten. By launch the median "
         f"is {'; '.join(_launch(found, launch) for launch in launches)}. The plan with the "
-        f"shortest planned step, ``{pick[0]}``, takes {100 * loss:.1f} % longer than ``{best[0]}``, "
-        "the best one measured."
+        f"shortest planned step, ``{pick[0]}``, takes {100 * loss:.1f} % longer than the best one "
+        f"measured, ``{best[0]}``."
     )
     return [*list_table(["plan", "planned [s]", "measured [s]", "error [%]"], rows), words, ""]
 
