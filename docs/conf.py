@@ -30,6 +30,7 @@ import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
 import networks  # noqa: E402
 import pipeline_figures  # noqa: E402
+import plan_figures  # noqa: E402
 import profile_costs  # noqa: E402
 import rooms  # noqa: E402
 import search_figures  # noqa: E402
@@ -79,7 +80,8 @@ def generate(app: Any) -> None:
     tables = {**catalogue.pages(), **networks.pages(), **measurements}
     drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
-    texts |= {**synthesis_figures.session(), **pipeline_figures.pages(), **search_figures.pages()}
+    texts |= {**synthesis_figures.session(), **pipeline_figures.pages(), **plan_figures.pages()}
+    texts |= search_figures.pages()
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
     plots += home.draw(GENERATED)
     plots += [*synthesis_figures.draw(GENERATED), *pipeline_figures.draw(GENERATED)]

@@ -225,6 +225,16 @@ def test_the_page_of_pipelines_has_every_order(tmp_path):
     assert re.search(r"- \(M\+S−1\)·\(F\+B\)\n +- everywhere\n +- 4, 3, 2, 1\n", row)
 
 
+def test_the_page_of_plans_shows_what_was_recorded():
+    figures = module("plan_figures")
+    parts = figures.pages()
+    assert re.findall(r"include:: generated/(\S+)", page("planner")) == list(parts)
+    (text,) = parts.values()
+    for line in module("training_figures").lines("plans"):
+        assert f"* - {line['plan']}\n" in text
+    assert "% in the median" in text
+
+
 def test_the_picture_of_growth():
     growth = module("growth")
     sizes = [1 << k for k in range(1, 7)]

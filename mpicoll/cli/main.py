@@ -20,7 +20,12 @@ from mpicoll.cli.errors import RankError, UsageError, describe
 COLLECTIVE_COMMANDS = ("bench", "train", "search", "tiers", "evaluate", "doctor", "links")
 
 #: Others are, too, with an option.
-MEASURING = (("synthesize", "--measure"), ("tune", "--search"), ("profile", "--replay"))
+MEASURING = (
+    ("synthesize", "--measure"),
+    ("tune", "--search"),
+    ("profile", "--replay"),
+    ("plan", "--measure"),
+)
 
 #: Options whose value may be left out; with one they are written with an equals sign.
 SHORT_FOR = {"--invariant": "--invariant=16"}

@@ -247,7 +247,8 @@ class Bounds:
     def of_ranks(self, cut: Sequence[int]) -> int:
         """What a step takes at least by a cut of which ranks have several chunks."""
         (form,) = self.forms
-        work, begins, messages = [0] * self._candidate.pipe, {}, 0
+        work, messages = [0] * self._candidate.pipe, 0
+        begins: dict[int, int] = {}
         for chunk, (start, end) in enumerate(pairwise([*cut, len(self._layers)])):
             messages += form.ways * int(self._edges[chunk][start])
             begins.setdefault(self._ranks[chunk], int(form.path[start]) + messages)
@@ -257,11 +258,11 @@ class Bounds:
     @property
     def balanced(self) -> tuple[int, ...]:
         """A cut by which no chunk takes longer than `least`; there is one if that is not NEVER."""
-        state, cut = self.first, (0,)
+        state, cut = self.first, [0]
         for _ in range(self._chunks):
             _, end, state = min(self.following(state, cut[-1], NEVER), key=lambda each: each[0])
-            cut = (*cut, end)
-        return cut[:-1]
+            cut.append(end)
+        return tuple(cut[:-1])
 
     def of(self, cut: Sequence[int]) -> int:
         """What a step takes at least by a cut; NEVER where its memory does not suffice."""

@@ -49,9 +49,9 @@ def rivals(problem: Problem, every: Iterable[Candidate], found: Found, most: int
         kind = group_of[0].family
         if kind not in outcomes:
             fitting = (_outcome(problem, candidate) for candidate in group_of[:_TRIED])
-            outcome = next(filter(None, fitting), None)
-            if outcome is not None:
-                outcomes[kind] = outcome
+            good = next(filter(None, fitting), None)
+            if good is not None:
+                outcomes[kind] = good
     best = found.best
     if best is not None:
         del outcomes[best.candidate.family]

@@ -148,4 +148,5 @@ def in_words(need: Need) -> str:
     totals: Sequence[int] = [sum(stage.values()) for stage in need.stages]
     rank = totals.index(max(totals))
     where = f"stage {rank} of {len(need.stages)}" if len(need.stages) > 1 else "a rank"
-    return f"by {need.candidate.words}, {where} needs {megabytes(need.nbytes)} ({listed(need.stages[rank])})"
+    parts = listed(need.stages[rank])
+    return f"by {need.candidate.words}, {where} needs {megabytes(need.nbytes)} ({parts})"

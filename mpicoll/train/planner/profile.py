@@ -127,34 +127,38 @@ def read(path: str | Path) -> Profile:
 def _checked(content: bytes) -> dict[str, Any]:
     from typing import Annotated, Literal
 
-    from pydantic import BaseModel, Field, create_model, field_validator
+    import pydantic
 
-    Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    Count = Annotated[int, Field(ge=0)]
-    TimesOf = create_model(
-        "TimesOf",
-        samples=(Annotated[int, Field(ge=1)], ...),
-        **dict.fromkeys(("forward", "input", "weight"), (Seconds, ...)),
-    )
+    Seconds = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+    Count = Annotated[int, pydantic.Field(ge=0)]
 
-    def ascending(every: list[Any]) -> list[Any]:
-        sizes = [times.samples for times in every]
-        if sizes != sorted(set(sizes)):
-            raise ValueError("samples do not ascend")
-        return every
+    class TimesOf(pydantic.BaseModel, extra="forbid"):
+        samples: Annotated[int, pydantic.Field(ge=1)]
+        forward: Seconds
+        input: Seconds
+        weight: Seconds
 
-    LayerOf = create_model(
-        "LayerOf",
-        kind=(str, ...),
-        inputs=(tuple[Count, ...], ...),
-        parameters=(Count, ...),
-        times=(Annotated[list[TimesOf], Field(min_length=1)], ...),  # type: ignore[valid-type]
-        __validators__={"ascending": field_validator("times")(ascending)},
-    )
-    Form: type[BaseModel] = create_model(
-        "Form",
-        mpicoll=(Literal["layers 1"], ...),
-        about=(dict[str, Any], {}),
-        layers=(Annotated[list[LayerOf], Field(min_length=1)], ...),  # type: ignore[valid-type]
-    )
-    return checked_json(content, Form)
+    class LayerOf(pydantic.BaseModel, extra="forbid"):
+        kind: str
+        inputs: tuple[Count, ...]
+        parameters: Count
+        times: Annotated[list[TimesOf], pydantic.Field(min_length=1)]
+
+        @pydantic.field_validator("times")
+        @classmethod
+        def ascending(cls, every: list[TimesOf]) -> list[TimesOf]:
+            sizes = [times.samples for times in every]
+            if sizes != sorted(set(sizes)):
+                raise ValueError("samples do not ascend")
+            return every
+
+    class File(pydantic.BaseModel, extra="forbid"):
+        mpicoll: Literal["layers 1"]
+        about: dict[str, Any] = {}
+        layers: Annotated[list[LayerOf], pydantic.Field(min_length=1)]
+
+    # Local classes cannot be looked up by name, as annotations of this module would be.
+    names = {**globals(), **locals()}
+    for made in (TimesOf, LayerOf, File):
+        made.model_rebuild(_types_namespace=names)
+    return checked_json(content, File)
