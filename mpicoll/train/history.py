@@ -17,6 +17,9 @@ from mpicoll.base import json_lines
 from mpicoll.base.json_lines import Record
 from mpicoll.train.records import upgraded
 
+#: What spans of a step begin with that are of messages.
+_SENT = ("bucket", "gather", "reduce")
+
 
 @dataclass
 class History:
@@ -250,12 +253,14 @@ def granted(trace: list[Record]) -> Granted:
 def chrome(found: History) -> dict[str, Any]:
     """All ranks in the format of Chrome's and Perfetto's trace viewers.
 
-    A rank is a process; its steps are in one row, and each bucket under way in one of its own.
+    A rank is a process; its steps are in one row, and each bucket, or layer that is gathered or
+    reduced, in one of its own.
     Times are those of rank 0's clock: others are corrected by what the comparisons of clocks say,
     and between two of them along a straight line. Microseconds after the first step began. Steps
     are those of the last attempt: clocks of others were other clocks.
     """
     events: list[dict[str, Any]] = []
+    rows: dict[str, int] = {}
     for rank, steps in found.steps.items():
         events.append(
             {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
@@ -268,14 +273,16 @@ def chrome(found: History) -> dict[str, Any]:
                 continue
             about = {"step": step["number"], "epoch": step["epoch"]}
             for name, start, end in step["spans"]:
-                bucket = name.startswith("bucket ")
+                kind, _, which = name.partition(" ")
+                row = int(which) if kind == "bucket" else len(rows)
+                row = 1 + rows.setdefault(name, row) if kind in _SENT else 0
                 events.append(
                     {
                         "ph": "X",
                         "name": name,
-                        "cat": "communication" if bucket else "step",
+                        "cat": "communication" if row else "step",
                         "pid": rank,
-                        "tid": 1 + int(name.split()[1]) if bucket else 0,
+                        "tid": row,
                         "ts": 1e6 * (began + start),
                         "dur": 1e6 * (end - start),
                         "args": about,

@@ -92,6 +92,8 @@ def test_zero1_and_all_reduce_have_equal_bits_in_rank_order(comm, folder, case):
     """Parameters, Adam's arrays, buffers, counters and what is measured; with clipping."""
     if case == "bfloat16":
         pytest.importorskip("ml_dtypes")
+    if "16" in case and P != 2:
+        pytest.skip("2 ranks show it")
     changes, data, model = CASES[case]
     common = {"algorithm": "linear", "dtype": "float64", "optimizer": "adam", "lr": 0.01}
     common |= {"epochs": 2, "batch": 20, **changes}
@@ -201,6 +203,7 @@ class Breaks(Layer):
 @pytest.mark.parametrize("which", ["forward", "backward", "evaluation"])
 @pytest.mark.parametrize("call", [1, 4])
 @pytest.mark.parametrize("place", [0, 2, 3, 7])
+@pytest.mark.skipif(P == 2, reason="3 ranks show it")
 def test_a_layer_that_fails_on_one_rank_ends_the_run_on_all(comm, which, call, place):
     """Before sums over the ranks, between those of both passes, and behind them."""
     if which == "evaluation" and call > 1:
@@ -236,6 +239,9 @@ def test_shares_that_follow_speed_and_parameters_that_callbacks_see(comm):
     seen = []
 
     def look(step, parameters):
+        sent = {name.split()[0] for name, _, _ in step.spans}
+        assert sent == {"compute", "exchange", "update", "gather", "reduce"}
+        assert step.hidden >= 0 and step.exposed >= 0 and step.compute >= 0
         seen.append({name: array.copy() for name, array in parameters.items()})
         with pytest.raises(ValueError, match="read-only"):
             next(iter(parameters.values()))[...] = 0

@@ -66,6 +66,19 @@ def test_a_trace_has_the_times_of_one_clock(folder):
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["rank 0", "rank 1"]
 
 
+def test_layers_that_are_gathered_have_rows_of_their_own(tmp_path):
+    names = ("compute", "gather layer1", "gather layer2", "gather layer1", "reduce layer2")
+    spans = [(name, 0.125 * k, 0.125 * k + 0.25) for k, name in enumerate(names)]
+    write(tmp_path, 0, {"event": "run", "ranks": 1, "config": {}}, step(1, 12.0, spans))
+    events = history.chrome(history.read(tmp_path))["traceEvents"]
+    found = [(e["name"], e["tid"], e["cat"]) for e in events if e["ph"] == "X"]
+    rows = dict(zip(names[1:], (1, 2, 1, 3), strict=True))
+    assert found == [
+        ("compute", 0, "step"),
+        *((name, rows[name], "communication") for name in names[1:]),
+    ]
+
+
 def test_parts_are_means_of_steps(folder):
     found = history.read(folder)
     assert found.predicted == 0.25

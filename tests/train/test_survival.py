@@ -239,9 +239,12 @@ def test_two_deaths(train, tmp_path, where, strategy, ranks, transport):
 
 @pytest.mark.long
 @pytest.mark.parametrize("norm", ["global", "local"])
-@pytest.mark.parametrize("shards", [None, 8])
-def test_buffers_outlive_their_ranks(train, norm, shards):
+@pytest.mark.parametrize("shards", [None, 8, "fsdp"])
+def test_buffers_outlive_their_ranks(train, tmp_path, norm, shards):
     changes = {"invariant": shards, "batch": 16}
+    if shards == "fsdp":
+        shards = None
+        changes = {"strategy": "fsdp", "checkpoint": str(tmp_path / "c"), "batch": 16}
     done = train(4, [[1, "kill", SUMS, 7]], changes, **{"batch norm": norm})
     found, err = results(done)
     assert set(found) == {0, 2, 3}, err
