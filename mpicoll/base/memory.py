@@ -102,10 +102,10 @@ def require(
     total = sum(more.values())
     if room is None or total <= room:
         return
-    beside = f", beside {_listed(has)}" if has else ""
+    beside = f", beside {listed(has)}" if has else ""
     raise MemoryError(
-        f"the {len(needed)} rank(s) of {where} need {_megabytes(total)} more ({_listed(more)}"
-        f"{beside}), {_megabytes(room)} are available: {remedy}"
+        f"the {len(needed)} rank(s) of {where} need {megabytes(total)} more ({listed(more)}"
+        f"{beside}), {megabytes(room)} are available: {remedy}"
     )
 
 
@@ -116,9 +116,11 @@ def _added(each: Sequence[Mapping[str, int]]) -> Counter[str]:
     return found
 
 
-def _listed(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{what} {_megabytes(size)}" for what, size in sizes.items())
+def listed(sizes: Mapping[str, int]) -> str:
+    """Bytes by what for, in words."""
+    return ", ".join(f"{what} {megabytes(size)}" for what, size in sizes.items())
 
 
-def _megabytes(size: int) -> str:
+def megabytes(size: int) -> str:
+    """A number of bytes in words."""
     return f"{size / 1e6:,.1f} MB"

@@ -63,7 +63,8 @@ def prepare(
     weights = holding.weights
     with together(workers, "making data and model ready"):
         needed = memory.estimate(config, workers.rank, workers.size, model, holding)
-    memory.make_room(workers, needed, memory.taken(dataset, weights), config.device)
+    held = memory.taken(dataset, weights)
+    memory.make_room(workers, needed, held, config.device, holding.words)
     require_equal(
         workers,
         {

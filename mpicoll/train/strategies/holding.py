@@ -39,6 +39,11 @@ class Holding:
         forms = {name: Form(view.dtype, view.shape) for name, view in weights.views.items()}
         return cls(weights, forms)
 
+    @property
+    def words(self) -> str:
+        """Which part of the model it is, and of which rank; "" for all of it."""
+        return ""
+
     def agree(self, workers: Workers) -> None:
         """Let what several ranks have begin with the same values; collective."""
         workers.broadcast(self.weights.vector)
