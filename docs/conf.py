@@ -27,6 +27,7 @@ import catalogue  # noqa: E402
 import command  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
+import mesh_tables  # noqa: E402
 import networks  # noqa: E402
 import pipeline_figures  # noqa: E402
 import profile_costs  # noqa: E402
@@ -75,7 +76,7 @@ def generate(app: Any) -> None:
     tables = {**catalogue.pages(), **networks.pages(), **measurements}
     drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
-    texts |= {**synthesis_figures.session(), **pipeline_figures.pages()}
+    texts |= {**synthesis_figures.session(), **pipeline_figures.pages(), **mesh_tables.pages()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
     plots += [*synthesis_figures.draw(GENERATED), *pipeline_figures.draw(GENERATED)]
     drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}

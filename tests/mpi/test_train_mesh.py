@@ -60,9 +60,11 @@ def test_a_mesh_learns_what_one_process_does(comm, folder, mesh, name):
     options = {"epochs": 3, "accumulate": 1 if name == "normed" else 2, "evaluate_train": True}
     found, whole = learnt(comm, folder, name, mesh=mesh, microbatches=2, **options)
     expected = alone(name, invariant=2 * replicas(mesh), **options)
-    assert max(parity.differences(whole, expected.parameters).values()) <= 1e-12
+    # What is normalised over three samples amplifies rounding.
+    limit = 1e-10 if name == "normed" else 1e-12
+    assert max(parity.differences(whole, expected.parameters).values()) <= limit
     for mine, theirs in zip(found.history, expected.history, strict=True):
-        assert mine.loss == pytest.approx(theirs.loss, rel=1e-12)
+        assert mine.loss == pytest.approx(theirs.loss, rel=limit)
         if name != "normed":  # statistics follow the microbatches of a replica one by one
             assert mine.test == pytest.approx(theirs.test, rel=1e-12)
             assert mine.train == pytest.approx(theirs.train, rel=1e-12)

@@ -1,4 +1,4 @@
-"""``mpicoll train``: data-parallel SGD in lockstep."""
+"""``mpicoll train``: SGD on all ranks, which share the data, and with a mesh the model too."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def command(
 
     Gradients of the ranks' shares of each batch are summed by all-reduce, so the result is that of
     one process but for rounding. With --compare the exit status is 1 if it differs by more.
+    With --mesh ranks share the layers of the model, too.
     SIGTERM or SIGUSR1 on any rank lets all write a checkpoint and leave with status 75; `--resume
     auto` goes on.
     """

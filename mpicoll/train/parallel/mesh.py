@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpicoll.base.wording import plural
+from mpicoll.base.wording import plural, ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -60,6 +62,8 @@ class Mesh:
         self.data = self.pipe = self.tensor = Axis()
         if comm is None or size == 1:
             return
+        if tensor > 1:
+            _warn_of_nodes(comm, tensor)
         grid = comm.Create_cart([pipe, replicas, tensor], reorder=False)
         # Each communicator takes shared memory of the node: an axis of one rank gets none.
         if replicas > 1:
@@ -82,6 +86,24 @@ class Mesh:
             if axis.comm is not None:
                 axis.comm.Free()
         self.data = self.pipe = self.tensor = Axis()
+
+
+def _warn_of_nodes(comm: MPI.Intracomm, tensor: int) -> None:
+    """Say on rank 0 that ranks which share layers are on several nodes; collective.
+
+    They exchange what each layer makes, and wait for it.
+    """
+    nodes = comm.allgather(platform.node())
+    groups = [range(first, first + tensor) for first in range(0, len(nodes), tensor)]
+    apart = [group for group in groups if len({nodes[rank] for rank in group}) > 1]
+    if apart and comm.Get_rank() == 0:
+        warnings.warn(
+            f"{ranges(apart[0])} share layers (tensor={tensor}) and are on several nodes, where "
+            "each layer waits for the network: start ranks of a node one after the other, or give "
+            "a tensor axis that divides the ranks of a node",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 #: Names of the axes.
