@@ -24,11 +24,25 @@ pytestmark = [
     pytest.mark.skipif(P == 1, reason="a mesh has several ranks"),
     *([pytest.mark.long] if P not in (2, 4) else []),
 ]
+#: What two ranks show already.
+more = pytest.mark.long if P > 2 else lambda test: test
 BASE = {"optimizer": "adam", "lr": 0.01, "batch": 12, "clip": 0.3, "warmup": 3}
 #: Of so many ranks; those with pipe and without.
 PIPES = [f"data={P // pipe},pipe={pipe}" for pipe in range(2, min(P, 6) + 1) if P % pipe == 0]
 TENSORS = [f"tensor={tensor}" for tensor in range(2, 5) if P % tensor == 0]
 MESHES = [*PIPES, *TENSORS, *(["pipe=2,tensor=2"] if P % 4 == 0 else [])]
+
+
+#: Of problems and meshes those that are not long.
+SHORT = {
+    2: [("plain", "data=1,pipe=2"), ("decoder", "data=1,pipe=2"), ("normed", "tensor=2")],
+    4: [("decoder", "data=2,pipe=2"), ("decoder", "pipe=2,tensor=2")],
+}
+LEARNT = [
+    pytest.param(name, mesh, marks=[] if (name, mesh) in SHORT.get(P, ()) else pytest.mark.long)
+    for name in PROBLEMS
+    for mesh in MESHES
+]
 
 
 def replicas(mesh):
@@ -53,9 +67,8 @@ def alone(name, **options):
     return run(Config(**{**BASE, **options}), dataset=data(), model=model())
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_a_mesh_learns_what_one_process_does(comm, folder, mesh, name):
+@pytest.mark.parametrize(("name", "mesh"), LEARNT)
+def test_a_mesh_learns_what_one_process_does(comm, folder, name, mesh):
     """The same microbatches, in float64: Adam, clipping, accumulation, ties, statistics."""
     options = {"epochs": 3, "accumulate": 1 if name == "normed" else 2, "evaluate_train": True}
     found, whole = learnt(comm, folder, name, mesh=mesh, microbatches=2, **options)
@@ -72,6 +85,7 @@ def test_a_mesh_learns_what_one_process_does(comm, folder, mesh, name):
     assert comm.allgather(losses) == [losses] * P
 
 
+@more
 @pytest.mark.parametrize("order", ["gpipe", "interleaved", "zb_h1"])
 def test_invariant_runs_have_the_bits_of_one_process(comm, order):
     count = 2 * P
@@ -94,6 +108,7 @@ def test_invariant_runs_have_the_bits_of_one_process(comm, order):
         same_bits(everything(comm, found.parameters), expected)
 
 
+@more
 def test_a_run_goes_on_on_other_meshes(comm, folder):
     options = {"mesh": MESHES[-1], "microbatches": 2}
     _, whole = learnt(comm, folder / "whole", "decoder", epochs=2, **options)
@@ -109,6 +124,7 @@ def test_a_run_goes_on_on_other_meshes(comm, folder):
         assert result.beginning.epoch == 2
 
 
+@more
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_what_fails_on_a_stage_fails_on_all(comm, kind):
     for stage in range(P):
@@ -125,6 +141,7 @@ def test_what_fails_on_a_stage_fails_on_all(comm, kind):
         )
 
 
+@more
 def test_a_step_that_is_not_finite_is_skipped_by_all(comm):
     data = clouds()
     data.train_inputs[::40] = np.inf
@@ -138,6 +155,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(comm):
             run(Config(**{**vars(config), "skip_limit": 0}), comm, dataset=data, model=model)
 
 
+@more
 def test_a_loss_scale_that_overflows_is_halved_by_all(comm, folder):
     options = {"dtype": "float16", "loss_scale": 2.0**24, "mesh": MESHES[0], "microbatches": 2}
     config = Config(**{**BASE, **options, "epochs": 2, "checkpoint": str(folder)})
@@ -149,6 +167,7 @@ def test_a_loss_scale_that_overflows_is_halved_by_all(comm, folder):
     assert found.history[-1].loss < found.history[0].loss
 
 
+@more
 def test_pipedream_is_its_simulator(comm):
     data = clouds(60)
     layers = [Dense(7) for _ in range(P)]
@@ -171,6 +190,7 @@ def test_pipedream_is_its_simulator(comm):
     assert found.history[0].loss == pytest.approx(np.mean(losses), rel=1e-12)
 
 
+@more
 def test_a_signal_stops_all(comm, folder):
     config = Config(**BASE, mesh=MESHES[0], microbatches=2, checkpoint=str(folder))
 
@@ -190,6 +210,7 @@ def test_a_signal_stops_all(comm, folder):
         )
 
 
+@more
 def test_what_ranks_did_is_written(comm, folder):
     path = folder / "timeline.json"
     options = {"mesh": MESHES[0], "microbatches": 3, "timeline": str(path)}
@@ -200,6 +221,7 @@ def test_what_ranks_did_is_written(comm, folder):
     assert len(computing) == P * 4 * 3 * 2
 
 
+@more
 def test_too_large_stages_are_refused(comm, monkeypatch):
     from mpicoll.train.driver import memory
 
@@ -208,6 +230,7 @@ def test_too_large_stages_are_refused(comm, monkeypatch):
         run(Config(**BASE, mesh="pipe=2"), comm, dataset=clouds(), model=plain())
 
 
+@more
 def test_what_does_not_fit_is_refused(comm):
     for options, message in (
         ({"mesh": f"data={P + 1},pipe=2"}, f"{2 * P + 2} ranks and {P} were started"),
