@@ -26,7 +26,16 @@ pytestmark = [
 ]
 #: What two ranks show already.
 more = pytest.mark.long if P > 2 else lambda test: test
-BASE = {"optimizer": "adam", "lr": 0.01, "batch": 12, "clip": 0.3, "warmup": 3}
+BASE = {
+    "optimizer": "adamw",
+    "lr": 0.01,
+    "batch": 12,
+    "clip": 0.3,
+    "warmup": 3,
+    "weight_decay": 0.1,
+    "decay_on": "matrices",
+    "groups": ("*.bias:lr=0.5",),
+}
 #: Of so many ranks; those with pipe and without.
 PIPES = [f"data={P // pipe},pipe={pipe}" for pipe in range(2, min(P, 6) + 1) if P % pipe == 0]
 TENSORS = [f"tensor={tensor}" for tensor in range(2, 5) if P % tensor == 0]
@@ -226,8 +235,8 @@ def test_too_large_stages_are_refused(comm, monkeypatch):
     from mpicoll.train.driver import memory
 
     monkeypatch.setattr(memory, "available", lambda: 1000)
-    with pytest.raises(TrainingError, match=r"stage 1 of 2 .*rank .* needs .*held microbatches"):
-        run(Config(**BASE, mesh="pipe=2"), comm, dataset=clouds(), model=plain())
+    with pytest.raises(TrainingError, match=r"stage 1 of . .*rank .* needs .*held microbatches"):
+        run(Config(**BASE, mesh=MESHES[0]), comm, dataset=clouds(), model=plain())
 
 
 @more

@@ -1,5 +1,8 @@
 """What a configuration says of a mesh, and what it refuses."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,3 +126,24 @@ def test_the_command_takes_a_mesh(command, monkeypatch):
         8,
     )
     assert config.recompute and config.step_schedule.order.name == "1f1b"
+
+
+def test_stacks_say_which_task_each_rank_is_in(job):
+    script = """
+        import os, signal, time
+        sys.path[:0] = [HERE]
+        from clouds import clouds
+        from mpicoll.train import Config, run
+        def asks(step):
+            if step.number == 3 and comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGUSR2)
+                time.sleep(0.5)
+        config = Config(model="mlp", batch=8, steps=4, mesh="pipe=2", microbatches=2)
+        run(config, comm, dataset=clouds(), on_step=asks)
+    """
+    status, _, err = job(2, script.replace("HERE", repr(str(Path(__file__).parents[1]))))
+    assert status == 0, err
+    assert "[rank 1] stacks: asked for by a signal, in B of chunk 1, microbatch 1" in err
+    assert re.search(
+        r"\[rank 0\] stacks: asked for by rank 1, in \w+ of \w+ \d, microbatch \d", err
+    )

@@ -71,6 +71,8 @@ class Pipeline:
         skipped: In the last `stream`, microbatches that this rank has left out, and why.
         sent, sent_bytes: Messages between chunks that it has sent, and their length.
         spans: When this rank did what in the last step.
+        parts: Parts that samples are cut into: the microbatches of all replicas.
+        gradients_nbytes: Bytes in which gradients are added up on this rank.
 
     Raises:
         ValueError: Something does not fit; names value, limit and remedy; on all ranks.
@@ -121,6 +123,7 @@ class Pipeline:
         self.owners: Mapping[str, int] = self._stage.owners
         wide = np.promote_types(model.dtype, np.float32)
         self._sums = Sums(self._stage.uses, wide, self._group.parts, self._group.tree_over)
+        self.parts, self.gradients_nbytes = self._group.count, self._sums.nbytes
         program = found.programs[mesh.pipe.rank]
         self._runner = Runner(self._group, model, found, self.starts, stage, self._wires)
         self._plan = self._runner.planned(program, recompute)
@@ -261,11 +264,6 @@ class Pipeline:
         own = {} if self._mesh.tensor.rank else found
         return {self._group.parts[microbatch]: own[microbatch] for microbatch in sorted(own)}
 
-    @property
-    def parts(self) -> int:
-        """Parts that samples are cut into: the microbatches of all replicas."""
-        return self._group.count
-
     def _evaluated(self, given: Given) -> tuple[Array, dict[int, tuple[Array, Array]]]:
         executor = self._runner.run(self._forward_plan, given)
         losses = self._group.losses(executor.losses, executor.failure, executor.is_lost)
@@ -340,7 +338,7 @@ class Pipeline:
             TrainingError: With the numbers.
         """
         parameters = sum(array.nbytes for array in self.parameters.values())
-        has = {"parameters": parameters, "gradients": self._sums.nbytes}
+        has = {"parameters": parameters, "gradients": self.gradients_nbytes}
         memory.make_room(self._group, self.memory(batch), has)
 
     @property

@@ -67,6 +67,7 @@ class Meshed(Strategy):
         """Of the microbatches that a stage holds, by the order of computation."""
         assert isinstance(holding, Stages)
         needed = holding.pipeline.memory(config.batch * config.accumulate)
+        needed["sums"] = holding.pipeline.gradients_nbytes - holding.weights.vector.nbytes
         if config.is_narrow:  # there layers compute in float32
             needed["parameters to compute with"] = 4 * holding.weights.vector.size
         return needed

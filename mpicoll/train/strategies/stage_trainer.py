@@ -64,6 +64,14 @@ class StageTrainer(Training):
         self._feed = Reading(dataset, config.seed, config.augment)
         self._targets = dataset.train_targets
         self._state = optimizers.empty_state(self._optimizer, self.weights.vector)
+        # Each parameter is updated by itself.
+        self._updates = {
+            name: (
+                part_of(self._optimizer, start, end),
+                {slot: values[start:end] for slot, values in self._state.items()},
+            )
+            for name, (start, end) in self.weights.spans.items()
+        }
         self._facts = np.zeros(_COMPUTE + setup.workers.size)
         self._loading, self._updated = 0.0, 0
         self._tracing = ExitStack()
@@ -222,9 +230,7 @@ class StageTrainer(Training):
 
     def _change(self, name: str, weights: Array, gradient: Array, lr: float, step: int) -> None:
         """Update one parameter."""
-        start, end = self.weights.spans[name]
-        state = {slot: values[start:end] for slot, values in self._state.items()}
-        optimizer = part_of(self._optimizer, start, end)
+        optimizer, state = self._updates[name]
         optimizer.update(weights.reshape(-1), gradient.reshape(-1), state, lr, step)
 
     def _compare_parameters(self, where: str) -> None:
