@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 from mpicoll.cli import session
 from mpicoll.train import Config
 from mpicoll.train.config import OF_AXES, TOGETHER
+from mpicoll.train.driver import preparation
+from mpicoll.train.models import resnet
 from mpicoll.train.options import Options
+from mpicoll.train.parallel import mesh
 from mpicoll.train.parallel.mesh import AXES, count_replicas, parse
 from mpicoll.train.registry import STRATEGIES
 from mpicoll.train.strategies.protocol import strategy_of
@@ -109,6 +113,22 @@ def test_the_strategy_follows_the_mesh():
     with pytest.raises(ValueError, match=r"mesh data=2,pipe=2 has 4 ranks and 3 were started"):
         cut.worker_count(3)
     assert cut.worker_count(4) == 4
+
+
+def test_ranks_of_a_layer_on_several_nodes_are_told():
+    def ranks(nodes):
+        return SimpleNamespace(allgather=lambda _: nodes, Get_rank=lambda: 0)
+
+    with pytest.warns(RuntimeWarning, match=r"ranks 2-3 share layers \(tensor=2\) and are on"):
+        mesh.warn_of_nodes(ranks(["a", "a", "a", "b"]), 2)
+    mesh.warn_of_nodes(ranks(["a", "a", "b", "b"]), 2)
+
+
+def test_a_norm_over_the_batch_of_all_is_refused():
+    for axis in ("pipe", "tensor"):
+        config = Config(model="resnet", mesh=f"{axis}=2")
+        with pytest.raises(ValueError, match=r"each microbatch by itself.*give norm local"):
+            preparation._sums(config, resnet((8, 8, 1), (4,), 1, 3, "float32"))
 
 
 def test_the_command_takes_a_mesh(command, monkeypatch):

@@ -142,10 +142,11 @@ def _sums(config: Config, model: Model) -> tuple[int, ...]:
     """Lengths of the sums over the ranks that a model makes; refused where there can be none."""
     lengths = sums_of(model)
     if lengths and not strategy_of(config).in_lockstep:
+        parts = "a mesh with pipe or tensor normalises each microbatch by itself"
+        apart = f"strategy {config.strategy} has no step that all ranks compute together"
         raise ValueError(
-            f"strategy {config.strategy} has no step that all ranks compute together, and the "
-            "model normalises over the batch of all: give norm local, or layers "
-            "BatchNorm(local=True)"
+            f"{parts if config.has_parts else apart}, and the model normalises over the batch of "
+            "all: give norm local, or layers BatchNorm(local=True)"
         )
     return lengths
 

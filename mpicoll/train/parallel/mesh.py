@@ -63,7 +63,7 @@ class Mesh:
         if comm is None or size == 1:
             return
         if tensor > 1:
-            _warn_of_nodes(comm, tensor)
+            warn_of_nodes(comm, tensor)
         grid = comm.Create_cart([pipe, replicas, tensor], reorder=False)
         # Each communicator takes shared memory of the node: an axis of one rank gets none.
         if replicas > 1:
@@ -88,7 +88,7 @@ class Mesh:
         self.data = self.pipe = self.tensor = Axis()
 
 
-def _warn_of_nodes(comm: MPI.Intracomm, tensor: int) -> None:
+def warn_of_nodes(comm: MPI.Intracomm, tensor: int) -> None:
     """Say on rank 0 that ranks which share layers are on several nodes; collective.
 
     They exchange what each layer makes, and wait for it.
