@@ -45,7 +45,7 @@ OF_AXES = {
     "recompute": ("pipe", "tensor"),
     "timeline": ("pipe", "tensor"),
 }
-_SHARED = {
+_SHARED: dict[str, tuple[object, ...]] = {
     "wire": ("full",),
     "balance": ("none",),
     "batch_per_rank": (None,),
