@@ -1,10 +1,12 @@
 """What a configuration says of a mesh, and what it refuses."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from clouds import clouds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ from mpicoll.cli import session
 from mpicoll.train import Config
 from mpicoll.train.config import OF_AXES, TOGETHER
 from mpicoll.train.driver import preparation
-from mpicoll.train.models import resnet
+from mpicoll.train.models import MLP, resnet
 from mpicoll.train.options import Options
 from mpicoll.train.parallel import mesh
 from mpicoll.train.parallel.mesh import AXES, count_replicas, parse
@@ -129,6 +131,12 @@ def test_a_norm_over_the_batch_of_all_is_refused():
         config = Config(model="resnet", mesh=f"{axis}=2")
         with pytest.raises(ValueError, match=r"each microbatch by itself.*give norm local"):
             preparation._sums(config, resnet((8, 8, 1), (4,), 1, 3, "float32"))
+
+
+def test_a_loader_is_refused():
+    dataset = replace(clouds(), feed=object())
+    with pytest.raises(ValueError, match="clouds comes from a loader: give the samples"):
+        preparation._check(Config(mesh="tensor=2"), dataset, MLP((12, 4)), ())
 
 
 def test_the_command_takes_a_mesh(command, monkeypatch):

@@ -47,3 +47,6 @@ class Holding:
     def agree(self, workers: Workers) -> None:
         """Let what several ranks have begin with the same values; collective."""
         workers.broadcast(self.weights.vector)
+
+    def free(self) -> None:
+        """Free what it has of MPI, where no training has begun; collective."""

@@ -19,7 +19,7 @@ from mpicoll.train.parallel.mesh import Mesh, count_replicas
 from mpicoll.train.parallel.parts import Parts
 from mpicoll.train.parallel.pipeline import Pipeline
 from mpicoll.train.parallel.shards import shard
-from mpicoll.train.ranks.workers import Workers, together
+from mpicoll.train.ranks.workers import TrainingError, Workers, together
 from mpicoll.train.strategies.holding import Form, Holding
 from mpicoll.train.strategies.protocol import Strategy, slots
 from mpicoll.train.strategies.stage_trainer import StageTrainer
@@ -51,6 +51,10 @@ class Stages(Holding):
 
     def agree(self, workers: Workers) -> None:
         """They are the same wherever they are, from the start."""
+
+    def free(self) -> None:
+        self.pipeline.free()
+        self.mesh.free()
 
 
 class Meshed(Strategy):
@@ -97,39 +101,44 @@ class Meshed(Strategy):
             )
             invariant = _parts(config, replicas)
         mesh = Mesh(comm, data=replicas, pipe=axes["pipe"], tensor=axes["tensor"])
-        with together(workers, what):
-            layers = shard(whole.layers, mesh.tensor.comm, whole.shapes[0], dtype=whole.dtype.name)
-            own = Sequential(layers, whole.shapes[0], whole.dtype.name, whole.loss)
-        schedule = config.step_schedule
-        options: dict[str, Any] = dict(schedule.parameters)
-        with together(workers, what):
-            pipeline = Pipeline(
-                own,
-                mesh,
-                schedule.order.name,
-                microbatches=schedule.microbatches,
-                cut=config.cut,
-                recompute=config.recompute,
-                invariant=invariant,
-                seed=config.seed,
-                algorithm=config.algorithm,
-                **options,
-            )
-        wide = np.promote_types(whole.dtype, np.float32)
-        forms = {name: Form(wide, shape) for name, shape in whole.parameter_shapes.items()}
-        return Stages(pipeline.weights, forms, mesh, pipeline, Parts(own, mesh.tensor.comm))
+        try:
+            with together(workers, what):
+                return _stages(config, mesh, whole, invariant)
+        except TrainingError:  # on all ranks
+            mesh.free()
+            raise
 
     def make(self, setup: Setup) -> StageTrainer:
         holding = setup.holding
         assert isinstance(holding, Stages)
-        with together(setup.workers, "making data and model ready"):
-            if setup.dataset.feed is not None:
-                raise ValueError(
-                    "a mesh with pipe or tensor reads samples by their numbers, and "
-                    f"{setup.dataset.name} comes from a loader: give the samples themselves, or "
-                    "leave mesh out"
-                )
         return StageTrainer(setup, holding.mesh, holding.pipeline, holding.tensor)
+
+
+def _stages(config: Config, mesh: Mesh, whole: Sequential, invariant: int | None) -> Stages:
+    """What this rank has of a model; collective.
+
+    Raises:
+        ValueError, TrainingError: The model cannot be shared like this; on all ranks.
+    """
+    dtype, schedule = whole.dtype.name, config.step_schedule
+    layers = shard(whole.layers, mesh.tensor.comm, whole.shapes[0], dtype=dtype)
+    own = Sequential(layers, whole.shapes[0], dtype, whole.loss)
+    options: dict[str, Any] = dict(schedule.parameters)
+    pipeline = Pipeline(
+        own,
+        mesh,
+        schedule.order.name,
+        microbatches=schedule.microbatches,
+        cut=config.cut,
+        recompute=config.recompute,
+        invariant=invariant,
+        seed=config.seed,
+        algorithm=config.algorithm,
+        **options,
+    )
+    wide = np.promote_types(whole.dtype, np.float32)
+    forms = {name: Form(wide, shape) for name, shape in whole.parameter_shapes.items()}
+    return Stages(pipeline.weights, forms, mesh, pipeline, Parts(own, mesh.tensor.comm))
 
 
 def _layered(model: Model) -> Sequential:

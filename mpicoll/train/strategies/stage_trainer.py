@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,9 @@ class StageTrainer(Training):
 
     def begin(self) -> None:
         if self._config.timeline is not None:
+            with together(self._workers, "opening the timeline"):
+                if self._workers.rank == 0:
+                    Path(self._config.timeline).parent.mkdir(parents=True, exist_ok=True)
             self._tracing.enter_context(self._pipeline.traced(self._config.timeline))
 
     def close(self, failed: bool = False) -> None:
