@@ -108,8 +108,9 @@ ORDER = {
     ),
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
-        "__init__ > parameter_server apart > allreduce server_trainer > lockstep placement meshed > "
-        "protocol stage_trainer copies > training > gradients balance mixing evaluated holding kept > buffers"
+        "__init__ > parameter_server apart > allreduce server_trainer > "
+        "lockstep placement meshed > protocol stage_trainer copies > training > "
+        "gradients balance mixing evaluated holding kept > buffers"
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "
