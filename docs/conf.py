@@ -28,6 +28,7 @@ import command  # noqa: E402
 import home  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
+import mesh_tables  # noqa: E402
 import networks  # noqa: E402
 import pipeline_figures  # noqa: E402
 import plan_figures  # noqa: E402
@@ -81,7 +82,7 @@ def generate(app: Any) -> None:
     drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
     texts |= {**synthesis_figures.session(), **pipeline_figures.pages(), **plan_figures.pages()}
-    texts |= search_figures.pages()
+    texts |= {**mesh_tables.pages(), **search_figures.pages()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
     plots += home.draw(GENERATED)
     plots += [*synthesis_figures.draw(GENERATED), *pipeline_figures.draw(GENERATED)]

@@ -98,7 +98,7 @@ ORDER = {
         "augment numpy_files idx_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.parallel": (
-        "__init__ > pipeline > memory > timeline checks agreement > executor > stage > "
+        "__init__ > pipeline > runner memory > timeline checks agreement > executor > stage > "
         "weights sums wires > mesh stages > "
         "shards parts fully_sharded > passes > "
         "rules parameter_shards > sharded gathered > units conjugate > placements"
@@ -114,8 +114,8 @@ ORDER = {
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server apart fully_sharded > allreduce server_trainer > "
-        "lockstep placement > "
-        "protocol copies > training > gradients balance mixing evaluated holding kept > buffers"
+        "lockstep placement meshed > protocol stage_trainer copies > training > "
+        "gradients balance mixing evaluated holding kept > buffers"
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "

@@ -211,7 +211,7 @@ def test_the_page_of_pipelines_has_every_order(tmp_path):
     from mpicoll.train.step import find, names
 
     figures = module("pipeline_figures")
-    parts = figures.pages()
+    parts = figures.pages() | module("mesh_tables").pages()
     included = re.findall(r"include:: generated/(\S+)", page("pipelines"))
     assert sorted(included) == sorted(parts)
     charts, table = parts["pipeline_charts.inc"], parts["pipeline_orders.inc"]
@@ -355,9 +355,15 @@ def test_the_programs_of_sharded_models(name, mpirun, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("about", "name", "ranks"),
-    [("hyperparameters", "ask_and_tell.py", 1), ("exits", "exits.py", 2)],
+    [
+        ("hyperparameters", "ask_and_tell.py", 1),
+        ("exits", "exits.py", 2),
+        ("pipelines", "mesh.py", 2),
+    ],
 )
-def test_the_programs_of_searches_and_exits(about, name, ranks, mpirun, tmp_path, monkeypatch):
+def test_the_programs_of_searches_exits_and_meshes(
+    about, name, ranks, mpirun, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)  # where they keep their files
     path = tmp_path / name
     path.write_text(dict(blocks(page(about), "python"))[name])

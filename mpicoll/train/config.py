@@ -13,8 +13,10 @@ from mpicoll.train.exchange import wire
 from mpicoll.train.models.networks import MODELS
 from mpicoll.train.optimizers import OPTIMIZERS
 from mpicoll.train.options import Options
+from mpicoll.train.parallel.mesh import count_replicas, parse
 from mpicoll.train.registry import STRATEGIES
 from mpicoll.train.schedules import SCALINGS, SCHEDULES
+from mpicoll.train.step.catalogue import Schedule, schedule
 
 #: Name of each type to compute in, and the bytes of one value.
 DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -28,9 +30,53 @@ _OPTIONAL_COUNTS = (
     "workers",
     "send_every",
     "invariant",
+    "microbatches",
+    "chunks",
 )
 BALANCES = ("none", "speed")
 NORMS = ("global", "local")
+#: Options that are of a mesh with such axes.
+OF_AXES = {
+    "microbatches": ("pipe", "tensor"),
+    "pipeline_schedule": ("pipe",),
+    "ahead": ("pipe",),
+    "chunks": ("pipe",),
+    "cut": ("pipe",),
+    "recompute": ("pipe", "tensor"),
+    "timeline": ("pipe", "tensor"),
+}
+_SHARED: dict[str, tuple[object, ...]] = {
+    "wire": ("full",),
+    "balance": ("none",),
+    "batch_per_rank": (None,),
+    "lr_scaling": ("none",),
+    "data_servers": (0,),
+    "survive": (False,),
+    "deterministic": (False,),
+    "device": ("cpu",),
+    "bucket": (None,),
+}
+#: What options, and axes of the mesh, go together with; `mpicoll.train.registry` says with which
+#: strategies.
+TOGETHER: dict[str, dict[str, tuple[object, ...]]] = {
+    "invariant": {
+        "wire": ("full",),
+        "balance": ("none",),
+        "batch_per_rank": (None,),
+        "lr_scaling": ("none",),
+    },
+    "deterministic": {"wire": ("full", "fp16", "bf16"), "balance": ("none",)},
+    "balance": {"data_servers": (0,)},
+    "survive": {
+        "wire": ("full", "fp16", "bf16"),
+        "data_servers": (0,),
+        "device": ("cpu",),
+        "workers": (None,),
+    },
+    "spares": {"survive": (True,)},
+    "pipe": _SHARED,
+    "tensor": {**_SHARED, "invariant": (None,)},
+}
 #: The field, and the word that leaves it to the fitted model.
 FROM_MODEL = ("bucket", "model")
 
@@ -86,6 +132,7 @@ class Config(Options):
                 f"a {self.model} needs at least one convolution: give channels, or model mlp"
             )
         self._check_numbers()
+        self._check_mesh()
         self._check_bits()
 
     def _check_names(self) -> None:
@@ -143,34 +190,13 @@ class Config(Options):
                 )
 
     def _check_bits(self) -> None:
-        """What equal bits, and shares that follow speed, go together with."""
-        for mode, wanted in (
-            (
-                "invariant",
-                {
-                    "wire": ("full",),
-                    "balance": ("none",),
-                    "batch_per_rank": (None,),
-                    "lr_scaling": ("none",),
-                },
-            ),
-            (
-                "deterministic",
-                {"wire": ("full", "fp16", "bf16"), "balance": ("none",)},
-            ),
-            ("balance", {"data_servers": (0,)}),
-            (
-                "survive",
-                {
-                    "wire": ("full", "fp16", "bf16"),
-                    "data_servers": (0,),
-                    "device": ("cpu",),
-                    "workers": (None,),
-                },
-            ),
-            ("spares", {"survive": (True,)}),
-        ):
-            if getattr(self, mode) in (None, False, "none"):
+        """What equal bits, shares that follow speed, and axes of the mesh go together with."""
+        axes = self.axes
+        for mode, wanted in TOGETHER.items():
+            if mode in axes:
+                if axes[mode] == 1:
+                    continue
+            elif getattr(self, mode) in (None, False, "none"):
                 continue
             strategies = STRATEGIES.taking("survive" if mode == "spares" else mode)
             for name, known in {"strategy": strategies, **wanted}.items():
@@ -185,6 +211,64 @@ class Config(Options):
                 "deterministic needs an all-reduce algorithm whose order of sums is known: give "
                 "one, such as recursive_doubling"
             )
+
+    def _check_mesh(self) -> None:
+        """Axes, and what is of them alone."""
+        axes = self.axes
+        for name, of in OF_AXES.items():
+            value = getattr(self, name)
+            if value != getattr(Options, name) and all(axes[axis] == 1 for axis in of):
+                raise ValueError(
+                    f"{name} is {value}, and all ranks are replicas of the whole model: give mesh, "
+                    f"such as {of[0]}=2, or leave {name} out"
+                )
+        if not self.has_parts:
+            return
+        order = self.step_schedule.order
+        if not order.trains:
+            raise ValueError(
+                f"pipeline_schedule {order.name} has forward passes alone: give one that trains, "
+                "such as 1f1b"
+            )
+        for name, wanted in (("clip", None), ("accumulate", 1), ("invariant", None)):
+            if order.updates and getattr(self, name) != wanted:
+                raise ValueError(
+                    f"pipeline_schedule {order.name} does not take {name}, because it updates each "
+                    "stage after each microbatch: leave it out, or give 1f1b"
+                )
+        if order.updates and self.first_scale is not None:
+            raise ValueError(
+                f"pipeline_schedule {order.name} does not scale the loss: give dtype float32 or "
+                "bfloat16 without loss_scale, or 1f1b"
+            )
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Ranks along each axis of the mesh; 0 replicas are as many as there are ranks for."""
+        return {"data": 0, "pipe": 1, "tensor": 1} | ({} if self.mesh is None else parse(self.mesh))
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a rank has a part of the model alone, as the mesh says."""
+        return self.axes["pipe"] * self.axes["tensor"] > 1
+
+    @property
+    def step_schedule(self) -> Schedule:
+        """Of a step of a replica.
+
+        The batches of a step follow each other through the stages.
+        """
+        pipe = self.axes["pipe"]
+        count = self.microbatches or (4 * pipe if pipe > 1 else 1)
+        given = {"ahead": self.ahead, "chunks": self.chunks}
+        options = {name: number for name, number in given.items() if number is not None}
+        return schedule(
+            self.pipeline_schedule,
+            pipe,
+            count * self.accumulate,
+            recompute=self.recompute,
+            **options,
+        )
 
     def _check_numbers(self) -> None:
         clip, seconds, scale = self.clip, self.hang_after, self.loss_scale
@@ -226,6 +310,9 @@ class Config(Options):
                 f"{(self.workers or 0) + count}, but {ranks} were started: start so many, or leave "
                 "workers out"
             )
+        if self.mesh is not None:
+            axes = self.axes
+            count_replicas(ranks - count, axes["data"] or None, axes["pipe"], axes["tensor"])
         return ranks - count
 
     def global_batch(self, ranks: int) -> int:
@@ -252,6 +339,8 @@ class Config(Options):
             data_servers=0,
             survive=False,
             spares=0,
+            mesh=None,
+            **{name: getattr(Options, name) for name in OF_AXES},
         )
 
     @property

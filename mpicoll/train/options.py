@@ -127,6 +127,31 @@ class Options:
         False, "Of fsdp: gather layers once a step, and keep them.", "--keep-gathered"
     )
     """For as many bytes as an all-reduce, and the memory of all parameters (ZeRO-2)."""
+    mesh: str | None = option(
+        None, "Ranks along each axis, as data=2,pipe=2,tensor=1.", metavar="AXES"
+    )
+    """`data`: replicas of the model, each with its share of the batch; as many as there are ranks
+    for, where it is left out. `pipe`: stages that share the layers. `tensor`: neighbouring ranks
+    that share each layer. None: all ranks are replicas."""
+    microbatches: int | None = option(
+        None, "Of pipe: parts of a replica's share of a batch; 4 a stage."
+    )
+    """None: one where there is one stage."""
+    pipeline_schedule: str = option(
+        "1f1b", "Of pipe: order of a step's passes, such as gpipe or zb_h1."
+    )
+    """One of `mpicoll.train.step.names()`; `schedule` is that of the learning rate."""
+    ahead: int | None = option(None, "Of 1f1b: forward passes further ahead, a stage.")
+    chunks: int | None = option(None, "Of interleaved: chunks of layers of each rank.")
+    cut: str = option("even", "Of pipe: even, or the first layer of each chunk, as 0,3,7.")
+    recompute: bool = option(
+        False, "Of pipe: run forward passes again on the way back.", "--recompute"
+    )
+    """Ranks keep the inputs of their chunks alone in between."""
+    timeline: str | None = option(
+        None, "Of pipe: write there what all ranks do in the first steps.", metavar="FILE"
+    )
+    """In the format of the trace viewers of Chrome and Perfetto."""
     servers: str = option("colocated", "Of parameter_server: a number, colocated or decentralized.")
     """So many ranks, the last, serve and do nothing else; `colocated`: every rank works and serves
     a part; `decentralized`: every rank works and holds all, workers push to each other."""

@@ -160,7 +160,9 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        parameters: Final parameters by name; of strategy fsdp this rank's parts, of one axis.
+        parameters: Final parameters by name; of the layers, or parts of layers, that this rank has,
+            where the mesh has `pipe` or `tensor`, and of strategy fsdp its parts, of one axis: a
+            checkpoint has all of them.
         history: One entry an epoch; the last may be of a part of one.
         steps: Steps made.
         beginning: Where it began.
@@ -171,7 +173,7 @@ class Result:
         communicated: Mean seconds a step in which this rank communicated, exposed or hidden.
         predicted: The same, by the fitted model; None where it says nothing of it.
         buffers: What the model keeps beside its parameters, such as statistics of a batch norm, by
-            name.
+            name; likewise.
         lost: Ranks that died, first to last.
     """
 

@@ -1,4 +1,4 @@
-"""``mpicoll train``: data-parallel SGD in lockstep."""
+"""``mpicoll train``: SGD on all ranks, which share the data, and with a mesh the model too."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def command(
     """Train a model on all ranks.
 
     The ranks share each batch and sum their gradients by all-reduce: the result equals that of one
-    process up to rounding. With --compare the exit status is 1 if it does not. On SIGTERM or
-    SIGUSR1 all ranks write a checkpoint and exit with status 75; `--resume auto` continues.
+    process up to rounding. With --compare the exit status is 1 if it does not. With --mesh they
+    share the layers of the model, too. On SIGTERM or SIGUSR1 all ranks write a checkpoint and exit
+    with status 75; `--resume auto` continues.
     """
     from mpicoll.train import threads
 

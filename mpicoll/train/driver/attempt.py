@@ -113,7 +113,7 @@ class Attempt:
         training = self._training = strategy_of(config).make(setup)
         checkpoints = Checkpointing(setup, training, self.fence)
         self._open.append(checkpoints)
-        stacks = Stacks(workers, config.hang_after)
+        stacks = Stacks(workers, config.hang_after, lambda: training.doing)
         observers: Observers | None = None
         goes_on = False
         try:

@@ -154,7 +154,8 @@ def _main(
         )
     elif compare and (config.resume is not None or parity.limit(config) is None):
         speaker.warn(
-            "no comparison: the weights of one process are promised to whole runs in float64"
+            "no comparison: the weights of one process are promised to whole runs in float64, on "
+            "ranks that have all of them"
         )
     elif compare:
         if speaker.is_first:

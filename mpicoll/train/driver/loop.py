@@ -71,7 +71,7 @@ def run(
         on_epoch: Called after each epoch; as `on_step`.
 
     Returns:
-        Parameters and history, on every rank.
+        Parameters and history, on every rank; where ranks share the model, each has its parameters.
 
     Where `config.survive`, ranks may die and the others go on. A rank that did not train, because
     it was spare, returns what the first rank does.

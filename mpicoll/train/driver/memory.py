@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mpicoll.base import arrays
-from mpicoll.base.memory import OWN_LIMIT, available, left, require
+from mpicoll.base.memory import OWN_LIMIT, available, left, listed, megabytes, require
 from mpicoll.train.config import DTYPES, Config
 from mpicoll.train.data import Dataset, Inputs, catalogue
 from mpicoll.train.data.rows import Rows
@@ -54,6 +54,7 @@ def make_room(
     needed: Mapping[str, int],
     held: Mapping[str, int] | None = None,
     device: str = "cpu",
+    words: str = "",
 ) -> None:
     """Refuse what cannot fit on a node, or on a GPU; collective.
 
@@ -62,20 +63,39 @@ def make_room(
         needed: Bytes that this rank will need more, by what for.
         held: Those that it has taken, for the message.
         device: Where, as `mpicoll.train.Config` has it.
+        words: What part of the model this rank has; "" for all of it, on all ranks.
 
     Raises:
         TrainingError: With the numbers; on all ranks.
     """
     where, room = ("node", available()) if device == "cpu" else arrays.room()
     place = platform.node(), where
-    everyone = workers.gather((place, dict(needed), dict(held or {})))
+    everyone = workers.gather((place, words, dict(needed), dict(held or {})))
     with together(workers, "making room"):
-        here = [(more, has) for other, more, has in everyone if other == place]
+        here = [(more, has) for other, _, more, has in everyone if other == place]
+        if words:
+            stages = [(name, more) for other, name, more, _ in everyone if other == place]
+            _require_stages(stages, room)
         what = "this node" if device == "cpu" else f"this GPU {where}"
         needs, has = [more for more, _ in here], [has for _, has in here]
         require(needs, room, has, where=what, remedy=_REMEDY)
         if device == "cpu":
             require([needed], left(), [held or {}], where=OWN_LIMIT, remedy=_REMEDY)
+
+
+def _require_stages(stages: Sequence[tuple[str, Bytes]], room: int | None) -> None:
+    """Refuse parts of a model that do not fit on a node together: by what each of them needs.
+
+    Raises:
+        MemoryError: With the numbers.
+    """
+    if room is None or sum(sum(needed.values()) for _, needed in stages) <= room:
+        return
+    each = (f"{name} needs {megabytes(sum(n.values()))} more: {listed(n)}" for name, n in stages)
+    raise MemoryError(
+        f"{'; '.join(each)}; this node has {megabytes(room)}: give recompute, more stages, or a "
+        "smaller batch"
+    )
 
 
 def taken(dataset: Dataset, weights: Flat) -> Bytes:

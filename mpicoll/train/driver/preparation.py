@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from mpicoll.train.models import Measure, Model, Sequential, buffers_of, sums_of
 from mpicoll.train.models.flat import described
 from mpicoll.train.models.measures import usual
 from mpicoll.train.optimizers import Optimizer
-from mpicoll.train.ranks.workers import Workers, require_equal, together
+from mpicoll.train.ranks.workers import TrainingError, Workers, require_equal, together
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup
@@ -60,38 +60,53 @@ def prepare(
         if config.deterministic and config.algorithm is not None:
             bits.require_fixed_order(config.algorithm, workers.size)
     holding = strategy_of(config).hold(config, workers, comm, model)
-    weights = holding.weights
+    facts = {
+        "data": dataset.about or dataset.name,
+        **_numbers(dataset),
+        "measures": ", ".join(measure.name for measure in measures),
+        **described(holding.forms),
+        **described(buffers, "buffer"),
+        "lengths of sums": sums,
+    }
+    made = optimizers.make(config.optimizer, config.momentum, config.weight_decay)
+    setup = Setup(config, workers, comm, dataset, model, holding, optimizer or made, buffers)
+    try:
+        setup = _agreed(setup, facts)
+    except TrainingError:  # on all ranks
+        holding.free()
+        raise
+    return setup, Measuring(config, workers, dataset, measures)
+
+
+def _agreed(setup: Setup, facts: Mapping[str, Any]) -> Setup:
+    """The run, found to fit into memory and to be the same on all ranks; collective.
+
+    Args:
+        setup: The run; its optimizer is of all parameters alike.
+        facts: What must be the same.
+    """
+    config, workers, holding = setup.config, setup.workers, setup.holding
     with together(workers, "making data and model ready"):
-        needed = memory.estimate(config, workers.rank, workers.size, model, holding)
-    memory.make_room(workers, needed, memory.taken(dataset, weights), config.device)
-    require_equal(
-        workers,
-        {
-            "data": dataset.about or dataset.name,
-            **_numbers(dataset),
-            "measures": ", ".join(measure.name for measure in measures),
-            **described(holding.forms),
-            **described(buffers, "buffer"),
-            "lengths of sums": sums,
-        },
-        "give all ranks the same data and the same model",
-    )
+        needed = memory.estimate(config, workers.rank, workers.size, setup.model, holding)
+    held = memory.taken(setup.dataset, setup.weights)
+    memory.make_room(workers, needed, held, config.device, holding.words)
+    require_equal(workers, facts, "give all ranks the same data and the same model")
     if config.invariant is not None:
         require_equal(workers, bits.machine(), "invariant bits are those of one kind of machine")
     holding.agree(workers)
     if config.bucket == "model":
-        bucket = predicted.bucket(comm, config.algorithm, weights.vector.nbytes)
+        nbytes = setup.weights.vector.nbytes
+        bucket = predicted.bucket(setup.comm, config.algorithm, nbytes)
         config = replace(config, bucket=bucket)
     with together(workers, "making the optimizer"):
         optimizer = groups.grouped(
-            optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay),
-            weights.views,
+            setup.optimizer,
+            setup.weights.views,
             [groups.parse(text) for text in config.groups],
             config.decay_on,
             holding.forms,
         )
-    setup = Setup(config, workers, comm, dataset, model, holding, optimizer, buffers)
-    return setup, Measuring(config, workers, dataset, measures)
+    return replace(setup, config=config, optimizer=optimizer)
 
 
 def _check(config: Config, dataset: Dataset, model: Model, measures: Sequence[Measure]) -> None:
@@ -106,6 +121,11 @@ def _check(config: Config, dataset: Dataset, model: Model, measures: Sequence[Me
         raise ValueError(
             f"survive does not go together with a loader, which gives {dataset.name} to so many "
             "ranks as there are at the start: give the samples themselves, or leave survive out"
+        )
+    if config.has_parts and dataset.feed is not None:
+        raise ValueError(
+            f"a mesh with pipe or tensor reads samples by their numbers, and {dataset.name} comes "
+            "from a loader: give the samples themselves, or leave mesh out"
         )
     if isinstance(model, Sequential):
         for _, wanted in dataset.parts.values():
@@ -141,10 +161,11 @@ def _sums(config: Config, model: Model) -> tuple[int, ...]:
     """Lengths of the sums over the ranks that a model makes; refused where there can be none."""
     lengths = sums_of(model)
     if lengths and not strategy_of(config).in_lockstep:
+        parts = "a mesh with pipe or tensor normalises each microbatch by itself"
+        apart = f"strategy {config.strategy} has no step that all ranks compute together"
         raise ValueError(
-            f"strategy {config.strategy} has no step that all ranks compute together, and the "
-            "model normalises over the batch of all: give norm local, or layers "
-            "BatchNorm(local=True)"
+            f"{parts if config.has_parts else apart}, and the model normalises over the batch of "
+            "all: give norm local, or layers BatchNorm(local=True)"
         )
     return lengths
 

@@ -27,7 +27,7 @@ class Flat:
 
     Raises:
         TypeError: The arrays are not all of one floating type.
-        ValueError: There are none.
+        ValueError: There are none, and no vector.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Flat:
         dtype: DTypeLike | None = None,
         out: Array | None = None,
     ) -> None:
-        if not arrays:
+        if not arrays and out is None:
             raise ValueError("the model has no parameters: return at least one array")
         dtypes = {name: array.dtype for name, array in arrays.items()}
-        first = next(iter(dtypes.values()))
+        first = next(iter(dtypes.values()), None)
         for name, other in dtypes.items():
             if other != first or other.kind != "f":
                 raise TypeError(
@@ -47,10 +47,10 @@ class Flat:
                     "give all parameters the same floating type"
                 )
         length = sum(array.size for array in arrays.values())
-        library = library_of(next(iter(arrays.values())))
-        self.vector: Array = (
-            library.zeros(length, first if dtype is None else dtype) if out is None else out
-        )
+        if out is None:
+            library = library_of(next(iter(arrays.values())))
+            out = library.zeros(length, first if dtype is None else dtype)
+        self.vector: Array = out
         self.views: dict[str, Array] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         start = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -39,6 +39,7 @@ class Given(NamedTuple):
         inputs, targets: Shape (samples, ...); None where nobody reads them.
         samples: Index of each in the training set; None: 0, 1, ....
         epoch, seed: What is drawn at random depends on.
+        scale: Factor of the loss and its gradients.
     """
 
     inputs: Any
@@ -46,6 +47,7 @@ class Given(NamedTuple):
     samples: NDArray[np.integer[Any]] | None = None
     epoch: int = 1
     seed: int = 0
+    scale: float = 1.0
 
     def indices(self) -> NDArray[np.int64]:
         """Of the samples.
@@ -71,22 +73,33 @@ class Group:
         mesh: The ranks.
         microbatches: Of each replica.
         invariant: Whether parts of a batch are added up along the tree over all of them.
+        algorithm: All-reduce algorithm of the sums over replicas; None for the communicator's
+            choice.
+        cuts: Parameters that the ranks of `mesh.tensor` have parts of; the others are whole there.
 
     Attributes:
-        world, data, pipe: All ranks, and those along the axes of the mesh, as workers.
+        world, data, pipe, tensor: All ranks, and those along the axes of the mesh, as workers.
         count: Parts of a batch: the microbatches of all replicas.
         parts: Which of them are this replica's.
         tree_over: `count`, if they are added up along a tree; else None.
     """
 
-    def __init__(self, mesh: Mesh, microbatches: int, invariant: bool) -> None:
-        self.world, self.data, self.pipe = map(_workers, (mesh.world, mesh.data, mesh.pipe))
+    def __init__(
+        self,
+        mesh: Mesh,
+        microbatches: int,
+        invariant: bool,
+        algorithm: str | None = None,
+        cuts: Collection[str] = (),
+    ) -> None:
+        self.world, self.pipe, self.tensor = map(_workers, (mesh.world, mesh.pipe, mesh.tensor))
+        self.data, self._cuts = _workers(mesh.data, algorithm), cuts
         self._replicas = mesh.data
         self.count = microbatches * mesh.data.size
         first = microbatches * mesh.data.rank
         self.parts = range(first, first + microbatches)
         self.tree_over = self.count if invariant else None
-        self._warned = False
+        self._is_first = True
 
     def require_equal(self, facts: Mapping[str, object]) -> None:
         """Raise `TrainingError` on all ranks if one was given other things; collective."""
@@ -113,7 +126,7 @@ class Group:
         found = []
         for rows in self._rows(len(samples)):
             own = samples[rows]
-            total = len(own) if alone else len(samples)
+            total = (len(own) if alone else len(samples)) / given.scale
             found.append(Batch(own[:0], own[:0], total, own, given.epoch, given.seed))
         return found, failure
 
@@ -149,10 +162,13 @@ class Group:
         return found
 
     def warn_of_empty(self, given: Given) -> None:
-        """Say once, on rank 0, that there are fewer samples than microbatches."""
+        """Say on rank 0 that the first batch has fewer samples than there are microbatches.
+
+        Later ones may be short, as the last of an epoch often is.
+        """
         count = len(given.indices())
-        if count < self.count and not self._warned and self.world.rank == 0:
-            self._warned = True
+        first, self._is_first = self._is_first, False
+        if first and count < self.count and self.world.rank == 0:
             warnings.warn(
                 f"{self.count - count} of {self.count} microbatches are empty: give at most "
                 f"{max(count // self._replicas.size, 1)}",
@@ -164,13 +180,24 @@ class Group:
         cut = [part(count, self.count, index) for index in self.parts]
         return [slice(start, start + length) for start, length in cut]
 
+    def agreed(self, failure: Failure | None) -> Failure | None:
+        """What has gone wrong before a step; collective among ranks that share layers.
+
+        All of them go through the step or none does: they need each other within each layer.
+        """
+        for other in self.tensor.gather(None if failure is None else failure.text):
+            if failure is None and other is not None:
+                failure = Failure(other)
+        return failure
+
     # --- sums ---
 
     def losses(self, own: Mapping[int, float], failure: Failure | None, lost: bool) -> Array:
         """The losses of all parts of a batch, on all ranks; collective.
 
         Args:
-            own: Of this rank's microbatches, where it has the last layers.
+            own: Of this rank's microbatches, where it has the last layers; of ranks that share
+                these, the first one's count.
             failure: What has gone wrong on this rank.
             lost: Whether it was told that something has gone wrong.
 
@@ -179,7 +206,7 @@ class Group:
         """
         facts = np.zeros(2 + self.count)
         facts[:2] = failure is not None, lost
-        for microbatch, loss in own.items():
+        for microbatch, loss in own.items() if self.tensor.rank == 0 else ():
             facts[2 + self.parts[microbatch]] = loss
         self.world.sum(facts)
         if facts[:2].any():
@@ -218,11 +245,12 @@ class Group:
 
     def compare(self, parameters: Mapping[str, Array]) -> None:
         """Raise `TrainingError` if two ranks have other values of a parameter; collective."""
-        known: dict[str, tuple[int, int]] = {}
+        known: dict[tuple[str, int], tuple[int, int]] = {}
         sums = {name: zlib.crc32(array.data) for name, array in parameters.items()}
-        for rank, theirs in enumerate(self.world.gather(sums)):
+        for rank, (own, theirs) in enumerate(self.world.gather((self.tensor.rank, sums))):
             for name, found in theirs.items():
-                first, wanted = known.setdefault(name, (rank, found))
+                place = name, own if name in self._cuts else 0
+                first, wanted = known.setdefault(place, (rank, found))
                 if found != wanted:
                     raise TrainingError(
                         f"parameter {name} of rank {rank} differs from that of rank {first}: "
@@ -230,14 +258,19 @@ class Group:
                     )
 
     def norm(self, gradients: Mapping[str, Array], owners: Mapping[str, int]) -> float:
-        """Of the gradients of all stages; collective among those of a replica.
+        """Of the gradients of all stages, whole; collective among the ranks of a replica.
 
         Args:
             gradients: Of this rank, by name.
             owners: The stage that counts a parameter, for each of the model.
         """
-        mine = [name for name, stage in owners.items() if stage == self.pipe.rank]
+        mine = [
+            name
+            for name, stage in owners.items()
+            if stage == self.pipe.rank and (name in self._cuts or not self.tensor.rank)
+        ]
         sums = norms.squares(gradients[name] for name in mine)
+        self.tensor.sum(sums)
         self.pipe.sum(sums)
         return norms.root(sums)
 
@@ -270,5 +303,5 @@ class Group:
         )
 
 
-def _workers(axis: Axis) -> Workers:
-    return Workers() if axis.comm is None else AllReduceWorkers(axis.comm, None)
+def _workers(axis: Axis, algorithm: str | None = None) -> Workers:
+    return Workers() if axis.comm is None else AllReduceWorkers(axis.comm, algorithm)

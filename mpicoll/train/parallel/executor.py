@@ -111,7 +111,9 @@ class Executor:
         samples: Of all microbatches.
         losses: Sum of each microbatch's losses over its samples, divided by `Batch.total`; on the
             rank of the last chunk.
-        outputs: Of each microbatch in evaluation, there.
+        outputs: In evaluation, of each microbatch the loss of each sample, and the model's outputs;
+            there.
+        doing: The task that it is in, or has ended last.
         failure: The first that went wrong on this rank, that ends the step.
         skipped: Of a step that goes on: microbatches that were left out, and why.
         held: The most microbatches kept at a time, counted for each chunk.
@@ -147,7 +149,8 @@ class Executor:
             "U": self._check,
         }
         self.losses: dict[int, float] = {}
-        self.outputs: dict[int, Array] = {}
+        self.outputs: dict[int, tuple[Array, Array]] = {}
+        self.doing: Task | None = None
         self.failure = failure
         self.skipped: dict[int, str] = {}
         self.held = 0
@@ -167,7 +170,7 @@ class Executor:
                 if task.kind in RECEIVES
             )
         for task in self._plan.program:
-            start = time.perf_counter()
+            start, self.doing = time.perf_counter(), task
             if task.kind in RECEIVES:
                 self._receive(task)
             elif task.is_message:
@@ -309,10 +312,10 @@ class Executor:
 
     def _measure(self, task: Task, outputs: Array) -> Array:
         """Loss of the model's outputs; its slopes by them."""
-        if self._sums is None:
-            self.outputs[task.microbatch] = outputs
         batch = self._batches[task.microbatch]
         losses, slopes = self._plan.loss.evaluate(outputs, batch.targets)
+        if self._sums is None:
+            self.outputs[task.microbatch] = losses, outputs
         loss = float(losses.sum(dtype=np.float64)) / batch.total
         self.losses[task.microbatch] = loss
         if self._sums is not None and not math.isfinite(loss):

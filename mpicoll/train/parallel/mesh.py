@@ -1,10 +1,12 @@
-"""The ranks as a grid: along one axis are replicas of the model, along the other its stages."""
+"""The ranks as a grid of replicas of the model, of its stages, and of the parts of its layers."""
 
 from __future__ import annotations
 
+import platform
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpicoll.base.wording import plural
+from mpicoll.base.wording import plural, ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,74 +27,144 @@ class Axis(NamedTuple):
 
 
 class Mesh:
-    """All ranks, in a grid of replicas and stages.  Collective.
+    """All ranks, in a grid of replicas, stages, and ranks that share each layer.  Collective.
 
-    Ranks of the same stage are neighbours in `comm`: rank = stage * data + replica.
+    Ranks that share layers are neighbours in `comm`, then those of the same stage:
+    rank = (stage * data + replica) * tensor + part.
 
     Args:
         comm: The ranks, an `mpicoll.Intracomm` or one of mpi4py's; None for this process alone.
         data: Number of replicas of the model; None for as many as there are ranks for.
         pipe: Number of stages that each replica is cut into.
+        tensor: Number of ranks that share each layer of a stage.
 
     Attributes:
         world: All ranks.
-        data: The replicas of this rank's stage.
+        data: The replicas of what this rank has.
         pipe: The stages of this rank's replica.
+        tensor: The ranks that share its layers.
 
     Raises:
         ValueError: The numbers do not fit that of the ranks; on all ranks.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm | None = None, *, data: int | None = None, pipe: int = 1
+        self,
+        comm: MPI.Intracomm | None = None,
+        *,
+        data: int | None = None,
+        pipe: int = 1,
+        tensor: int = 1,
     ) -> None:
         size = 1 if comm is None else comm.Get_size()
-        replicas = _replicas(size, data, pipe)
+        replicas = count_replicas(size, data, pipe, tensor)
         self.world = Axis(size, 0 if comm is None else comm.Get_rank(), comm)
-        self.data = self.pipe = Axis()
+        self.data = self.pipe = self.tensor = Axis()
         if comm is None or size == 1:
             return
-        grid = comm.Create_cart([pipe, replicas], reorder=False)
+        if tensor > 1:
+            warn_of_nodes(comm, tensor)
+        grid = comm.Create_cart([pipe, replicas, tensor], reorder=False)
         # Each communicator takes shared memory of the node: an axis of one rank gets none.
         if replicas > 1:
-            along = grid.Sub([False, True])
+            along = grid.Sub([False, True, False])
             self.data = Axis(replicas, along.Get_rank(), along)
         if pipe > 1:
-            along = grid.Sub([True, False])
+            along = grid.Sub([True, False, False])
             self.pipe = Axis(pipe, along.Get_rank(), along)
+        if tensor > 1:
+            along = grid.Sub([False, False, True])
+            self.tensor = Axis(tensor, along.Get_rank(), along)
         grid.Free()
 
     def __str__(self) -> str:
-        return f"data={self.data.size},pipe={self.pipe.size}"
+        return _words(self.data.size, self.pipe.size, self.tensor.size)
 
     def free(self) -> None:
         """Free the communicators that the mesh has made; collective."""
-        for axis in (self.data, self.pipe):
+        for axis in (self.data, self.pipe, self.tensor):
             if axis.comm is not None:
                 axis.comm.Free()
-        self.data = self.pipe = Axis()
+        self.data = self.pipe = self.tensor = Axis()
 
 
-def _replicas(size: int, data: int | None, pipe: int) -> int:
-    for name, length in (("data", data), ("pipe", pipe)):
+def warn_of_nodes(comm: MPI.Intracomm, tensor: int) -> None:
+    """Say on rank 0 that ranks which share layers are on several nodes; collective.
+
+    They exchange what each layer makes, and wait for it.
+    """
+    nodes = comm.allgather(platform.node())
+    groups = [range(first, first + tensor) for first in range(0, len(nodes), tensor)]
+    apart = [group for group in groups if len({nodes[rank] for rank in group}) > 1]
+    if apart and comm.Get_rank() == 0:
+        warnings.warn(
+            f"{ranges(apart[0])} share layers (tensor={tensor}) and are on several nodes, where "
+            "each layer waits for the network: start ranks of a node one after the other, or give "
+            "a tensor axis that divides the ranks of a node",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+#: Names of the axes.
+AXES = ("data", "pipe", "tensor")
+
+
+def parse(text: str) -> dict[str, int]:
+    """The lengths of the axes that a text names, such as ``data=2,pipe=2``.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found: dict[str, int] = {}
+    for word in text.split(","):
+        name, _, length = (part.strip() for part in word.partition("="))
+        if name not in AXES or name in found or not length.isdecimal() or int(length) < 1:
+            raise ValueError(
+                f"mesh {text!r} has {word.strip()!r}: give each axis of {', '.join(AXES)} at most "
+                "once with a number of ranks, as data=2,pipe=2"
+            )
+        found[name] = int(length)
+    return found
+
+
+def count_replicas(size: int, data: int | None, pipe: int = 1, tensor: int = 1) -> int:
+    """How many replicas a mesh of so many ranks has.
+
+    Args:
+        size: All ranks.
+        data: Number of replicas; None for as many as there are ranks for.
+        pipe, tensor: Ranks along the other axes.
+
+    Raises:
+        ValueError: The numbers do not fit.
+    """
+    for name, length in (("data", data), ("pipe", pipe), ("tensor", tensor)):
         if length is not None and length < 1:
             raise ValueError(f"{name} is {length}: give at least 1 rank along each axis")
-    were = f"{size} {'was' if size == 1 else 'were'} started"
+    were, each = f"{size} {'was' if size == 1 else 'were'} started", pipe * tensor
     if data is None:
-        if size % pipe == 0:
-            return size // pipe
-        fits = max(divisor for divisor in range(1, pipe) if size % divisor == 0)
+        if size % each == 0:
+            return size // each
+        lower, name = (pipe, "pipe") if tensor == 1 else (tensor, "tensor")
+        other = each // lower
+        fits = max((n for n in range(1, lower) if size % (n * other) == 0), default=0)
         raise ValueError(
-            f"mesh pipe={pipe} is for multiples of {plural(pipe, 'rank')} and {were}: start "
-            f"{-(-size // pipe) * pipe}, or give pipe={fits}"
+            f"mesh {_words(None, pipe, tensor)} is for multiples of {plural(each, 'rank')} and "
+            f"{were}: start {-(-size // each) * each}{f', or give {name}={fits}' if fits else ''}"
         )
-    wanted = data * pipe
+    wanted = data * each
     if wanted == size:
         return data
-    fitting = f", or give data={size // pipe}" if size % pipe == 0 else ""
-    if not fitting and size % data == 0:
-        fitting = f", or give pipe={size // data}"
+    fitting = f", or give data={size // each}" if size % each == 0 else ""
+    if not fitting and size % (data * tensor) == 0:
+        fitting = f", or give pipe={size // (data * tensor)}"
     raise ValueError(
-        f"mesh data={data},pipe={pipe} has {plural(wanted, 'rank')} and {were}: start "
+        f"mesh {_words(data, pipe, tensor)} has {plural(wanted, 'rank')} and {were}: start "
         f"{wanted}{fitting}"
     )
+
+
+def _words(data: int | None, pipe: int, tensor: int) -> str:
+    lengths = {"data": data, "pipe": pipe, "tensor": tensor if tensor > 1 else None}
+    return ",".join(f"{name}={length}" for name, length in lengths.items() if length is not None)

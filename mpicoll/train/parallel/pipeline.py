@@ -6,7 +6,7 @@ Every rank makes the same calls with the same batches, of which it reads what it
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel import checks, memory, stages
 from mpicoll.train.parallel.agreement import Given, Group, NotFinite
-from mpicoll.train.parallel.executor import Executor, Failure, Plan, Span
+from mpicoll.train.parallel.executor import Failure, Span
 from mpicoll.train.parallel.mesh import Mesh
+from mpicoll.train.parallel.parts import Parts
+from mpicoll.train.parallel.runner import Runner
 from mpicoll.train.parallel.stage import Stage, modelled
 from mpicoll.train.parallel.sums import Sums
 from mpicoll.train.parallel.timeline import Record, Timeline, gathered
-from mpicoll.train.parallel.weights import Update, Weights
+from mpicoll.train.parallel.weights import Update
 from mpicoll.train.parallel.wires import Wires
 from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.step import catalogue
@@ -55,16 +57,22 @@ class Pipeline:
             are added along one tree, so that all meshes with as many parts have the same bits.
             None: a replica's one after the other, and then those of the replicas.
         seed: Of the first parameters.
+        algorithm: All-reduce algorithm of the sums over replicas, as `Intracomm.Allreduce` has it.
         options: Of the schedule, such as `ahead` or `chunks`.
 
     Attributes:
-        parameters, buffers: Of this rank's layers, by name; in float32 where `dtype` is narrower.
+        weights: Parameters of this rank's layers; in float32 where `dtype` is narrower.
+        parameters, buffers: Of these layers, by name.
+        owners: For each parameter of the model, the first stage that has it.
         schedule: As `mpicoll.train.step.schedule` gives it.
         starts: Number of the first layer of each chunk.
         held: The most microbatches that this rank held in the last step, counted for each chunk.
         versions: The most versions of its parameters that it kept in the last step.
         skipped: In the last `stream`, microbatches that this rank has left out, and why.
         sent, sent_bytes: Messages between chunks that it has sent, and their length.
+        spans: When this rank did what in the last step.
+        parts: Parts that samples are cut into: the microbatches of all replicas.
+        gradients_nbytes: Bytes in which gradients are added up on this rank.
 
     Raises:
         ValueError: Something does not fit; names value, limit and remedy; on all ranks.
@@ -85,13 +93,14 @@ class Pipeline:
         recompute: bool = False,
         invariant: int | None = None,
         seed: int = 0,
+        algorithm: str | None = None,
         **options: int,
     ) -> None:
-        self._mesh = mesh
-        self._group = Group(mesh, microbatches, invariant is not None)
-        refused = None
+        self._mesh, refused = mesh, None
+        self._cuts: Mapping[str, object] = {}
         try:
             self._model = modelled(model, inputs, dtype, loss)
+            self._cuts = Parts(self._model, mesh.tensor.comm).cuts
             self.schedule = catalogue.schedule(
                 schedule, mesh.pipe.size, microbatches, recompute=recompute, **options
             )
@@ -102,21 +111,27 @@ class Pipeline:
             facts = self._facts(invariant)
         except ValueError as error:
             refused, facts = error, {"what is refused": str(error)}
+        self._group = Group(mesh, microbatches, invariant is not None, algorithm, self._cuts)
         self._group.require_equal(facts)
         if refused is not None:
             raise refused
         model, found, self._stage = self._model, self.schedule, stage
         self._wires = None if mesh.pipe.comm is None else Wires(mesh.pipe.comm)
         self._stage.begin(seed, mesh.data.comm, self._wires)
-        self.parameters, self.buffers = self._stage.parameters, self._stage.buffers
+        self.weights = self._stage.weights
+        self.parameters, self.buffers = self.weights.views, self._stage.buffers
+        self.owners: Mapping[str, int] = self._stage.owners
         wide = np.promote_types(model.dtype, np.float32)
         self._sums = Sums(self._stage.uses, wide, self._group.parts, self._group.tree_over)
+        self.parts, self.gradients_nbytes = self._group.count, self._sums.nbytes
         program = found.programs[mesh.pipe.rank]
-        self._plan = self._planned(program, recompute)
+        self._runner = Runner(self._group, model, found, self.starts, stage, self._wires)
+        self._plan = self._runner.planned(program, recompute)
         # The forward passes of the same program: of one version of the parameters.
         forward = [task._replace(version=0) for task in program if task.kind.endswith("F")]
-        self._forward_plan = self._planned(forward, recomputes=False)
+        self._forward_plan = self._runner.planned(forward, recomputes=False)
         self._records: list[Record] | None = None
+        self.spans: list[Span] = []
         self.held, self.versions = 0, 1
         self.skipped: dict[int, str] = {}
 
@@ -130,6 +145,7 @@ class Pipeline:
         samples: NDArray[np.integer[Any]] | None = None,
         epoch: int = 1,
         seed: int = 0,
+        scale: float = 1.0,
     ) -> tuple[float, dict[str, Array]]:
         """Loss of a batch, and the gradients of this rank's parameters.
 
@@ -140,6 +156,7 @@ class Pipeline:
             samples: Index of each row in the training set, which dropout draws by; None: 0, 1, ....
                 A rank that gives neither inputs nor targets gives these.
             epoch, seed: What dropout draws by, too.
+            scale: Factor of the loss and its gradients, for narrow types.
 
         Returns:
             The mean over the batch, the same on all ranks; and its gradients by name, valid until
@@ -156,11 +173,12 @@ class Pipeline:
             raise ValueError(
                 f"{self.schedule.order.name} updates parameters after each microbatch: call stream"
             )
-        given = Given(inputs, targets, samples, epoch, seed)
+        given = Given(inputs, targets, samples, epoch, seed, scale)
         before = {name: array.copy() for name, array in self.buffers.items()}
         try:
             with self._recorded() as spans:
-                executor = self._run(self._plan, given, self._sums, spans=spans)
+                executor = self._runner.run(self._plan, given, self._sums, spans=spans)
+                self.held, self.versions = executor.held, self._runner.versions
                 failure = executor.failure
                 name = "" if failure is not None else self._sums.not_finite()
                 if name:
@@ -208,7 +226,8 @@ class Pipeline:
             raise ValueError(f"{self.schedule.order.name} makes no updates by itself: call step")
         given = Given(inputs, targets, samples, epoch, seed)
         with self._recorded() as spans:
-            executor = self._run(self._plan, given, self._sums, update, spans)
+            executor = self._runner.run(self._plan, given, self._sums, update, spans)
+            self.held, self.versions = executor.held, self._runner.versions
             self.skipped = executor.skipped
             return self._group.losses(executor.losses, executor.failure, lost=False)
 
@@ -224,14 +243,31 @@ class Pipeline:
         Raises:
             TrainingError: As in `step`.
         """
-        given = Given(inputs, targets)
-        executor = self._run(self._forward_plan, given)
-        losses = self._group.losses(executor.losses, executor.failure, executor.is_lost)
-        outputs = [executor.outputs[m] for m in sorted(executor.outputs)]
-        if not self._is_last:
+        losses, found = self._evaluated(Given(inputs, targets))
+        if not self._runner.is_last:
             return self._group.total(losses), None
+        outputs = [outputs for _, (_, outputs) in sorted(found.items())]
         shape = (0, *self._model.shapes[-1])
         return self._group.total(losses), np.concatenate(outputs or [np.zeros(shape)])
+
+    def outcomes(self, inputs: Any, targets: Any) -> dict[int, tuple[Array, Array]]:
+        """As `evaluate`, for each part of the samples: the loss of each sample, and the outputs.
+
+        Returns:
+            By the number of the part, of `parts`; of this rank's replica, on its last stage, where
+            of ranks that share layers the first has them.
+
+        Raises:
+            TrainingError: As in `step`.
+        """
+        _, found = self._evaluated(Given(inputs, targets))
+        own = {} if self._mesh.tensor.rank else found
+        return {self._group.parts[microbatch]: own[microbatch] for microbatch in sorted(own)}
+
+    def _evaluated(self, given: Given) -> tuple[Array, dict[int, tuple[Array, Array]]]:
+        executor = self._runner.run(self._forward_plan, given)
+        losses = self._group.losses(executor.losses, executor.failure, executor.is_lost)
+        return losses, executor.outputs
 
     def clip(self, gradients: dict[str, Array], limit: float) -> float:
         """Scale gradients so that their norm over all stages is at most `limit`, in place.
@@ -244,11 +280,15 @@ class Pipeline:
             The norm before, the same on all ranks and for every cut: a parameter that several
             stages share counts once.
         """
-        norm = self._group.norm(gradients, self._stage.owners)
+        norm = self.norm(gradients)
         if norm > limit:
             for gradient in gradients.values():
                 gradient *= limit / norm
         return norm
+
+    def norm(self, gradients: Mapping[str, Array]) -> float:
+        """Norm of the gradients of all stages, as `clip` has it."""
+        return self._group.norm(gradients, self.owners)
 
     def compare(self) -> None:
         """Compare what ranks have of one parameter: replicas, and stages that share it.
@@ -271,7 +311,7 @@ class Pipeline:
         Raises:
             TrainingError: It cannot be written; on all ranks.
         """
-        timeline = Timeline(self.schedule, self._mesh.data.size)
+        timeline = Timeline(self.schedule, self._mesh.data.size * self._mesh.tensor.size)
         records: list[Record] = []
         self._records = records
         try:
@@ -298,8 +338,13 @@ class Pipeline:
             TrainingError: With the numbers.
         """
         parameters = sum(array.nbytes for array in self.parameters.values())
-        has = {"parameters": parameters, "gradients": self._sums.nbytes}
+        has = {"parameters": parameters, "gradients": self.gradients_nbytes}
         memory.make_room(self._group, self.memory(batch), has)
+
+    @property
+    def doing(self) -> str:
+        """The task that this rank is in, or has ended last, in words; "" before the first."""
+        return self._runner.doing
 
     @property
     def sent(self) -> int:
@@ -318,10 +363,6 @@ class Pipeline:
 
     # --- what steps are made of ---
 
-    @property
-    def _is_last(self) -> bool:
-        return self.schedule.chunks - 1 in self._stage.chunks
-
     def _facts(self, invariant: int | None) -> dict[str, object]:
         """What has to be the same on all ranks."""
         shapes = self._model.parameter_shapes
@@ -331,51 +372,9 @@ class Pipeline:
             "cut": self.starts,
             "invariant": invariant,
             "dtype": self._model.dtype,
-            **{f"parameter {name}": shape for name, shape in shapes.items()},
+            # Of layers that ranks share, each has its part.
+            **{f"parameter {n}": shape for n, shape in shapes.items() if n not in self._cuts},
         }
-
-    def _planned(self, program: Sequence[Any], recomputes: bool) -> Plan:
-        shapes = {edge: self._model.shapes[start] for edge, start in enumerate(self.starts) if edge}
-        return Plan(
-            program,
-            self._stage.chunks,
-            self.schedule.chunks - 1,
-            self._model.loss,
-            self.schedule.place,
-            shapes,
-            self._model.dtype,
-            recomputes,
-        )
-
-    def _run(
-        self,
-        plan: Plan,
-        given: Given,
-        sums: Sums | None = None,
-        update: Update | None = None,
-        spans: list[Span] | None = None,
-    ) -> Executor:
-        """Run a program; afterwards the parameters are the newest, and sums complete."""
-        stage = self._stage
-        batches, failure = self._group.batches(given, alone=update is not None)
-        if failure is None:
-            try:
-                checks.require_short(plan, batches)
-                if sums is not None:
-                    self._group.warn_of_empty(given)
-                batches = self._group.filled(
-                    batches, given, 0 in stage.chunks, self._is_last, plan.dtype
-                )
-            except Exception as error:
-                failure = Failure.of("the samples", error)
-        weights = Weights(self.parameters, self.buffers, stage.names, plan.dtype, plan.program)
-        executor = Executor(
-            plan, self._wires, weights, stage.buffer_names, sums, batches, update, spans, failure
-        )
-        executor.run()
-        if sums is not None:
-            self.held, self.versions = executor.held, weights.most
-        return executor
 
     def _exchanged(self) -> dict[str, Array]:
         """The gradients of the whole batch."""
@@ -390,12 +389,10 @@ class Pipeline:
         return gradients
 
     @contextmanager
-    def _recorded(self) -> Iterator[list[Span] | None]:
-        """Takes the spans of a step, where somebody asks for them."""
-        if self._records is None:
-            yield None
-            return
-        spans: list[Span] = []
+    def _recorded(self) -> Iterator[list[Span]]:
+        """Takes the spans of a step, and keeps them where somebody asks for them."""
+        spans = self.spans = list[Span]()
         start = time.perf_counter()
         yield spans
-        self._records.append(Record(start, time.perf_counter(), spans))
+        if self._records is not None:
+            self._records.append(Record(start, time.perf_counter(), spans))

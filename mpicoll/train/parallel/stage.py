@@ -61,7 +61,9 @@ class Stage:
         ties: The parameters that several ranks have: their layers by rank.
         owners: For each parameter of the model, the rank of the first layer that has it.
         uses: Shape of the parameter, for each layer of this rank and parameter of it.
-        parameters, buffers: By name; once `begin` has been called.
+        weights: Its parameters, once `begin` has been called; in float32 where the model's type is
+            narrower.
+        parameters, buffers: By name; likewise.
         buffer_names: Of the buffers of each chunk.
     """
 
@@ -97,6 +99,7 @@ class Stage:
             self.owners[name] = rank_of[layers[0]]
             if len(holders) > 1:
                 self.ties[name] = holders
+        self.weights = Flat({}, out=np.zeros(0))
         self.parameters: dict[str, Array] = {}
         self.buffers: dict[str, Array] = {}
         self.buffer_names: dict[int, list[str]] = {}
@@ -118,11 +121,11 @@ class Stage:
         drawn = self._model.initial_parameters(
             seed, sorted({self._model.holders[name][0] for name in own})
         )
-        if own:
-            flat = Flat({name: drawn[name].astype(wide, copy=False) for name in own})
-            if replicas is not None:
-                replicas.Bcast(flat.vector)
-            self.parameters = flat.views
+        arrays = {name: drawn[name].astype(wide, copy=False) for name in own}
+        self.weights = Flat(arrays, out=None if own else np.zeros(0, wide))
+        if own and replicas is not None:
+            replicas.Bcast(self.weights.vector)
+        self.parameters = self.weights.views
         for tag, name, holders in self._shared():
             assert wires is not None
             others = [] if self.owners[name] != self.rank else [*holders][1:]

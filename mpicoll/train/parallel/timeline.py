@@ -75,7 +75,8 @@ class Timeline:
 
     Args:
         schedule: Of each replica.
-        replicas: How many there are; rank = stage * replicas + replica.
+        replicas: How many there are; rank = stage * replicas + replica.  Ranks that share layers
+            count as replicas.
 
     Attributes:
         schedule, replicas: As given.

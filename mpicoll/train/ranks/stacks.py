@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -34,10 +35,16 @@ class Stacks:
         workers: The ranks; making it is collective.
         hang_after: Seconds without the end of a step after which ranks are suspected to hang; None
             for never.
+        doing: What this rank is in, in words; "" for nothing to say.
     """
 
-    def __init__(self, workers: Workers, hang_after: float | None) -> None:
-        self._rank, self._hang_after = workers.rank, hang_after
+    def __init__(
+        self,
+        workers: Workers,
+        hang_after: float | None,
+        doing: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._rank, self._hang_after, self._doing = workers.rank, hang_after, doing
         self._written = -_PAUSE
         self._alive: float | None = None
         node = platform.node()
@@ -100,6 +107,7 @@ class Stacks:
                     return
                 if signal.SIGUSR2 in numbers:
                     self._written = time.monotonic()
+                    self._say("asked for by a signal")
                     self._tell()
             if self._socket is not None and self._socket in ready:
                 data = self._socket.recv(64)
@@ -125,8 +133,14 @@ class Stacks:
         if sys.__stderr__ is None or time.monotonic() - self._written < _PAUSE:
             return
         self._written = time.monotonic()
-        print(f"[rank {self._rank}] stacks: {why}", file=sys.__stderr__, flush=True)
+        self._say(why)
         faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+
+    def _say(self, why: str) -> None:
+        """Why there are stacks, and what this rank is in."""
+        doing = self._doing()
+        where = f", in {doing}" if doing else ""
+        print(f"[rank {self._rank}] stacks: {why}{where}", file=sys.__stderr__, flush=True)
 
 
 def _bound(address: str) -> socket.socket | None:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from mpicoll.train import optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.exchange import transfers, tree, wire
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.strategies.lockstep import Trainer
+from mpicoll.train.strategies.meshed import Meshed
 from mpicoll.train.strategies.mixing import Mixing
-from mpicoll.train.strategies.protocol import Strategy
+from mpicoll.train.strategies.protocol import Strategy, slots
 from mpicoll.train.strategies.training import Setup
 
 
 class AllReduce(Strategy):
     """Gradients are all-reduced; what differs in other strategies in lockstep is in methods."""
 
-    takes = frozenset({"wire", "invariant", "deterministic", "balance", "survive"})
+    takes = frozenset(
+        {"wire", "invariant", "deterministic", "balance", "survive", "pipe", "tensor"}
+    )
     in_lockstep = True
     #: Whether each rank updates a part of the parameters.
     _sharded = False
+
+    def along(self, config: Config) -> Strategy:
+        return Meshed() if config.has_parts else self
 
     def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
         """Gradients, optimizer, and what sums and mixtures are made in."""
@@ -92,8 +97,3 @@ class Zero1(AllReduce):
 
     def _transfers(self, config: Config) -> MakeTransfer:
         return transfers.Scatter
-
-
-def slots(config: Config) -> int:
-    """Arrays that the optimizer keeps beside the parameters."""
-    return len(optimizers.make(config.optimizer, config.momentum, config.weight_decay).slots)

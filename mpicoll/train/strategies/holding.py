@@ -46,6 +46,14 @@ class Holding:
         """
         return replace(self, weights=Flat(self.weights.views))
 
+    @property
+    def words(self) -> str:
+        """Which part of the model it is, and of which rank; "" for all of it."""
+        return ""
+
     def agree(self, workers: Workers) -> None:
         """Let what several ranks have begin with the same values; collective."""
         workers.broadcast(self.weights.vector)
+
+    def free(self) -> None:
+        """Free what it has of MPI, where no training has begun; collective."""

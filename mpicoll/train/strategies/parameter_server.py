@@ -10,9 +10,9 @@ from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import together
 from mpicoll.train.servers import consistency
 from mpicoll.train.servers.shard import PUSH_RATES
-from mpicoll.train.strategies.allreduce import AllReduce, slots
+from mpicoll.train.strategies.allreduce import AllReduce
 from mpicoll.train.strategies.placement import holders, shard_ranges
-from mpicoll.train.strategies.protocol import Strategy
+from mpicoll.train.strategies.protocol import Strategy, slots
 from mpicoll.train.strategies.server_trainer import ServerTrainer
 from mpicoll.train.strategies.training import Setup, Training
 

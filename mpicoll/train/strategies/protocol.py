@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from mpicoll.base import arrays
+from mpicoll.train import optimizers
 from mpicoll.train.config import DTYPES, Config
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
@@ -23,7 +24,8 @@ class Strategy(ABC):
 
     Attributes:
         takes: Options of `Config` that it goes together with, of those that others do not: `wire`
-            (other than full), `invariant`, `deterministic`, `balance` and `survive`.
+            (other than full), `invariant`, `deterministic`, `balance` and `survive`; and axes of
+            the mesh beside `data`.
         in_lockstep: Whether all ranks compute each step together, so that a model may ask for sums
             over them in the middle of it.
         has_whole: Whether every rank has all parameters, and gives them as the result of a run.
@@ -42,6 +44,10 @@ class Strategy(ABC):
         Raises:
             ValueError: An option is not for this strategy; with the remedy.
         """
+
+    def along(self, config: Config) -> Strategy:
+        """What does the same on the mesh that a configuration names: itself, unless it is said."""
+        return self
 
     def servers(self, config: Config) -> int:
         """How many ranks, the last before data servers, serve and compute no gradients."""
@@ -104,4 +110,9 @@ class Strategy(ABC):
 def strategy_of(config: Config) -> Strategy:
     """The strategy that a configuration names."""
     found: Strategy = STRATEGIES[config.strategy]
-    return found
+    return found.along(config)
+
+
+def slots(config: Config) -> int:
+    """Arrays that the optimizer keeps beside the parameters."""
+    return len(optimizers.make(config.optimizer, config.momentum, config.weight_decay).slots)

@@ -164,6 +164,11 @@ class Training(ABC):
         return Whole(self._config, self._workers, self._setup.model, views)
 
     @property
+    def doing(self) -> str:
+        """What this rank is in, in words, where there are such; asked by other threads."""
+        return ""
+
+    @property
     def total(self) -> int:
         """Steps of the whole run, unless it is stopped."""
         steps = self._config.epochs * self.sampler.steps
@@ -302,7 +307,7 @@ class Training(ABC):
         return {
             **{f"parameter/{name}": form.shape for name, form in forms.items()},
             **{f"state/{s}/{name}": form.shape for s in self.slots for name, form in forms.items()},
-            **{f"buffer/{name}": array.shape for name, array in self.buffers.views.items()},
+            **{f"buffer/{name}": array.shape for name, array in self._setup.buffers.items()},
         }
 
     def _take_over(self) -> None:
