@@ -360,10 +360,6 @@ def test_the_programs_of_sharded_models(name, mpirun, tmp_path, monkeypatch):
         ("exits", "exits.py", 2),
         ("pipelines", "mesh.py", 2),
     ],
-        ("hyperparameters", "ask_and_tell.py", 1),
-        ("exits", "exits.py", 2),
-        ("pipelines", "mesh.py", 2),
-    ],
 )
 def test_the_programs_of_searches_exits_and_meshes(
     about, name, ranks, mpirun, tmp_path, monkeypatch
