@@ -56,7 +56,7 @@ class Parts:
     def norm(self, gradients: Mapping[str, Array]) -> float:
         """Norm of the whole gradient, the same on all ranks; what all have counts once; collective.
 
-        The same for any number of ranks, up to rounding.
+        The same for any number of ranks, but for rounding.
         """
         first = self._group is None or self._group.rank == 0
         squares = np.zeros(1)
