@@ -15,7 +15,7 @@ from mpicoll.train.search.options import SearchOptions
 
 @from_fields(SearchOptions)
 def command(
-    space: Annotated[Path, typer.Argument(metavar="SPACE", help="TOML file: [run] and [space].")],
+    space: Annotated[Path, typer.Argument(metavar="SPACE", help="A TOML file: [run] and [space].")],
     *,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the search in the folder.")

@@ -50,9 +50,10 @@ def command(
 ) -> int:
     """Train a model on all ranks.
 
-    The ranks share each batch and sum their gradients by all-reduce: the result equals that of one
-    process up to rounding. With --compare the exit status is 1 if it does not. On SIGTERM or
-    SIGUSR1 all ranks write a checkpoint and exit with status 75; `--resume auto` continues.
+    Gradients of the ranks' shares of each batch are summed by all-reduce, so the result is that of
+    one process but for rounding. With --compare the exit status is 1 if it differs by more.
+    SIGTERM or SIGUSR1 on any rank lets all write a checkpoint and leave with status 75; `--resume
+    auto` goes on.
     """
     from mpicoll.train import threads
 
