@@ -62,13 +62,12 @@ Network = Annotated[
 ]
 
 
-#: Costs where options say nothing.
-_TIMES = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
-
 #: What helps where no link between nodes was measured.
 LINK_REMEDY = (
     f"; give --inter-alpha and --inter-beta, or a network by --network: {', '.join(NETWORKS)}"
 )
+#: Costs where options say nothing.
+_TIMES = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
 
 
 def between_nodes(
