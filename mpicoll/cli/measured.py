@@ -62,14 +62,14 @@ Network = Annotated[
 ]
 
 
-#: Costs where options say nothing.
-_TIMES = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
 #: Where parameters are looked for that no option names.
 MODEL = Path("model.json")
 #: What helps where no link between nodes was measured.
 LINK_REMEDY = (
     f"; give --inter-alpha and --inter-beta, or a network by --network: {', '.join(NETWORKS)}"
 )
+#: Costs where options say nothing.
+_TIMES = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call": "0"}
 
 
 def between_nodes(

@@ -345,7 +345,7 @@ def _print(problem: Problem, found: Found, best: Outcome, others: Sequence[Outco
             for outcome in (best, *others)
         ),
         right=numbers,
-        fold="why not",
+        fold=("why not",),
     )
     output.text(
         f"space: {found.candidates} candidates and their cuts, {found.simulated} steps simulated; "
