@@ -113,12 +113,16 @@ def _answer(content: Content) -> str:
         f"{escaped(one.worth)}</li>"
         for one in first(content.advice)[:_FIRST]
     ]
-    many = plural(len(content.advice), "recommendation")
+    rest = (
+        f"<details><summary>All {len(content.advice)} recommendations, by number of ranks and size"
+        f"</summary>{tables.advice(content.advice)}</details>"
+        if len(content.advice) > len(lines)
+        else ""
+    )
     return (
         f'<section class="answer"><ul>{"".join(lines)}'
         f"<li>Noise floor: {spread}</li></ul>"
-        f"<details><summary>All {many}, by number of ranks and size</summary>"
-        f"{tables.advice(content.advice)}</details>"
+        f"{rest}"
         '<p class="faint"><code>mpicoll tune</code> with the same files writes these choices to a '
         "file that <code>MPICOLL_TUNING</code> names.</p></section>"
     )

@@ -11,10 +11,11 @@ from synthetic import launched
 from mpicoll.model import build
 from mpicoll.model.cells import gather
 from mpicoll.profile.merged import Part, Profile
-from mpicoll.report import overlay, page, profile, training
+from mpicoll.report import overlay, page, profile, search, tiers, training
 from mpicoll.report.collect import collect
 from mpicoll.simulate.costs import INTRA, CostModel, Costs, Piece
 from mpicoll.train import Config, history, run
+from mpicoll.train.exits.serve import Outcome
 
 pytest.importorskip("plotly")
 # A browser is many processes, which share the cores with whatever else is tested.
@@ -116,3 +117,45 @@ def test_a_profile(shown):
     messages = dict.fromkeys(range(4), Part(1, 8, 0.5, None))
     found = Profile("name", facts, 4, *about, messages, [], 60, 1e-6)
     require_whole(shown, profile.render(found, [], []), ["ranks", "places"])
+
+
+def test_a_search(shown):
+    """Of three trials, the best of which goes on."""
+    space = {"space": {"lr": {"log": [0.01, 1.0]}}, "run": {"model": "mlp"}}
+    records = [{"event": "search", "seconds": 0.0, "space": space, "options": {"method": "asha"}}]
+    for trial, epochs, loss in ((0, 1, 0.9), (1, 1, 0.5), (2, 1, 0.7), (1, 2, 0.4)):
+        about = {"trial": trial, "epochs": epochs, "seconds": 1.0 * len(records)}
+        values = {"loss": loss}
+        records += [
+            {**about, "event": "asked", "values": {"lr": 0.1 * (trial + 1)}},
+            {**about, "event": "epoch", "number": epochs, "validation": values},
+            {
+                **{**about, "event": "told", "score": -loss, "measure": "loss"},
+                **{"validation": values, "failed": ""},
+            },
+        ]
+    names = ["values", "epochs", "best-by-time", "best-by-epochs"]
+    require_whole(shown, search.render(records), names)
+
+
+def test_early_exits(shown):
+    """Three thresholds of a device and a cloud."""
+    outcomes = [
+        Outcome(
+            threshold=threshold,
+            samples=100,
+            answered=1.0,
+            accuracy=0.9 - threshold / 10,
+            leaving={"device": threshold, "cloud": 1 - threshold},
+            sent={"scores": 40.0, "features": 100 * (1 - threshold), "heads": 8.0},
+            formula=None,
+            raw=784,
+            seconds={"median": 0.01, "mean": 0.02, "p95": 0.03},
+            late=0,
+            tiers=[],
+            scores=[],
+        )
+        for threshold in (0.0, 0.5, 1.0)
+    ]
+    names = ["accuracy", "leaving", "bytes", "time", "accuracy-by-bytes"]
+    require_whole(shown, tiers.render(outcomes), names)
