@@ -101,7 +101,8 @@ def search(
         TrainingError: The folder is of another search, or data or folder cannot be read; on all
             ranks. With `options.survive` also: rank 0 has died, or a rank of each group; or no rank
             outlives another in this launch.
-        RankLost: A rank has died before the search has begun, or the others have given up this one.
+        mpicoll.RankLost: A rank has died before the search has begun, or the others have given up
+            this one.
     """
     ranks = 1 if comm is None else comm.Get_size()
     groups, base = options.groups(ranks), space.config({})
