@@ -21,8 +21,8 @@ GROUPS = {
     "Length and evaluation": "epochs steps pause_after target_loss target_accuracy evaluate_train",
     "Pipeline and tensor parallelism": "mesh microbatches pipeline_schedule ahead chunks cut "
     "recompute timeline",
-    "Ranks": "strategy gather keep_gathered algorithm bucket wire invariant deterministic balance survive spares "
-    "check_every hang_after",
+    "Ranks": "strategy gather keep_gathered algorithm bucket wire invariant deterministic balance "
+    "survive spares check_every hang_after",
     "Parameter server, local SGD and gossip": "servers consistency push_rate workers replicas "
     "send_every apply_at_once average_every graph",
     "Checkpoints and records": "checkpoint checkpoint_every keep resume metrics tensorboard",
