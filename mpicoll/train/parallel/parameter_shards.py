@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpicoll.base.arrays import Array
+from mpicoll.errors import RankLost
 from mpicoll.train.exchange import norms
 from mpicoll.train.models.flat import Parameters, described, require_names
 from mpicoll.train.parallel.gathered import Gathered
@@ -23,7 +24,6 @@ from mpicoll.train.parallel.units import (
     grouped,
     memory,
 )
-from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.workers import Running, Workers, require_equal, together
 
 
@@ -253,7 +253,7 @@ class ParameterShards(Mapping[str, Array]):
         self.expect([self.units[unit] for event, unit in events if event == "use"])
         try:
             yield
-        except LOST:  # nobody waits any more
+        except RankLost:  # nobody waits any more
             raise
         except Exception:
             failing()

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from mpicoll.base.deaths import dead, survives
 from mpicoll.base.json_lines import Record, finite
 from mpicoll.base.wording import measures, plural, ranges
+from mpicoll.errors import RankLost
 from mpicoll.train.config import Config
 from mpicoll.train.driver.failure_detector import failure_detector
 from mpicoll.train.ranks import health, signals
-from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.search import trials
 from mpicoll.train.search.coordinator import Coordinator, Watch
@@ -66,7 +66,7 @@ def main(
     with exit_on_exception():
         try:
             status, lost = _main(space, options, comm, resume, as_json, progress)
-        except LOST as error:
+        except RankLost as error:
             if getattr(error, "given_up", None) is not None:
                 raise
             health.end(comm, RuntimeError(_TOO_EARLY))
@@ -89,7 +89,7 @@ def _main(
     try:
         with _watching(options, live=first and live, lines=first and not as_json) as watch:
             found = search(space, options, comm, resume=resume, watch=watch)
-    except LOST:
+    except RankLost:
         raise
     except TrainingError as error:
         if survives() and dead(comm):

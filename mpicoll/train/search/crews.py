@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpicoll.errors import RankLost
 from mpicoll.train.data import Dataset
-from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.mail import Mail
 from mpicoll.train.records import Epoch
 from mpicoll.train.search import jobs
@@ -201,7 +201,7 @@ def serve(trainer: Trainer, mail: Mail, members: list[int], coordinator: int) ->
                 _send(mail, member, **order)
         try:
             found = trainer.outcome(job, order["resume"], tell)
-        except LOST:  # seen above, as soon as it is known who that is
+        except RankLost:  # seen above, as soon as it is known who that is
             continue
         if leads:
             _send(mail, coordinator, **{"is": "done"}, **found)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpicoll.errors import RankLost
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.driver import checkpoints
 from mpicoll.train.driver.loop import run
-from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.records import Epoch, Measures
 from mpicoll.train.search.methods import Job
@@ -83,7 +83,7 @@ def carry_out(
             # Of pbt, which changes it on purpose.
             warnings.filterwarnings("ignore", "(?s).*the learning rate goes from")
             result = run(config, comm, dataset=dataset, on_epoch=tell if rank == 0 else None)
-    except LOST:
+    except RankLost:
         raise
     except TrainingError as error:
         return {"score": None, "validation": {}, "failed": str(error)}

@@ -13,13 +13,13 @@ from mpicoll.base import arrays
 from mpicoll.base.deaths import dead
 from mpicoll.base.locks import Lock
 from mpicoll.base.sleeping import meet
+from mpicoll.errors import RankLost
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
 from mpicoll.train.driver import checkpoints, memory
 from mpicoll.train.driver.evaluation import evaluate
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.guarded import GuardedWorkers
-from mpicoll.train.ranks.health import LOST
 from mpicoll.train.ranks.mail import Mail, SurvivingMail
 from mpicoll.train.ranks.workers import (
     AllReduceWorkers,
@@ -157,7 +157,7 @@ def _by_those_left(comm: MPI.Intracomm, options: SearchOptions, end: _End) -> Fo
             workers = _workers(left, options)
             found = end.told(left, workers)
             return replace(found, lost=workers.gather(dead(comm))[0])
-        except LOST as error:
+        except RankLost as error:
             if getattr(error, "given_up", None) is not None:
                 raise
             left = left.survivors()

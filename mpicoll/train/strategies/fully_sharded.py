@@ -156,12 +156,14 @@ class _Summed(Exchange):
     def flights(self) -> list[tuple[float, float]]:
         return []
 
-    def spans(self, began: float) -> tuple[tuple[str, float, float], ...]:
+    def spans(
+        self, began: float, shared: tuple[float, float]
+    ) -> tuple[tuple[str, float, float], ...]:
         sent = (
             (name, round(start - began, 7), round(end - began, 7))
             for name, start, end in self.shards.flights
         )
-        return (*super().spans(began), *sent)
+        return (*super().spans(began, shared), *sent)
 
 
 class ShardTrainer(Trainer):
