@@ -63,7 +63,9 @@ def check(found, err, dead, ranks=4, exact=False, strategy="allreduce", epochs=4
     assert len({each["bits"] for each in found.values()}) == 1
     if strategy in ("allreduce", "zero1", "fsdp"):
         assert first["difference"] <= 1e-12
-    assert all(repeated <= 1 for _, _, repeated, _ in first["lost"])
+    # Where a rank and its buddy have died at once, from a checkpoint.
+    again = zip(first["lost"], first["from"], strict=True)
+    assert all(kept or repeated <= 1 for (_, _, repeated, _), kept in again)
     if exact:
         assert [first["bits"], first["loss"]] == first["expected"]
     # Callbacks see every step and epoch once; but those that are made again.
