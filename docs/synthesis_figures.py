@@ -25,7 +25,7 @@ _COLOURS = ("#4c78a8", "#e08214", "#4d9221")
 
 def session() -> dict[str, str]:
     """What the command prints, by the name of the page's part."""
-    words = ["synthesize", "allreduce", "--machine", str(MACHINE), "-n", "64K-64M"]
+    words = ["synthesize", "allreduce", "--machine", str(MACHINE), "-s", "64K-64M"]
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         status = main([*words, "--evaluations", "120", "--trees", "6"])
