@@ -240,7 +240,7 @@ def test_shares_that_follow_speed_and_parameters_that_callbacks_see(comm):
 
     def look(step, parameters):
         sent = {name.split()[0] for name, _, _ in step.spans}
-        assert sent == {"compute", "exchange", "update", "gather", "reduce"}
+        assert sent == {"compute", "exchange", "update", "share", "gather", "reduce"}
         assert step.hidden >= 0 and step.exposed >= 0 and step.compute >= 0
         seen.append({name: array.copy() for name, array in parameters.items()})
         with pytest.raises(ValueError, match="read-only"):
