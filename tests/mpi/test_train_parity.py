@@ -28,6 +28,7 @@ from mpicoll.train.models import (
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers, require_equal
 from mpicoll.train.strategies import placement
+from mpicoll.train.strategies.holding import Holding
 from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup
 
@@ -124,7 +125,8 @@ def trained(config, comm, name, samples=43):
     optimizer = optimizers.make(config.optimizer, config.momentum, config.weight_decay)
     held = Held(inputs, targets)
     dataset = SimpleNamespace(train_inputs=inputs, train_targets=targets, feed=held)
-    setup = Setup(config, workers, comm, dataset, model, weights, optimizer, buffers_of(model))
+    holding = Holding.whole(weights)
+    setup = Setup(config, workers, comm, dataset, model, holding, optimizer, buffers_of(model))
     training = strategy_of(config).make(setup)
     losses = []
     for epoch in count(1):
