@@ -14,10 +14,11 @@ from typing import Any
 
 from mpicoll.base.json_lines import new_run
 from mpicoll.base.locks import Lock
+from mpicoll.errors import RankLost
 from mpicoll.train.driver import array_files, bits, checkpoints, metrics
 from mpicoll.train.driver.fence import Fence
 from mpicoll.train.models import specification
-from mpicoll.train.ranks.workers import raise_together, together
+from mpicoll.train.ranks.workers import NotSaved, TrainingError, raise_together, together
 from mpicoll.train.records import Beginning, Epoch, upgraded
 from mpicoll.train.strategies.training import Setup, Training
 
@@ -58,7 +59,7 @@ class Checkpointing:
             history: Epochs that are complete.
 
         Raises:
-            TrainingError: It cannot be written.
+            NotSaved: It cannot be written.
         """
         if self._folder is None:
             return
@@ -78,7 +79,12 @@ class Checkpointing:
             "machine": bits.machine(),
         }
         is_best = position == 0 and best is not None and history[-1].judged == best
-        self._write(self._folder, facts, is_best)
+        try:
+            self._write(self._folder, facts, is_best)
+        except RankLost:
+            raise
+        except TrainingError as error:
+            raise NotSaved(str(error)) from error
 
     def _write(self, folder: Path, facts: dict[str, Any], is_best: bool) -> None:
         """Each rank writes what it keeps, and rank 0 makes one checkpoint of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,11 +115,14 @@ def serve(
             )
         tiers = layout.tiers(model, dict(counts), comm.Get_size())
         _require_faults(faults, tiers[0])
-        if batch < 1 or patience <= 0:
+        if batch < 1 or not 0 < patience < math.inf:
             raise ValueError(
                 f"batch is {batch} and patience {patience:g}: give a batch of at least 1, and "
                 "seconds above 0"
             )
+        thresholds = [*thresholds]
+        if any(map(math.isnan, thresholds)):
+            raise ValueError("a threshold is nan: give numbers, from 0 to 1 or below 0")
     parameters = {**trained.parameters, **trained.buffers}
     seen, targets, raw = None, np.zeros(0, int), 0
     with together(workers, "reading the data"):
