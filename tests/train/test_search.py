@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from clouds import write_samples
 
+from mpicoll.base.locks import Lock
 from mpicoll.train import TrainingError, evaluate
 from mpicoll.train.data import load
-from mpicoll.train.driver import array_files
+from mpicoll.train.driver import array_files, checkpointing
 from mpicoll.train.search import jobs, methods, trials
 from mpicoll.train.search.coordinator import Coordinator
 from mpicoll.train.search.crews import Crew
@@ -179,7 +180,14 @@ def test_a_file_without_a_first_line_is_begun(space, tmp_path):
 
 def test_a_full_disk_ends_the_search_and_no_trial_has_failed(space, tmp_path, monkeypatch):
     whole = search(space, options(tmp_path, out=str(tmp_path / "whole")))
-    saved = 0
+    saved = held = 0
+
+    def locked(path):
+        nonlocal held
+        held += 1
+        if held == 5:
+            raise OSError(28, "No space left on device")
+        return Lock(path)
 
     def full(*arguments):
         nonlocal saved
@@ -191,9 +199,12 @@ def test_a_full_disk_ends_the_search_and_no_trial_has_failed(space, tmp_path, mo
     write = array_files.write
     with monkeypatch.context() as patch:
         patch.setattr(array_files, "write", full)
-        words = "trial .: saving a checkpoint failed on rank 0: .* No space .*: make room, and"
+        words = "trial .: saving a checkpoint failed on rank 0: .* No space .*: mend that, and"
         with pytest.raises(TrainingError, match=words):
             search(space, options(tmp_path))
+        patch.setattr(checkpointing, "Lock", locked)
+        with pytest.raises(TrainingError, match=words.replace("saving", "looking for")):
+            search(space, options(tmp_path), resume=True)
     assert not [r for r in lines(tmp_path) if r["event"] == "told" and "No space" in str(r)]
     found = search(space, options(tmp_path), resume=True)
     assert (found.trial, found.test, found.failed) == (whole.trial, whole.test, whole.failed)

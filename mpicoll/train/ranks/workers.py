@@ -26,7 +26,7 @@ class TrainingError(RuntimeError):
 
 
 class NotSaved(TrainingError):
-    """A checkpoint cannot be written, as on a full disk; the run itself is sound."""
+    """Checkpoints cannot be written, as on a full disk; the run itself is sound."""
 
 
 class Running(Protocol):

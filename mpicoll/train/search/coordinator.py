@@ -96,7 +96,7 @@ class Coordinator:
         elif "ended" in news:  # which is no fault of the trial: it is not told of
             job = self.running.pop(group)
             raise TrainingError(
-                f"trial {job.trial}: {news['ended']}: make room, and go on with resume"
+                f"trial {job.trial}: {news['ended']}: mend that, and go on with resume"
             )
         elif news:
             self._tell(group, news)
