@@ -1,6 +1,7 @@
 """Searches in one process: what is tried, written down, gone on with, and shown."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -208,6 +209,23 @@ def test_a_full_disk_ends_the_search_and_no_trial_has_failed(space, tmp_path, mo
     assert not [r for r in lines(tmp_path) if r["event"] == "told" and "No space" in str(r)]
     found = search(space, options(tmp_path), resume=True)
     assert (found.trial, found.test, found.failed) == (whole.trial, whole.test, whole.failed)
+
+
+def test_a_measure_that_is_not_finite_is_a_failure(space, tmp_path, monkeypatch):
+    def spoilt(config, *arguments, **named):
+        result = run(config, *arguments, **named)
+        if "trial-0001" in config.checkpoint:
+            result.history[-1].validation["loss"] = math.nan
+        return result
+
+    run = jobs.run
+    monkeypatch.setattr(jobs, "run", spoilt)
+    wanted = options(tmp_path, method="random", trials=4, measure="loss")
+    found = search(space, wanted)
+    assert found.failed[1] == "loss of the validation set is nan"
+    assert found.trial not in (None, 1)
+    again = search(space, wanted, resume=True)
+    assert (again.trial, again.failed) == (found.trial, found.failed)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -92,8 +93,12 @@ def carry_out(
     if result.stopped in ("signal", "asked"):
         return {}
     found = result.history[-1].validation
+    score = score_of(found, measure)
+    if not math.isfinite(score):
+        words = f"{measure} of the validation set is {found[measure]}"
+        return {"score": None, "validation": found, "failed": words}
     return {
-        "score": score_of(found, measure),
+        "score": score,
         "measure": measure,
         "validation": found,
         "failed": None,
