@@ -79,7 +79,10 @@ def parse_toml(text: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
 
-    return tomllib.loads(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("brackets are too deep in each other: leave some out") from None
 
 
 def parse_yaml(text: str) -> Any:
@@ -112,6 +115,8 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("brackets are too deep in each other: leave some out") from None
 
 
 def checked_json(content: bytes, form: type[BaseModel]) -> dict[str, Any]:

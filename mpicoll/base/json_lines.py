@@ -114,7 +114,7 @@ def _fault(line: bytes, take: Callable[[Record], object]) -> str:
         return ""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "not complete JSON"
     if not isinstance(record, dict):
         return "not a JSON object"

@@ -61,6 +61,12 @@ def test_lines_of_something_else_are_told_of_together(tmp_path):
     ]
 
 
+def test_a_line_of_many_brackets_is_dropped(tmp_path):
+    (tmp_path / "file").write_text('{"a":1}\n' + "[" * 100_000 + "\n")
+    with pytest.warns(UserWarning, match="line 2 dropped: not complete JSON"):
+        assert records(tmp_path / "file") == [{"a": 1}]
+
+
 def test_what_is_not_finite_is_null(tmp_path):
     with Appender(tmp_path / "a") as file:
         file.append(Attempt("r"), {"loss": float("nan"), "spans": [(float("inf"), {"x": 1.5})]})

@@ -204,5 +204,11 @@ def test_what_does_not_fit_is_said_by_all(comm, trained):
         serve(trained, comm, {"device": comm.size}, [0.5])
     with pytest.raises(TrainingError, match="9 is to be silent or late, and there are"):
         serve(trained, comm, TIERS[comm.size], [0.5], faults={9: Fault(silent=0)})
+    with pytest.raises(TrainingError, match="a threshold is nan: give numbers"):
+        serve(trained, comm, TIERS[comm.size], [0.5, float("nan")])
+    with pytest.raises(TrainingError, match="patience nan: give a batch of at least 1, and sec"):
+        serve(trained, comm, TIERS[comm.size], [0.5], patience=float("nan"))
+    with pytest.raises(TrainingError, match=r"samples of .* have shape .*, and the model takes"):
+        serve(trained, comm, TIERS[comm.size], [0.5], data="mnist5k")
     with pytest.raises(TrainingError, match="holds no checkpoint"):
         serve(trained / "nowhere", comm, TIERS[comm.size], [0.5])

@@ -78,8 +78,9 @@ def test_a_missing_idx_file_names_the_remedy(tmp_path):
         lambda b: b"\0\0\x08\x02" + b[4:],
         lambda b: b[:4] + b"\xff" * 4 + b[8:],
         lambda b: b"",
+        lambda b: b[:4] + bytes(4),
     ],
-    ids=["short", "long", "floats", "no head", "two axes", "too large a shape", "empty"],
+    ids=["short", "long", "floats", "no head", "two axes", "too large a shape", "empty", "none"],
 )
 def test_a_damaged_idx_file_is_refused(fashion, damage):
     path = fashion / "train-labels-idx1-ubyte"

@@ -1,6 +1,7 @@
 """Searches in one process: what is tried, written down, gone on with, and shown."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 from clouds import write_samples
 
+from mpicoll.base.locks import Lock
 from mpicoll.train import TrainingError, evaluate
 from mpicoll.train.data import load
+from mpicoll.train.driver import array_files, checkpointing
 from mpicoll.train.search import jobs, methods, trials
 from mpicoll.train.search.coordinator import Coordinator
 from mpicoll.train.search.crews import Crew
@@ -165,6 +168,89 @@ def test_a_file_that_was_changed_is_named(space, tmp_path, command):
     done = command("search", tmp_path / "space.toml", "--out", tmp_path / "found", "--replay")
     assert done.status == 1
     assert "and the method gives Job" in done.err
+
+
+def test_a_file_without_a_first_line_is_begun(space, tmp_path):
+    """A full disk has made it, and kept what it should hold."""
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / trials.FILE).write_text('{"run":"2026')
+    assert search(space, options(tmp_path, trials=2), resume=True).complete
+    with pytest.warns(UserWarning, match="line 1 dropped"):
+        assert same_decisions(tmp_path)
+
+
+def test_a_full_disk_ends_the_search_and_no_trial_has_failed(space, tmp_path, monkeypatch):
+    whole = search(space, options(tmp_path, out=str(tmp_path / "whole")))
+    saved = held = 0
+
+    def locked(path):
+        nonlocal held
+        held += 1
+        if held == 5:
+            raise OSError(28, "No space left on device")
+        return Lock(path)
+
+    def full(*arguments):
+        nonlocal saved
+        saved += 1
+        if saved == 3:
+            return None, OSError(28, "No space left on device")
+        return write(*arguments)
+
+    write = array_files.write
+    with monkeypatch.context() as patch:
+        patch.setattr(array_files, "write", full)
+        words = "trial .: saving a checkpoint failed on rank 0: .* No space .*: mend that, and"
+        with pytest.raises(TrainingError, match=words):
+            search(space, options(tmp_path))
+        patch.setattr(checkpointing, "Lock", locked)
+        with pytest.raises(TrainingError, match=words.replace("saving", "looking for")):
+            search(space, options(tmp_path), resume=True)
+    assert not [r for r in lines(tmp_path) if r["event"] == "told" and "No space" in str(r)]
+    found = search(space, options(tmp_path), resume=True)
+    assert (found.trial, found.test, found.failed) == (whole.trial, whole.test, whole.failed)
+
+
+def test_a_measure_that_is_not_finite_is_a_failure(space, tmp_path, monkeypatch):
+    def spoilt(config, *arguments, **named):
+        result = run(config, *arguments, **named)
+        if "trial-0001" in config.checkpoint:
+            result.history[-1].validation["loss"] = math.nan
+        return result
+
+    run = jobs.run
+    monkeypatch.setattr(jobs, "run", spoilt)
+    wanted = options(tmp_path, method="random", trials=4, measure="loss")
+    found = search(space, wanted)
+    assert found.failed[1] == "loss of the validation set is nan"
+    assert found.trial not in (None, 1)
+    again = search(space, wanted, resume=True)
+    assert (again.trial, again.failed) == (found.trial, found.failed)
+
+
+@pytest.mark.parametrize(
+    ("event", "change", "words"),
+    [
+        ("asked", {"values": 3}, "values is 3"),
+        ("asked", {"source": [0]}, "source is"),
+        ("told", {"score": "high"}, "score is 'high'"),
+        ("told", {"failed": 1}, "failed is 1"),
+        ("told", {"seconds": "now"}, "seconds is 'now'"),
+        ("winner", {"test": None}, "test is None"),
+    ],
+)
+def test_a_line_that_lacks_what_it_should_say_is_dropped(tmp_path, event, change, words):
+    found = [
+        {"event": "search", "space": {}, "options": {}},
+        {"event": "asked", "trial": 0, "values": {}, "epochs": 1, "source": None},
+        {"event": "told", "trial": 0, "epochs": 1, "score": 1.0, "validation": {}, "failed": None},
+        {"event": "winner", "trial": 0, "epochs": 1, "test": {}},
+    ]
+    wrong = [{"seconds": 1.0, **r, **(change if r["event"] == event else {})} for r in found]
+    path = tmp_path / trials.FILE
+    path.write_text("".join(json.dumps(record) + "\n" for record in wrong))
+    with pytest.warns(UserWarning, match=f"dropped: .*{words}"):
+        assert len(trials.read(path)) == 3
 
 
 class Losing(Crew):

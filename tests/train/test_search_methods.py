@@ -24,6 +24,8 @@ SPACE = Space.of(
         },
     }
 )
+#: What a file may say.
+SAID = "[run]\nepochs = 2\n[space]\nlr = {log = [0.1, 1.0]}\n"
 
 
 def simulated(method, groups, score, seconds):
@@ -261,6 +263,11 @@ def test_ranks_that_do_not_divide_are_refused(ranks, each, words):
         ({"space": {"lr": {"uniform": [0, float("inf")]}}}, "lr: uniform"),
         ({"space": {"lr": {"choice": []}}}, "lr: choice is"),
         ({"space": {"lr": {"choice": ["high"]}}}, "\\[space\\]: lr is 'high'"),
+        ({"space": {"lr": {"choice": [0.1, float("nan")]}}}, "lr: nan is among choice: give fin"),
+        ({"space": {"lr": {"uniform": [-1.7e308, 1.7e308]}}}, "give two numbers closer together"),
+        ({"space": {"lr": {"log": [1e-300, 1e300]}}}, "give two numbers closer together"),
+        ({"space": {"lr": {"uniform": [0, 1], "points": 10**12}}}, "lr: points is 1000000000000"),
+        ({"space": {"seed": {"integer": [0, 2**63]}}}, "give whole numbers from -2\\*\\*53 to 2"),
         ({"space": {"batch": {"uniform": [8, 16]}}}, "\\[space\\]: batch is 8.0"),
         ({"space": {"epochs": {"integer": [1, 2]}}}, "epochs is the same of all trials"),
         ({"space": {"checkpoint": {"choice": ["a"]}}}, "checkpoint is what the search itself"),
@@ -281,6 +288,33 @@ def test_a_file_is_named_where_it_is_wrong(tmp_path):
     path.write_text("[space]\nlr = 3\n")
     with pytest.raises(ValueError, match=r"space\.toml: lr is 3"):
         Space.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("space.toml", SAID.encode("utf-16"), "byte 0 is 0xff, and no UTF-8: save it as UTF-8"),
+        ("space.toml", SAID.encode() + b"#" * (1 << 20), "it has more than 1048576 bytes"),
+        ("space.toml", b"a = " + b"[" * 5000, "is no TOML: brackets are too deep in each other"),
+        ("space.yaml", b"a: " + b"[" * 1200, "is no YAML: brackets are too deep in each other"),
+    ],
+    ids=["utf-16", "long", "deep toml", "deep yaml"],
+)
+def test_a_file_that_is_no_text_of_a_run_is_named(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        Space.read(tmp_path / name)
+
+
+def test_a_file_may_begin_with_the_mark_of_utf8(tmp_path):
+    (tmp_path / "space.toml").write_text(SAID, encoding="utf-8-sig")
+    assert [*Space.read(tmp_path / "space.toml").dimensions] == ["lr"]
+
+
+def test_a_grid_of_all_of_very_many_whole_numbers_needs_points():
+    space = Space.of({"space": {"seed": {"integer": [0, 10**12]}}})
+    with pytest.raises(ValueError, match="method grid needs points of seed"):
+        methods.make_method(space, SearchOptions(method="grid"))
 
 
 def test_a_space_is_read_from_toml_and_from_yaml(tmp_path):

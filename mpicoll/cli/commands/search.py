@@ -69,7 +69,10 @@ def _replayed(options: SearchOptions) -> int:
     path = Path(options.out) / trials.FILE
     with reading():
         records = trials.read(path)
-        method = methods.make_method(*trials.machine(records))
+        try:
+            method = methods.make_method(*trials.machine(records))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     try:
         count = trials.replay(path, records, method)
     except ValueError as error:

@@ -15,6 +15,9 @@ from mpicoll.cli.options import Best, Json, Run
 if TYPE_CHECKING:
     from mpicoll.train.exits import Fault, Outcome
 
+#: Seconds that a device may be late by.
+_LATEST = 86400.0
+
 
 def command(
     run: Run,
@@ -141,10 +144,10 @@ def _faults(silent: str, late: str) -> dict[int, Fault]:
             f"--silent {silent!r} and --late {late!r}: write devices by number, as 2,3@10 and 1=0.5"
         ) from None
     for number, fault in found.items():
-        if (fault.silent or 0) < 0 or not 0 <= fault.late < float("inf"):
+        if (fault.silent or 0) < 0 or not 0 <= fault.late <= _LATEST:
             raise ValueError(
                 f"device {number} is silent from batch {fault.silent} and late by {fault.late}: "
-                "give numbers of at least 0"
+                f"give numbers of at least 0, and at most {_LATEST:g} seconds"
             )
     return found
 

@@ -97,6 +97,8 @@ def _shape(path: Path, axes: int) -> tuple[int, ...]:
     if head[:4] != bytes((0, 0, 8, axes)) or len(head) != _start(axes):
         raise _damaged(path, f"it does not begin as idx{axes}-ubyte does")
     shape = tuple(np.frombuffer(head, ">u4", offset=4).tolist())
+    if 0 in shape:
+        raise _damaged(path, f"nothing has a shape of {shape}")
     # Looked at first, since as much as the head says is asked for.
     if prod(shape) > path.stat().st_size * (_MOST if path.suffix == ".gz" else 1):
         raise _damaged(path, f"it is too short for a shape of {shape}")

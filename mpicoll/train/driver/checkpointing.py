@@ -7,19 +7,36 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mpicoll.base.json_lines import new_run
 from mpicoll.base.locks import Lock
+from mpicoll.errors import RankLost
 from mpicoll.train.driver import array_files, bits, checkpoints, metrics
 from mpicoll.train.driver.fence import Fence
 from mpicoll.train.models import specification
-from mpicoll.train.ranks.workers import raise_together, together
+from mpicoll.train.ranks.workers import NotSaved, TrainingError, raise_together, together
 from mpicoll.train.records import Beginning, Epoch, upgraded
 from mpicoll.train.strategies.training import Setup, Training
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """What fails within is no fault of the run.
+
+    Raises:
+        NotSaved: In place of a TrainingError.
+    """
+    try:
+        yield
+    except RankLost:
+        raise
+    except TrainingError as error:
+        raise NotSaved(str(error)) from error
 
 
 class Checkpointing:
@@ -58,7 +75,7 @@ class Checkpointing:
             history: Epochs that are complete.
 
         Raises:
-            TrainingError: It cannot be written.
+            NotSaved: It cannot be written.
         """
         if self._folder is None:
             return
@@ -78,7 +95,8 @@ class Checkpointing:
             "machine": bits.machine(),
         }
         is_best = position == 0 and best is not None and history[-1].judged == best
-        self._write(self._folder, facts, is_best)
+        with _writing():
+            self._write(self._folder, facts, is_best)
 
     def _write(self, folder: Path, facts: dict[str, Any], is_best: bool) -> None:
         """Each rank writes what it keeps, and rank 0 makes one checkpoint of it."""
@@ -114,15 +132,19 @@ class Checkpointing:
             Where the run begins, and its history.
 
         Raises:
+            NotSaved: Another job holds the folder, or it cannot be made.
             TrainingError: The checkpoint is missing or damaged, or of a run that this one cannot go
-                on with; or another job holds the folder.
+                on with.
         """
         facts: dict[str, Any] = {}
         saved: checkpoints.Arrays | None = None
         path: Path | None = None
-        with together(self._workers, "looking for a checkpoint"):
+        what = "looking for a checkpoint"
+        with _writing(), together(self._workers, what):
             if self._workers.rank == 0:
                 self.hold()
+        with together(self._workers, what):
+            if self._workers.rank == 0:
                 path = self._chosen()
         with together(self._workers, "reading a checkpoint"):
             if path is not None:

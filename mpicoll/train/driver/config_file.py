@@ -19,6 +19,8 @@ from mpicoll.base.files import parse_toml, parse_yaml
 from mpicoll.train.config import Config
 
 KEYS = tuple(field.name for field in fields(Config))
+#: Bytes that a file may have; readers of TOML and YAML take minutes for a hundred times as many.
+_MOST = 1 << 20
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -63,15 +65,34 @@ def parse(path: Path) -> dict[str, Any]:
 def _parsed(path: Path) -> Any:
     if path.suffix == ".toml":
         try:
-            return parse_toml(path.read_text(encoding="utf-8"))
+            return parse_toml(_text(path))
         except ValueError as error:
             raise ValueError(f"{path} is no TOML: {error}") from None
     if path.suffix in (".yaml", ".yml"):
         try:
-            return parse_yaml(path.read_text(encoding="utf-8"))
+            return parse_yaml(_text(path))
         except ValueError as error:
             raise ValueError(f"{path} is no YAML: {error}") from None
     raise ValueError(f"{path}: give a file whose name ends with .toml, .yaml or .yml")
+
+
+def _text(path: Path) -> str:
+    """What is written in a file, without the mark with which some editors begin.
+
+    Raises:
+        ValueError: It is too long, or of another encoding.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb") as file:
+        content = file.read(_MOST + 1)
+    if len(content) > _MOST:
+        raise ValueError(f"it has more than {_MOST} bytes: write down what to run, and no data")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"byte {error.start} is {content[error.start]:#04x}, and no UTF-8: save it as UTF-8"
+        ) from None
 
 
 def checked(path: Path | str, found: dict[str, Any]) -> dict[str, Any]:

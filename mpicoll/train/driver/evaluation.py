@@ -77,7 +77,7 @@ def evaluate(
     path, facts, trained = loaded(workers, Path(run), best)
     with together(workers, "reading the data"):
         dataset = data_of(path, facts, trained, data)
-        samples = _samples(trained, dataset, part)
+        samples = samples_of(trained, dataset, part)
         config = Config(lr=facts["config"]["lr"])  # of the message about losses
         measuring = Measuring(config, workers, dataset, usual(trained.model, dataset.classes))
         arrays = {**trained.parameters, **trained.buffers}
@@ -124,8 +124,12 @@ def data_of(path: Path, facts: Facts, trained: Trained, name: str | None) -> Dat
     return dataset.astype(next(iter(trained.parameters.values())).dtype)
 
 
-def _samples(trained: Trained, dataset: Dataset, part: str) -> int:
-    """Number of samples of a part of the data, which the model can take."""
+def samples_of(trained: Trained, dataset: Dataset, part: str) -> int:
+    """Number of samples of a part of the data.
+
+    Raises:
+        ValueError: The model cannot take them, or there is no such part.
+    """
     if part not in SETS:
         raise ValueError(f"unknown part {part!r} of a data set: known are {', '.join(SETS)}")
     if part not in dataset.parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.base.sleeping import meet
-from mpicoll.train.driver.evaluation import SETS, data_of, loaded
+from mpicoll.train.driver.evaluation import data_of, loaded, samples_of
 from mpicoll.train.exits import layout
 from mpicoll.train.exits.layout import Tier
 from mpicoll.train.exits.node import Account, Fault, Node
@@ -114,20 +115,22 @@ def serve(
             )
         tiers = layout.tiers(model, dict(counts), comm.Get_size())
         _require_faults(faults, tiers[0])
-        if batch < 1 or patience <= 0:
+        if batch < 1 or not 0 < patience < math.inf:
             raise ValueError(
                 f"batch is {batch} and patience {patience:g}: give a batch of at least 1, and "
                 "seconds above 0"
             )
+        thresholds = [*thresholds]
+        if any(map(math.isnan, thresholds)):
+            raise ValueError("a threshold is nan: give numbers, from 0 to 1 or below 0")
     parameters = {**trained.parameters, **trained.buffers}
     seen, targets, raw = None, np.zeros(0, int), 0
     with together(workers, "reading the data"):
         if workers.rank in tiers[0].ranks:  # rank 0 is among them
             dataset = data_of(path, facts, trained, data)
-            if part not in SETS or part not in dataset.parts or dataset.classes is None:
-                raise ValueError(
-                    f"data set {dataset.name} has no {part} set with class numbers: give another"
-                )
+            samples_of(trained, dataset, part)
+            if dataset.classes is None:
+                raise ValueError(f"data set {dataset.name} has no class numbers: give another")
             inputs, targets = (rows[:samples] for rows in dataset.parts[part])
             own = (workers.rank - tiers[0].ranks.start) % tiers[0].parts
             seen = Stage(model, parameters, 0, own, tiers[0].parts).sight(inputs)

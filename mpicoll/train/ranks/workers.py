@@ -25,6 +25,10 @@ class TrainingError(RuntimeError):
     """Training cannot go on. Raised on all ranks together, with the same message."""
 
 
+class NotSaved(TrainingError):
+    """Checkpoints cannot be written, as on a full disk; the run itself is sound."""
+
+
 class Running(Protocol):
     """A collective that has begun; the methods are those of a request of MPI."""
 

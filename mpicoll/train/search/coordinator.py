@@ -83,12 +83,21 @@ class Coordinator:
         return bool(self.running)
 
     def _hear(self, group: int, news: dict[str, Any]) -> None:
-        """Write down what a group says, and tell the method; then show it."""
+        """Write down what a group says, and tell the method; then show it.
+
+        Raises:
+            TrainingError: The group cannot go on, and others could neither.
+        """
         kind = news.pop("is")
         if kind == "epoch":
             self.trials.note("epoch", trial=self.running[group].trial, **news)
         elif kind == "lost":
             self._lose(group)
+        elif "ended" in news:  # which is no fault of the trial: it is not told of
+            job = self.running.pop(group)
+            raise TrainingError(
+                f"trial {job.trial}: {news['ended']}: mend that, and go on with resume"
+            )
         elif news:
             self._tell(group, news)
         else:  # a signal has stopped it: its checkpoint is where it goes on

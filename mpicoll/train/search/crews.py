@@ -75,8 +75,8 @@ class Crew(ABC):
         """Hand on what groups say, or wait a moment for it.
 
         A group says `{"is": "epoch", ...}` of each epoch, and `{"is": "done", ...}` at the end,
-        with nothing more where the job was stopped. Of one that has lost a rank and is no more
-        `{"is": "lost"}` is said.
+        with nothing more where the job was stopped, and with `ended` where it can go on later. Of
+        one that has lost a rank and is no more `{"is": "lost"}` is said.
         """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
 from mpicoll.train.driver import checkpoints
 from mpicoll.train.driver.loop import run
-from mpicoll.train.ranks.workers import TrainingError
+from mpicoll.train.ranks.workers import NotSaved, TrainingError
 from mpicoll.train.records import Epoch, Measures
 from mpicoll.train.search.methods import Job
 from mpicoll.train.search.space import Space
@@ -75,7 +76,7 @@ def carry_out(
 
     Returns:
         `score`, `measure`, `validation` and `failed` as in the file of the search; nothing where
-        the run was stopped before its end.
+        the run was stopped before its end; `ended`, why, where it can go on later.
     """
     rank = 0 if comm is None else comm.Get_rank()
     try:
@@ -85,13 +86,19 @@ def carry_out(
             result = run(config, comm, dataset=dataset, on_epoch=tell if rank == 0 else None)
     except RankLost:
         raise
+    except NotSaved as error:
+        return {"ended": str(error)}
     except TrainingError as error:
         return {"score": None, "validation": {}, "failed": str(error)}
     if result.stopped in ("signal", "asked"):
         return {}
     found = result.history[-1].validation
+    score = score_of(found, measure)
+    if not math.isfinite(score):
+        words = f"{measure} of the validation set is {found[measure]}"
+        return {"score": None, "validation": found, "failed": words}
     return {
-        "score": score_of(found, measure),
+        "score": score,
         "measure": measure,
         "validation": found,
         "failed": None,

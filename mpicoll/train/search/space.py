@@ -29,6 +29,11 @@ from mpicoll.train.driver import config_file
 
 Values = dict[str, Any]
 
+#: The largest whole number of a range: all below it are floating-point numbers, too.
+_LARGEST = 2**53
+#: Values of a key that a grid has, at most.
+_POINTS = 1_000_000
+
 #: Keys that the search itself sets, or whose runs would not end at the epoch they are to end at.
 _OWN = (
     *("steps", "target_loss", "target_accuracy", "pause_after"),
@@ -104,7 +109,7 @@ class Log(Between):
 
 
 class Integer(Between):
-    """Whole ones, both ends included; without `points` a grid has all."""
+    """Whole ones, both ends included; without `points` a grid has all, unless they are millions."""
 
     def draw(self, generator: np.random.Generator) -> Any:
         return int(generator.integers(int(self.low), int(self.high) + 1))
@@ -112,6 +117,8 @@ class Integer(Between):
     def grid(self) -> list[Any]:
         all_of_them = int(self.high - self.low) + 1
         points = min(self.points or all_of_them, all_of_them)
+        if points > _POINTS:
+            return []
         return [round(number) for number in np.linspace(self.low, self.high, points).tolist()]
 
     def near(self, value: Any, factor: float) -> Any:
@@ -258,11 +265,20 @@ def _dimension(name: str, given: Any) -> Dimension:
     if kind == "choice":
         if points is not None:
             raise ValueError(f"{name}: a grid has all choices: leave points out")
+        for value in found:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name}: {value} is among choice: give finite numbers")
         return Choice(values=found)
     low, high = found
     if not low < high or (kind == "log" and low <= 0):
         least = "two numbers above 0" if kind == "log" else "two numbers"
         raise ValueError(f"{name}: {kind} is [{low}, {high}]: give {least}, the lower one first")
+    if kind == "integer" and max(-low, high) > _LARGEST:
+        raise ValueError(
+            f"{name}: integer is [{low}, {high}]: give whole numbers from -2**53 to 2**53"
+        )
+    if kind != "integer" and math.isinf(high / low if kind == "log" else high - low):
+        raise ValueError(f"{name}: {kind} is [{low}, {high}]: give two numbers closer together")
     return KINDS[kind](points=points, low=low, high=high)
 
 
@@ -274,7 +290,7 @@ def _checked(name: str, kind: str, given: Mapping[str, Any]) -> tuple[tuple[Any,
     least, most = (1, None) if kind == "choice" else (2, 2)
     types = {
         kind: (tuple[item, ...], Field(min_length=least, max_length=most)),
-        "points": (int | None, Field(None, ge=2)),
+        "points": (int | None, Field(None, ge=2, le=_POINTS)),
     }
     made = config_file.typed(name, given, types)
     return made[kind], made["points"]

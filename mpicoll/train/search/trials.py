@@ -29,6 +29,17 @@ from mpicoll.train.search.options import SearchOptions
 from mpicoll.train.search.space import Space
 
 FILE = "trials.jsonl"
+#: What records hold, by their event, and of which type.
+_HELD: dict[str, dict[str, Any]] = {
+    "search": {"space": dict, "options": dict},
+    "asked": {"trial": int, "values": dict, "epochs": int, "source": (list, type(None))},
+    "epoch": {"trial": int, "number": int, "validation": dict},
+    "told": {
+        **{"trial": int, "epochs": int, "score": (int, float, type(None))},
+        **{"validation": dict, "failed": (str, type(None))},
+    },
+    "winner": {"trial": int, "epochs": int, "test": dict},
+}
 #: Options that may be others when a search goes on.
 _FREE = ("out", "ranks_per_trial", "survive")
 
@@ -54,7 +65,7 @@ class Trials:
 
     def __init__(self, folder: Path, space: Space, options: SearchOptions, resume: bool) -> None:
         path = folder / FILE
-        self.records: list[Record] = read(path) if path.exists() else []
+        self.records: list[Record] = read(path) if _has_begun(path) else []
         if self.records and not resume:
             raise FileExistsError(
                 f"{path} is there: go on with --resume, or give another folder with --out"
@@ -123,15 +134,37 @@ def read(path: Path) -> list[Record]:
     found: list[Record] = []
 
     def take(record: Record) -> None:
-        float(record["seconds"])
-        if record["event"] in ("asked", "told"):
-            int(record["trial"]), int(record["epochs"])
+        _require_whole(record)
         found.append(record)
 
     json_lines.read(path, take)
     if not found or found[0]["event"] != "search":
         raise ValueError(f"{path} does not begin as the file of a search: give another folder")
     return found
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether a file has a first line; on a full disk it may have been made without one."""
+    if not path.exists():
+        return False
+    with open(path, "rb") as file:
+        return file.readline().endswith(b"\n")
+
+
+def _require_whole(record: Record) -> None:
+    """Refuse a record that lacks what its event says.
+
+    Raises:
+        KeyError: Something is missing.
+        TypeError: Something is of another type.
+    """
+    for name, kind in {"seconds": (int, float), **_HELD.get(record["event"], {})}.items():
+        value = record[name]
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is {value!r}")
+    source = record.get("source")
+    if source is not None and [type(number) for number in source] != [int, int]:
+        raise TypeError(f"source is {source!r}")
 
 
 def machine(records: list[Record]) -> tuple[Space, SearchOptions]:
