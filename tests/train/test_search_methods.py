@@ -143,6 +143,19 @@ def test_members_of_a_population_copy_better_ones_and_never_go_back(
         assert job.epochs == 9 or told[job.place] == -math.inf
 
 
+def test_a_population_on_one_group_advances_together():
+    """Each member is worse than those before it: the last one copies the first."""
+    method, asked = make("pbt", 4, min_epochs=3), []
+    while (job := method.ask()) is not None:
+        asked.append((*job.place, job.source))
+        method.tell(job, -job.trial)
+    assert asked == [
+        *((0, 3, None), (1, 3, None), (2, 3, None), (3, 3, None)),
+        *((0, 6, (0, 3)), (1, 6, (1, 3)), (2, 6, (2, 3)), (3, 9, (0, 6))),
+        *((0, 9, (0, 6)), (1, 9, (1, 6)), (2, 9, (2, 6))),
+    ]
+
+
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 10**6), method=st.sampled_from(["random", "grid", "asha", "pbt"]))
 def test_the_same_arrivals_give_the_same_decisions(seed, method):
