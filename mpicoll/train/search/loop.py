@@ -111,8 +111,9 @@ def search(
         comm = _surviving(comm, base)
     out, rank = Path(options.out), 0 if comm is None else comm.Get_rank()
     workers = _workers(comm, options)
+    # First, so that data that cannot be read leave no file, which only --resume would go on from.
+    data = _data(workers, base, options, trains=rank > 0 or ranks == 1)
     with _opened(workers, out, space, options, resume) as found:
-        data = _data(workers, base, options, trains=rank > 0 or ranks == 1)
         failure = None
         if comm is None or ranks == 1:
             assert data is not None and found is not None
