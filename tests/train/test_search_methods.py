@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpicoll.train.search import methods
+from mpicoll.train.search.loop import groups_of
 from mpicoll.train.search.methods import CHANGEABLE, Job, Rungs
 from mpicoll.train.search.options import SearchOptions
 from mpicoll.train.search.space import Space
@@ -258,6 +259,15 @@ def test_ranks_are_one_and_groups(ranks, each, groups):
 def test_ranks_that_do_not_divide_are_refused(ranks, each, words):
     with pytest.raises(ValueError, match=words):
         SearchOptions(ranks_per_trial=each).groups(ranks)
+
+
+def test_a_run_that_a_group_cannot_carry_out_is_refused():
+    run = {"model": "mlp", "mesh": "pipe=4"}
+    space = Space.of({"run": run, "space": {"lr": {"log": [0.01, 1.0]}}})
+    assert groups_of(space, SearchOptions(ranks_per_trial=4), 9) == 2
+    words = "ranks_per_trial is 2, and the run is refused: mesh pipe=4 is for multiples of 4 ranks"
+    with pytest.raises(ValueError, match=words):
+        groups_of(space, SearchOptions(ranks_per_trial=2), 9)
 
 
 @pytest.mark.parametrize(
