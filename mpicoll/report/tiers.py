@@ -67,7 +67,8 @@ def render(found: Sequence[Outcome], faults: Mapping[int, Fault]) -> str:
 def _in_words(faults: Mapping[int, Fault]) -> Iterator[str]:
     for device, fault in sorted(faults.items()):
         if fault.silent is not None:
-            yield f"device {device} silent" + (f" from batch {fault.silent}" if fault.silent else "")
+            start = f" from batch {fault.silent}" if fault.silent else ""
+            yield f"device {device} silent{start}"
         if fault.late:
             yield f"device {device} late by {fault.late:g} s"
 
