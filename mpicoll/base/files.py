@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,6 +112,9 @@ def parse_yaml(text: str) -> Any:
                 seen[name] = line
             return super().construct_mapping(node, deep)
 
+    # A number of YAML 1.2, which PyYAML takes for words: it asks for a point and a sign.
+    exponent = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+.0123456789"))
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape as escaped
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,20 +14,25 @@ from mpicoll.report.style import COLORS
 from mpicoll.report.tables import Head
 
 if TYPE_CHECKING:
-    from mpicoll.train.exits import Outcome
+    from mpicoll.train.exits import Fault, Outcome
 
 
-def write(path: Path, found: Sequence[Outcome]) -> None:
+def write(path: Path, found: Sequence[Outcome], faults: Mapping[int, Fault]) -> None:
     """Write the page; an older file is replaced only when the new one is complete.
+
+    Args:
+        path: Where.
+        found: One outcome for each threshold.
+        faults: What was wrong with devices, by number.
 
     Raises:
         OSError: The file cannot be written.
         ImportError: plotly is missing.
     """
-    write_atomically(path, render(found))
+    write_atomically(path, render(found, faults))
 
 
-def render(found: Sequence[Outcome]) -> str:
+def render(found: Sequence[Outcome], faults: Mapping[int, Fault]) -> str:
     """The page as one string."""
     ordered = sorted(found, key=lambda outcome: outcome.threshold)
     names = list(ordered[0].leaving)
@@ -47,7 +52,7 @@ def render(found: Sequence[Outcome]) -> str:
     body = [
         f"<h1>{escaped(title)}</h1>",
         f'<p class="faint">{ordered[0].samples} samples; {ordered[0].raw} bytes of each, sent raw '
-        "as stored in 8 bits</p>",
+        f"as stored in 8 bits{''.join(f'; {word}' for word in _in_words(faults))}</p>",
         '<section><div class="plots">',
         *(page.plot(name, drawn) for name, drawn in plots),
         "</div>",
@@ -57,6 +62,15 @@ def render(found: Sequence[Outcome]) -> str:
         _table(ordered, names),
     ]
     return page.document(title, "".join(body))
+
+
+def _in_words(faults: Mapping[int, Fault]) -> Iterator[str]:
+    for device, fault in sorted(faults.items()):
+        if fault.silent is not None:
+            start = f" from batch {fault.silent}" if fault.silent else ""
+            yield f"device {device} silent{start}"
+        if fault.late:
+            yield f"device {device} late by {fault.late:g} s"
 
 
 def _over(what: str, lines: list[tuple[str, list[float]]], found: Sequence[Outcome]) -> Figure:

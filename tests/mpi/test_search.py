@@ -10,10 +10,11 @@ from mpicoll.train.search.loop import search
 from mpicoll.train.search.options import SearchOptions
 from mpicoll.train.search.space import Space
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(MPI.COMM_WORLD.size not in (2, 5), reason="2 and 5 ranks show it"),
-]
+pytestmark = pytest.mark.mpi
+
+shown_by_2_and_5_ranks = pytest.mark.skipif(
+    MPI.COMM_WORLD.size not in (2, 5), reason="2 and 5 ranks show it"
+)
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def space(comm, folder):
                 "model": "mlp",
                 "hidden": [8],
                 "epochs": 4,
-                "strategy": "zero1" if comm.size > 2 else "allreduce",
+                "strategy": "zero1" if comm.size > 3 else "allreduce",
             },
             "space": {
                 "lr": {"choice": [0.001, 0.05, 1e300]},
@@ -59,6 +60,7 @@ def require_whole(folder):
     assert trials.replay(folder, found, methods.make_method(*trials.machine(found))) == len(asked)
 
 
+@shown_by_2_and_5_ranks
 @pytest.mark.parametrize("method", ["asha", "pbt"])
 def test_groups_search_together(comm, folder, space, method):
     found = search(space, options(comm, folder, method=method), comm)
@@ -75,6 +77,26 @@ def test_groups_search_together(comm, folder, space, method):
     comm.barrier()
 
 
+@pytest.mark.skipif(MPI.COMM_WORLD.size != 3, reason="one group of two shows it")
+@pytest.mark.parametrize("run", [{"mesh": "pipe=2"}, {"mesh": "tensor=2"}, {"strategy": "fsdp"}])
+def test_a_group_shares_a_model(comm, folder, space, run):
+    """Layers cut over a group: the decisions and scores of a group that has copies."""
+    each = {"trials": 4, "ranks_per_trial": 2}
+    copies = search(space, options(comm, folder, **each, out=str(folder / "copies")), comm)
+    shared = Space.of({**space.text, "run": {**space.text["run"], **run}})
+    found = search(shared, options(comm, folder, **each), comm)
+    assert found.complete
+    assert found.failed.keys() == copies.failed.keys() != set()
+    assert (found.trial, found.trained) == (copies.trial, copies.trained)
+    assert found.validation == pytest.approx(copies.validation, rel=1e-3)
+    assert found.test == pytest.approx(copies.test, rel=1e-3)
+    if comm.rank == 0:
+        require_whole(folder)
+        assert {r["epochs"] for r in records(folder) if r["event"] == "told"} == {1, 2, 4}
+    comm.barrier()
+
+
+@shown_by_2_and_5_ranks
 def test_what_stops_the_coordinator_stops_all(comm, folder, space):
     """A disk that is full, while groups train: the same error on all ranks, and then it goes on."""
 
@@ -91,6 +113,7 @@ def test_what_stops_the_coordinator_stops_all(comm, folder, space):
     comm.barrier()
 
 
+@shown_by_2_and_5_ranks
 def test_another_search_in_the_folder_is_refused_by_all(comm, folder, space):
     search(space, options(comm, folder, trials=2), comm)
     with pytest.raises(TrainingError, match="is there: go on with --resume"):

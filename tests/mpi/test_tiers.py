@@ -122,6 +122,14 @@ def test_every_strategy_learns_all_exits(comm, changes):
         assert max(parity.differences(found.parameters, one.parameters).values()) < 1e-10
 
 
+@pytest.mark.skipif(MPI.COMM_WORLD.size != 3, reason="3 ranks show it")
+@pytest.mark.parametrize("changes", [{"strategy": "fsdp"}, {"mesh": "pipe=3"}], ids=str)
+def test_what_knows_no_exits_refuses_them(comm, changes):
+    model = model_for(comm.size, "float64")
+    with pytest.raises(TrainingError, match=r"the model is a? ?EarlyExits"):
+        run(Config(dtype="float64", batch=10, **changes), comm, dataset=quarters(), model=model)
+
+
 def test_nobody_leaves_below_0_and_all_do_at_1(comm, trained):
     counts, batch = TIERS[comm.size], 8
     model, parameters, buffers = load_model(trained)

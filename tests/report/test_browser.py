@@ -158,4 +158,4 @@ def test_early_exits(shown):
         for threshold in (0.0, 0.5, 1.0)
     ]
     names = ["accuracy", "leaving", "bytes", "time", "accuracy-by-bytes"]
-    require_whole(shown, tiers.render(outcomes), names)
+    require_whole(shown, tiers.render(outcomes, {}), names)

@@ -411,6 +411,7 @@ def test_the_command_and_its_page(tmp_path, mpirun):
     assert "20 samples" in done.out
     text = page.read_text()
     assert "Early exits: phone, cloud" in text
+    assert "; device 1 silent from batch 1<" in text
     for plot in ("accuracy", "leaving", "bytes", "time", "accuracy-by-bytes"):
         assert f'data-name="{plot}"' in text
     done = mpirun(2, *words, "--silent", "one")

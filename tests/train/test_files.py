@@ -363,9 +363,16 @@ def test_a_file_says_what_arguments_would(tmp_path, name, text):
     )
 
 
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "+100e-6", ".1e-3", "0.0001"])
+def test_yaml_has_the_numbers_of_python(tmp_path, text):
+    (tmp_path / "run.yaml").write_text(f"lr: {text}")
+    assert config_file.read(tmp_path / "run.yaml") == {"lr": 1e-4}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("run.yaml", "lr: 1e-4a", "lr is '1e-4a'"),
         ("run.toml", "epoch = 3", "unknown key 'epoch'; the nearest known key is epochs"),
         ("run.yaml", "momentun: 0.5", "unknown key 'momentun'; the nearest known key is momentum"),
         ("run.toml", 'epochs = "3"', "epochs is '3'"),

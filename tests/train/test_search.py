@@ -89,6 +89,14 @@ def test_a_search_in_one_process(space, tmp_path, method):
     assert same_decisions(tmp_path) == len(asked)
 
 
+def test_data_that_cannot_be_read_leave_no_search_behind(space, tmp_path):
+    (tmp_path / "data.npz").rename(tmp_path / "elsewhere.npz")
+    with pytest.raises(TrainingError, match="reading"):
+        search(space, options(tmp_path))
+    (tmp_path / "elsewhere.npz").rename(tmp_path / "data.npz")
+    assert search(space, options(tmp_path, trials=2)).complete
+
+
 def test_what_is_promoted_is_what_a_whole_run_is_after_as_many_epochs(space, tmp_path):
     """A pause and a resume change nothing, also where the learning rate changes."""
     slow = search(space, options(tmp_path, out=str(tmp_path / "asha"), trials=6))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpicoll.train.search import methods
+from mpicoll.train.search.loop import groups_of
 from mpicoll.train.search.methods import CHANGEABLE, Job, Rungs
 from mpicoll.train.search.options import SearchOptions
 from mpicoll.train.search.space import Space
@@ -145,6 +146,19 @@ def test_members_of_a_population_copy_better_ones_and_never_go_back(
         assert job.epochs == 9 or told[job.place] == -math.inf
 
 
+def test_a_population_on_one_group_advances_together():
+    """Each member is worse than those before it: the last one copies the first."""
+    method, asked = make("pbt", 4, min_epochs=3), []
+    while (job := method.ask()) is not None:
+        asked.append((*job.place, job.source))
+        method.tell(job, -job.trial)
+    assert asked == [
+        *((0, 3, None), (1, 3, None), (2, 3, None), (3, 3, None)),
+        *((0, 6, (0, 3)), (1, 6, (1, 3)), (2, 6, (2, 3)), (3, 9, (0, 6))),
+        *((0, 9, (0, 6)), (1, 9, (1, 6)), (2, 9, (2, 6))),
+    ]
+
+
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 10**6), method=st.sampled_from(["random", "grid", "asha", "pbt"]))
 def test_the_same_arrivals_give_the_same_decisions(seed, method):
@@ -247,6 +261,15 @@ def test_ranks_are_one_and_groups(ranks, each, groups):
 def test_ranks_that_do_not_divide_are_refused(ranks, each, words):
     with pytest.raises(ValueError, match=words):
         SearchOptions(ranks_per_trial=each).groups(ranks)
+
+
+def test_a_run_that_a_group_cannot_carry_out_is_refused():
+    run = {"model": "mlp", "mesh": "pipe=4"}
+    space = Space.of({"run": run, "space": {"lr": {"log": [0.01, 1.0]}}})
+    assert groups_of(space, SearchOptions(ranks_per_trial=4), 9) == 2
+    words = "ranks_per_trial is 2, and the run is refused: mesh pipe=4 is for multiples of 4 ranks"
+    with pytest.raises(ValueError, match=words):
+        groups_of(space, SearchOptions(ranks_per_trial=2), 9)
 
 
 @pytest.mark.parametrize(

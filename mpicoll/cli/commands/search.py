@@ -45,6 +45,7 @@ def command(
     # Before anything loads NumPy.
     threads.limit_blas_threads()
     from mpicoll.train.search import console
+    from mpicoll.train.search.loop import groups_of
     from mpicoll.train.search.space import Space
 
     with reading():
@@ -57,8 +58,7 @@ def command(
         session.use_gpu()
     comm = session.communicator()
     with usage():
-        options.groups(comm.Get_size())
-        found.config({}).worker_count(options.ranks_per_trial)
+        groups_of(found, options, comm.Get_size())
     return console.main(found, options, comm, resume=resume, as_json=json, progress=progress)
 
 

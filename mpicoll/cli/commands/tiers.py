@@ -110,7 +110,7 @@ def command(
     if page is not None:
         from mpicoll.report import tiers as pages
 
-        pages.write(page, found)
+        pages.write(page, found, faults)
         output.remark(f"written to {page}")
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
@@ -262,6 +262,11 @@ class Sequential(PushingModel):
     def _numbers(self, layers: Iterable[int] | None) -> Iterable[int]:
         """Numbers of layers; None stands for all."""
         return range(len(self.layers)) if layers is None else layers
+
+
+def is_chain(model: Model) -> TypeGuard[Sequential]:
+    """Whether a model is a chain of layers and nothing more, such as exits on the way."""
+    return isinstance(model, Sequential) and type(model).push_gradients is Sequential.push_gradients
 
 
 class MLP(Sequential):

@@ -105,14 +105,14 @@ def search(
             this one.
     """
     ranks = 1 if comm is None else comm.Get_size()
-    groups, base = options.groups(ranks), space.config({})
-    base.worker_count(options.ranks_per_trial)
+    groups, base = groups_of(space, options, ranks), space.config({})
     if options.survive:
         comm = _surviving(comm, base)
     out, rank = Path(options.out), 0 if comm is None else comm.Get_rank()
     workers = _workers(comm, options)
+    # First, so that data that cannot be read leave no file, which only --resume would go on from.
+    data = _data(workers, base, options, trains=rank > 0 or ranks == 1)
     with _opened(workers, out, space, options, resume) as found:
-        data = _data(workers, base, options, trains=rank > 0 or ranks == 1)
         failure = None
         if comm is None or ranks == 1:
             assert data is not None and found is not None
@@ -124,6 +124,20 @@ def search(
             return end.told(comm, workers)
         assert comm is not None
         return _by_those_left(comm, options, end)
+
+
+def groups_of(space: Space, options: SearchOptions, ranks: int) -> int:
+    """How many trials are trained at a time on so many ranks.
+
+    Raises:
+        ValueError: The ranks do not divide into groups, or the run is none of a group's ranks.
+    """
+    groups, each = options.groups(ranks), options.ranks_per_trial
+    try:
+        space.config({}).worker_count(each)
+    except ValueError as error:
+        raise ValueError(f"ranks_per_trial is {each}, and the run is refused: {error}") from None
+    return groups
 
 
 def _workers(comm: MPI.Intracomm | None, options: SearchOptions) -> Workers:

@@ -161,7 +161,8 @@ class Population(Method):
     A member that is among the worst quarter copies, after some epochs, the checkpoint of one of the
     best quarter that has trained at least as long, and changes its values by a factor
     (M. Jaderberg et al. 2017: truncation selection, and perturbation). A member that has failed
-    copies, too, or ends. No member goes back, so that each trains no more than a whole run.
+    copies, too, or ends. No member goes back, so that each trains no more than a whole run. Who has
+    the fewest epochs is next: so members can compare, where they are more than groups.
 
     Args:
         trials, drawn: Size of the population; first values of each member.
@@ -187,12 +188,15 @@ class Population(Method):
         self._complete: dict[int, Job] = {}
 
     def _next(self) -> Job | None:
-        for member in range(self._trials):
+        for member in sorted(range(self._trials), key=self._epochs_of):
             job = self._next_of(member)
             if job is not None:
                 self._asked[member] = job
                 return job
         return None
+
+    def _epochs_of(self, member: int) -> int:
+        return self._asked[member].epochs if member in self._asked else 0
 
     def _next_of(self, member: int) -> Job | None:
         last = self._asked.get(member)

@@ -21,6 +21,7 @@ from mpicoll.train.exchange import transfers
 from mpicoll.train.exchange.buckets import Exchange, covered
 from mpicoll.train.models import Model, Sequential
 from mpicoll.train.models.flat import Flat, Parameters
+from mpicoll.train.models.networks import is_chain
 from mpicoll.train.parallel.parameter_shards import ParameterShards
 from mpicoll.train.parallel.passes import Passes
 from mpicoll.train.parallel.units import GATHERS, Drawn
@@ -99,7 +100,7 @@ class FullySharded(Strategy):
         self, config: Config, workers: Workers, comm: MPI.Intracomm | None, model: Model
     ) -> ShardHolding:
         with together(workers, "making data and model ready"):
-            if not isinstance(model, Sequential):
+            if not is_chain(model):
                 raise ValueError(
                     f"strategy fsdp gathers layer by layer, and the model is a "
                     f"{type(model).__name__}: give a Sequential of layers, or strategy zero1"

@@ -15,6 +15,7 @@ from mpicoll.base.wording import plural
 from mpicoll.train.config import Config
 from mpicoll.train.models import Model, Sequential
 from mpicoll.train.models.flat import Flat
+from mpicoll.train.models.networks import is_chain
 from mpicoll.train.parallel.mesh import Mesh, count_replicas
 from mpicoll.train.parallel.parts import Parts
 from mpicoll.train.parallel.pipeline import Pipeline
@@ -147,10 +148,7 @@ def _layered(model: Model) -> Sequential:
     Raises:
         ValueError: It is none.
     """
-    if (
-        not isinstance(model, Sequential)
-        or type(model).push_gradients is not Sequential.push_gradients
-    ):
+    if not is_chain(model):
         raise ValueError(
             "a mesh with pipe or tensor shares the layers of a Sequential, and the model is "
             f"{type(model).__name__}: give a Sequential, or leave mesh out"
