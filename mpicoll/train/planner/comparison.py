@@ -77,9 +77,9 @@ def why(other: Outcome, best: Outcome) -> str:
     more = {
         "ranks wait for other stages": other.waiting - best.waiting,
         "collectives inside layers": other.tensor - best.tensor,
-        "summing gradients over replicas"
-        if other.candidate.strategy != "fsdp"
-        else "gathering parameters": other.exchange - best.exchange,
+        "gathering parameters"
+        if other.candidate.sharing.parameters
+        else "summing gradients over replicas": other.exchange - best.exchange,
         "layers computed twice"
         if other.candidate.recompute
         else "smaller pieces compute slower": other.computing - best.computing,
@@ -101,13 +101,8 @@ def explanation(best: Outcome, problem: Problem, found: Found) -> Iterator[str]:
             f"{problem.batch} samples of a step; at its end they add up their gradients, which "
             f"sends {megabytes(best.sent['data'])} from each rank."
         )
-        if candidate.strategy == "zero1":
-            yield "Each replica updates a part of the parameters, and sends it to all (zero1)."
-        if candidate.strategy == "fsdp":
-            yield (
-                "Each replica keeps a part of the parameters, and gathers those of a layer just "
-                "before they are used (fsdp)."
-            )
+        if candidate.sharing.words:
+            yield candidate.sharing.words
     if pipe > 1:
         yield (
             f"The layers are cut into {candidate.chunks} chunks, which begin at layers "

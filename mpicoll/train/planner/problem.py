@@ -129,11 +129,12 @@ class Problem:
         working = max(int(layers.most_working[start, end - 1]) for start, end in spans)
         found = {"parameters": weights, "gradients": weights, "optimizer": self.slots * weights}
         if not candidate.order:
-            if candidate.strategy == "zero1":
-                found["optimizer"] = self.slots * -(-weights // candidate.data)
-            elif candidate.strategy == "fsdp":
-                part, largest = -(-weights // candidate.data), int(layers.weights.max())
-                found = {"parameters": part, "gradients": part, "optimizer": self.slots * part}
+            part = -(-weights // candidate.data)
+            if candidate.sharing.updates:
+                found["optimizer"] = self.slots * part
+            if candidate.sharing.parameters:
+                largest = int(layers.weights.max())
+                found |= {"parameters": part, "gradients": part}
                 found["gathered"] = min(2, len(layers)) * largest + largest
             return {**found, "activations": kept, "passes": working}
         count, again = self.held(candidate, rank)
@@ -202,10 +203,10 @@ class Problem:
 
         if candidate.tensor > 1:  # sums begin when all gradients are there
             whole = computing + collective("allreduce", sum(times[2]))
-        elif candidate.strategy == "fsdp":
+        elif candidate.sharing.parameters:
             whole = fully_sharded(*times, count, collective)
         else:
-            whole = reduced(*times, count, collective, candidate.strategy == "zero1")
+            whole = reduced(*times, count, collective, candidate.sharing.updates)
         return whole, computing, whole - computing
 
     def _pipeline(
@@ -236,7 +237,7 @@ class Problem:
             tensor = max(tensor, sum(_passes(candidate, layers, "sent", *span) for span in spans))
             weights = max(weights, sum(layers.total("weights", *span) for span in spans))
         # All-gathers and reduce-scatters send (N - 1) / N of a vector, all-reduces twice as much.
-        times = 3 * count if candidate.strategy == "fsdp" else 2
+        times = 3 * count if candidate.sharing.parameters else 2
         return {"data": times * (data - 1) * weights // data, "pipe": pipe, "tensor": tensor}
 
 

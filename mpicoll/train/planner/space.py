@@ -33,12 +33,42 @@ _MOST_MICROBATCHES = 256
 _MOST_ZB_V = 1024
 
 
+class Sharing(NamedTuple):
+    """What replicas of the same parameters share out, rather than all keep.
+
+    Attributes:
+        updates: Each updates a part, and keeps the optimizer's arrays of that part alone.
+        parameters: Each keeps a part of parameters and gradients, too, and gathers what it needs.
+        words: What each replica does.
+    """
+
+    updates: bool = False
+    parameters: bool = False
+    words: str = ""
+
+
+#: By strategy.
+STRATEGIES = {
+    "allreduce": Sharing(),
+    "zero1": Sharing(
+        updates=True,
+        words="Each replica updates a part of the parameters, and sends it to all (zero1).",
+    ),
+    "fsdp": Sharing(
+        updates=True,
+        parameters=True,
+        words="Each replica keeps a part of the parameters, and gathers those of a layer just "
+        "before they are used (fsdp).",
+    ),
+}
+
+
 class Candidate(NamedTuple):
     """One way to train, but for the cut.
 
     Attributes:
         data, pipe, tensor: Ranks along each axis.
-        strategy: Of the replicas: allreduce, zero1 or fsdp.
+        strategy: Of the replicas, one of `STRATEGIES`.
         microbatches: Parts of a replica's share of the batch.
         recompute: Whether forward passes are run again.
         order: Of computation; "" without a pipeline.
@@ -55,6 +85,11 @@ class Candidate(NamedTuple):
     parameters: tuple[tuple[str, int], ...] = ()
 
     @property
+    def sharing(self) -> Sharing:
+        """What the replicas share out."""
+        return STRATEGIES[self.strategy]
+
+    @property
     def mesh(self) -> str:
         """As it is written: "data=2,pipe=2,tensor=1"."""
         return f"data={self.data},pipe={self.pipe},tensor={self.tensor}"
@@ -68,7 +103,7 @@ class Candidate(NamedTuple):
     def words(self) -> str:
         """In words: "data=2,pipe=2,tensor=1, 1f1b ahead=1, 8 microbatches"."""
         parts = [self.mesh]
-        if self.strategy != "allreduce":
+        if self.sharing.updates:
             parts.append(self.strategy)
         if self.order:
             parts.append(" ".join([self.order, *(f"{n}={v}" for n, v in self.parameters)]))
@@ -115,7 +150,7 @@ def candidates(ranks: int, batch: int, layers: int, halves: bool = True) -> Iter
             if pipe == 1:
                 alone = tensor == 1
                 if not alone or batch % count == 0:
-                    names = ("allreduce", "zero1", "fsdp") if alone and data > 1 else ("allreduce",)
+                    names = [*STRATEGIES] if alone and data > 1 else ["allreduce"]
                     for name in names:
                         yield Candidate(data, pipe, tensor, name, count)
                 continue
