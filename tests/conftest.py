@@ -19,6 +19,10 @@ import pytest
 hypothesis.settings.register_profile("mpicoll", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("mpicoll")
 
+# Tables are as wide as in a pipe, whatever terminal the tests, or workers of pytest-xdist, hear of.
+for variable in ("COLUMNS", "LINES"):
+    os.environ.pop(variable, None)
+
 
 def pytest_ignore_collect(collection_path, config):
     """Leave out tests/mpi when not under mpirun: importing those tests initialises MPI."""

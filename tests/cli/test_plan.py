@@ -30,7 +30,7 @@ def test_a_plan_is_printed_and_explained(command, words):
     assert found.status == 0, found.err
     first, second, *lines = found.out.splitlines()
     assert first.startswith("plan: data=") and " ms a step, the shortest of the space" in second
-    assert "why not" in lines[0]
+    assert any("why not" in line for line in lines[:4])
     assert any(
         line.startswith("space: ") and " candidates and their cuts, " in line for line in lines
     )

@@ -172,7 +172,8 @@ def test_a_decoder_learns_a_text(poem):
     assert result.parameters["embedding.weight"].shape == (256, 16)
 
 
-def test_the_command_shows_a_table_beside_the_loss(poem, capsys):
+def test_the_command_shows_a_table_beside_the_loss(poem, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     words = "--model transformer --layers 1 --width 8 --heads 2 --context 32 --steps 3 --batch 8"
     command = ["train", "text", "--data", str(poem), *words.split()]
     assert main([*command, "--dtype", "float32", "--evaluate-train"]) == 0

@@ -83,7 +83,7 @@ def command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="FILE", help="Write the plan: TOML for train --config."
+            "-o", "--output", metavar="FILE", help="Write the plan: TOML for train --config."
         ),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say the plan in words.")] = False,

@@ -50,10 +50,9 @@ def command(
 ) -> int:
     """Train a model on all ranks.
 
-    The ranks share each batch and sum their gradients by all-reduce: the result equals that of one
-    process up to rounding. With --compare the exit status is 1 if it does not. With --mesh they
-    share the layers of the model, too. On SIGTERM or SIGUSR1 all ranks write a checkpoint and exit
-    with status 75; `--resume auto` continues.
+    The ranks share each batch, with --mesh also the layers: the result equals that of one process
+    up to rounding; with --compare the exit status is 1 if it does not. On SIGTERM or SIGUSR1 all
+    ranks write a checkpoint and exit with status 75; `--resume auto` continues.
     """
     from mpicoll.train import threads
 
