@@ -11,6 +11,7 @@ from mpicoll.train.models import Batch, transformer
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_fifty_steps_are_those_of_pytorch(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))

@@ -103,6 +103,8 @@ def test_targets_in_files_are_checked_when_they_are_opened(tmp_path, nothing_sma
         data.load(str(tmp_path))
 
 
+@pytest.mark.long
+@pytest.mark.timeout(180)
 def test_four_gigabytes_train_where_one_may_be_held(mpirun, tmp_path):
     """On each of two ranks. A file of holes, which takes no space; what it holds is zeros."""
     samples = 1 << 20

@@ -103,7 +103,7 @@ def trained(mpirun, tmp_path):
     return train
 
 
-MODELS = ["bsp", "ssp:2", "adaptive:1,3", "async"]
+MODELS = ["bsp", "ssp:2", "adaptive:1,3", "async"] if launch._long() else ["bsp", "async"]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -113,7 +113,7 @@ def test_replicas_change_nothing(trained, model):
 
 
 #: Twenty in the long suite.
-POINTS = range(20 if launch._long() else 4)
+POINTS = range(20 if launch._long() else 2)
 
 
 @pytest.mark.timeout(60)
