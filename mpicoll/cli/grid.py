@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -91,7 +90,16 @@ def _longest_word(texts: Sequence[str]) -> int:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    """Lines of at most `width` cells, of which some characters take two; words are whole."""
+    if cell_len(text) <= width:
+        return [text]
+    lines: list[str] = []
+    for word in text.split():
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines or [""]
 
 
 def _lines(
