@@ -24,18 +24,19 @@ ulfm = pytest.mark.skipif(
 )
 
 
-def survive(mpirun, rounds, transport="auto", elements=1000, after=None, limit=40, **job):
+def survive(
+    mpirun, rounds, transport="auto", elements=1000, after=None, limit=40, ranks=None, exits=False
+):
     """Run rounds in which a rank dies; what the ranks that are left have found in each.
 
     There are `ranks`, one more than rounds if that is not given; `exits`: they die by ``os._exit``.
     """
-    ranks = job.pop("ranks", len(rounds) + 1)
-    words = json.dumps({"rounds": rounds, "elements": elements, "after": after, **job})
+    job = {"rounds": rounds, "elements": elements, "after": after, "exits": exits}
     done = mpirun(
-        ranks,
+        ranks or len(rounds) + 1,
         PROGRAM,
-        words,
-        options=EXITS if job.get("exits") else FAULT_TOLERANT,
+        json.dumps(job),
+        options=EXITS if exits else FAULT_TOLERANT,
         environment={"MPICOLL_TRANSPORT": transport},
         limit=limit,
     )

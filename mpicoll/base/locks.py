@@ -93,20 +93,15 @@ class Lock:
 def is_held(path: Path | str) -> bool:
     """Whether some process keeps a file or a folder to itself now."""
     lock = _lock_file(Path(path))
-    try:
-        descriptor = os.open(lock, os.O_RDONLY) if lock is not None else -1
-    except OSError:
-        return False
-    if descriptor < 0:
+    if lock is None:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(lock, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # some file systems have no locks
+    except OSError:  # nobody has made it, or some file systems have no locks
         return False
-    finally:
-        os.close(descriptor)
     return False
 
 

@@ -90,12 +90,16 @@ def read(folder: Path) -> History:
         )
     found = _history([record for record in records if record["run"] == names[-1]])
     found.folder = folder.resolve().name
-    for path in sorted(folder.glob("shard-*.jsonl"), key=lambda path: int(path.stem[6:])):
-        trace: list[Record] = []
-        json_lines.read(path, trace.append)
-        number = int(path.stem[6:])
-        found.shards[number] = [r for r in trace if json_lines.stamp(r).run == found.run]
+    for number, path in sorted((int(p.stem[6:]), p) for p in folder.glob("shard-*.jsonl")):
+        trace = found.shards.setdefault(number, [])
+        json_lines.read(path, partial(_take_event, trace, found.run))
     return found
+
+
+def _take_event(trace: list[Record], run: str, line: Record) -> None:
+    """Keep what a shard has written in a run."""
+    if json_lines.stamp(line).run == run:
+        trace.append(line)
 
 
 def _take(records: list[Record], rank: int, line: Record) -> None:

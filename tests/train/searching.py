@@ -9,7 +9,6 @@ function of ``mpicoll.train`` for the so manieth time.
 
 import json
 import os
-import pkgutil
 import signal
 import sys
 
@@ -23,26 +22,12 @@ import mpicoll
 from mpicoll.train.search import SearchOptions, Space, console
 
 JOB = json.loads(sys.argv[1])
+sys.path[:0] = [JOB["tests"]]
+from dying import before_call
 
-
-def prepare_to_die(where, times):
-    path, _, name = where.rpartition(".")
-    owner = pkgutil.resolve_name(f"mpicoll.train.{path}")
-    before = getattr(owner, name)
-
-    def dying(*arguments, **named):
-        nonlocal times
-        times -= 1
-        if not times:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return before(*arguments, **named)
-
-    setattr(owner, name, dying)
-
-
-for rank, *death in JOB["deaths"]:
+for rank, *moment in JOB["deaths"]:
     if MPI.COMM_WORLD.rank == rank:
-        prepare_to_die(*death)
+        before_call(*moment, lambda: os.kill(os.getpid(), signal.SIGKILL))
 space, options = Space.of(JOB["space"]), SearchOptions(**JOB["options"])
 comm = mpicoll.Intracomm(MPI.COMM_WORLD)
 sys.exit(console.main(space, options, comm, as_json=True, progress=False))

@@ -12,12 +12,12 @@ first how far that is from one process.
 
 import json
 import os
-import pkgutil
 import signal
 import subprocess
 import sys
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mpicoll.train import threads
@@ -36,6 +36,7 @@ from mpicoll.train.models import BatchNorm, Dense, ReLU
 JOB = json.loads(sys.argv[1])
 sys.path[:0] = [JOB["tests"]]
 from clouds import clouds
+from dying import before_call
 
 
 def die(how):
@@ -49,21 +50,6 @@ def die(how):
         os.kill(os.getpid(), signal.SIGSTOP)
         return
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def prepare_to_die(how, where, times):
-    path, _, name = where.rpartition(".")
-    owner = pkgutil.resolve_name(f"mpicoll.train.{path}")
-    before = getattr(owner, name)
-
-    def dying(*arguments, **named):
-        nonlocal times
-        times -= 1
-        if not times:
-            die(how)
-        return before(*arguments, **named)
-
-    setattr(owner, name, dying)
 
 
 def model():
@@ -132,9 +118,9 @@ def start(config):
     comm.leave()
 
 
-for rank, *death in JOB["deaths"]:
+for rank, how, *moment in JOB["deaths"]:
     if MPI.COMM_WORLD.rank == rank:
-        prepare_to_die(*death)
+        before_call(*moment, partial(die, how))
 options = {"dataset": "digits", "dtype": "float64", "batch": 10, "epochs": 4, "survive": True}
 config = Config(**{**options, **JOB["changes"]})
 if JOB.get("command"):

@@ -6,7 +6,7 @@ import launch
 import pytest
 
 PROGRAM = """
-import json, os, pkgutil, signal, sys
+import json, os, signal, sys
 from mpicoll.train import threads
 threads.limit_blas_threads()
 from mpi4py import MPI
@@ -16,22 +16,13 @@ from mpicoll.train import Config, data, main
 tests, victim, where, times, changes = json.loads(sys.argv[1])
 sys.path[:0] = [tests]
 from clouds import clouds
+from dying import before_call
 
 comm = mpicoll.Intracomm(MPI.COMM_WORLD)
 data.load_digits = clouds
 data.DATASETS["digits"] = lambda: data.load_digits()
 if comm.rank == victim:
-    # It dies when it is about to do something for the so manieth time.
-    path, _, name = where.rpartition(".")
-    owner = pkgutil.resolve_name(f"mpicoll.train.{path}")
-    before = getattr(owner, name)
-    def dying(*arguments, **named):
-        global times
-        times -= 1
-        if not times:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return before(*arguments, **named)
-    setattr(owner, name, dying)
+    before_call(where, times, lambda: os.kill(os.getpid(), signal.SIGKILL))
 config = Config(dataset="digits", epochs=50, batch=8, **changes)
 sys.exit(main(config, comm, compare=False))
 """

@@ -64,6 +64,13 @@ def require_whole(records, count):
     assert not [r for r in records if r["event"] == "told" and r["failed"]]
 
 
+def require_going_on(space, tmp_path):
+    """The search that has ended goes on in one process, to its end."""
+    options = SearchOptions(method="asha", trials=8, eta=2, out=str(tmp_path / "found"))
+    assert search(Space.of(space), options, resume=True).complete
+    require_whole(trials.read(tmp_path / "found" / trials.FILE), 8)
+
+
 def require_scores(records, space, tmp_path):
     """What was trained again is what a search has found that nobody disturbed."""
     given = {"method": "random", "trials": 8, "out": str(tmp_path / "calm")}
@@ -118,9 +125,7 @@ def test_when_no_group_is_left_the_search_ends_and_goes_on_later(killed, space, 
     assert "every group has lost a rank" in done.err, done
     assert done.out == ""
     assert not [record for record in records if record["event"] == "winner"]
-    options = SearchOptions(method="asha", trials=8, eta=2, out=str(tmp_path / "found"))
-    assert search(Space.of(space), options, resume=True).complete
-    require_whole(trials.read(tmp_path / "found" / trials.FILE), 8)
+    require_going_on(space, tmp_path)
 
 
 @ulfm
@@ -129,9 +134,7 @@ def test_without_survive_the_death_of_a_rank_ends_all(killed, space, tmp_path):
     done, _ = killed(3, [[2, STEP, 12]], survive=False)
     assert done.err.count("rank 2, a worker, has died") == 1, done
     assert done.out == ""
-    options = SearchOptions(method="asha", trials=8, eta=2, out=str(tmp_path / "found"))
-    assert search(Space.of(space), options, resume=True).complete
-    require_whole(trials.read(tmp_path / "found" / trials.FILE), 8)
+    require_going_on(space, tmp_path)
 
 
 @ulfm
@@ -140,9 +143,7 @@ def test_the_death_of_who_hands_trials_out_ends_the_search(killed, space, tmp_pa
     done, records = killed(4, [[0, "search.coordinator.Coordinator._tell", 3]])
     assert "rank 0, which hands trials out, has died: go on with resume" in done.err, done
     assert not [record for record in records if record["event"] == "winner"]
-    options = SearchOptions(method="asha", trials=8, eta=2, out=str(tmp_path / "found"))
-    assert search(Space.of(space), options, resume=True).complete
-    require_whole(trials.read(tmp_path / "found" / trials.FILE), 8)
+    require_going_on(space, tmp_path)
 
 
 def test_where_all_ranks_end_with_one_it_is_refused(space, tmp_path):

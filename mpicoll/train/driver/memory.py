@@ -72,12 +72,11 @@ def make_room(
     place = platform.node(), where
     everyone = workers.gather((place, words, dict(needed), dict(held or {})))
     with together(workers, "making room"):
-        here = [(more, has) for other, _, more, has in everyone if other == place]
+        here = [(name, more, has) for other, name, more, has in everyone if other == place]
         if words:
-            stages = [(name, more) for other, name, more, _ in everyone if other == place]
-            _require_stages(stages, room)
+            _require_stages([(name, more) for name, more, _ in here], room)
         what = "this node" if device == "cpu" else f"this GPU {where}"
-        needs, has = [more for more, _ in here], [has for _, has in here]
+        needs, has = [more for _, more, _ in here], [has for _, _, has in here]
         require(needs, room, has, where=what, remedy=_REMEDY)
         if device == "cpu":
             require([needed], left(), [held or {}], where=OWN_LIMIT, remedy=_REMEDY)

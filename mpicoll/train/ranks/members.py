@@ -21,6 +21,19 @@ T = TypeVar("T")
 _NAP, _OVER = 2e-3, 1
 
 
+def require_survival() -> None:
+    """Refuse a launch in which no rank can outlive another.
+
+    Raises:
+        TrainingError: With the remedy.
+    """
+    from mpicoll.comm import survival_obstacle  # starts MPI
+
+    reason = survival_obstacle()
+    if reason:
+        raise TrainingError(f"survive cannot be had: {reason}; or leave survive out")
+
+
 class Members:
     """The ranks of a run that goes on when some of them die.
 
@@ -47,11 +60,8 @@ class Members:
         spares: int,
     ) -> None:
         from mpicoll.comm import Intracomm  # starts MPI
-        from mpicoll.comm.survival import survival_obstacle
 
-        reason = survival_obstacle()
-        if reason:
-            raise TrainingError(f"survive cannot be had: {reason}; or leave survive out")
+        require_survival()
         size = comm.Get_size()
         if spares >= size:
             raise TrainingError(

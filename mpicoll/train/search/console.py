@@ -67,7 +67,7 @@ def main(
         try:
             status, lost = _main(space, options, comm, resume, as_json, progress)
         except RankLost as error:
-            if getattr(error, "given_up", None) is not None:
+            if error.given_up is not None:
                 raise
             health.end(comm, RuntimeError(_TOO_EARLY))
         if lost:

@@ -21,6 +21,7 @@ from mpicoll.train.driver.evaluation import evaluate
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.guarded import GuardedWorkers
 from mpicoll.train.ranks.mail import Mail, SurvivingMail
+from mpicoll.train.ranks.members import require_survival
 from mpicoll.train.ranks.workers import (
     AllReduceWorkers,
     TrainingError,
@@ -105,20 +106,20 @@ def search(
             this one.
     """
     ranks = 1 if comm is None else comm.Get_size()
-    groups, base = groups_of(space, options, ranks), space.config({})
+    groups_of(space, options, ranks)  # refuses what does not divide
+    base = space.config({})
     if options.survive:
         comm = _surviving(comm, base)
-    out, rank = Path(options.out), 0 if comm is None else comm.Get_rank()
-    workers = _workers(comm, options)
+    out, workers = Path(options.out), _workers(comm, options)
     # First, so that data that cannot be read leave no file, which only --resume would go on from.
-    data = _data(workers, base, options, trains=rank > 0 or ranks == 1)
+    data = _data(workers, base, options, trains=workers.rank > 0 or ranks == 1)
     with _opened(workers, out, space, options, resume) as found:
         failure = None
         if comm is None or ranks == 1:
             assert data is not None and found is not None
             _hand_out(found, Alone(Trainer(space, out, None, *data)), out, watch)
         else:
-            failure = _in_groups(comm, groups, space, options, data, found, watch)
+            failure = _in_groups(comm, space, options, data, found, watch)
         end = _End(found, out, failure)
         if not options.survive:
             return end.told(comm, workers)
@@ -154,12 +155,13 @@ def _surviving(comm: MPI.Intracomm | None, base: Config) -> MPI.Intracomm:
         ValueError: The runs of the space cannot hear of deaths.
     """
     replace(base, survive=True)
+    if comm is None:
+        raise TrainingError(
+            "survive cannot be had: one process has no other that could go on; or leave survive out"
+        )
     from mpicoll.comm import Intracomm  # starts MPI
-    from mpicoll.comm.survival import survival_obstacle
 
-    reason = "one process has no other that could go on" if comm is None else survival_obstacle()
-    if comm is None or reason:
-        raise TrainingError(f"survive cannot be had: {reason}; or leave survive out")
+    require_survival()
     return Intracomm(comm.Dup(), survive=True)
 
 
@@ -172,7 +174,7 @@ def _by_those_left(comm: MPI.Intracomm, options: SearchOptions, end: _End) -> Fo
             found = end.told(left, workers)
             return replace(found, lost=workers.gather(dead(comm))[0])
         except RankLost as error:
-            if getattr(error, "given_up", None) is not None:
+            if error.given_up is not None:
                 raise
             left = left.survivors()
 
@@ -274,7 +276,6 @@ def _hand_out(found: Trials, crew: Crew, out: Path, watch: Watch | None) -> None
 
 def _in_groups(
     comm: MPI.Intracomm,
-    groups: int,
     space: Space,
     options: SearchOptions,
     data: tuple[Dataset, str] | None,
@@ -282,9 +283,9 @@ def _in_groups(
     watch: Watch | None,
 ) -> Exception | None:
     """Search on all ranks; what went wrong on this one. Collective."""
-    each = (comm.Get_size() - 1) // groups
+    each = options.ranks_per_trial
     members = [list(range(first, first + each)) for first in range(1, comm.Get_size(), each)]
-    own = (comm.Get_rank() - 1) // each if comm.Get_rank() else groups
+    own = (comm.Get_rank() - 1) // each if comm.Get_rank() else len(members)
     out, mail = Path(options.out), (SurvivingMail if options.survive else Mail)(comm)
     group: Any = comm.Split(own, comm.Get_rank())
     failure = None
