@@ -120,8 +120,8 @@ def grouped(
     Raises:
         ValueError: A group has no parameter, or the optimizer no weight decay to change.
     """
+    every = forms or views
     for group in groups:
-        every = forms or views
         if not any(fnmatchcase(name, group.pattern) for name in every):
             raise ValueError(
                 f"no parameter is of group {group.pattern}: parameters are {', '.join(every)}"
@@ -131,7 +131,7 @@ def grouped(
     for name, view in views.items():
         group = next((g for g in groups if fnmatchcase(name, g.pattern)), Group(name))
         decay = group.decay
-        if decay is None and decaying == "matrices" and len((forms or views)[name].shape) < 2:
+        if decay is None and decaying == "matrices" and len(every[name].shape) < 2:
             decay = 0.0
         own = optimizer if decay is None else _decaying(optimizer, decay)
         last = stretches[-1] if stretches else None

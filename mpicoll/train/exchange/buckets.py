@@ -120,12 +120,12 @@ class Exchange:
         self._header_plan.Wait()
         self.reduced = time.perf_counter()
         self.exposed = self.calls + self.reduced - computed
-        meanwhile = [(start, min(end, computed)) for start, end in self.flights()]
-        self.hidden = max(0.0, covered([*self._calls, *meanwhile]) - self.calls)
+        meanwhile = [(start, min(end, computed)) for _, start, end in self.flights()]
+        self.hidden = max(0.0, _covered([*self._calls, *meanwhile]) - self.calls)
 
-    def flights(self) -> list[tuple[float, float]]:
-        """Of the last step: when each bucket started, and when its sums were found."""
-        return [(start, self._ends[number]) for number, start in enumerate(self._starts)]
+    def flights(self) -> list[tuple[str, float, float]]:
+        """Of the last step: each bucket, when it started, and when its sums were found."""
+        return [(f"bucket {n}", start, self._ends[n]) for n, start in enumerate(self._starts)]
 
     def spans(
         self, began: float, shared: tuple[float, float]
@@ -141,7 +141,7 @@ class Exchange:
             ("exchange", self.computed, self.reduced),
             ("update", self.reduced, time.perf_counter()),
             ("share", *shared),
-            *((f"bucket {number}", *flight) for number, flight in enumerate(self.flights())),
+            *self.flights(),
         ]
         return tuple(
             (name, round(start - began, 7), round(end - began, 7)) for name, start, end in moments
@@ -202,7 +202,7 @@ def _merged(spans: Any) -> list[tuple[int, int]]:
     return joined
 
 
-def covered(spans: Any) -> float:
+def _covered(spans: Any) -> float:
     """Length of the union of intervals."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):

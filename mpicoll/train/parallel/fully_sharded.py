@@ -100,6 +100,7 @@ class FullySharded(ParameterShards):
         if not self._state:
             self._state = empty_state(optimizer, self.weights)
         optimizer.update(self.weights, self.gradient, self._state, lr, self.updates)
+        self.forget()
         self.changed()
 
     # --- whole models ---
@@ -175,7 +176,7 @@ class FullySharded(ParameterShards):
         require_names(parameters, self)
         for unit in self.all_units:
             unit.assign({name: parameters[name] for name in unit.spans})
-        self._gathered.drop()
+        self.changed()
 
     @contextmanager
     def _together(self, what: str) -> Iterator[list[float]]:

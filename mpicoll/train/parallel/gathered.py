@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from mpicoll.train.parallel.units import Division, Unit
 from mpicoll.train.ranks.workers import Running
 
 
-class Gathered(Mapping[str, Array]):
+class Gathered:
     """Parameters by name, which can be read while their unit is gathered.
 
     Units are gathered into a few buffers that they use in turn, those that come next already while
@@ -76,12 +76,6 @@ class Gathered(Mapping[str, Array]):
                 f"`with parameters.unit({unit.name!r}):`"
             )
         return self._views[unit][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._unit_of)
-
-    def __len__(self) -> int:
-        return len(self._unit_of)
 
     def expect(self, order: Sequence[str]) -> None:
         """Say which units will be used next, in order: they are gathered ahead."""

@@ -21,8 +21,8 @@ from mpicoll.train.parallel.units import (
     Event,
     Unit,
     WholeUnits,
+    buffered,
     grouped,
-    memory,
 )
 from mpicoll.train.ranks.workers import Running, Workers, require_equal, together
 
@@ -115,8 +115,7 @@ class ParameterShards(Mapping[str, Array]):
     def gathered_nbytes(self) -> int:
         """Bytes of the buffers that units are gathered into."""
         lengths = [unit.length for unit in self.all_units]
-        count = memory(lengths, (), 0, self._ahead, self.keep) - self.longest
-        return count * self.itemsize
+        return buffered(lengths, self._ahead, self.keep) * self.itemsize
 
     @property
     def itemsize(self) -> int:
@@ -203,13 +202,10 @@ class ParameterShards(Mapping[str, Array]):
     def norm(self) -> float:
         """Norm of the whole gradient, the same for every way to divide it; collective."""
         self.await_reduction()
-        sums = norms.squares([self.gradient])
-        self.workers.sum(sums)
-        return norms.root(sums)
+        return norms.checked(self.workers, [self.gradient], clipped=True)[0]
 
     def changed(self) -> None:
-        """This rank's parts are others now: forget what was gathered, and the gradients."""
-        self.forget()
+        """This rank's parts are others now: forget what was gathered."""
         self._gathered.drop()
 
     def forget(self) -> None:

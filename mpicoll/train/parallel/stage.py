@@ -100,9 +100,13 @@ class Stage:
             if len(holders) > 1:
                 self.ties[name] = holders
         self.weights = Flat({}, out=np.zeros(0))
-        self.parameters: dict[str, Array] = {}
         self.buffers: dict[str, Array] = {}
         self.buffer_names: dict[int, list[str]] = {}
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """By name."""
+        return self.weights.views
 
     def begin(self, seed: int, replicas: MPI.Intracomm | None, wires: Wires | None) -> None:
         """Draw first parameters and buffers; collective.
@@ -125,7 +129,6 @@ class Stage:
         self.weights = Flat(arrays, out=None if own else np.zeros(0, wide))
         if own and replicas is not None:
             replicas.Bcast(self.weights.vector)
-        self.parameters = self.weights.views
         for tag, name, holders in self._shared():
             assert wires is not None
             others = [] if self.owners[name] != self.rank else [*holders][1:]

@@ -173,6 +173,11 @@ def program(layers: Sequence[int | None]) -> list[Event]:
     return forward + backward
 
 
+def buffered(lengths: Sequence[int], ahead: int, keep: bool) -> int:
+    """Elements of the buffers that units are gathered into; arguments as of `memory`."""
+    return sum(lengths) if keep else min(1 + ahead, len(lengths)) * max(lengths)
+
+
 def memory(lengths: Sequence[int], owned: Sequence[int], slots: int, ahead: int, keep: bool) -> int:
     """Elements that a rank holds in a step, beside what layers work in.
 
@@ -186,8 +191,7 @@ def memory(lengths: Sequence[int], owned: Sequence[int], slots: int, ahead: int,
         ahead: Units that are gathered before they are used.
         keep: Whether gathered units are kept until the update.
     """
-    gathered = sum(lengths) if keep else min(1 + ahead, len(lengths)) * max(lengths)
-    return (2 + slots) * sum(owned) + gathered + max(lengths)
+    return (2 + slots) * sum(owned) + buffered(lengths, ahead, keep) + max(lengths)
 
 
 class Drawn(Mapping[str, Array]):

@@ -18,7 +18,7 @@ from mpicoll.train.config import Config, one_of
 from mpicoll.train.data import Inputs
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.exchange import transfers
-from mpicoll.train.exchange.buckets import Exchange, covered
+from mpicoll.train.exchange.buckets import Exchange
 from mpicoll.train.models import Model, Sequential
 from mpicoll.train.models.flat import Flat, Parameters
 from mpicoll.train.models.networks import is_chain
@@ -26,14 +26,13 @@ from mpicoll.train.parallel.parameter_shards import ParameterShards
 from mpicoll.train.parallel.passes import Passes
 from mpicoll.train.parallel.units import GATHERS, Drawn
 from mpicoll.train.ranks.workers import Workers, raise_together, together
-from mpicoll.train.strategies.allreduce import slots
 from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.evaluated import Evaluated, Pass, rows_at_once
 from mpicoll.train.strategies.gradients import Gradients
 from mpicoll.train.strategies.holding import Form, Holding
 from mpicoll.train.strategies.kept import Part, Piece, Saved
 from mpicoll.train.strategies.lockstep import Trainer
-from mpicoll.train.strategies.protocol import Strategy
+from mpicoll.train.strategies.protocol import Strategy, slots
 from mpicoll.train.strategies.training import Setup
 
 if TYPE_CHECKING:
@@ -148,23 +147,10 @@ class _Summed(Exchange):
 
     def finish(self) -> None:
         super().finish()
-        # Until gradients were computed, and without what was only waited for.
-        meanwhile = covered(
-            (start, min(end, self.computed)) for _, start, end in self.shards.flights
-        )
-        self.hidden = max(0.0, meanwhile - self.shards.seconds)
+        self.hidden = max(0.0, self.hidden - self.shards.seconds)  # not what was only waited for
 
-    def flights(self) -> list[tuple[float, float]]:
-        return []
-
-    def spans(
-        self, began: float, shared: tuple[float, float]
-    ) -> tuple[tuple[str, float, float], ...]:
-        sent = (
-            (name, round(start - began, 7), round(end - began, 7))
-            for name, start, end in self.shards.flights
-        )
-        return (*super().spans(began, shared), *sent)
+    def flights(self) -> list[tuple[str, float, float]]:
+        return self.shards.flights
 
 
 class ShardTrainer(Trainer):
@@ -225,10 +211,6 @@ class ShardTrainer(Trainer):
             for name, buffer in self.buffers.views.items():
                 yield Part(f"buffer/{name}", buffer.shape, 0, buffer.reshape(-1))
 
-    @property
-    def readers(self) -> range:
-        return range(self._workers.size)
-
     def restore(self, saved: Saved, counters: Mapping[str, Any]) -> None:
         with together(self._workers, "reading a checkpoint"):
             for kind, vector in self._vectors().items():
@@ -239,8 +221,7 @@ class ShardTrainer(Trainer):
                 saved.read(f"buffer/{name}", 0, buffer.reshape(-1))
         self.buffers.assign(self.buffers.views)
         self._shards.changed()
-        for name in self.counters():
-            setattr(self, name, counters[name])
+        self._recount(counters)
 
     # --- where ranks may die: by parameters, so that no rank ever needs room for all of them ---
 

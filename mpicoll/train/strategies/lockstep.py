@@ -36,8 +36,6 @@ from mpicoll.train.strategies.kept import Held, Piece, Saved
 from mpicoll.train.strategies.mixing import Mixing, average
 from mpicoll.train.strategies.training import Setup, Training, gradients_of
 
-#: What a checkpoint holds beside arrays.
-_COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
 # Places in the header of an exchange; the seconds each rank computed come after them, then the loss
 # of each part of the batch. Who has nothing to say of a place leaves a zero: sums are exact.
 _FAILED, _NOT_FINITE, _STOP, _SIGNAL, _COMPUTE = range(5)
@@ -142,9 +140,6 @@ class Trainer(Training):
         if self._copies is not None:
             self._copies.free()
 
-    def counters(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _COUNTERS}
-
     def _kept(self) -> Iterator[Piece]:
         first = self._workers.rank == 0
         if self._sharded or first:
@@ -172,8 +167,7 @@ class Trainer(Training):
                 self._workers.broadcast(values)
         for start, residual in self._exchange.residuals():
             self._restore_residual(saved, start, residual)
-        for name in _COUNTERS:
-            setattr(self, name, counters[name])
+        self._recount(counters)
 
     def held(self) -> list[Held]:
         if self._copies is not None:
@@ -226,9 +220,6 @@ class Trainer(Training):
             # Measurements and checkpoints are of one set of parameters.
             average(self._workers, self._mixed())
             self._take_over()
-
-    def _is_over(self) -> bool:
-        return self.stop or self.number == self._config.steps
 
     def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
         """Train on a global batch.

@@ -35,8 +35,6 @@ from mpicoll.train.strategies.evaluated import Evaluated, Pass, rows_at_once
 from mpicoll.train.strategies.kept import Part, Piece, Saved
 from mpicoll.train.strategies.training import Setup, Training
 
-#: What a checkpoint holds beside arrays; as in lockstep.
-_COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
 #: Places in what ranks tell each other at the end of a step, before the seconds that each computed.
 _FAILED, _STOP, _SIGNAL, _COMPUTE = range(4)
 #: Steps that a timeline is of.
@@ -100,7 +98,7 @@ class StageTrainer(Training):
         self.position = done
         for samples in self.sampler.batches(epoch, done):
             yield self.step(samples, epoch, self.position + 1)
-            if self.stop or self.number == self._config.steps:
+            if self._is_over():
                 break
 
     def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
@@ -274,9 +272,6 @@ class StageTrainer(Training):
 
     # --- what is kept ---
 
-    def counters(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _COUNTERS}
-
     def _kept(self) -> Iterator[Piece]:
         yield "parameter", 0, self.weights.vector
         for slot, values in self._state.items():
@@ -313,8 +308,7 @@ class StageTrainer(Training):
             for name, buffer in self.buffers.views.items():
                 shape = self._setup.buffers[name].shape
                 self._fill(saved, f"buffer/{name}", name, shape, buffer.reshape(-1))
-        for name in _COUNTERS:
-            setattr(self, name, counters[name])
+        self._recount(counters)
 
     def _fill(
         self, saved: Saved, title: str, name: str, shape: tuple[int, ...], target: Array
@@ -354,7 +348,8 @@ class _Shared(Evaluated):
         at_once = self._rows * self.parts
         for start in range(0, len(targets), at_once):
             rows = np.arange(start, min(start + at_once, len(targets)))
-            wanted, given = _Rows(rows, _adjacent(targets)), _Rows(rows, _adjacent(inputs))
+            wanted = _Rows(rows, lambda some: targets[some[0] : some[-1] + 1])
+            given = _Rows(rows, lambda some: inputs[some[0] : some[-1] + 1])
             for index, (losses, outputs) in self._pipeline.outcomes(given, wanted).items():
                 first, count = part(len(rows), self.parts, index)
                 if count:
@@ -380,8 +375,3 @@ class _Rows:
 
     def __getitem__(self, rows: slice) -> Array:
         return self._read(self._samples[rows])
-
-
-def _adjacent(values: Inputs) -> Callable[[NDArray[np.int64]], Array]:
-    """Reads samples that lie one after the other, if there are any."""
-    return lambda some: values[some[0] : some[-1] + 1] if some.size else values[:0]

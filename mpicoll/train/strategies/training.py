@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 _PATIENCE, _HIGHEST = 2000, 2.0**24
 
 
+#: What a checkpoint holds beside arrays.
+_COUNTERS = ("number", "updates", "skipped", "skipped_in_a_row", "scale", "good")
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a run is made of.
@@ -199,9 +203,9 @@ class Training(ABC):
             TrainingError: A rank failed, or too many steps in a row were skipped; on all ranks.
         """
 
-    @abstractmethod
     def counters(self) -> dict[str, Any]:
         """Numbers that the next step depends on, beside arrays; in JSON's types."""
+        return {name: getattr(self, name) for name in _COUNTERS}
 
     def parts(self) -> Iterator[Part]:
         """What this rank keeps of the arrays that the next step depends on.
@@ -299,6 +303,14 @@ class Training(ABC):
         """
 
     # --- for strategies ---
+
+    def _recount(self, counters: Mapping[str, Any]) -> None:
+        """Take over what `counters` said."""
+        for name in _COUNTERS:
+            setattr(self, name, counters[name])
+
+    def _is_over(self) -> bool:
+        return self.stop or self.number == self._config.steps
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
