@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,15 @@ def test_a_mesh_learns_what_one_process_does(comm, folder, name, mesh):
             assert mine.train == pytest.approx(theirs.train, rel=1e-12)
     losses = [epoch.loss for epoch in found.history]
     assert comm.allgather(losses) == [losses] * P
+
+
+@more
+def test_a_set_of_fewer_samples_than_microbatches_is_measured(comm):
+    data = clouds()
+    data = replace(data, test_inputs=data.test_inputs[:1], test_targets=data.test_targets[:1])
+    options = {"model": "mlp", "hidden": (5,), "batch": 8, "steps": 2}
+    found = run(Config(**options, mesh="pipe=2", microbatches=4), comm, dataset=data)
+    assert found.test == pytest.approx(run(Config(**options), dataset=data).test, rel=1e-12)
 
 
 @more

@@ -348,8 +348,7 @@ class _Shared(Evaluated):
         at_once = self._rows * self.parts
         for start in range(0, len(targets), at_once):
             rows = np.arange(start, min(start + at_once, len(targets)))
-            wanted = _Rows(rows, lambda some: targets[some[0] : some[-1] + 1])
-            given = _Rows(rows, lambda some: inputs[some[0] : some[-1] + 1])
+            wanted, given = _Rows(rows, _adjacent(targets)), _Rows(rows, _adjacent(inputs))
             for index, (losses, outputs) in self._pipeline.outcomes(given, wanted).items():
                 first, count = part(len(rows), self.parts, index)
                 if count:
@@ -375,3 +374,8 @@ class _Rows:
 
     def __getitem__(self, rows: slice) -> Array:
         return self._read(self._samples[rows])
+
+
+def _adjacent(values: Inputs) -> Callable[[NDArray[np.int64]], Array]:
+    """Reads samples that lie one after the other, if there are any."""
+    return lambda some: values[some[0] : some[-1] + 1] if some.size else values[:0]
