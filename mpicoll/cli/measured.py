@@ -64,6 +64,8 @@ Network = Annotated[
 
 #: Where parameters are looked for that no option names.
 MODEL = Path("model.json")
+#: What says where ranks are.
+NEEDED = "--per-node, the ranks of a node"
 #: What helps where no link between nodes was measured.
 LINK_REMEDY = (
     f"; give --inter-alpha and --inter-beta, or a network by --network: {', '.join(NETWORKS)}"
@@ -73,19 +75,21 @@ _TIMES = {"alpha": "1us", "beta": "100ps", "gamma": "50ps", "step": "0", "call":
 
 
 def between_nodes(
-    network: str | None, alpha: str | None, beta: str | None, per_node: int | None
+    network: str | None,
+    alpha: str | None,
+    beta: str | None,
+    per_node: int | None,
+    needed: str = NEEDED,
 ) -> tuple[float | None, float | None]:
     """Seconds of a message and of a byte between nodes, as far as options say.
 
     Raises:
         UsageError: they make no sense, or nothing says where the ranks are.
     """
-    from mpicoll.base.times import ATTOSECONDS
-
     given = {"--network": network, "--inter-alpha": alpha, "--inter-beta": beta}
     named = [option for option, value in given.items() if value is not None]
     if named and not per_node:
-        raise UsageError(f"{' and '.join(named)} need --per-node, the ranks of a node")
+        raise UsageError(f"{' and '.join(named)} need {needed}")
 
     def seconds(option: str, text: str | None) -> float | None:
         return None if text is None else parse.attoseconds(option, text) / ATTOSECONDS
@@ -193,14 +197,23 @@ def model(path: Path) -> CostModel:
         return cost_files.read(path)
 
 
-def model_or_built_in(path: Path | None) -> tuple[CostModel, bool]:
-    """The parameters of a file, or those that come with mpicoll; and whether it is these."""
+def built_in() -> CostModel:
+    """The parameters that come with mpicoll.
+
+    Raises:
+        UsageError: pydantic is missing.
+    """
     from mpicoll.tuning import cost_files
 
+    need(["pydantic"], "config")
+    return cost_files.built_in()
+
+
+def model_or_built_in(path: Path | None) -> tuple[CostModel, bool]:
+    """The parameters of a file, or those that come with mpicoll; and whether it is these."""
     if path is not None or MODEL.exists():
         return model(path or MODEL), False
-    need(["pydantic"], "config")
-    return cost_files.built_in(), True
+    return built_in(), True
 
 
 def with_links(
@@ -210,6 +223,7 @@ def with_links(
     beta: str | None,
     per_node: int | None,
     described: bool = False,
+    needed: str = NEEDED,
 ) -> CostModel:
     """Parameters with the links between nodes that options describe.
 
@@ -218,13 +232,14 @@ def with_links(
         network, alpha, beta, per_node: the options.
         described: whether these are from options too, so that what is not said of a link is as
             within a node.
+        needed: the option that says where ranks are, for messages.
 
     Raises:
         UsageError: see :func:`between_nodes`; or one of two numbers is missing.
     """
     from mpicoll.simulate.costs import INTER, INTRA
 
-    a, b = between_nodes(network, alpha, beta, per_node)
+    a, b = between_nodes(network, alpha, beta, per_node, needed)
     if a is None and b is None:
         return parameters
     links = parameters.general.links
@@ -267,9 +282,9 @@ def given_costs(times: Mapping[str, str | None]) -> CostModel:
     """Costs from the options."""
     from mpicoll.simulate.costs import INTRA, CostModel, Costs, Piece
 
+    texts = _TIMES | {name: text for name, text in times.items() if text is not None}
     values = {
-        name: parse.attoseconds(f"--{name}", _TIMES[name] if text is None else text) / ATTOSECONDS
-        for name, text in times.items()
+        name: parse.attoseconds(f"--{name}", text) / ATTOSECONDS for name, text in texts.items()
     }
     links = {INTRA: (Piece(None, values.pop("alpha"), values.pop("beta")),)}
     return CostModel(Costs(links, values["gamma"], values["call"], values["step"]))

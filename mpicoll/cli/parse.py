@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from mpicoll.base import times
-from mpicoll.cli.errors import UsageError
+from mpicoll.base.sizes import parse_size
+from mpicoll.cli.errors import UsageError, usage
 from mpicoll.schedule.parameters import Value, read_value
 
 _MOST_RANKS = 1 << 24
@@ -21,6 +22,16 @@ def ranks(text: str, option: str = "-P") -> tuple[int, ...]:
         UsageError: if the text is none of these, or a number is out of range.
     """
     return _numbers(option, text, 1, _MOST_RANKS, "1-33 or 2,4,8")
+
+
+def size(text: str) -> int:
+    """One size in bytes, such as ``64K``.
+
+    Raises:
+        UsageError: if the text is none.
+    """
+    with usage():
+        return parse_size(text)
 
 
 def roots(text: str) -> tuple[int | str, ...]:

@@ -58,7 +58,9 @@ def searched(
             f"{ranks} ranks are more than the cores here, and their times are no performance; "
             "launch fewer, or give --oversubscribed"
         )
-    costs = session.on_rank_0(comm, lambda: _costs(model))
+    costs = session.on_rank_0(
+        comm, lambda: measured.built_in() if model is None else measured.model(model)
+    )
     run = Run(comm.bcast(new_run()), facts)
     writer = session.on_rank_0(comm, lambda: Writer(file) if file else None)
     with closing(writer) if writer else nullcontext():
@@ -90,15 +92,6 @@ def _named(text: str) -> str:
         return method.collective if method else collectives.collective(text).name
 
 
-def _costs(model: Path | None) -> CostModel:
-    from mpicoll.tuning import cost_files
-
-    if model is not None:
-        return measured.model(model)
-    measured.need(["pydantic"], "config")
-    return cost_files.built_in()
-
-
 def _begin(
     costs: CostModel | None, collective: str, facts: dict[str, Any], ranks: int, nbytes: int
 ) -> list[str]:
@@ -110,7 +103,6 @@ def _begin(
 
     nodes = nodes_of(facts, ranks)
     apart = len(set(nodes)) > 1
-    table = tuning.for_layout(tuning.BUILTIN, not apart, tuning.is_grouped(nodes))
-    usual = tuning.choose_fitting(collective, ranks, nbytes, table).words
+    usual = tuning.choose_placed(collective, ranks, nbytes, tuning.BUILTIN, nodes).words
     best = promising(costs, collective, ranks, nbytes, nodes if apart else (), MOST)
     return [*dict.fromkeys((usual, *best))]

@@ -37,6 +37,7 @@ __all__ = [
     "check",
     "choose",
     "choose_fitting",
+    "choose_placed",
     "combined",
     "fits",
     "for_layout",
@@ -279,6 +280,14 @@ def fits(collective: str, choice: Choice, size: int) -> bool:
 def choose_fitting(collective: str, size: int, nbytes: int, table: Table) -> Choice:
     """As :func:`choose`, of what serves the number of ranks, whatever the arguments of the call."""
     return choose(collective, size, nbytes, table, lambda choice: fits(collective, choice, size))
+
+
+def choose_placed(
+    collective: str, size: int, nbytes: int, table: Table, nodes: Sequence[int]
+) -> Choice:
+    """As :func:`choose_fitting`, by the rules that hold on these nodes; none: all ranks on one."""
+    here = for_layout(table, len(set(nodes)) < 2, is_grouped(nodes))
+    return choose_fitting(collective, size, nbytes, here)
 
 
 def from_environment(environment: Mapping[str, str]) -> Table:

@@ -183,7 +183,7 @@ def simulate(
     from mpicoll.train.step import simulate as timed
 
     durations = _durations(forward, backward, weight)
-    machine, length = _machine(alpha, beta, model), _size(nbytes)
+    machine, length = _machine(alpha, beta, model), parse.size(nbytes)
     sizes, several = parse.ranks(stages, "-S"), parse.ranks(microbatches, "-M")
     names = _names(order)
     loads = _loads(load, sizes)
@@ -314,15 +314,7 @@ def _machine(alpha: str | None, beta: str | None, model: Path | None) -> Machine
     times = {"alpha": alpha, "beta": beta}
     if model is not None:
         return Machine.of(measured.read_costs(model, times).general, ATTOSECONDS)
-    free = dict.fromkeys(("gamma", "step", "call"))
-    return Machine.of(measured.given_costs({**times, **free}).general, ATTOSECONDS)
-
-
-def _size(text: str) -> int:
-    from mpicoll.base.sizes import parse_size
-
-    with usage():
-        return parse_size(text)
+    return Machine.of(measured.given_costs(times).general, ATTOSECONDS)
 
 
 # --- what is printed ------------------------------------------------------------------------------

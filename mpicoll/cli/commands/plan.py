@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpicoll.base.memory import megabytes
-from mpicoll.cli import measured, output, session
+from mpicoll.cli import measured, output, parse, session
 from mpicoll.cli.commands.train import given as given_options
 from mpicoll.cli.errors import UsageError, reading, usage
 from mpicoll.cli.measured import InterAlpha, InterBeta, Network
@@ -41,9 +41,10 @@ def command(
         int | None,
         typer.Option(
             "-P",
+            "--ranks",
             min=1,
             max=_MOST_RANKS,
-            metavar="P",
+            metavar="N",
             help="Ranks to plan for; by default those of the profile.",
         ),
     ] = None,
@@ -112,7 +113,7 @@ def command(
         config = Config(**values)
         if out is not None and out.suffix != ".toml":
             raise ValueError(f"-o {out}: give a file whose name ends with .toml")
-    limit = _size(memory)
+    limit = None if memory is None else parse.size(memory)
     measured.need(["pydantic"], "config")
     comm = session.communicator() if measure is not None else None
     dataset, model = _model(config)
@@ -129,13 +130,6 @@ def command(
 
 
 # --- what is asked for ----------------------------------------------------------------------------
-
-
-def _size(memory: str | None) -> int | None:
-    from mpicoll.base.sizes import parse_size
-
-    with usage():
-        return None if memory is None else parse_size(memory)
 
 
 def _model(config: Config) -> tuple[Dataset, Sequential]:
@@ -199,14 +193,14 @@ def _problem(
     path: Path | None,
     links: tuple[str | None, str | None, str | None],
 ) -> Problem:
-    from mpicoll.train import optimizers
     from mpicoll.train.planner.cluster import Cluster
     from mpicoll.train.planner.modelled import layers_of
     from mpicoll.train.planner.problem import Problem
+    from mpicoll.train.strategies.protocol import slots
 
     per_node = _per_node(nodes, ranks)
     parameters, ours = measured.model_or_built_in(path)
-    parameters = measured.with_links(parameters, *links, per_node)
+    parameters = measured.with_links(parameters, *links, per_node, needed="--nodes, as 4x4")
     if per_node and per_node < ranks and not measured.has_link(parameters):
         raise UsageError(f"nothing says what messages between nodes cost{measured.LINK_REMEDY}")
     if ours:
@@ -215,10 +209,9 @@ def _problem(
             f"{parameters.about['machine'].get('processor', 'another one')}; give --costs"
         )
     cluster = Cluster(parameters, [rank // (per_node or ranks) for rank in range(ranks)])
-    slots = len(optimizers.make(config.optimizer, config.momentum, config.weight_decay).slots)
     with usage():
         layers = layers_of(model, times, cluster)
-    return Problem(ranks, config.global_batch(ranks), cluster, layers, slots, memory)
+    return Problem(ranks, config.global_batch(ranks), cluster, layers, slots(config), memory)
 
 
 def _per_node(nodes: str | None, ranks: int) -> int | None:

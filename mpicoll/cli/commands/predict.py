@@ -153,10 +153,8 @@ def _choice(
     if not ours:
         with usage():
             rules = tuning.table_from(parameters.rules, "rules of the model", tuning.MODEL)
-    table = tuning.for_layout(
-        tuning.combined(tuning.BUILTIN, rules), len(set(nodes)) < 2, tuning.is_grouped(nodes)
-    )
-    return tuning.choose_fitting(collective, ranks, nbytes, table)
+    table = tuning.combined(tuning.BUILTIN, rules)
+    return tuning.choose_placed(collective, ranks, nbytes, table, nodes)
 
 
 def _alone(parameters: CostModel, collective: str, found: list[Prediction]) -> str:

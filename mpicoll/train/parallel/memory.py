@@ -28,9 +28,7 @@ def needed(model: Sequential, stage: Stage, schedule: Schedule, samples: int) ->
         schedule: The schedule.
         samples: Of a microbatch, the most.
     """
-    order, item = schedule.order, np.promote_types(model.dtype, np.float32).itemsize
-    named = (stage.rank, schedule.stages, schedule.microbatches)
-    options = schedule.parameters
+    item = np.promote_types(model.dtype, np.float32).itemsize
     kept, inputs, working = 0, 0, 0
     for chunk in stage.chunks.values():
         shapes = model.shapes[chunk.numbers.start : chunk.numbers.stop + 1]
@@ -40,16 +38,17 @@ def needed(model: Sequential, stage: Stage, schedule: Schedule, samples: int) ->
         kept, inputs = max(kept, own), max(inputs, prod(shapes[0]))
         for layer, (shape, _) in zip(chunk.layers, pairwise(shapes), strict=True):
             working = max(working, layer.working(shape))
-    count = order.held(*named, **options) if order.held else schedule.microbatches
+    count, again = schedule.held(stage.rank)
     values = count * kept
     if schedule.recompute:
-        again = order.recomputed(*named, **options) if order.recomputed else count
         values = count * inputs + again * kept
+    named = (stage.rank, schedule.stages, schedule.microbatches)
+    versions = schedule.order.versions(*named, **schedule.parameters)
     parameters = sum(array.nbytes for array in stage.parameters.values())
     return {
         "held microbatches": values * samples * item,
         "passes": working * samples * item,
-        "older versions": (order.versions(*named, **options) - 1) * parameters,
+        "older versions": (versions - 1) * parameters,
     }
 
 

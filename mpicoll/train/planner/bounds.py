@@ -124,7 +124,7 @@ class Bounds:
         reach = np.searchsorted(self._work, self._work + most, side="right") - 1
         width = max(int((reach - np.arange(length + 1)).max()), 1)
         self._ends = np.minimum(np.arange(length)[:, None] + np.arange(1, width + 1), length)
-        self._tables = [self._table(form) for form in self.forms]
+        self._tables = self._all_tables()
         self.least = max(int(table[0][0]) for table in self._tables)
 
     @cached_property
@@ -135,7 +135,7 @@ class Bounds:
         nothing = np.zeros(len(self._layers) + 1, np.int64)
         found = [nothing]
         known: dict[tuple[int, int], Numbers] = {}
-        for ends in zip(self._ranks, self._ranks[1:], strict=False):
+        for ends in pairwise(self._ranks):
             if ends[0] == ends[1]:
                 found.append(nothing)
                 continue
@@ -174,30 +174,33 @@ class Bounds:
         fits: NDArray[np.bool_] = count * kept <= room
         return fits
 
-    def _table(self, form: Form) -> list[Numbers]:
-        """For each chunk and its first layer, what it and those behind take at least.
+    def _all_tables(self) -> list[list[Numbers]]:
+        """For each form, each chunk and its first layer: what it and those behind take at least.
 
         Times begin with the first microbatch; messages that it has passed before do not count.
         """
         length, ends = len(self._layers), self._ends
-        time = form.path[:-1, None] + self._work[ends] - self._work[:-1, None]
-        if form.exchanges:
-            time = time + self._exchange
+        work = self._work[ends] - self._work[:-1, None]
+        times = []
+        for form in self.forms:
+            time = form.path[:-1, None] + work
+            times.append(time + self._exchange if form.exchanges else time)
         behind = np.full(length + 1, NEVER)
         behind[length] = 0
-        tables = [behind]
+        tables: list[list[Numbers]] = [[behind] for _ in self.forms]
         starts = np.arange(length)
         needs = None if self._problem.memory is None else self._needs(starts)
         for chunk in reversed(range(self._chunks)):
-            then = behind + form.ways * self._edges[chunk + 1]
-            found = np.maximum(time, then[ends])
-            if needs is not None:
-                found[~self._fitting(chunk, starts, needs)] = NEVER
-            least = found.min(axis=1)
-            least[~self._layers.cuts[:-1]] = NEVER
-            behind = np.minimum(np.append(least, NEVER), NEVER)
-            tables.append(behind)
-        return tables[::-1]
+            fits = None if needs is None else self._fitting(chunk, starts, needs)
+            for form, time, table in zip(self.forms, times, tables, strict=True):
+                then = table[-1] + form.ways * self._edges[chunk + 1]
+                found = np.maximum(time, then[ends])
+                if fits is not None:
+                    found[~fits] = NEVER
+                least = found.min(axis=1)
+                least[~self._layers.cuts[:-1]] = NEVER
+                table.append(np.minimum(np.append(least, NEVER), NEVER))
+        return [table[::-1] for table in tables]
 
     def following(self, state: State, start: int, most: int) -> list[tuple[int, int, State]]:
         """The next chunk of a cut: all its ends, with what a step takes at least.

@@ -84,8 +84,7 @@ class Cluster:
 
     def _seconds(self, name: str, layout: tuple[int, ...], nbytes: int) -> float:
         size, apart = len(layout), len(set(layout)) > 1
-        table = tuning.for_layout(self._table, not apart, tuning.is_grouped(layout))
-        choice = tuning.choose_fitting(name, size, nbytes, table)
+        choice = tuning.choose_placed(name, size, nbytes, self._table, layout)
         nodes = layout if apart else ()
         if choice.algorithm == tuning.NATIVE:
             if not apart:

@@ -11,6 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from mpicoll.simulate.machine import Machine
+from mpicoll.train.parallel import units
 from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.layers import Layers, Numbers
 from mpicoll.train.planner.replicas import fully_sharded, reduced
@@ -133,9 +134,8 @@ class Problem:
             if candidate.sharing.updates:
                 found["optimizer"] = self.slots * part
             if candidate.sharing.parameters:
-                largest = int(layers.weights.max())
                 found |= {"parameters": part, "gradients": part}
-                found["gathered"] = min(2, len(layers)) * largest + largest
+                found["gathered"] = units.memory(layers.weights.tolist(), (), 0, 1, False)
             return {**found, "activations": kept, "passes": working}
         count, again = self.held(candidate, rank)
         values = count * kept
@@ -145,12 +145,7 @@ class Problem:
 
     def held(self, candidate: Candidate, rank: int) -> tuple[int, int]:
         """Microbatches whose activations a rank of a pipeline holds, and those computed again."""
-        schedule = candidate.schedule
-        order, named = schedule.order, (rank, candidate.pipe, candidate.microbatches)
-        assert order.held is not None and order.recomputed is not None
-        count = order.held(*named, **schedule.parameters)
-        again = order.recomputed(*named, **schedule.parameters) if candidate.recompute else 0
-        return count, again
+        return candidate.schedule.held(rank)
 
     def fits(self, outcome: Outcome) -> bool:
         """Whether every rank has enough memory."""

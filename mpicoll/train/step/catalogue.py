@@ -145,6 +145,15 @@ class Schedule:
         """The chunks of a rank, in ascending order."""
         return tuple(chunk for chunk in range(self.chunks) if self.place(chunk) == rank)
 
+    def held(self, rank: int) -> tuple[int, int]:
+        """Microbatches whose activations a rank holds at most, and those computed again, if any."""
+        order, named = self.order, (rank, self.stages, self.microbatches)
+        count = order.held(*named, **self.parameters) if order.held else self.microbatches
+        if not self.recompute:
+            return count, 0
+        again = order.recomputed(*named, **self.parameters) if order.recomputed else count
+        return count, again
+
     def program(self, rank: int) -> tuple[Task, ...]:
         """What a rank does, messages included."""
         tasks = self.order.tasks(rank, self.stages, self.microbatches, **self.parameters)
