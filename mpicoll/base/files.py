@@ -15,6 +15,24 @@ if TYPE_CHECKING:
 
 
 @contextmanager
+def naming(what: str, remedy: str = "") -> Iterator[None]:
+    """Name a file that cannot be read, or is none.
+
+    Args:
+        what: The file, in words.
+        remedy: Behind the reason.
+
+    Raises:
+        ValueError: For an OSError, or a ValueError.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"{what}: {reason}{remedy}") from None
+
+
+@contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Write a file anew; whoever reads at the same time finds the old file or the new one.
 

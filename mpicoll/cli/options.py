@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -50,6 +50,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=PARAMETER)]
 
 Command = TypeVar("Command", bound=Callable[..., int])
+
+
+def on_command_line(invocation: typer.Context, names: Iterable[str]) -> Iterator[str]:
+    """Those of some parameters that the command line gives, and no file or default."""
+    for name in names:
+        source = invocation.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            yield name
 
 
 def from_fields(

@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from mpicoll.base.files import parse_toml
+from mpicoll.base.files import naming, parse_toml
 from mpicoll.base.times import ATTOSECONDS, attoseconds
 from mpicoll.simulate.costs import INTER, INTRA, Costs
 from mpicoll.simulate.machine import Machine
@@ -62,14 +62,11 @@ def read(path: str | Path) -> Machine:
         ValueError: it cannot be read, or is none; the message names the file and the place.
         ModuleNotFoundError: pydantic is missing.
     """
-    try:
+    with naming(f"machine {str(path)!r}"):
         content = Path(path).read_bytes()
         if len(content) > _MOST_BYTES:
             raise ValueError(f"{len(content)} bytes are more than {_MOST_BYTES}")
         return parse(content.decode())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ValueError(f"machine {str(path)!r}: {reason}") from None
 
 
 def parse(text: str) -> Machine:

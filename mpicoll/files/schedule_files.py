@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mpicoll import algorithms
-from mpicoll.base.files import checked_json, write_atomically
+from mpicoll.base.files import checked_json, naming, write_atomically
 from mpicoll.registry import (
     FILE_PREFIX,
     NUMBER,
@@ -159,13 +159,10 @@ def read(path: str) -> Algorithm:
         ValueError: it cannot be read, or is none; the message names the file and the place.
         ModuleNotFoundError: pydantic is missing.
     """
-    try:
+    with naming(f"schedule {path!r}"):
         with open(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
         return parse(path, content)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ValueError(f"schedule {path!r}: {reason}") from None
 
 
 def adopt(path: str, content: bytes) -> Algorithm:

@@ -215,7 +215,9 @@ class Ratio(NamedTuple):
 
 
 def over_native(section: Section, series: Series) -> list[Ratio]:
-    """A choice over the library's own, wherever both were measured."""
+    """A choice over the library's own, wherever both were measured; of that itself nothing."""
+    if series.choice == NATIVE:
+        return []
     own = (one.marks for one in section.series if one.choice == NATIVE)
     native = {(mark.ranks, mark.size): mark for marks in own for mark in marks}
     found = []

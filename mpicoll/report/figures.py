@@ -83,7 +83,7 @@ def ratios(section: Section, lines: dict[str, Line], noise: float | None) -> Fig
     """How many times as fast as the library's own, against size; empty where that is unknown."""
     figure = _figure(section, f"× {NATIVE} (above 1: faster)")
     for number, series in enumerate(section.series):
-        found = over_native(section, series) if series.choice != NATIVE else []
+        found = over_native(section, series)
         if found:
             x = [one.at for one in found]
             bars = [(one.middle, one.middle - one.low, one.high - one.middle) for one in found]

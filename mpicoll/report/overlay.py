@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape as escaped
 from pathlib import Path
 
@@ -37,16 +38,15 @@ def render(runs: Sequence[History], refresh: float | None = None) -> str:
     """The page as one string."""
     named = _named(runs)
     title = f"Runs {', '.join(named)}"
-    plots = [*_both("loss", "loss of a batch", named, training.batch_losses)]
+    times = {name: history.elapsed(run) for name, run in named.items()}
+    plots = [*_both("loss", "loss of a batch", named, times, training.batch_losses)]
     for part, name in dict.fromkeys(one for run in runs for one in training.measured(run)):
-        # A function of its own for each, since the names of a loop are those of its last turn.
-        def values(run: History, part: str = part, name: str = name) -> Points:
-            return training.by_epoch(run, part, name)
-
-        plots += _both(f"{part}-{name}", f"{name} of the {training.SETS[part]}", named, values)
+        what = f"{name} of the {training.SETS[part]}"
+        values = partial(training.by_epoch, part=part, name=name)
+        plots += _both(f"{part}-{name}", what, named, times, values)
     body = [
         f"<h1>{escaped(title)}</h1>",
-        _summary(named),
+        _summary(named, times),
         "<h2>What differs</h2>",
         _differences(named),
         '<h2>Progress</h2><section><div class="plots">',
@@ -71,34 +71,38 @@ def _named(runs: Sequence[History]) -> dict[str, History]:
 
 
 def _both(
-    key: str, what: str, runs: dict[str, History], values: Callable[[History], Points]
+    key: str,
+    what: str,
+    runs: dict[str, History],
+    times: dict[str, dict[int, float]],
+    values: Callable[[History], Points],
 ) -> list[tuple[str, Figure]]:
     """A figure over steps and one over seconds."""
     steps, seconds = bare("step", what), bare("time [s]", what)
     for number, (name, run) in enumerate(runs.items()):
         points, color = values(run), COLORS[number % len(COLORS)]
-        times = history.elapsed(run)
-        timed = [(times[step], value) for step, value in points if step in times]
+        taken = times[name]
+        timed = [(taken[step], value) for step, value in points if step in taken]
         for figure, drawn in ((steps, points), (seconds, timed)):
             mode = "lines" if key == "loss" else "lines+markers"
             figure["data"].append(line(escaped(name), drawn, color, mode))
     return [(f"{key}-by-step", steps), (f"{key}-by-seconds", seconds)]
 
 
-def _summary(runs: dict[str, History]) -> str:
+def _summary(runs: dict[str, History], times: dict[str, dict[int, float]]) -> str:
     heads = [Head("run", number=False), Head("trains", number=False), Head("steps")]
     heads += [Head("epochs"), Head("time", "s"), Head("step", "ms"), Head("last", number=False)]
     rows = []
     for name, run in runs.items():
-        times = history.elapsed(run)
-        seconds = max(times.values(), default=0.0)
+        taken = times[name]
+        seconds = max(taken.values(), default=0.0)
         last = [
             f"{training.SETS[part]} {measure} {points[-1][1]:.4f}"
             for part, measure in training.measured(run)
             if (points := training.by_epoch(run, part, measure))
         ]
         steps = training.most_steps(run)
-        mean = f"{1e3 * seconds / len(times):.3f}" if times else ""
+        mean = f"{1e3 * seconds / len(taken):.3f}" if taken else ""
         rows.append(
             (
                 *(name, training.named(run), str(steps), str(len(run.epochs))),
@@ -110,16 +114,13 @@ def _summary(runs: dict[str, History]) -> str:
 
 def _differences(runs: dict[str, History]) -> str:
     """What the configurations do not have in common."""
-    configs = [training.told(run) for run in runs.values()]
+    configs = [{"ranks": str(run.ranks), **training.told(run)} for run in runs.values()]
     names = [*dict.fromkeys(name for config in configs for name in config)]
     rows = [
         (name, *texts)
         for name in names
         if len({*(texts := [config.get(name, "–") for config in configs])}) > 1
     ]
-    ranks = [str(run.ranks) for run in runs.values()]
-    if len({*ranks}) > 1:
-        rows.insert(0, ("ranks", *ranks))
     if not rows:
         return "<p>Nothing in their configurations.</p>"
     heads = [Head("key", number=False), *(Head(name, number=False) for name in runs)]

@@ -17,7 +17,7 @@ from mpicoll.bench import table
 from mpicoll.bench.records import Run
 from mpicoll.report import figures, style, tables
 from mpicoll.report.advice import first
-from mpicoll.report.content import Content, Map, Section, over_native
+from mpicoll.report.content import Content, Map, Section
 from mpicoll.report.style import Line
 from mpicoll.tuning import NATIVE
 
@@ -193,7 +193,7 @@ def _section(section: Section, lines: dict[str, Line], noise: float | None) -> s
         '<div class="plots">',
         *(plot(f"{section.name}-{what}", figure) for what, figure in plots),
         "</div>",
-        f'<p class="faint">{escaped(_key(section, noise))}</p>',
+        f'<p class="faint">{escaped(_key(section, noise, {what for what, _ in plots}))}</p>',
     ]
     if section.crossovers:
         parts.append(f"<h4>Crossovers</h4>{tables.crossovers(section.crossovers)}")
@@ -206,7 +206,7 @@ def _section(section: Section, lines: dict[str, Line], noise: float | None) -> s
     return "".join([*parts, "</details></section>"])
 
 
-def _key(section: Section, noise: float | None) -> str:
+def _key(section: Section, noise: float | None, plots: set[str]) -> str:
     """How the plots of a section are read."""
     launches = len({launch for launch, _ in section.points})
     said = [
@@ -229,7 +229,7 @@ def _key(section: Section, noise: float | None) -> str:
         )
     if any(point.wrong for _, point in section.points):
         said.append("points whose results were wrong are among the numbers alone")
-    if any(over_native(section, one) for one in section.series if one.choice != NATIVE):
+    if "native" in plots:
         said.append(
             f"× {NATIVE} is the library's time over the choice's own, "
             + ("launch by launch" if launches > 1 else "its bars as far as both intervals allow")

@@ -116,7 +116,7 @@ def _over_native(section: Section, lines: dict[str, Line]) -> Any:
     found = {
         series.choice: ratios
         for series in section.series
-        if series.choice in section.shown and series.choice != NATIVE
+        if series.choice in section.shown
         if (ratios := over_native(section, series))
     }
     if not found:
@@ -159,7 +159,8 @@ def _residuals(section: Section, lines: dict[str, Line]) -> Any:
             drawn = {"color": line.color, "marker": line.marker}
             axes.plot(x, [100 * error for error in errors], label=series.choice, **drawn)
     every = [error for series in section.series for _, error in series.residuals]
-    axes.set_ylim(-110 * usual(every), 110 * usual(every))
+    reach = 110 * usual(every)
+    axes.set_ylim(-reach, reach)
     _legend(figure)
     return figure
 

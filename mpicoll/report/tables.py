@@ -252,9 +252,8 @@ def environment(runs: Sequence[Run]) -> str:
     """Where and how runs were made: what all have in common, and what differs between them."""
     known = [facts(run) for run in runs]
     names = [*dict.fromkeys(name for one in known for name in one)]
-    common = {name: known[0].get(name, "") for name in names}
     common = {
-        name: value for name, value in common.items() if all(o.get(name) == value for o in known)
+        name: value for name, value in known[0].items() if all(o.get(name) == value for o in known)
     }
     cells = "".join(
         f"<tr><th>{escaped(name)}</th><td>{escaped(value)}</td></tr>"

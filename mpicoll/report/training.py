@@ -56,7 +56,8 @@ def write(path: Path, found: History, refresh: float | None = None) -> None:
 def render(found: History, refresh: float | None = None) -> str:
     """The page as one string; it is read again every so many seconds where they are given."""
     title = f"{found.folder or 'Run'}: {named(found)}"
-    plots = [("loss", _losses(found)), *_measures(found), ("time", _times(found))]
+    means = history.parts(found)
+    plots = [("loss", _losses(found)), *_measures(found), ("time", _times(means))]
     body = [
         f"<h1>{escaped(title)}</h1>",
         f'<p class="faint">{escaped(_subtitle(found))}</p>',
@@ -66,7 +67,7 @@ def render(found: History, refresh: float | None = None) -> str:
         "</div>",
         f'<p class="faint">{escaped(_key(found))}</p>',
         "</section><h2>Where the time goes</h2>",
-        _where(found),
+        _where(found, means),
         f'<p class="faint">{escaped(_predicted(found))}</p>',
         *_granted(found),
         *_served(found),
@@ -214,9 +215,8 @@ def by_epoch(found: History, part: str, name: str) -> list[tuple[int, float]]:
     ]
 
 
-def _times(found: History) -> Figure:
+def _times(means: Mapping[int, Mapping[str, float]]) -> Figure:
     """Bars of each rank."""
-    means = history.parts(found)
     return bars([f"rank {rank}" for rank in means], [*means.values()])
 
 
@@ -235,8 +235,7 @@ def in_words(means: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     }
 
 
-def _where(found: History) -> str:
-    means = history.parts(found)
+def _where(found: History, means: Mapping[int, Mapping[str, float]]) -> str:
     parts = in_words([*means.values()])
     heads = [Head("rank"), *(Head(words, "ms a step") for words in parts), Head("step", "ms")]
     heads += [Head("hidden communication", "ms a step"), Head("all communication", "ms a step")]

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpicoll.base.files import checked_json, write_atomically
+from mpicoll.base.files import checked_json, naming, write_atomically
 from mpicoll.simulate.costs import CostModel, Costs, Curve, Errors, Evidence, Piece, check
 from mpicoll.tuning import rule_files
 
@@ -49,13 +49,8 @@ def read(path: str | Path) -> CostModel:
         ValueError: it cannot be read, or is none; the message names the file and the place.
         ModuleNotFoundError: pydantic is missing.
     """
-    try:
+    with naming(f"model {str(path)!r}", "; give a file that `mpicoll fit` wrote"):
         return _model(_validated(Path(path).read_bytes()))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ValueError(
-            f"model {str(path)!r}: {reason}; give a file that `mpicoll fit` wrote"
-        ) from None
 
 
 def write(path: str | Path, model: CostModel) -> None:

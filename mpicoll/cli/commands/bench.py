@@ -13,7 +13,7 @@ from mpicoll.base.launcher import launch
 from mpicoll.bench.options import FORMATS, Options
 from mpicoll.cli import parse, recorder, session, wanted
 from mpicoll.cli.errors import UsageError, one_of, reading, usage
-from mpicoll.cli.options import from_fields
+from mpicoll.cli.options import from_fields, on_command_line
 
 #: Options that are settings of a sweep as they are written.
 _AS_WRITTEN = (
@@ -40,8 +40,7 @@ def _configured(context: typer.Context, path: Path | None) -> Path | None:
 def _sizes(options: Options, invocation: typer.Context) -> Options:
     """The options without what a file says of sizes, where the command line says it otherwise."""
     names = ("size", "minbytes", "maxbytes", "stepfactor", "stepbytes")
-    sources = {name: invocation.get_parameter_source(name) for name in names}
-    here = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    here = {*on_command_line(invocation, names)}
     if not here:
         return options
     dropped: dict[str, Any] = dict.fromkeys(set(names) - here if "size" in here else {"size"})

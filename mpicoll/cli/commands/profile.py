@@ -138,19 +138,17 @@ def _table(profile: Profile, shown: Sequence[Line]) -> None:
     on = words.letters((line.communicator for line in shown), string.ascii_uppercase)
     by = words.letters((line.algorithm for line in shown), string.ascii_lowercase)
     numbers = ("size [B]", "calls", "time [s]", "waiting [%]", "of the run [%]")
-    heads = ("collective", "on", "by", *numbers)
-    rows = [
-        (line.method, on[line.communicator], by[line.algorithm], *_numbers(line)) for line in shown
+    rows: list[tuple[str, ...]] = [
+        (line.method, on[line.communicator], by[line.algorithm], *_numbers(line), line.where)
+        for line in shown
     ]
-    places = [line.where for line in shown]
     sent = words.messages(profile)
     if sent is not None:
         size, calls, spent, share = sent
-        rows.append(("point-to-point", "", "", size, calls, spent, "-", share))
-        places.append("all together")
+        rows.append(("point-to-point", "", "", size, calls, spent, "-", share, "all together"))
     output.table(
-        (*heads, "where"),
-        ((*row, place) for row, place in zip(rows, places, strict=True)),
+        ("collective", "on", "by", *numbers, "where"),
+        rows,
         right=numbers,
         fold=("where",),
         drop=("on", "by", "waiting [%]"),

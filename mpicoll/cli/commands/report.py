@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpicoll.bench.records import Run
     from mpicoll.model.build import Found
     from mpicoll.model.cells import Cell, Left
+    from mpicoll.train.history import History
 
 _FORMATS = ("svg", "png", "pdf")
 #: Seconds from one page of --watch to the next.
@@ -124,12 +125,11 @@ def _training(folders: list[Path], file: Path, trace: Path | None, watch: bool) 
 
     if watch:
         _watch(folders, file)
-    _write_runs(folders, file, None)
+    found = _write_runs(folders, file, None)
     output.text(f"written to {file}")
     if trace is not None:
-        found = history.read(folders[0])
-        write_atomically(trace, json.dumps(history.chrome(found)))
-        output.text(f"trace of {plural(found.ranks, 'rank')} written to {trace}")
+        write_atomically(trace, json.dumps(history.chrome(found[0])))
+        output.text(f"trace of {plural(found[0].ranks, 'rank')} written to {trace}")
     return 0
 
 
@@ -149,7 +149,7 @@ def _watch(folders: list[Path], file: Path) -> None:
             time.sleep(_EVERY)
 
 
-def _write_runs(folders: list[Path], file: Path, refresh: float | None) -> None:
+def _write_runs(folders: list[Path], file: Path, refresh: float | None) -> list[History]:
     from mpicoll.report import overlay, training
     from mpicoll.train import history
 
@@ -159,6 +159,7 @@ def _write_runs(folders: list[Path], file: Path, refresh: float | None) -> None:
         training.write(file, found[0], refresh)
     else:
         overlay.write(file, found, refresh)
+    return found
 
 
 def _is_run(folder: Path) -> bool:

@@ -9,7 +9,7 @@ import typer
 
 from mpicoll.cli import session
 from mpicoll.cli.errors import reading, usage
-from mpicoll.cli.options import Json, from_fields
+from mpicoll.cli.options import Json, from_fields, on_command_line
 from mpicoll.train.options import Options
 
 #: The options of the help by group; others stand last.
@@ -73,10 +73,8 @@ def given(invocation: typer.Context, path: Path | None) -> dict[str, Any]:
 
     with reading():
         values = {} if path is None else config_file.read(path)
-    for name in config_file.KEYS:
-        source = invocation.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            values[name] = invocation.params[name]
+    for name in on_command_line(invocation, config_file.KEYS):
+        values[name] = invocation.params[name]
     for name in ("hidden", "channels"):
         if isinstance(values.get(name), str):
             values[name] = _sizes(f"--{name}", values[name])

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpicoll.base.files import checked_json, write_atomically
+from mpicoll.base.files import checked_json, naming, write_atomically
 
 FORMAT = "layers 1"
 
@@ -110,13 +110,8 @@ def read(path: str | Path) -> Profile:
         ValueError: It cannot be read, or is none; names the file and the place.
         ModuleNotFoundError: pydantic is missing.
     """
-    try:
+    with naming(f"profile {str(path)!r}", "; give a file that `mpicoll plan --measure` wrote"):
         content = _checked(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ValueError(
-            f"profile {str(path)!r}: {reason}; give a file that `mpicoll plan --measure` wrote"
-        ) from None
     layers = tuple(
         LayerProfile(**{**layer, "times": tuple(Times(**times) for times in layer["times"])})
         for layer in content["layers"]
