@@ -22,7 +22,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from mpicoll.base.launcher import launch
 
@@ -34,9 +34,20 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong once, not by every rank."""
 
     def error(self, message: str) -> NoReturn:
-        if launch().rank == 0:
-            sys.stderr.write(f"mpicoll.profile: error: {message}; -h shows the options\n")
-        sys.exit(_MISUSED)
+        text = f"mpicoll.profile: error: {message}; -h shows the options"
+        sys.exit(_from_rank_0(text, sys.stderr, _MISUSED))
+
+
+def _from_rank_0(text: str, to: TextIO, status: int) -> int:
+    """Print once, before MPI starts; this rank's exit status.
+
+    Only rank 0 leaves with a status that says a failure: launchers end all ranks at the first one,
+    which would end rank 0 before it has printed.
+    """
+    if launch().rank != 0:
+        return 0
+    print(text, file=to, flush=True)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,9 +77,7 @@ def main() -> int:
     before, program = _split(sys.argv[1:])
     options = _parser().parse_args(before)
     if options.help or not program or program in (["-m"], ["-c"]):
-        if launch().rank == 0:
-            print(__doc__)
-        return 0 if options.help else _MISUSED
+        return _from_rank_0(str(__doc__), sys.stdout, 0 if options.help else _MISUSED)
     from mpi4py import run
 
     from mpicoll.profile.launch import Launch

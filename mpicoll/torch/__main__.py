@@ -23,7 +23,8 @@ def main() -> None:
     """Run what the command line asks for."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(__doc__)
+        if MPI.COMM_WORLD.Get_rank() == 0:
+            print(__doc__)
         sys.exit(0 if arguments else 2)
     world = MPI.COMM_WORLD
     node = world.Split_type(MPI.COMM_TYPE_SHARED)

@@ -164,8 +164,9 @@ def test_stacks_say_which_task_each_rank_is_in(job):
         from mpicoll.train import Config, run
         def asks(step):
             if step.number == 3 and comm.rank == 1:
+                time.sleep(1)  # rank 0 begins the next step, and waits
                 os.kill(os.getpid(), signal.SIGUSR2)
-                time.sleep(0.5)
+                time.sleep(2)  # rank 0 is asked, and writes
         config = Config(model="mlp", batch=8, steps=4, mesh="pipe=2", microbatches=2)
         run(config, comm, dataset=clouds(), on_step=asks)
     """
