@@ -47,10 +47,16 @@ SMALLEST_EAGER = {
 }
 #: Tests that start ranks on hosts of their own; where there can be none they are skipped.
 HOSTS = ("tests/cluster", "tests/slurm")
+#: Tests that start ranks of their own share the cores with them and with each other: what fails
+#: runs once more. A test that passes then is listed under RERUN, and counted in the closing line.
+AGAIN = ("--reruns", "1", "--rerun-show-tracebacks", "-raR")
 #: Seconds that a launch may take, and that it may take to end after its closing line.
 LIMIT, LONG_LIMIT, LINGER = 1200.0, 3600.0, 30.0
 #: Order and names of pytest's closing line; only the first two are failures.
-OUTCOMES = ("failed", "error", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning")
+OUTCOMES = (
+    *("failed", "error", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning"),
+    "rerun",
+)
 CLOSING = re.compile(r"^=+ (.+) in [\d.]+s(?: \([\d:]+\))? =+$")
 
 
@@ -141,12 +147,12 @@ def _commands(
         away = [f"--ignore={ROOT / folder}" for folder in HOSTS]
         # Most of their time goes into one process, so several run side by side.
         side_by_side = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal"]
-        yield "no MPI", [*pytest, *side_by_side, str(ROOT / "tests"), *away], {}
+        yield "no MPI", [*pytest, *AGAIN, *side_by_side, str(ROOT / "tests"), *away], {}
     for ranks in options.ranks:
         yield *under_mpirun(ranks, *(options.paths or [str(ROOT / "tests/mpi")])), {}
     if options.paths:
         return
-    yield "emulated hosts", [*pytest, *(str(ROOT / folder) for folder in HOSTS)], {}
+    yield "emulated hosts", [*pytest, *AGAIN, *(str(ROOT / folder) for folder in HOSTS)], {}
     if not _long():
         return
     matrix = str(ROOT / MATRIX)
