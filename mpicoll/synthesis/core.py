@@ -3,7 +3,9 @@
 Of c core ranks, a power of two, each is the root of a tree up and a tree down that have the ranks
 of its own in them; recursive doubling among the core makes the sum.  One core rank: a tree up and a
 tree down.  Trees grow by the edge whose message arrives first, and are then changed at random as
-long as the clock says that all ranks are done earlier.
+long as the clock says that all ranks are done earlier.  Where changes no longer help, others grow,
+on a machine whose times are changed at random (a greedy randomized adaptive search procedure: Feo
+and Resende 1995).
 
 Folds go by the rank of the sender, so the ranks of a core must stand in order: in each exchange of
 two halves the same half must have the lower rank of every pair.  Then all of them make the same
@@ -12,6 +14,7 @@ expression, and get the same bits.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +30,8 @@ from mpicoll.synthesis.pack import Tree
 WAYS = {"allreduce": (UP, DOWN), "allgather": (UP, DOWN), "bcast": (DOWN,), "reduce": (UP,)}
 #: Sizes of cores.
 _SIZES = (1, 2, 4, 8)
+#: Changes in a row that do not help, after which other trees grow.
+_PATIENCE = 15
 
 #: Of a schedule, when the last rank is done and the sum over all ranks: what is to be small.
 Cost = tuple[int, int]
@@ -162,15 +167,24 @@ def search(
     for size in sizes:
         dice = random.Random(f"{seed} {collective} {nbytes} {size}")
         core = (root,) if root is not None else _spread(network.hosts, size)
-        best = _start(collective, machine, length, core)
-        least = cost(best)
+        here = best = _start(collective, machine, length, core)
+        reached = least = cost(best)
+        waits = 0
         for _ in range(evaluations // len(sizes) - 1):
-            other = changed(best, dice)
-            if other == best or not allowed(other, root):
-                continue
-            now = cost(other)
-            if now < least:
-                best, least = other, now
+            if waits == _PATIENCE:
+                here, waits = _start(collective, machine, length, core, dice), 0
+                reached = cost(here)
+            else:
+                other = changed(here, dice)
+                if other == here or not allowed(other, root):
+                    continue
+                now, waits = cost(other), waits + 1
+                if now < reached:
+                    waits = 0
+                if now <= reached:
+                    here, reached = other, now
+            if reached < least:
+                best, least = here, reached
         found.append(best)
     return found
 
@@ -181,46 +195,61 @@ def _spread(hosts: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(sorted(sorted(range(len(hosts)), key=lambda rank: (turn[rank], rank))[:count]))
 
 
-def _start(collective: str, machine: Machine, nbytes: int, core: tuple[int, ...]) -> Core:
-    """Trees that grow from the core by the message that arrives first."""
-    grown = {way: _grown(machine, nbytes, core, way) for way in WAYS[collective]}
+def _start(
+    collective: str,
+    machine: Machine,
+    nbytes: int,
+    core: tuple[int, ...],
+    dice: random.Random | None = None,
+) -> Core:
+    """Trees that grow from the core by the message that arrives first; with dice, by other times.
+
+    Args:
+        dice: Each message takes up to twice its time, by chance; None: its time.
+    """
+    grown = {way: _grown(core, _times(machine, nbytes, way, dice)) for way in WAYS[collective]}
     order = next(iter(grown.values()))[1]
     trees = {way: tree for way, (tree, _) in grown.items()}
     # Who was reached first has the most below, and comes first.
     return Core(core, trees.get(UP), trees.get(DOWN), (*order, *core))
 
 
-def _grown(
-    machine: Machine, nbytes: int, core: tuple[int, ...], way: str
-) -> tuple[Tree, list[int]]:
-    """A tree from each rank of the core, and the ranks in the order in which they are reached."""
+#: Between two ranks: how long a message takes, and how long it keeps the sender's port.
+_Times = dict[tuple[int, int], tuple[float, float]]
+
+
+def _times(machine: Machine, nbytes: int, way: str, dice: random.Random | None) -> _Times:
+    """From the rank that is nearer to the core to the one that is farther."""
     network = machine.network
     assert network is not None
-    parent = list(range(network.ranks))
-    ready = dict.fromkeys(core, 0)  # when a rank can send next
+    found = {}
+    for near, far in itertools.permutations(range(network.ranks), 2):
+        pair = (near, far) if way == DOWN else (far, near)
+        held = max(time for time, _, _ in network.held(*pair, nbytes))
+        factor = 1 if dice is None else 1 + dice.random()
+        found[near, far] = (factor * network.message(*pair, nbytes), factor * held / machine.ports)
+    return found
+
+
+def _grown(core: tuple[int, ...], times: _Times) -> tuple[Tree, list[int]]:
+    """A tree from each rank of the core, and the ranks in the order in which they are reached."""
+    ranks = max((*core, *(far for _, far in times))) + 1
+    parent = list(range(ranks))
+    ready = dict.fromkeys(core, 0.0)  # when a rank can send next
     order = []
-    while len(ready) < network.ranks:
+    while len(ready) < ranks:
         arrivals = [
-            (free + _lasts(machine, near, far, nbytes, way)[0], near, far)
+            (free + times[near, far][0], near, far)
             for near, free in ready.items()
-            for far in range(network.ranks)
+            for far in range(ranks)
             if far not in ready
         ]
         arrives, near, far = min(arrivals)
-        ready[near] += _lasts(machine, near, far, nbytes, way)[1]
+        ready[near] += times[near, far][1]
         ready[far] = arrives
         parent[far] = near
         order.append(far)
     return tuple(parent), order
-
-
-def _lasts(machine: Machine, near: int, far: int, nbytes: int, way: str) -> tuple[int, int]:
-    """How long a message takes, and how long it keeps the sender's port."""
-    network = machine.network
-    assert network is not None
-    pair = (near, far) if way == DOWN else (far, near)
-    held = max(time for time, _, _ in network.held(*pair, nbytes))
-    return network.message(*pair, nbytes), held // machine.ports
 
 
 def changed(core: Core, dice: random.Random) -> Core:
