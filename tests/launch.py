@@ -136,7 +136,7 @@ def _commands(
     options: argparse.Namespace, extra: list[str]
 ) -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """Title, command and further environment of each launch."""
-    pytest = [sys.executable, "-m", "pytest", "--color=no", *extra]
+    pytest = [sys.executable, "-m", "pytest", "--color=no", "--durations=12", *extra]
 
     def under_mpirun(ranks: int, *paths: str) -> tuple[str, list[str]]:
         # The cache of pytest is one file, written by every rank at once.

@@ -38,9 +38,17 @@ GRACE = 1.0
 DUMP = 0.5
 #: Seconds given to mpirun to forward the report; what it still holds when a rank fails is lost.
 FORWARD = 0.5
-#: What is made of collectives: on more than three ranks it asks nothing new of them that their own
-#: tests do not, so that only the long suite runs it there.
-AS_ON_FEW, MOST = ("test_bench*.py", "test_torch*.py", "test_train*.py"), 3
+#: What is made of collectives, and what calls take, refuse, count and own: on more than three ranks
+#: it asks nothing of the algorithms that their own tests do not, so that only the long suite runs
+#: it there.
+AS_ON_FEW = (
+    *("test_bench*.py", "test_torch*.py", "test_train*.py"),
+    *("test_as_mpi4py.py", "test_packing.py", "test_views.py", "test_*on_device.py"),
+    *("test_bad_input.py", "test_passed.py", "test_refusing.py", "test_tuning.py"),
+    *("test_handles.py", "test_lifetime.py", "test_new_shapes.py", "test_requests.py"),
+    *("test_hooks.py", "test_imports.py", "test_model.py", "test_short_way.py"),
+)
+MOST = 3
 
 
 @pytest.fixture(scope="module")
