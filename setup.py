@@ -1,6 +1,7 @@
 """The compiled extensions; everything else about the package is in pyproject.toml."""
 
 import copy
+import glob
 import os
 import shlex
 import shutil
@@ -38,7 +39,8 @@ AS_THEY_ARE = (
     "mpicoll.comm.messages",
     "mpicoll.engine.lanes",
     "mpicoll.profile.calls",
-    "mpicoll.profile.classes",
+    "mpicoll.profile.methods",
+    "mpicoll.profile.recorder",
     "mpicoll.profile.requests",
     "mpicoll.requests.own",
 )
@@ -143,7 +145,13 @@ extensions = [
 ]
 
 as_they_are = [
-    Extension(name, [f"{name.replace('.', '/')}.py"], extra_compile_args=FLAGS, optional=True)
+    Extension(
+        name,
+        [f"{name.replace('.', '/')}.py"],
+        depends=sorted(glob.glob(f"{os.path.dirname(name.replace('.', '/'))}/*.pxd")),
+        extra_compile_args=FLAGS,
+        optional=True,
+    )
     for name in AS_THEY_ARE
 ]
 

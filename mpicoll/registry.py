@@ -42,9 +42,11 @@ __all__ = [
     "SizeNeed",
     "catalogue",
     "find",
+    "is_path",
     "keep",
     "names",
     "of_a_user",
+    "path_of",
     "per_rank",
     "register",
 ]
@@ -66,6 +68,16 @@ _FILES: dict[tuple[str, str], Algorithm] = {}
 
 #: How the name of an algorithm from a file begins.
 FILE_PREFIX = "file:"
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is that of a file which may have to be loaded."""
+    return name.startswith(FILE_PREFIX) and "#" not in name
+
+
+def path_of(name: str) -> str:
+    """The path in a name, ``file:PATH`` or ``file:PATH#HASH``."""
+    return name.removeprefix(FILE_PREFIX).rpartition("#")[0] or name.removeprefix(FILE_PREFIX)
 
 
 def _one(P: int) -> int:

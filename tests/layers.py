@@ -74,7 +74,7 @@ ORDER = {
     ),
     "mpicoll.profile": (
         "__main__ > __init__ > launch words > replay > merged > waiting writer > "
-        "classes > requests > recorder foreign > calls"
+        "classes > methods > requests > recorder foreign > calls"
     ),
     "mpicoll.torch": (
         "__main__ > __init__ > registration > creation > rendezvous group > "

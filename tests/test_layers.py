@@ -28,11 +28,12 @@ from layers import (
 PACKAGE = ROOT / "mpicoll"
 
 #: Files that may import by a name they compute: what ``_HOMES`` lists, what users have to install,
-#: the strategy that a run names, modules of users that register algorithms.
+#: the strategy that a run names, what a module stands for, users' modules of algorithms.
 COMPUTED = {
     "mpicoll.__init__",
     "mpicoll.train.__init__",
     "mpicoll.base.extensions",
+    "mpicoll.base.later",
     "mpicoll.train.registry",
     "mpicoll.train.search.__init__",
     "mpicoll.cli.app",
@@ -92,6 +93,18 @@ def test_importing_mpicoll_starts_nothing():
         "import mpicoll.local\n"
         "assert 'mpi4py.MPI' not in sys.modules\n"
         "assert not {'cupy', 'torch', 'matplotlib', 'typer', 'rich'} & set(sys.modules)\n"
+    )
+
+
+def test_a_first_call_loads_nothing_that_few_need():
+    few = ["comm.device", "files.schedule_files", "runtime.recovery", "runtime.relay"]
+    python(
+        "import sys\nimport numpy\nfrom mpi4py import MPI\nimport mpicoll\n"
+        "comm = mpicoll.Intracomm(MPI.COMM_SELF)\n"
+        "comm.Allreduce(numpy.ones(2), numpy.zeros(2))\n"
+        "comm.Iallreduce(numpy.ones(2), numpy.zeros(2)).Wait()\n"
+        f"loaded = [name for name in {few} if 'mpicoll.' + name in sys.modules]\n"
+        "assert not loaded, loaded\n"
     )
 
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Iterable, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 VARIABLE = "MPICOLL_IMPORT"
 #: Put together, since nothing is imported by it.
@@ -85,6 +83,8 @@ def _import(name: str) -> None:
             sys.path.append(here)
         importlib.import_module(name)
         return
+    from pathlib import Path  # seldom needed
+
     path = Path(name).resolve()
     if not path.is_file():
         raise ImportError(f"there is no file {name}")
@@ -107,6 +107,8 @@ def _reason(error: Exception) -> str:
     """What went wrong, and the place in the file where it did."""
     if isinstance(error, ImportError) and not error.__cause__:
         return f"{error}; give a module that Python finds, or a file, as mycoll.py"
+    import traceback  # seldom needed
+
     last = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(last.filename).name}, line {last.lineno}"
+    place = f"{os.path.basename(last.filename)}, line {last.lineno}"
     return f"{type(error).__name__}: {error} ({place})"

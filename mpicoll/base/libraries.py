@@ -11,7 +11,10 @@ import os
 import re
 from functools import cache
 from itertools import product
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _COMPILERS = re.compile(rb"GCC: \([^)\0]*\) [0-9.]+|clang version [0-9.]+|icx [0-9.]+")
 _BLAS_THREADS = (
@@ -29,6 +32,8 @@ def loaded(pattern: str) -> list[Path]:
 
     Empty where the system does not tell.
     """
+    from pathlib import Path  # which takes as long as all of this file
+
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -71,5 +76,6 @@ def blas_threads() -> int | None:
 
 def compiler_of(extension: str) -> str | None:
     """The compiler that wrote itself into a compiled file; None if none did."""
-    match = _COMPILERS.search(Path(extension).read_bytes())
+    with open(extension, "rb") as file:
+        match = _COMPILERS.search(file.read())
     return match[0].decode("ascii", "replace") if match else None

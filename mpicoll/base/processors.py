@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-from pathlib import Path
 
 
 def cores() -> tuple[int, ...]:
@@ -18,9 +17,8 @@ def cores() -> tuple[int, ...]:
 def model_name() -> str:
     """Model name of the processor, or its architecture where the system does not tell."""
     try:
-        found = re.search(
-            r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M
-        )
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            found = re.search(r"^model name\s*: (.*)", file.read(), re.M)
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()

@@ -29,7 +29,6 @@ def algorithms(
     from mpicoll import registry
     from mpicoll.bench.blocks import base
     from mpicoll.bench.workload import AUTO, serving
-    from mpicoll.files import schedule_files
     from mpicoll.schedule.methods import VARIANTS, spelled
     from mpicoll.tuning import NATIVE
 
@@ -47,7 +46,7 @@ def algorithms(
             names = (*(name for name in known if name in served), NATIVE)
             names = (AUTO,) if device == "gpu" else names
         for name in names:
-            if name not in known and not schedule_files.is_path(name):
+            if name not in known and not registry.is_path(name):
                 raise UsageError(
                     f"unknown algorithm {name!r} for {collective}: known are {', '.join(known)}"
                 )
@@ -114,14 +113,14 @@ def _variants(
     collective: str, name: str, parameters: dict[str, Value], everything: bool
 ) -> Iterator[str]:
     from mpicoll import algorithms
-    from mpicoll.files import schedule_files
+    from mpicoll.registry import is_path
     from mpicoll.schedule.parameters import in_words
     from mpicoll.tuning import check
 
     if name in ("native", "auto"):
         yield name
         return
-    mine, of_file = parameters, schedule_files.is_path(name)
+    mine, of_file = parameters, is_path(name)
     per_rank: set[str] = set()
     if not of_file:
         entry = algorithms.find(collective, name)

@@ -10,21 +10,19 @@ library sees to that, or the thread of :mod:`mpicoll.engine.progress`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
 
 from mpicoll.base import caller
+from mpicoll.base.later import Later
 from mpicoll.buffers import Unsupported, vectors
-from mpicoll.comm import device
 from mpicoll.cuda.arrays import is_device
 from mpicoll.cuda.group import CUDA_IPC, STAGED
 from mpicoll.engine import progress
 from mpicoll.errors import FallbackWarning
-from mpicoll.files import schedule_files
 from mpicoll.ops.exact import EXACT
-from mpicoll.registry import of_a_user
-from mpicoll.runtime import staging
+from mpicoll.registry import of_a_user, path_of
 from mpicoll.runtime.admission import Admission
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
 from mpicoll.runtime.calls import Call, Prepared
@@ -33,6 +31,12 @@ from mpicoll.schedule.collectives import Collective
 from mpicoll.schedule.methods import COUNTS, METHODS, Method
 from mpicoll.schedule.parameters import Parameter
 from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, Choice, placed
+
+if TYPE_CHECKING:
+    from mpicoll.comm import device
+    from mpicoll.runtime import staging
+else:
+    device, staging = Later("mpicoll.comm.device"), Later("mpicoll.runtime.staging")
 
 
 class Arguments(NamedTuple):
@@ -161,13 +165,13 @@ def _loaded(state: State, definition: Collective, algorithm: str, waits: bool) -
     """An algorithm's name; of a file, with what was in it.  Collective where it is loaded."""
     name = state.schedules.name(algorithm)
     if name is None and not waits:
-        path = schedule_files.path_of(algorithm)
+        path = path_of(algorithm)
         raise ValueError(
             f"{definition.method}: {algorithm} has not been loaded, and a call that is not "
             "blocking may not wait for the other ranks to do so; call "
             f"comm.load({path!r}) first"
         )
-    return state.load(schedule_files.path_of(algorithm)) if name is None else name
+    return state.load(path_of(algorithm)) if name is None else name
 
 
 def _choose(state: State, call: Call, blocking: bool) -> tuple[Choice, str]:

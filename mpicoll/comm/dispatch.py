@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from mpicoll import hooks
-from mpicoll.comm import device
+from mpicoll.base.later import Later
 from mpicoll.comm.decisions import Arguments, prepare, without_waiting
 from mpicoll.cuda.arrays import is_device
 from mpicoll.cuda.group import CUDA_IPC
 from mpicoll.engine import progress, runner
-from mpicoll.files import schedule_files
+from mpicoll.registry import is_path
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import OwnedPrequest, PersistentFallback, bound, started
@@ -29,6 +29,11 @@ from mpicoll.runtime.state import State, attach, find, inherit
 from mpicoll.schedule.methods import METHODS, STARTED
 from mpicoll.schedule.parameters import Parameter
 from mpicoll.tuning import NATIVE
+
+if TYPE_CHECKING:
+    from mpicoll.comm import device
+else:
+    device = Later("mpicoll.comm.device")
 
 
 class NoFastPath:
@@ -96,7 +101,7 @@ class Dispatch(MPI.Intracomm):
 
         ``needs``: whether it does whatever its arguments are.  That is the same on all ranks.
         """
-        if isinstance(algorithm, str) and schedule_files.is_path(algorithm):
+        if isinstance(algorithm, str) and is_path(algorithm):
             return self._connected()  # which also loads it
         named = {key: value for key, value in parameters.items() if key != "stream"}
         choice = asked_for(METHODS[method].definition, algorithm, named)  # raises
@@ -191,8 +196,9 @@ class Dispatch(MPI.Intracomm):
         if prepared.choice.algorithm == CUDA_IPC:
             return device.start(state, prepared)
         by_value = prepared.on_device
-        prepared = device.on_host(state.gpus, prepared, blocking=False)
-        by_value &= not prepared.on_device
+        if by_value:
+            prepared = device.on_host(state.gpus, prepared, blocking=False)
+            by_value = not prepared.on_device
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
             begun = Request.begin(state, prepared, self._report)
@@ -235,8 +241,9 @@ class Dispatch(MPI.Intracomm):
         if prepared.choice.algorithm == CUDA_IPC:
             return device.bind(state, prepared)
         by_value = prepared.on_device
-        prepared = device.on_host(state.gpus, prepared, blocking=False)
-        by_value &= not prepared.on_device
+        if by_value:
+            prepared = device.on_host(state.gpus, prepared, blocking=False)
+            by_value = not prepared.on_device
         call = prepared.call
         if call is not None and prepared.choice.algorithm != NATIVE:
             return Prequest(state, prepared, self._report)

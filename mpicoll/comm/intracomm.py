@@ -19,12 +19,13 @@ main part within :func:`abort_on_exception`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpi4py import MPI
 
 from mpicoll.base import launcher
 from mpicoll.base.consensus import combined
+from mpicoll.base.later import Later
 from mpicoll.base.wording import plural
 from mpicoll.comm.handle import Handle
 from mpicoll.comm.inspection import Inspection
@@ -35,10 +36,15 @@ from mpicoll.comm.passed import Intercomm, Neighbourhood
 from mpicoll.comm.persistent import Persistent
 from mpicoll.comm.survival import Survival
 from mpicoll.engine import progress
-from mpicoll.runtime import recovery, schedules
+from mpicoll.runtime import schedules
 from mpicoll.runtime.first_calls import FirstCalls
 from mpicoll.runtime.state import find, inherit
 from mpicoll.tuning import Table, hints
+
+if TYPE_CHECKING:
+    from mpicoll.runtime import recovery
+else:
+    recovery = Later("mpicoll.runtime.recovery")
 
 _C = TypeVar("_C", bound="Intracomm")
 #: Of mpi4py's several constructors the one that all bases have.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -40,6 +38,8 @@ def abort_on_exception() -> Iterator[None]:
 
 def _say(error: BaseException) -> None:
     """Print what ends this process, with its rank."""
+    import traceback  # which slows down the start of all programs
+
     rank = f"[rank {MPI.COMM_WORLD.Get_rank()}] "
     if isinstance(error, SystemExit):
         text = f"exit with status {error.code}"
@@ -65,7 +65,9 @@ def exit_on_exception() -> Iterator[None]:
         _say(error)
         sys.stdout.flush()
         sys.stderr.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
+        from signal import SIGKILL  # as above
+
+        os.kill(os.getpid(), SIGKILL)
 
 
 def end_job(status: int) -> NoReturn:

@@ -27,13 +27,7 @@ from typing import Annotated, Any, Literal
 
 from mpicoll import algorithms
 from mpicoll.base.files import checked_json, naming, write_atomically
-from mpicoll.registry import (
-    FILE_PREFIX,
-    NUMBER,
-    SAME_BITS,
-    Algorithm,
-    keep,
-)
+from mpicoll.registry import FILE_PREFIX, NUMBER, SAME_BITS, Algorithm, is_path, keep, path_of
 from mpicoll.schedule import Copy, Recv, RecvReduce, Round, Schedule, Send, channels, strands
 from mpicoll.schedule.collectives import COLLECTIVES
 from mpicoll.schedule.counts import count
@@ -112,16 +106,6 @@ def find(collective: str, name: str) -> Algorithm:
     if not is_path(name):
         return algorithms.find(collective, name)
     return load(path_of(name), collective)
-
-
-def is_path(name: str) -> bool:
-    """Whether a name is that of a file which may have to be loaded."""
-    return name.startswith(FILE_PREFIX) and "#" not in name
-
-
-def path_of(name: str) -> str:
-    """The path in a name, ``file:PATH`` or ``file:PATH#HASH``."""
-    return name.removeprefix(FILE_PREFIX).rpartition("#")[0] or name.removeprefix(FILE_PREFIX)
 
 
 def load(path: str, collective: str | None = None) -> Algorithm:

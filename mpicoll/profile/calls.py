@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from mpicoll.schedule import methods
@@ -37,6 +38,14 @@ MESSAGES = {
 
 #: Beyond all arguments.
 NONE = 99
+
+_IN_PLACE, _DATATYPE, _ARRAY = MPI.InPlaceType, MPI.Datatype, np.ndarray
+#: Bytes of elements of MPI's own datatypes, by their ids: they are never freed.
+_SIZES = {
+    id(kind): kind.Get_size()
+    for kind in vars(MPI).values()
+    if isinstance(kind, MPI.Datatype) and kind != MPI.DATATYPE_NULL
+}
 
 Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]
@@ -75,6 +84,18 @@ class Recorded:
         return name
 
 
+def at_once(message: Any) -> int:
+    """Bytes of a message that says them without a search, as most do: an array, or one with a count
+    and a datatype of MPI's; -1 of others."""
+    if type(message) is _ARRAY:
+        return int(message.nbytes)
+    if type(message) is list and len(message) == 3 and type(message[1]) is int:
+        size = _SIZES.get(id(message[2]))
+        if size is not None:
+            return int(message[1] * size)
+    return -1
+
+
 def payload(message: Any, several: bool = False) -> int:
     """Bytes of a message as mpi4py's methods take it.
 
@@ -86,31 +107,34 @@ def payload(message: Any, several: bool = False) -> int:
         The bytes that are sent; 0 where there are none or the message is not understood, which
         mpi4py reports.
     """
-    if message is None or isinstance(message, MPI.InPlaceType):
+    found = at_once(message)
+    if found >= 0:
+        return found
+    if message is None or isinstance(message, _IN_PLACE):
         return 0
     if not isinstance(message, (list, tuple)):
         return _whole(message)
     try:
-        if len(message) == 3 and type(message[1]) is int and isinstance(message[2], MPI.Datatype):
-            return message[1] * _size(message[2], None)  # the way that most are written
         return _of_list(message, several)
     except (TypeError, ValueError, LookupError, MPI.Exception):
         return 0
 
 
 def _of_list(message: Sequence[Any], several: bool) -> int:
-    rest = list(message[1:])
-    types = rest.pop() if rest and _is_type(rest[-1]) else None
-    counts = rest[0] if rest else None
+    buffer, length = message[0], len(message)
+    types = message[length - 1] if length > 1 and _is_type(message[length - 1]) else None
+    counts = message[1] if length > (1 if types is None else 2) else None
     if isinstance(counts, tuple) and len(counts) == 2 and (not several or _is_list(counts[0])):
         counts = counts[0]  # the displacements follow
     if counts is None:
-        return _whole(message[0])
+        return _whole(buffer)
     if isinstance(types, (list, tuple)):
-        pairs = zip(counts, types, strict=False)
-        return sum(int(count) * _size(kind, message[0]) for count, kind in pairs)
+        nbytes = 0
+        for place, kind in enumerate(types):
+            nbytes += int(counts[place]) * _size(kind, buffer)
+        return nbytes
     number = int(sum(counts)) if _is_list(counts) else int(counts)
-    return number * _size(types, message[0])
+    return number * _size(types, buffer)
 
 
 def _is_list(value: Any) -> bool:
@@ -119,8 +143,8 @@ def _is_list(value: Any) -> bool:
 
 def _is_type(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return bool(value) and all(isinstance(each, (MPI.Datatype, str)) for each in value)
-    return isinstance(value, (MPI.Datatype, str))
+        value = value[0] if value else None
+    return type(value) is str or isinstance(value, _DATATYPE)
 
 
 def _whole(buffer: Any) -> int:
@@ -135,6 +159,9 @@ def _whole(buffer: Any) -> int:
 
 def _size(kind: Any, buffer: Any) -> int:
     """Bytes of an element."""
+    known = _SIZES.get(id(kind))
+    if known is not None:
+        return known
     if isinstance(kind, str):
         kind = MPI.Datatype.fromcode(kind)
     if kind is not None:
@@ -167,7 +194,7 @@ def _of(
 
     def nbytes(arguments: Arguments, named: Named, size: int) -> int:
         message = arguments[place] if len(arguments) > place else named.get(name)
-        if in_place is not None and isinstance(message, MPI.InPlaceType):
+        if in_place is not None and isinstance(message, _IN_PLACE):
             return in_place(arguments, named, size)
         whole = payload(message, several)
         return whole * size if per_rank else whole

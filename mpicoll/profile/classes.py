@@ -8,18 +8,15 @@ What they make (``Dup``, ``Split``, ``Create_cart``, ...) records too.  Calls of
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from mpicoll.profile import requests
-from mpicoll.profile.calls import COLLECTIVES, MESSAGES, PICKLED, Counting, Recorded, payload
-from mpicoll.profile.recorder import Channel, Recorder, Row, clock
-from mpicoll.profile.requests import Pending
+from mpicoll.profile.calls import COLLECTIVES, MESSAGES
+from mpicoll.profile.methods import Collective, Function, Message
+from mpicoll.profile.recorder import Recorder
 
 #: Methods that make a communicator.
 _MAKERS = (
@@ -28,17 +25,6 @@ _MAKERS = (
     *("Create_intercomm", "Merge", "Shrink"),
 )
 _PLAIN = (MPI.Intracomm, MPI.Cartcomm, MPI.Graphcomm, MPI.Distgraphcomm, MPI.Intercomm)
-_REQUESTS = (MPI.Request, MPI.Prequest)
-
-Function = Callable[..., Any]
-
-
-def _depth() -> int:
-    """Frames between a caller and a function here that asks for it: compiled, it has none."""
-    return int(sys._getframe().f_code.co_name == "_depth")
-
-
-_DEPTH = _depth()
 
 
 class Patches:
@@ -131,11 +117,12 @@ class Classes:
         put("_profile", None)
         for name, method in COLLECTIVES.items():
             if name.startswith(names) and hasattr(cls, name):
-                put(name, self._collective(method, getattr(cls, name), algorithms))
+                made = Collective(self._recorder, method, getattr(cls, name), algorithms)
+                put(name, made.recording())
         if names:
             return
         for name, buffer in MESSAGES.items():
-            put(name, self._message(getattr(cls, name), buffer))
+            put(name, Message(self._recorder, getattr(cls, name), buffer).recording())
         for name in _MAKERS:
             if hasattr(cls, name):
                 put(name, self._maker(name, getattr(cls, name)))
@@ -160,156 +147,3 @@ class Classes:
             return made, request
 
         return make
-
-    # --- calls ---
-
-    def _collective(self, method: Recorded, function: Function, algorithms: bool) -> Function:
-        """A method that records."""
-        starts = method.name.endswith("_init") or method.name[0] == "I"
-        if algorithms or starts or method.nbytes is None:
-            return self._any(method, function, algorithms)
-        return self._blocking(method, function, method.nbytes)
-
-    def _blocking(self, method: Recorded, function: Function, nbytes_of: Counting) -> Function:
-        """A method of mpi4py's that blocks and takes arrays: with as little as can be, for it is
-        called most often."""
-        recorder, frame_of, tell = self._recorder, sys._getframe, clock
-        name, equal, place, array = method.name, method.equal, method.root, method.array
-        ndarray = np.ndarray
-
-        @functools.wraps(function)
-        def call(comm: Any, *arguments: Any, **named: Any) -> Any:
-            frame: FrameType = frame_of(_DEPTH)
-            channel = comm._profile or self._channel(comm)
-            if len(arguments) > array and type(message := arguments[array]) is ndarray:
-                nbytes = message.nbytes
-            else:
-                nbytes = nbytes_of(arguments, named, channel.size)
-            root = -1
-            if place >= 0:
-                root = arguments[place] if len(arguments) > place else named.get("root", 0)
-            key = name, id(frame.f_code), frame.f_lasti, nbytes if equal else -1, root
-            row = channel.rows.get(key)
-            if row is None:
-                row = recorder.found(channel, method, frame, (arguments, named), key)
-            channel.count = (number := channel.count) + 1
-            begin = tell()
-            try:
-                # An empty dictionary costs.
-                return function(comm, *arguments, **named) if named else function(comm, *arguments)
-            finally:
-                end = tell()
-                row.calls += 1
-                row.seconds += end - begin
-                if not equal:
-                    row.nbytes += nbytes
-                if not number & channel.mask:
-                    channel.keep((number, row.number, begin, begin, end))
-
-        return call
-
-    def _any(self, method: Recorded, function: Function, algorithms: bool) -> Function:
-        """Any method; those of mpicoll's tell by which algorithm they have run."""
-        recorder, frame_of, tell = self._recorder, sys._getframe, clock
-        name, equal, place, nbytes_of = method.name, method.equal, method.root, method.nbytes
-        persistent = name.endswith("_init")
-        starts = persistent or name[0] == "I"
-
-        @functools.wraps(function)
-        def call(comm: Any, *arguments: Any, **named: Any) -> Any:
-            frame: FrameType = frame_of(_DEPTH)
-            channel = comm._profile or self._channel(comm)
-            nbytes = 0 if nbytes_of is None else nbytes_of(arguments, named, channel.size)
-            root = -1
-            if place >= 0:
-                root = arguments[place] if len(arguments) > place else named.get("root", 0)
-            asked = named.get("algorithm") if named else None
-            key = name, id(frame.f_code), frame.f_lasti, nbytes if equal else -1, root, asked
-            row = channel.rows.get(key)
-            if row is None:
-                row = recorder.found(channel, method, frame, (arguments, named), key)
-            number, pickled = channel.count, recorder.pickled
-            kept = not (number & channel.mask or persistent)
-            if not persistent:
-                channel.count = number + 1
-            look = algorithms and not row.calls & (row.calls - 1)
-            before = _ran(comm) if look else None
-            begin = tell()
-            try:
-                result = function(comm, *arguments, **named)
-            finally:
-                end = tell()
-                if look:
-                    row = _by_algorithm(recorder, channel.rows, row, before, _ran(comm))
-                if nbytes_of is None:
-                    nbytes = recorder.pickled - pickled
-                row.seconds += end - begin
-                if not persistent:
-                    row.calls += 1
-                    row.nbytes += 0 if equal else nbytes
-                if kept and not starts:
-                    channel.keep((number, row.number, begin, begin, end))
-            if not starts:
-                return result
-            pending = Pending(row, channel, 0 if equal else nbytes)
-            if not persistent:
-                pending.started(number, begin, kept)
-            return requests.recording(result, pending)
-
-        return call
-
-    def _channel(self, comm: Any) -> Channel:
-        """What the calls of a communicator go to of which nothing is known yet."""
-        comm._profile = channel = self._recorder.channel(comm, type(comm).__name__)
-        return channel
-
-    def _message(self, function: Function, buffer: str) -> Function:
-        recorder, row = self._recorder, self._recorder.messages
-
-        @functools.wraps(function)
-        def call(comm: Any, *arguments: Any, **named: Any) -> Any:
-            pickled = recorder.pickled
-            begin = clock()
-            try:
-                result = function(comm, *arguments, **named)
-            finally:
-                row.seconds += clock() - begin
-                row.calls += 1
-                if buffer == PICKLED:
-                    row.nbytes += recorder.pickled - pickled
-                elif buffer:
-                    row.nbytes += payload(arguments[0] if arguments else named.get(buffer))
-            if isinstance(result, _REQUESTS):
-                return requests.recording(result, Pending(row, None))
-            return result
-
-        return call
-
-
-def _ran(comm: Any) -> dict[tuple[str, str], int]:
-    """How often each algorithm has run on a communicator of mpicoll's, by its own count."""
-    try:
-        return dict(comm.stats().calls)
-    except (ValueError, RuntimeError):
-        return {}  # nothing has run yet, or it has failed
-
-
-def _by_algorithm(
-    recorder: Recorder,
-    rows: dict[Any, Row],
-    row: Row,
-    before: dict[tuple[str, str], int] | None,
-    after: dict[tuple[str, str], int],
-) -> Row:
-    """The row of a call by the algorithm that has run, from counts before and after it."""
-    ran = {name for name, count in after.items() if count != (before or {}).get(name, 0)}
-    algorithm = ran.pop()[1] if len(ran) == 1 else row.algorithm
-    if algorithm == row.algorithm:
-        return row
-    if not row.calls:
-        row.algorithm = algorithm
-        return row
-    other = recorder.other(row, algorithm)
-    for key in [key for key, known in rows.items() if known is row]:
-        rows[key] = other
-    return other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import platform
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from mpicoll.base.json_lines import Attempt, new_run
 from mpicoll.base.sleeping import meet
 from mpicoll.profile.classes import Classes
 from mpicoll.profile.foreign import calling_mpi
+from mpicoll.profile.methods import count_pickled
 from mpicoll.profile.recorder import Recorder, clock
 from mpicoll.profile.writer import Writer, name_of
 
@@ -49,7 +49,7 @@ class Launch:
         self._recorder, self._over = Recorder(), False
         self._classes = Classes(self._recorder)
         self._classes.install(self._world(through_mpicoll))
-        _count_pickled(self._recorder)
+        count_pickled(self._recorder)
         reading = measure(self._private)
         self._recorder.start = clock()
         facts = {
@@ -148,21 +148,6 @@ def _make(private: MPI.Intracomm, folder: Path) -> None:
 def _nanoseconds(reading: Reading) -> tuple[int, int]:
     """At what time of this clock it was how far ahead of rank 0's."""
     return round(1e9 * reading.local), round(1e9 * reading.ahead)
-
-
-def _count_pickled(recorder: Recorder) -> None:
-    """Count the bytes that mpi4py pickles and reads."""
-
-    def dumps(value: Any, protocol: int | None = None) -> bytes:
-        written = pickle.dumps(value, protocol)
-        recorder.pickled += len(written)
-        return written
-
-    def loads(written: Any) -> Any:
-        recorder.pickled += len(written)
-        return pickle.loads(written)  # of a rank of this job
-
-    MPI.pickle.__init__(dumps, loads)  # type: ignore[misc]
 
 
 def price() -> float:

@@ -40,10 +40,6 @@ class Pending:
         self.number, self.begin = 0, 0.0
         self.kept = self.busy = False
 
-    def started(self, number: int, begin: float, kept: bool) -> None:
-        """It has begun."""
-        self.number, self.begin, self.kept = number, begin, kept
-
     def waited(self, begin: float, end: float, share: int, over: bool) -> None:
         """The rank has waited for it, and for others if it was one of several."""
         self.row.seconds += (end - begin) / share
@@ -68,22 +64,26 @@ def _single(function: Callable[..., Any]) -> Callable[..., Any]:
     """A method that waits for a request, or asks whether it is over."""
 
     @functools.wraps(function)
-    def call(request: Any, *arguments: Any, **named: Any) -> Any:
-        pending = getattr(request, "_profile", None)
+    def call(*arguments: Any, **named: Any) -> Any:
+        pending = getattr(arguments[0], "_profile", None) if arguments else None
         if pending is None or pending.busy:
-            return function(request, *arguments, **named)
-        pending.busy = True
-        begin, result = clock(), None
-        try:
-            result = function(request, *arguments, **named)
-        finally:
-            pending.busy = False
-            found = result[0] if isinstance(result, tuple) else result
-            over = found is not False  # what `wait` gives is the message
-            pending.waited(begin, clock(), 1, over)
-        return result
+            return function(*arguments, **named)
+        return _waiting(pending, function, arguments, named)
 
     return call
+
+
+def _waiting(pending: Pending, function: Callable[..., Any], arguments: Any, named: Any) -> Any:
+    pending.busy = True
+    begin, result = clock(), None
+    try:
+        result = function(*arguments, **named) if named else function(*arguments)
+    finally:
+        end = clock()
+        pending.busy = False
+        found = result[0] if type(result) is tuple else result
+        pending.waited(begin, end, 1, found is not False)  # what `wait` gives is the message
+    return result
 
 
 def _start(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ def _begun(pending: Pending) -> float:
     if channel is not None:
         number = channel.count
         channel.count = number + 1
-        pending.started(number, begin, not number & channel.mask)
+        pending.number, pending.begin, pending.kept = number, begin, not number & channel.mask
     return begin
 
 
@@ -148,7 +148,7 @@ def _startall(cls: Any, requests: Any) -> None:
 
 
 def _class(plain: Any) -> Any:
-    body: dict[str, Any] = {"__module__": plain.__module__, "_profile": None}
+    body: dict[str, Any] = {"__module__": plain.__module__, "__slots__": ("_profile",)}
     body |= {name: _single(getattr(plain, name)) for name in _SINGLE}
     body |= {name: _several(plain, name) for name in _SEVERAL}
     known = type("RequestClass", (_Known,), {"plain": plain})

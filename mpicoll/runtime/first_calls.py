@@ -1,8 +1,9 @@
 """The calls of a communicator before its messages have a way of their own.
 
-They are the MPI library's, of which it takes two: a communicator that is made for a call or two is
-not worth more.  What one communicator has learned of such calls serves all others of as many ranks
-in this process.
+They are the MPI library's, of which it takes ten: to let the ranks meet costs as much as a hundred
+short calls gain, so that a communicator that is made for a few is not worth more.  Calls count, not
+bytes: the ranks must agree without a message, and may spell their buffers in different ways.  What
+one communicator has learned of such calls serves all others of as many ranks in this process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mpicoll.schedule.methods import METHODS, STARTED
 from mpicoll.tuning import NATIVE
 
 #: Calls that name no algorithm and go to the MPI library, where a communicator comes from another.
-FEW = 2
+FEW = 10
 #: Classes of errors that a rank finds before it takes part in a call.
 _IN_ARGUMENTS = frozenset(
     {MPI.ERR_BUFFER, MPI.ERR_COUNT, MPI.ERR_TYPE, MPI.ERR_OP, MPI.ERR_ROOT, MPI.ERR_ARG}

@@ -6,14 +6,20 @@ What a table names is shared when the table is; what a call or a program names, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from mpicoll import algorithms, tuning
 from mpicoll.base import caller
 from mpicoll.base.consensus import Problem, attempt, from_rank_0
-from mpicoll.files import schedule_files
-from mpicoll.registry import FILE_PREFIX
+from mpicoll.base.later import Later
+from mpicoll.registry import FILE_PREFIX, is_path, path_of
+
+if TYPE_CHECKING:
+    from mpicoll.files import schedule_files
+else:
+    schedule_files = Later("mpicoll.files.schedule_files")
 
 
 def share(private: MPI.Intracomm, table: tuning.Table) -> None:
@@ -45,7 +51,7 @@ def _share(private: MPI.Intracomm, collective: str, name: str) -> None:
     if private.Get_rank() == 0:
         done: object = attempt(private, lambda: None)
     else:
-        done = attempt(private, lambda: schedule_files.adopt(schedule_files.path_of(name), content))
+        done = attempt(private, lambda: schedule_files.adopt(path_of(name), content))
     if isinstance(done, Problem):
         raise ValueError(f"{name}: {done}")
 
@@ -99,9 +105,9 @@ class Loaded:
 
         None if it is of a file that has not been loaded.
         """
-        if not schedule_files.is_path(algorithm):
+        if not is_path(algorithm):
             return algorithm
-        return self._names.get(schedule_files.path_of(algorithm))
+        return self._names.get(path_of(algorithm))
 
     def load(self, path: str) -> str:
         """Load a file, again if it has been; the algorithm's name.  Collective.

@@ -6,7 +6,7 @@ handle, by whichever object, frees it.
 Until a call needs more, it says no more than what the communicator has from the one it comes from.
 The ranks meet (:meth:`State.connect`) where they may wait for each other: where a communicator of
 processes that have not met is wrapped; else in the first blocking or persistent call that names an
-algorithm, or the third blocking one.  A non-blocking call must not wait: before, it is the MPI
+algorithm, or the eleventh blocking one.  A non-blocking call must not wait: before, it is the MPI
 library's.
 """
 

@@ -11,15 +11,20 @@ before the one named before it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mpicoll import algorithms
-from mpicoll.files import schedule_files
-from mpicoll.registry import FILE_PREFIX
+from mpicoll.base.later import Later
+from mpicoll.registry import FILE_PREFIX, is_path, path_of
 from mpicoll.schedule import collectives
 from mpicoll.schedule.parameters import LABELS, Parameter, Value, in_words, read_words
+
+if TYPE_CHECKING:
+    from mpicoll.files import schedule_files
+else:
+    schedule_files = Later("mpicoll.files.schedule_files")
 
 __all__ = [
     "ARGUMENT",
@@ -130,7 +135,7 @@ def parse(collective: str, words: str, source: str, asked: bool = False) -> Choi
         ValueError: see :func:`check` and :func:`mpicoll.files.schedule_files.load`.
     """
     name, parameters = read_words(words)
-    if schedule_files.is_path(name):
+    if is_path(name):
         try:
             name = schedule_files.find(collective, name).name
         except ModuleNotFoundError as error:
@@ -169,8 +174,8 @@ def _rule(name: str, number: int, rule: Mapping[str, Any], source: str, rank: in
 
 
 def _built_in() -> Table:
-    text = Path(__file__).with_name("built_in.json").read_text(encoding="utf-8")
-    return table_from(json.loads(text)["rules"], BUILTIN_SOURCE, BUILT_IN)
+    with open(os.path.join(os.path.dirname(__file__), "built_in.json"), encoding="utf-8") as file:
+        return table_from(json.load(file)["rules"], BUILTIN_SOURCE, BUILT_IN)
 
 
 #: Used where nothing else is said; from measurements.
@@ -182,7 +187,7 @@ def named(choice: Choice) -> str | None:
     if choice.source != ARGUMENT:
         return None
     if choice.algorithm.startswith(FILE_PREFIX):
-        return FILE_PREFIX + schedule_files.path_of(choice.algorithm)
+        return FILE_PREFIX + path_of(choice.algorithm)
     return choice.algorithm
 
 

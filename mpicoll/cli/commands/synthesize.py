@@ -12,7 +12,7 @@ import typer
 from mpicoll.cli import made, output, parse, session
 from mpicoll.cli.errors import UsageError, needing, usage
 from mpicoll.cli.options import Collective, Json, Root, Sizes
-from mpicoll.files import schedule_files
+from mpicoll.registry import is_path, path_of
 
 if TYPE_CHECKING:
     from mpicoll.simulate.machine import Machine
@@ -189,8 +189,8 @@ def _measured(
         words = comm.bcast(finalists and {n: [f.words for f in of] for n, of in finalists.items()})
         own: Any = comm
         for path in sorted({w.split()[0] for of in words.values() for w in of}):
-            if schedule_files.is_path(path):
-                own.load(schedule_files.path_of(path))
+            if is_path(path):
+                own.load(path_of(path))
         seconds = {n: measure(comm, asked.collective, n, of, asked.root) for n, of in words.items()}
 
     def report() -> None:

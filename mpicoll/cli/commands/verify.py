@@ -98,15 +98,16 @@ def command(
 def _chosen(collective: str | None, algorithm: str | None) -> tuple[Algorithm, ...]:
     from mpicoll import algorithms
     from mpicoll.files import schedule_files
+    from mpicoll.registry import is_path, path_of
 
     if collective is None:
         return algorithms.catalogue()
     if algorithm is None:
         return tuple(algorithms.find(collective, name) for name in algorithms.names(collective))
-    if not schedule_files.is_path(algorithm):
+    if not is_path(algorithm):
         return (algorithms.find(collective, algorithm),)
     with needing("pydantic", algorithm):
-        found = schedule_files.read(schedule_files.path_of(algorithm))
+        found = schedule_files.read(path_of(algorithm))
     if found.collective != collective:
         raise ValueError(f"{algorithm} is of {found.collective}, not of {collective}")
     return (found,)
