@@ -143,7 +143,9 @@ class Options:
     """One of `mpicoll.train.step.names()`; `schedule` is that of the learning rate."""
     ahead: int | None = option(None, "Of 1f1b: forward passes further ahead, a stage.")
     chunks: int | None = option(None, "Of interleaved: chunks of layers of each rank.")
-    cut: str = option("even", "Of pipe: even, or the first layer of each chunk, as 0,3,7.")
+    cut: str = option("even", "Of pipe: even, auto, or the first layer of each chunk: 0,3,7.")
+    """`auto`: the slowest chunk takes least, by the time of each layer, measured at the start. A
+    run that is resumed keeps the cut of its checkpoint, if it has as many chunks."""
     recompute: bool = option(
         False, "Of pipe: run forward passes again on the way back.", "--recompute"
     )
