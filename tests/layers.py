@@ -98,10 +98,11 @@ ORDER = {
         "augment numpy_files idx_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.parallel": (
-        "__init__ > pipeline > runner memory > timeline checks agreement > executor > stage > "
+        "__init__ > pipeline > runner memory replicas > timeline checks agreement > executor > "
+        "stage > "
         "weights sums wires > mesh stages > "
         "shards parts fully_sharded > passes > "
-        "rules parameter_shards > sharded gathered > units conjugate > placements"
+        "rules parameter_shards > sharded gathered pieces > units conjugate > placements"
     ),
     "mpicoll.train.planner": (
         "__init__ > comparison > search needs > bounds plan_file modelled > problem > "

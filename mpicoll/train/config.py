@@ -55,6 +55,8 @@ _SHARED: dict[str, tuple[object, ...]] = {
     "deterministic": (False,),
     "device": ("cpu",),
     "bucket": (None,),
+    "gather": ("all",),
+    "keep_gathered": (False,),
 }
 #: What options, and axes of the mesh, go together with; `mpicoll.train.registry` says with which
 #: strategies.

@@ -61,7 +61,7 @@ def test_what_fails_while_layers_are_measured_fails_on_all(comm):
 
     model = Sequential([Dense(6), Breaks(0), Dense(4)], (12,), "float64")
     config = Config(mesh="pipe=2", cut="auto")
-    with pytest.raises(TrainingError, match="measuring the layers .* on rank 0: OSError: 0 is"):
+    with pytest.raises(TrainingError, match=r"measuring the layers .* on rank 0: OSError: 0 is"):
         run(config, comm, dataset=clouds(60), model=model)
     with pytest.raises(TrainingError, match="pipe=2 needs 2 layers, the model has 1"):
         run(config, comm, dataset=clouds(60), model=Sequential([Dense(4)], (12,), "float64"))

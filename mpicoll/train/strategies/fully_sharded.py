@@ -24,6 +24,7 @@ from mpicoll.train.models.flat import Flat, Parameters
 from mpicoll.train.models.networks import is_chain
 from mpicoll.train.parallel.parameter_shards import ParameterShards
 from mpicoll.train.parallel.passes import Passes
+from mpicoll.train.parallel.replicas import FreedBetweenSteps
 from mpicoll.train.parallel.units import GATHERS, Drawn
 from mpicoll.train.ranks.workers import Workers, raise_together, together
 from mpicoll.train.strategies.buffers import Buffers
@@ -32,6 +33,7 @@ from mpicoll.train.strategies.gradients import Gradients
 from mpicoll.train.strategies.holding import Form, Holding
 from mpicoll.train.strategies.kept import Part, Piece, Saved
 from mpicoll.train.strategies.lockstep import Trainer
+from mpicoll.train.strategies.meshed import Meshed, require_one_update
 from mpicoll.train.strategies.protocol import Strategy, slots
 from mpicoll.train.strategies.training import Setup
 
@@ -78,12 +80,16 @@ class ShardHolding(Holding):
 class FullySharded(Strategy):
     """Parameters are gathered before a layer uses them; gradients go to those that own them."""
 
-    takes = frozenset({"balance", "survive"})
+    takes = frozenset({"balance", "survive", "pipe", "tensor"})
     in_lockstep = True
     has_whole = False
 
+    def along(self, config: Config) -> Strategy:
+        return Meshed(FreedBetweenSteps) if config.has_parts else self
+
     def check(self, config: Config) -> None:
         one_of("gather", config.gather, GATHERS)
+        require_one_update(config)
         for name, why, remedy in (
             ("bucket", "gradients are summed layer by layer", "leave bucket out"),
             ("device", "parts are kept in the memory of the host", "give device cpu"),
