@@ -98,9 +98,8 @@ ORDER = {
         "augment numpy_files idx_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.parallel": (
-        "__init__ > pipeline > runner memory replicas > timeline checks agreement > executor > "
-        "stage > "
-        "weights sums wires > mesh stages > "
+        "__init__ > pipeline > communication > runner memory replicas > "
+        "timeline checks agreement > executor > stage > weights sums wires > mesh stages > "
         "shards parts fully_sharded > passes > "
         "rules parameter_shards > sharded gathered pieces > units conjugate > placements"
     ),
@@ -120,7 +119,7 @@ ORDER = {
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "
-        "observers checkpointing data_servers preparation trained progress > "
+        "observers checkpointing data_servers trained progress explained > preparation > "
         "cutting > board metrics checkpoints bits memory measuring > array_files callbacks "
         "fence recovery failure_detector first_format parity predicted config_file named"
     ),

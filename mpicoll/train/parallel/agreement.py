@@ -239,6 +239,14 @@ class Group:
         all_nodes = [node for own in nodes for node in own]
         rows[0] = tree.total(dict(zip(all_nodes, every, strict=True)), self.count)
 
+    def sum_of_replicas(self, nbytes: int) -> tuple[str, int]:
+        """Name and bytes of the collective of `add_replicas`, of gradients of so many bytes."""
+        if self.tree_over is None:
+            return "allreduce", nbytes
+        replicas = range(self._replicas.size)
+        rows = sum(len(tree.subtrees(self._parts_of(r), self.count)) for r in replicas)
+        return "allgather", rows * nbytes
+
     def _parts_of(self, replica: int) -> range:
         length = len(self.parts)
         return range(replica * length, (replica + 1) * length)

@@ -69,7 +69,7 @@ class Pieces(Generic[Key]):
             rows = np.zeros((self._workers.size, width), dtype)
             for key, (start, _) in places.items():
                 rows[self._workers.rank, start : start + own[key].size] = own[key]
-            self._workers.start_share(sendable(rows.reshape(-1))).Wait()
+            self._workers.fill(sendable(rows.reshape(-1)))
             for key, (start, end) in places.items():
                 for block, values in _pairs(rows[:, start:end], targets[key].reshape(-1)):
                     values[...] = block
@@ -88,7 +88,7 @@ class Pieces(Generic[Key]):
                 for block, values in _pairs(rows[:, start:end], arrays[key].reshape(-1)):
                     block[...] = values
             own = np.empty(width, dtype)
-            self._workers.start_reduce_scatter(rows.reshape(-1), own).Wait()
+            self._workers.sum_parts(rows.reshape(-1), own)
             for key, (start, _) in places.items():
                 first, last = self.spans[key]
                 found[key] = own[start : start + last - first]

@@ -20,6 +20,7 @@ from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel import checks, memory, stages
 from mpicoll.train.parallel.agreement import Given, Group, NotFinite
+from mpicoll.train.parallel.communication import Call, of_step
 from mpicoll.train.parallel.executor import Failure, Span
 from mpicoll.train.parallel.mesh import Mesh
 from mpicoll.train.parallel.parts import Parts
@@ -30,7 +31,6 @@ from mpicoll.train.parallel.sums import Sums, totals
 from mpicoll.train.parallel.timeline import Record, Timeline, gathered
 from mpicoll.train.parallel.weights import Update
 from mpicoll.train.parallel.wires import Wires
-from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.step import catalogue
 
 __all__ = ["NotFinite", "Pipeline"]
@@ -179,22 +179,16 @@ class Pipeline:
                 f"{self.schedule.order.name} updates parameters after each microbatch: call stream"
             )
         given = Given(inputs, targets, samples, epoch, seed, scale)
-        before = {name: array.copy() for name, array in self.buffers.items()}
-        try:
-            with self._recorded() as spans:
-                with self.replicas.gathered():
-                    executor = self._runner.run(self._plan, given, self._sums, spans=spans)
-                self.held, self.versions = executor.held, self._runner.versions
-                failure = executor.failure
-                name = "" if failure is not None else self._sums.not_finite()
-                if name:
-                    failure = Failure(f"the gradient of {name} is not finite")
-                losses = self._group.losses(executor.losses, failure, executor.is_lost)
-                gradients = self._exchanged()
-        except TrainingError:
-            for name, array in before.items():
-                self.buffers[name][...] = array
-            raise
+        with self._stage.restored(), self._recorded() as spans:
+            with self.replicas.gathered():
+                executor = self._runner.run(self._plan, given, self._sums, spans=spans)
+            self.held, self.versions = executor.held, self._runner.versions
+            failure = executor.failure
+            name = "" if failure is not None else self._sums.not_finite()
+            if name:
+                failure = Failure(f"the gradient of {name} is not finite")
+            losses = self._group.losses(executor.losses, failure, executor.is_lost)
+            gradients = self._exchanged()
         self._group.average(self.buffers, executor.samples)
         return self._group.total(losses), gradients
 
@@ -334,6 +328,11 @@ class Pipeline:
         """Bytes of steps of so many samples, beside parameters and gradients: an estimate."""
         samples = -(-batch // self._group.count)
         return memory.needed(self._model, self._stage, self.schedule, samples)
+
+    def communication(self, batch: int) -> list[Call]:
+        """What this rank sends in a step of so many samples."""
+        given = self._stage, self.replicas, self._group, batch
+        return of_step(self._model, self.schedule, self.starts, *given)
 
     def make_room(self, batch: int) -> None:
         """Refuse batches of so many samples that take more memory than a node has left.

@@ -83,7 +83,8 @@ class Replicas:
     def collectives(self) -> list[tuple[str, int]]:
         """Name and bytes of the whole vector of each collective of a step."""
         length = sum(prod(shape) for shape in self._stage.uses.values())
-        return [("allreduce", length * self.weights.vector.itemsize)] if length else []
+        nbytes = length * self.weights.vector.itemsize
+        return [self._group.sum_of_replicas(nbytes)] if length else []
 
 
 class OwnedPieces(Replicas):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel.sums import Use, total
 from mpicoll.train.parallel.wires import Wires
+from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.step.catalogue import Schedule
 
 if TYPE_CHECKING:
@@ -136,6 +138,17 @@ class Stage:
             found = self._model.initial_buffers(chunk.numbers)
             self.buffers.update(found)
             self.buffer_names[number] = list(found)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Where the statement fails on all ranks, buffers are as they were before it."""
+        before = {name: array.copy() for name, array in self.buffers.items()}
+        try:
+            yield
+        except TrainingError:
+            for name, array in before.items():
+                self.buffers[name][...] = array
+            raise
 
     def tied(self, gradients: dict[str, Array], uses: Mapping[Use, Array], wires: Wires) -> None:
         """Let gradients of parameters that several ranks have be those of all; collective.

@@ -24,6 +24,7 @@ from mpicoll.train.data.feeds import Reading
 from mpicoll.train.data.sampler import Sampler
 from mpicoll.train.groups import part_of
 from mpicoll.train.parallel.agreement import NotFinite
+from mpicoll.train.parallel.communication import Call
 from mpicoll.train.parallel.mesh import Mesh
 from mpicoll.train.parallel.parts import Parts
 from mpicoll.train.parallel.pipeline import Pipeline
@@ -78,6 +79,9 @@ class StageTrainer(Training):
     @property
     def doing(self) -> str:
         return self._pipeline.doing
+
+    def communication(self) -> list[Call]:
+        return self._pipeline.communication(min(self.sampler.batch, self.sampler.samples))
 
     def begin(self) -> None:
         if self._config.timeline is not None:
