@@ -126,7 +126,8 @@ class Options:
     keep_gathered: bool = option(
         False, "Of fsdp: gather layers once a step, and keep them.", "--keep-gathered"
     )
-    """For as many bytes as an all-reduce, and the memory of all parameters (ZeRO-2)."""
+    """For as many bytes as an all-reduce, and the memory of all parameters (ZeRO-2). With
+    `accumulate` gradients are summed once a step, too, for the memory of all of them."""
     mesh: str | None = option(
         None, "Ranks along each axis, as data=2,pipe=2,tensor=1.", metavar="AXES"
     )

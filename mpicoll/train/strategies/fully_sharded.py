@@ -131,6 +131,9 @@ class FullySharded(Strategy):
         if config.is_narrow:
             needed["parameters to compute with"] = 4 * shards.longest
         needed["gathered parameters"] = shards.gathered_nbytes
+        if config.keep_gathered and config.accumulate > 1:
+            length = sum(unit.length for unit in shards.all_units)
+            needed["gradients of earlier batches"] = length * shards.weights.itemsize
         # Where the model has just found them, and where they are summed.
         needed["gradients of a layer"] = 2 * shards.longest * shards.weights.itemsize
         return needed
@@ -189,7 +192,9 @@ class ShardTrainer(Trainer):
 
     @property
     def collectives(self) -> list[tuple[str, int]]:
-        found = self._passes.collectives() * self._config.accumulate
+        found = self._passes.collectives()
+        if not self._shards.keep:
+            found *= self._config.accumulate
         return [*found, ("allreduce", self._exchange.header.nbytes)]
 
     def _plan_sharing(self) -> list[Any]:
@@ -287,12 +292,12 @@ class _ShardGradients(Gradients):
         failing = (lambda: None) if self._layer_sums is None else self._layer_sums.tell
         loss = 0.0
         with self.passes.training(len(batches), failing):
-            for whole in batches:
+            for number, whole in enumerate(batches, 1):
                 mine = self._cut(whole, index)
                 inputs, targets = self._load(mine, epoch)
                 more = self._config.seed, self._layer_sums
                 batch = Batch(inputs, targets, total, mine, epoch, *more)
-                loss += self.passes.gradients(batch, buffers)
+                loss += self.passes.gradients(batch, buffers, number == len(batches))
                 self.buffers.saw(0, len(mine))
         self.finite = self.shards.finite
         self.losses.append(loss)
