@@ -98,8 +98,9 @@ ORDER = {
         "augment numpy_files idx_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.parallel": (
-        "__init__ > pipeline > communication > runner memory replicas > "
-        "timeline checks agreement > executor > stage > weights sums wires > mesh stages > "
+        "__init__ > pipeline > communication > runner memory > replicas > "
+        "timeline checks agreement > executor > stage layer_weights > "
+        "weights sums wires > mesh stages > "
         "shards parts fully_sharded > passes > "
         "rules parameter_shards > sharded gathered pieces > units conjugate > placements"
     ),

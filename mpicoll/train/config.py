@@ -56,7 +56,6 @@ _SHARED: dict[str, tuple[object, ...]] = {
     "device": ("cpu",),
     "bucket": (None,),
     "gather": ("all",),
-    "keep_gathered": (False,),
 }
 #: What options, and axes of the mesh, go together with; `mpicoll.train.registry` says with which
 #: strategies.
@@ -76,7 +75,7 @@ TOGETHER: dict[str, dict[str, tuple[object, ...]]] = {
         "workers": (None,),
     },
     "spares": {"survive": (True,)},
-    "pipe": _SHARED,
+    "pipe": {**_SHARED, "keep_gathered": (False,)},  # it is so without
     "tensor": {**_SHARED, "invariant": (None,)},
 }
 #: The field, and the word that leaves it to the fitted model.

@@ -18,7 +18,7 @@ from mpicoll.train.models import Batch, Dense, Sequential
 P = MPI.COMM_WORLD.size
 pytestmark = [
     pytest.mark.mpi,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(P not in (2, 4), reason="2 and 4 ranks show it"),
 ]
 BASE = {"optimizer": "adam", "lr": 0.01, "batch": 12, "clip": 0.5, "epochs": 2, "microbatches": 2}

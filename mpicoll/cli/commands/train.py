@@ -68,8 +68,14 @@ def command(
         chosen = Config(**given(invocation, config))
     if chosen.device == "gpu":
         session.use_gpu()
-    how = {"as_json": json, "progress": progress, "compare": compare, "explain": explain}
-    return main(chosen, session.communicator(), **how)
+    return main(
+        chosen,
+        session.communicator(),
+        as_json=json,
+        progress=progress,
+        compare=compare,
+        explain=explain,
+    )
 
 
 def given(invocation: typer.Context, path: Path | None) -> dict[str, Any]:

@@ -46,6 +46,6 @@ def words(config: Config, ranks: int, found: list[Total], as_json: bool) -> str:
             else f"What strategy {config.strategy} sends is not known beforehand."
         )
     samples = config.global_batch(ranks) * config.accumulate
-    rows = [f"  {t.axis:<7} {t.count:>6} {t.name:<15} {t.sent:>16,} bytes" for t in found]
+    rows = [f"  {t.axis:<7} {t.calls:>6} {t.name:<15} {t.sent:>16,} bytes" for t in found]
     title = f"A step of {plural(samples, 'sample')} sends, by {plural(ranks, 'rank')} together:"
     return "\n".join([title, *rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
@@ -70,10 +71,11 @@ def of_step(
     """
     data, tensor = group.data.size, group.tensor.size
     lengths = [part(batch, group.count, index)[1] for index in group.parts]
-    found = []
+    found, program = [], schedule.programs[stage.rank]
     if data > 1:
-        found += [Call("data", *call, data) for call in replicas.collectives()]
-    for task in schedule.programs[stage.rank]:
+        tasks = Counter(task.chunk for task in program if not task.is_message)
+        found += [Call("data", *call, data) for call in replicas.collectives(tasks)]
+    for task in program:
         if task.kind in SENDS:
             values = lengths[task.microbatch] * prod(model.shapes[starts[task.chunk]])
             found.append(Call("pipe", MESSAGE, values * model.dtype.itemsize))
@@ -94,13 +96,13 @@ class Total(NamedTuple):
 
     Attributes:
         axis, name: As of `Call`.
-        count: A collective counts once for all that take part.
+        calls: A collective counts once for all that take part.
         sent: Bytes.
     """
 
     axis: str
     name: str
-    count: int
+    calls: int
     sent: int
 
 
@@ -113,6 +115,6 @@ def totals(every: Sequence[Sequence[Call]]) -> list[Total]:
     calls, found = [call for own in every for call in own], []
     for axis, name in dict.fromkeys((call.axis, call.name) for call in calls):
         some = [call for call in calls if (call.axis, call.name) == (axis, name)]
-        count = sum(1 / call.ranks if name in _SENT else 1 for call in some)
-        found.append(Total(axis, name, round(count), round(sum(call.sent for call in some))))
+        number = sum(1 / call.ranks if name in _SENT else 1 for call in some)
+        found.append(Total(axis, name, round(number), round(sum(call.sent for call in some))))
     return found

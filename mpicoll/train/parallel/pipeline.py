@@ -130,7 +130,8 @@ class Pipeline:
         self._sums = Sums(self._stage.uses, wide, self._group.parts, self._group.tree_over)
         self.parts, self.gradients_nbytes = self._group.count, self._sums.nbytes
         program = found.programs[mesh.pipe.rank]
-        self._runner = Runner(self._group, model, found, self.starts, stage, self._wires)
+        own = stage, self.replicas, self._wires
+        self._runner = Runner(self._group, model, found, self.starts, *own)
         self._plan = self._runner.planned(program, recompute)
         # The forward passes of the same program: of one version of the parameters.
         forward = [task._replace(version=0) for task in program if task.kind.endswith("F")]

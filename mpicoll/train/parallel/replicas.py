@@ -7,7 +7,7 @@ parameters the pieces alone between steps (stage 3).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 
@@ -16,9 +16,12 @@ import numpy as np
 from mpicoll.base.arrays import Array
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.parallel.agreement import Group
+from mpicoll.train.parallel.layer_weights import LayerWeights
 from mpicoll.train.parallel.pieces import Pieces
 from mpicoll.train.parallel.stage import Stage
 from mpicoll.train.parallel.sums import Sums, Use
+from mpicoll.train.parallel.weights import Weights
+from mpicoll.train.step.tasks import Task
 
 
 class Replicas:
@@ -63,6 +66,11 @@ class Replicas:
         """The stage has its whole parameters within the statement; entering is collective."""
         yield
 
+    def versions(self, program: Sequence[Task]) -> Weights:
+        """What the tasks of a program compute with."""
+        stage = self._stage
+        return Weights(stage.parameters, stage.buffers, stage.names, self._dtype, program)
+
     def whole(self, name: str, piece: Array) -> Array:
         """An array like a parameter, of what this rank owns of it; collective."""
         return piece.reshape(self._stage.parameters[name].shape)
@@ -80,8 +88,12 @@ class Replicas:
         """Bytes of a step, beside gradients and what is kept, by what for."""
         return {}
 
-    def collectives(self) -> list[tuple[str, int]]:
-        """Name and bytes of the whole vector of each collective of a step."""
+    def collectives(self, tasks: Mapping[int, int]) -> list[tuple[str, int]]:
+        """Name and bytes of the whole vector of each collective of a step.
+
+        Args:
+            tasks: How many computing tasks there are of each chunk.
+        """
         length = sum(prod(shape) for shape in self._stage.uses.values())
         nbytes = length * self.weights.vector.itemsize
         return [self._group.sum_of_replicas(nbytes)] if length else []
@@ -130,12 +142,16 @@ class OwnedPieces(Replicas):
     def step_nbytes(self) -> dict[str, int]:
         return {"exchanged pieces": self._buffer_nbytes}
 
-    def collectives(self) -> list[tuple[str, int]]:
+    def collectives(self, tasks: Mapping[int, int]) -> list[tuple[str, int]]:
         item = self.weights.vector.itemsize
         return [
             *(("reduce_scatter", length * item) for length in self._gradients.lengths()),
-            *(("allgather", length * self._item) for length in self._parameters.lengths()),
+            *(("allgather", length * self._item) for length in self._gathered(tasks)),
         ]
+
+    def _gathered(self, tasks: Mapping[int, int]) -> list[int]:
+        """Elements of the whole vector of each collective that gathers."""
+        return self._parameters.lengths()
 
     @property
     def _item(self) -> int:
@@ -146,8 +162,7 @@ class OwnedPieces(Replicas):
 class FreedBetweenSteps(OwnedPieces):
     """Between steps each has its pieces alone: parameters are gathered before the first task.
 
-    They are gathered in the type to compute in, and freed behind the last task.  Layers are not
-    freed one by one: every microbatch would gather them again.
+    They are gathered in the type to compute in, and freed behind the last task.
     """
 
     keeps_whole = False
@@ -186,3 +201,47 @@ class FreedBetweenSteps(OwnedPieces):
     @property
     def _item(self) -> int:
         return self._dtype.itemsize
+
+
+class FreedBehindLayers(FreedBetweenSteps):
+    """Each has its pieces alone: a task gathers layer by layer, and frees each before the next."""
+
+    def __init__(self, stage: Stage, group: Group, dtype: np.dtype) -> None:
+        super().__init__(stage, group, dtype)
+        self._names: dict[int, list[str]] = {}
+        for layer, name in sorted(stage.uses):
+            self._names.setdefault(layer, []).append(name)
+        self._layers = {
+            layer: Pieces({name: prod(self._shapes[name]) for name in names}, group.data)
+            for layer, names in self._names.items()
+        }
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        yield
+
+    def versions(self, program: Sequence[Task]) -> Weights:
+        layers = {
+            number: [layer for layer in chunk.numbers if layer in self._layers]
+            for number, chunk in self._stage.chunks.items()
+        }
+        return LayerWeights(self._gather, layers, self._stage.buffers, self._dtype)
+
+    def step_nbytes(self) -> dict[str, int]:
+        longest = max((sum(pieces.lengths()) for pieces in self._layers.values()), default=0)
+        gathered = {"gathered parameters": longest * self._dtype.itemsize}
+        return {**super().step_nbytes(), **gathered}
+
+    def _gather(self, layer: int) -> dict[str, Array]:
+        whole = {name: np.empty(self._shapes[name], self._dtype) for name in self._names[layer]}
+        self._layers[layer].gather(self.weights.views, whole, self._dtype)
+        return whole
+
+    def _gathered(self, tasks: Mapping[int, int]) -> list[int]:
+        return [
+            length
+            for number, chunk in self._stage.chunks.items()
+            for layer in chunk.numbers
+            if layer in self._layers
+            for length in self._layers[layer].lengths() * tasks[number]
+        ]

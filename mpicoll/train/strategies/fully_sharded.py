@@ -24,7 +24,7 @@ from mpicoll.train.models.flat import Flat, Parameters
 from mpicoll.train.models.networks import is_chain
 from mpicoll.train.parallel.parameter_shards import ParameterShards
 from mpicoll.train.parallel.passes import Passes
-from mpicoll.train.parallel.replicas import FreedBetweenSteps
+from mpicoll.train.parallel.replicas import FreedBehindLayers, FreedBetweenSteps
 from mpicoll.train.parallel.units import GATHERS, Drawn
 from mpicoll.train.ranks.workers import Workers, raise_together, together
 from mpicoll.train.strategies.buffers import Buffers
@@ -85,7 +85,11 @@ class FullySharded(Strategy):
     has_whole = False
 
     def along(self, config: Config) -> Strategy:
-        return Meshed(FreedBetweenSteps) if config.has_parts else self
+        if not config.has_parts:
+            return self
+        # Every microbatch of a stage would gather its layers again.
+        once = config.keep_gathered or config.axes["pipe"] > 1
+        return Meshed(FreedBetweenSteps if once else FreedBehindLayers)
 
     def check(self, config: Config) -> None:
         one_of("gather", config.gather, GATHERS)
