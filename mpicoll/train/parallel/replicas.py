@@ -81,7 +81,7 @@ class Replicas:
 
     @property
     def elements(self) -> int:
-        """Of all parameters of the stage."""
+        """Of the parameters that a task has at a time: all of the stage, unless it is said."""
         return self.weights.vector.size
 
     def step_nbytes(self) -> dict[str, int]:
@@ -227,10 +227,9 @@ class FreedBehindLayers(FreedBetweenSteps):
         }
         return LayerWeights(self._gather, layers, self._stage.buffers, self._dtype)
 
-    def step_nbytes(self) -> dict[str, int]:
-        longest = max((sum(pieces.lengths()) for pieces in self._layers.values()), default=0)
-        gathered = {"gathered parameters": longest * self._dtype.itemsize}
-        return {**super().step_nbytes(), **gathered}
+    @property
+    def elements(self) -> int:
+        return max((sum(pieces.lengths()) for pieces in self._layers.values()), default=0)
 
     def _gather(self, layer: int) -> dict[str, Array]:
         whole = {name: np.empty(self._shapes[name], self._dtype) for name in self._names[layer]}
