@@ -92,6 +92,24 @@ def test_zero1_fsdp_and_all_reduce_have_equal_bits_in_rank_order(comm, folder, n
     assert max(parity.differences(parameters, reference.parameters).values()) <= limit
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
+def test_200_steps_are_those_of_one_process(comm, folder, strategy):
+    """Of a decoder with shared vectors: Adam, clipping, accumulation."""
+    mesh, data = MESHES[P][0 if strategy == "zero1" else 1], sentences(24 * 200)
+    common = {**BASE, "lr": 0.001}
+    config = Config(**common, mesh=mesh, strategy=strategy, checkpoint=str(folder))
+    assert run(config, comm, dataset=data, model=decoder()).steps == 200
+    whole, _ = checkpoints.load(checkpoints.find(folder))
+    replicas = P // (config.axes["pipe"] * config.axes["tensor"])
+    alone = Config(**{**common, "microbatches": None, "invariant": 2 * replicas})
+    found = run(alone, dataset=data, model=decoder()) if comm.rank == 0 else None
+    reference = comm.bcast(found).parameters
+    parameters = {name: whole[f"parameter/{name}"] for name in reference}
+    furthest = max(parity.differences(parameters, reference).values())
+    assert furthest <= 1e-12, f"{furthest} on {mesh}"
+
+
 #: Of 4 ranks and 2: where a run that has begun on the first goes on.
 WHERE = {
     2: [
