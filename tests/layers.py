@@ -98,10 +98,11 @@ ORDER = {
         "augment numpy_files idx_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.parallel": (
-        "__init__ > pipeline > runner memory > timeline checks agreement > executor > stage > "
+        "__init__ > pipeline > communication > runner memory > replicas > "
+        "timeline checks agreement > executor > stage layer_weights > "
         "weights sums wires > mesh stages > "
         "shards parts fully_sharded > passes > "
-        "rules parameter_shards > sharded gathered > units conjugate > placements"
+        "rules parameter_shards > sharded gathered pieces > units conjugate > placements"
     ),
     "mpicoll.train.planner": (
         "__init__ > comparison > search needs > bounds plan_file modelled > problem > "
@@ -119,8 +120,8 @@ ORDER = {
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "
-        "observers checkpointing data_servers preparation trained progress > "
-        "board metrics checkpoints bits memory measuring > array_files callbacks "
+        "observers checkpointing data_servers trained progress explained > preparation > "
+        "cutting > board metrics checkpoints bits memory measuring > array_files callbacks "
         "fence recovery failure_detector first_format parity predicted config_file named"
     ),
 }

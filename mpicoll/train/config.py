@@ -55,6 +55,7 @@ _SHARED: dict[str, tuple[object, ...]] = {
     "deterministic": (False,),
     "device": ("cpu",),
     "bucket": (None,),
+    "gather": ("all",),
 }
 #: What options, and axes of the mesh, go together with; `mpicoll.train.registry` says with which
 #: strategies.
@@ -74,7 +75,7 @@ TOGETHER: dict[str, dict[str, tuple[object, ...]]] = {
         "workers": (None,),
     },
     "spares": {"survive": (True,)},
-    "pipe": _SHARED,
+    "pipe": {**_SHARED, "keep_gathered": (False,)},  # it is so without
     "tensor": {**_SHARED, "invariant": (None,)},
 }
 #: The field, and the word that leaves it to the fitted model.

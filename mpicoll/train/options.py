@@ -126,7 +126,8 @@ class Options:
     keep_gathered: bool = option(
         False, "Of fsdp: gather layers once a step, and keep them.", "--keep-gathered"
     )
-    """For as many bytes as an all-reduce, and the memory of all parameters (ZeRO-2)."""
+    """For as many bytes as an all-reduce, and the memory of all parameters (ZeRO-2). With
+    `accumulate` gradients are summed once a step, too, for the memory of all of them."""
     mesh: str | None = option(
         None, "Ranks along each axis, as data=2,pipe=2,tensor=1.", metavar="AXES"
     )
@@ -143,7 +144,9 @@ class Options:
     """One of `mpicoll.train.step.names()`; `schedule` is that of the learning rate."""
     ahead: int | None = option(None, "Of 1f1b: forward passes further ahead, a stage.")
     chunks: int | None = option(None, "Of interleaved: chunks of layers of each rank.")
-    cut: str = option("even", "Of pipe: even, or the first layer of each chunk, as 0,3,7.")
+    cut: str = option("even", "Of pipe: even, auto, or the first layer of each chunk: 0,3,7.")
+    """`auto`: the slowest chunk takes least, by the time of each layer, measured at the start. A
+    run that is resumed keeps the cut of its checkpoint, if it has as many chunks."""
     recompute: bool = option(
         False, "Of pipe: run forward passes again on the way back.", "--recompute"
     )

@@ -126,6 +126,25 @@ def test_accumulated_batches_are_those_of_one_process(comm, folder):
         assert max(parity.differences(parameters, reference).values()) <= 1e-11
 
 
+def test_accumulated_batches_have_the_bits_of_zero1_where_parameters_are_kept(comm, folder, events):
+    """Gradients are summed once a step: so are bytes."""
+    common = {"dtype": "float64", "optimizer": "adam", "lr": 0.01, "clip": 0.5, "epochs": 2}
+    common |= {"accumulate": 3, "batch": 8, "algorithm": "linear"}
+    expected, *_ = whole({**common, "strategy": "zero1"}, comm, folder, clouds(), normed())
+    seen = []
+
+    def note(step):
+        own = [event.nbytes for event in events if event.collective == "reduce_scatter"]
+        seen.append(sum(own))
+        events.clear()
+
+    changes = {"strategy": "fsdp", "keep_gathered": True}
+    found, *_ = whole({**common, **changes}, comm, folder, clouds(), normed(), on_step=note)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert seen[1:] == [8 * sum(map(prod, normed().parameter_shapes.values()))] * (len(seen) - 1)
+
+
 @pytest.mark.parametrize("written", ["allreduce", "zero1", "fsdp", "broadcast"])
 def test_any_strategy_and_number_of_ranks_goes_on_from_a_checkpoint(comm, folder, written):
     common = {"dtype": "float64", "optimizer": "adam", "lr": 0.01, "clip": 0.5}

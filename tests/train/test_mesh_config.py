@@ -22,6 +22,8 @@ from mpicoll.train.registry import STRATEGIES
 from mpicoll.train.strategies.protocol import strategy_of
 
 lengths = st.integers(1, 6)
+#: Strategies whose ranks make each update together.
+WHOLE_STEPS = ("allreduce", "zero1", "fsdp")
 
 
 @given(st.dictionaries(st.sampled_from(AXES), lengths, min_size=1))
@@ -49,7 +51,7 @@ def test_what_is_no_mesh(text):
 @pytest.mark.parametrize(
     "options",
     [
-        *({"strategy": name} for name in STRATEGIES if name != "allreduce"),
+        *({"strategy": name} for name in STRATEGIES if name not in WHOLE_STEPS),
         {"wire": "fp16"},
         {"balance": "speed"},
         {"batch_per_rank": 4},
@@ -59,12 +61,17 @@ def test_what_is_no_mesh(text):
         {"deterministic": True, "algorithm": "recursive_doubling"},
         {"device": "gpu"},
         {"bucket": 100},
+        {"gather": "broadcast"},
+        {"keep_gathered": True},
     ],
     ids=str,
 )
 def test_what_a_mesh_does_not_take(axis, options):
-    assert options.keys() - {"algorithm"} <= {"strategy", *TOGETHER[axis]}
     name = next(iter(options))
+    if axis == "tensor" and name == "keep_gathered":
+        assert name not in TOGETHER[axis]  # layers are gathered one by one, or once
+        return
+    assert options.keys() - {"algorithm"} <= {"strategy", *TOGETHER[axis]}
     with pytest.raises(ValueError, match=f"{axis} does not go together with {name} .*: give"):
         Config(mesh=f"{axis}=2", **options)
 
@@ -98,6 +105,8 @@ def test_what_is_of_axes_needs_them(name):
         ({"pipeline_schedule": "pipedream", "accumulate": 2}, "does not take accumulate"),
         ({"pipeline_schedule": "pipedream", "invariant": 8}, "does not take invariant"),
         ({"pipeline_schedule": "pipedream", "dtype": "float16"}, "does not scale the loss"),
+        ({"pipeline_schedule": "pipedream", "strategy": "zero1"}, "give strategy allreduce, or"),
+        ({"pipeline_schedule": "pipedream", "strategy": "fsdp"}, "updates pieces of parameters at"),
         ({"microbatches": 0}, "microbatches is 0"),
         ({"mesh": "pipe=2,tensor=2", "invariant": 8}, "tensor does not go together with invariant"),
     ],
@@ -112,6 +121,9 @@ def test_the_strategy_follows_the_mesh():
     assert strategy_of(plain) is STRATEGIES["allreduce"]
     assert cut.step_schedule.microbatches == 4 * 2 * 3
     assert strategy_of(cut).describe(cut) == "allreduce, mesh pipe=2,data=2, 1f1b, 8 microbatches"
+    for name in "zero1", "fsdp":
+        alike = replace(cut, strategy=name)
+        assert strategy_of(alike).describe(alike).startswith(f"{name}, mesh pipe=2,data=2, 1f1b")
     with pytest.raises(ValueError, match=r"mesh data=2,pipe=2 has 4 ranks and 3 were started"):
         cut.worker_count(3)
     assert cut.worker_count(4) == 4

@@ -45,6 +45,10 @@ def command(
         bool | None,
         typer.Option("--progress/--no-progress", help="Progress bars; default: on a terminal."),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Say what a step sends along each axis, and train nothing."),
+    ] = False,
     json: Json = False,
     **_: Any,
 ) -> int:
@@ -64,7 +68,14 @@ def command(
         chosen = Config(**given(invocation, config))
     if chosen.device == "gpu":
         session.use_gpu()
-    return main(chosen, session.communicator(), as_json=json, progress=progress, compare=compare)
+    return main(
+        chosen,
+        session.communicator(),
+        as_json=json,
+        progress=progress,
+        compare=compare,
+        explain=explain,
+    )
 
 
 def given(invocation: typer.Context, path: Path | None) -> dict[str, Any]:

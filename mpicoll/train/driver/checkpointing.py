@@ -261,7 +261,6 @@ class Checkpointing:
 
     def _chosen(self) -> Path | None:
         """The checkpoint to read, None for none; on rank 0."""
-        resume = self._config.resume
         if self._before is not None:
             # Ranks have died, and with them what the others would need.
             if self._folder is None:
@@ -270,16 +269,7 @@ class Checkpointing:
                     "checkpoint"
                 )
             return checkpoints.find(self._folder)
-        if resume is None:
-            return None
-        folder = self._folder if resume == "auto" else Path(resume)
-        assert folder is not None
-        try:
-            return checkpoints.find(folder)
-        except FileNotFoundError:
-            if resume != "auto":
-                raise
-            return None
+        return checkpoints.resumed(self._config.resume, self._config.checkpoint)
 
     def _fixed(self) -> dict[str, Any]:
         """What must be the same for the run to go on as if it had not stopped."""

@@ -187,6 +187,26 @@ def find(path: Path, best: bool = False) -> Path:
     return known[-1][1]
 
 
+def resumed(resume: str | None, folder: str | None) -> Path | None:
+    """The checkpoint that a run goes on from; None for none.
+
+    Args:
+        resume, folder: Fields `resume` and `checkpoint` of the configuration.
+
+    Raises:
+        FileNotFoundError: There is none, and the run asks for one.
+    """
+    path = folder if resume == "auto" else resume
+    if path is None:
+        return None
+    try:
+        return find(Path(path))
+    except FileNotFoundError:
+        if resume != "auto":
+            raise
+        return None
+
+
 def read(path: Path) -> tuple[Arrays, Facts]:
     """Arrays, none of which is read or verified yet, and facts of a checkpoint.
 

@@ -23,6 +23,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.data import PARTS, Dataset, load, trigram_loss
 from mpicoll.train.driver import memory, named, parity
 from mpicoll.train.driver.attempt import Callbacks
+from mpicoll.train.driver.explained import explained, words
 from mpicoll.train.driver.failure_detector import failure_detector
 from mpicoll.train.driver.loop import members_of, run, run_on
 from mpicoll.train.driver.progress import beats, progress_bar
@@ -51,6 +52,7 @@ def main(
     as_json: bool = False,
     progress: bool | None = None,
     compare: bool = False,
+    explain: bool = False,
 ) -> int:
     """Train on all ranks of `comm`, and print what comes of it; collective.
 
@@ -62,6 +64,7 @@ def main(
             line now and then in long epochs elsewhere. Launchers connect the ranks through pipes,
             so ask for the bar where that pipe ends on a terminal.
         compare: Train again in one process, where the same weights are promised.
+        explain: Print what a step sends, and train nothing.
 
     Returns:
         Exit status, the same on all ranks: 0; 1 if training failed or the weights differ from those
@@ -69,6 +72,8 @@ def main(
         Where the launcher goes on when a rank dies, and the run cannot, this process ends; where
         the run can (`config.survive`), a process ends that fails alone.
     """
+    if explain:
+        return _explain(config, comm, as_json)
     if not config.survive:
         with failure_detector(config, comm):
             return _main(config, comm, None, as_json, progress, compare)
@@ -87,6 +92,17 @@ def main(
         if members.missing():
             members.leave(status)
         return status
+
+
+def _explain(config: Config, comm: MPI.Intracomm, as_json: bool) -> int:
+    speaker = _Speaker(comm, None)
+    try:
+        found = explained(config, comm)
+    except TrainingError as error:
+        speaker.warn(f"error: {error}")
+        return 1
+    speaker.say(words(config, comm.Get_size(), found, as_json))
+    return 0
 
 
 def _main(

@@ -10,7 +10,7 @@ from mpicoll.base import arrays
 from mpicoll.train import groups, optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load, targets
-from mpicoll.train.driver import bits, memory, predicted
+from mpicoll.train.driver import bits, cutting, memory, predicted
 from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.named import make_model
 from mpicoll.train.models import Measure, Model, Sequential, buffers_of, sums_of
@@ -59,6 +59,7 @@ def prepare(
             bits.require_one_thread()
         if config.deterministic and config.algorithm is not None:
             bits.require_fixed_order(config.algorithm, workers.size)
+    config = cutting.resolved(config, workers, dataset, model)
     holding = strategy_of(config).hold(config, workers, comm, model)
     facts = {
         "data": dataset.about or dataset.name,

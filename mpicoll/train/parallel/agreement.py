@@ -239,17 +239,32 @@ class Group:
         all_nodes = [node for own in nodes for node in own]
         rows[0] = tree.total(dict(zip(all_nodes, every, strict=True)), self.count)
 
+    def sum_of_replicas(self, nbytes: int) -> tuple[str, int]:
+        """Name and bytes of the collective of `add_replicas`, of gradients of so many bytes."""
+        if self.tree_over is None:
+            return "allreduce", nbytes
+        replicas = range(self._replicas.size)
+        rows = sum(len(tree.subtrees(self._parts_of(r), self.count)) for r in replicas)
+        return "allgather", rows * nbytes
+
     def _parts_of(self, replica: int) -> range:
         length = len(self.parts)
         return range(replica * length, (replica + 1) * length)
 
-    def compare(self, parameters: Mapping[str, Array]) -> None:
-        """Raise `TrainingError` if two ranks have other values of a parameter; collective."""
-        known: dict[tuple[str, int], tuple[int, int]] = {}
+    def compare(self, parameters: Mapping[str, Array], pieces: bool = False) -> None:
+        """Raise `TrainingError` if two ranks have other values of a parameter; collective.
+
+        Args:
+            parameters: Of this rank, by name.
+            pieces: Whether each replica has pieces of its own.
+        """
+        known: dict[tuple[str, int, int], tuple[int, int]] = {}
         sums = {name: zlib.crc32(array.data) for name, array in parameters.items()}
-        for rank, (own, theirs) in enumerate(self.world.gather((self.tensor.rank, sums))):
+        replica = self.data.rank if pieces else 0
+        every = self.world.gather((self.tensor.rank, replica, sums))
+        for rank, (own, replica, theirs) in enumerate(every):
             for name, found in theirs.items():
-                place = name, own if name in self._cuts else 0
+                place = name, own if name in self._cuts else 0, replica
                 first, wanted = known.setdefault(place, (rank, found))
                 if found != wanted:
                     raise TrainingError(
@@ -257,12 +272,15 @@ class Group:
                         "change parameters by the gradients of a step alone, on all ranks alike"
                     )
 
-    def norm(self, gradients: Mapping[str, Array], owners: Mapping[str, int]) -> float:
-        """Of the gradients of all stages, whole; collective among the ranks of a replica.
+    def norm(
+        self, gradients: Mapping[str, Array], owners: Mapping[str, int], pieces: bool = False
+    ) -> float:
+        """Of the gradients of all stages, whole; collective.
 
         Args:
             gradients: Of this rank, by name.
             owners: The stage that counts a parameter, for each of the model.
+            pieces: As of `compare`.
         """
         mine = [
             name
@@ -272,7 +290,15 @@ class Group:
         sums = norms.squares(gradients[name] for name in mine)
         self.tensor.sum(sums)
         self.pipe.sum(sums)
+        if pieces:
+            self.data.sum(sums)
         return norms.root(sums)
+
+    def require_finite(self, gradients: Mapping[str, Array]) -> None:
+        """Raise `NotFinite` on all ranks if a gradient is not finite on one; collective."""
+        wrong = next((n for n, g in gradients.items() if not np.isfinite(g).all()), "")
+        failure = Failure(f"the gradient of {wrong} is not finite") if wrong else None
+        self.losses({}, failure, lost=False)
 
     def average(self, buffers: Mapping[str, Array], samples: int) -> None:
         """Let floating buffers be the mean over the replicas, by samples; collective."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -333,9 +334,8 @@ class Executor:
             set_random_states(chunk.layers, held.states)
         try:
             # Copies of the buffers: the first pass has changed them already.
-            outputs, memories = chunk.forward(
-                {**parameters, **held.buffers}, held.inputs, batch, rounded, self._poll
-            )
+            given_then = ChainMap(held.buffers, cast("dict[str, Array]", parameters))
+            outputs, memories = chunk.forward(given_then, held.inputs, batch, rounded, self._poll)
         finally:
             if now is not None:
                 set_random_states(chunk.layers, now)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpicoll.base.arrays import Array
-from mpicoll.train.parallel.units import Division, Unit
+from mpicoll.train.parallel.units import Division, Unit, sendable
 from mpicoll.train.ranks.workers import Running
 
 
@@ -162,13 +162,8 @@ class Gathered:
         own = slice(unit.start, unit.start + unit.count)
         self._vectors[unit][own] = unit.weights
         self._began[unit] = time.perf_counter()
-        self._running[unit] = self._division.gather(unit.index, _sendable(self._vectors[unit]))
+        self._running[unit] = self._division.gather(unit.index, sendable(self._vectors[unit]))
         self._flying.append(unit)
 
     def _free(self, unit: Unit) -> None:
         del self._views[unit], self._busy[self._slot[unit]]
-
-
-def _sendable(vector: Array) -> Array:
-    """The same memory in a type that MPI knows: of two bytes it has no floating-point numbers."""
-    return vector.view(np.int16) if vector.itemsize == 2 else vector

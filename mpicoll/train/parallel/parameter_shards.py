@@ -85,6 +85,7 @@ class ParameterShards(Mapping[str, Array]):
         self.units = [unit.name for unit in self.all_units]
         self._by_name = dict(zip(self.units, self.all_units, strict=True))
         self._reducing: tuple[Unit, Running] | None = None
+        self._holding: set[str] = set()  # units with gradients in `_held`
         self._done = 0  # events of those that `through` was told of
         self._own_seconds = 0.0
         self._began = 0.0
@@ -105,6 +106,12 @@ class ParameterShards(Mapping[str, Array]):
     def _found(self) -> Array:
         """Gradients of a unit, of this rank's samples."""
         return np.zeros(self.longest, self.weights.dtype)
+
+    @cached_property
+    def _held(self) -> dict[str, dict[str, Array]]:
+        """Gradients of this rank's samples that wait for those of others, by unit."""
+        dtype = self.weights.dtype
+        return {unit.name: unit.views(np.zeros(unit.length, dtype)) for unit in self.all_units}
 
     @property
     def longest(self) -> int:
@@ -180,6 +187,22 @@ class ParameterShards(Mapping[str, Array]):
         if self._reducing is not None:
             self._reducing[1].Test()
 
+    def hold(self, gradients: Mapping[str, Array]) -> None:
+        """Add gradients of a unit to those that this rank has, until `reduce` takes them along.
+
+        It takes memory as of whole parameters.
+
+        Args:
+            gradients: Of all parameters of one unit, by name.
+        """
+        unit = self.unit_of(next(iter(gradients)))
+        for name, view in self._held[unit.name].items():
+            if unit.name in self._holding:
+                view += gradients[name]
+            else:
+                view[...] = gradients[name]
+        self._holding.add(unit.name)
+
     def reduce(self, gradients: Mapping[str, Array]) -> None:
         """Add the ranks' gradients of a unit to the parts of those that own them; collective.
 
@@ -195,7 +218,11 @@ class ParameterShards(Mapping[str, Array]):
         require_names(gradients, unit.spans)
         self.await_reduction()
         for name, view in unit.views(self._found).items():
-            view[...] = gradients[name]
+            if unit.name in self._holding:
+                np.add(self._held[unit.name][name], gradients[name], out=view)
+            else:
+                view[...] = gradients[name]
+        self._holding.discard(unit.name)
         self.finite &= bool(np.isfinite(self._found[: unit.length]).all())
         self._start_reduction(unit)
 
@@ -211,6 +238,7 @@ class ParameterShards(Mapping[str, Array]):
     def forget(self) -> None:
         """The sums of gradients have been used, or are of no use."""
         self.gradient[:] = 0
+        self._holding.clear()
         for unit in self.all_units:
             unit.summed = False
 

@@ -52,8 +52,13 @@ class Passes:
     def training(
         self, batches: int = 1, failing: Callable[[], object] = lambda: None
     ) -> AbstractContextManager[None]:
-        """Guard so many times `gradients`, as `ParameterShards.through`; collective."""
-        return self._shards.through(program(self._layers) * batches, failing)
+        """Guard so many times `gradients`, as `ParameterShards.through`; collective.
+
+        Where gathered parameters are kept, gradients are summed with those of the last batch alone.
+        """
+        events = program(self._layers)
+        earlier = [event for event in events if event[0] == "use"] if self._shards.keep else events
+        return self._shards.through(earlier * (batches - 1) + events, failing)
 
     def evaluation(self) -> AbstractContextManager[None]:
         """Guard `outputs` likewise."""
@@ -72,8 +77,13 @@ class Passes:
                 there.add(unit)
         return found
 
-    def gradients(self, batch: Batch, buffers: Parameters) -> float:
-        """Both passes; this rank's share of the loss.  Gradients go to those that own them."""
+    def gradients(self, batch: Batch, buffers: Parameters, last: bool = True) -> float:
+        """Both passes; this rank's share of the loss.  Gradients go to those that own them.
+
+        Args:
+            batch, buffers: As of `Sequential.loss_and_gradients`.
+            last: Whether it is the last batch that `training` guards.
+        """
         model, shards = self.model, self._shards
         values, memories = batch.inputs, []
         for number, unit in enumerate(self._layers):
@@ -99,8 +109,12 @@ class Passes:
             names = shards.all_units[unit].spans
             if all(len(waiting.get(name, ())) == len(model.holders[name]) for name in names):
                 parts = {name: waiting.pop(name) for name in names}
-                shards.reduce({name: sum(own[1:], start=own[0]) for name, own in parts.items()})
-                shards.made()
+                total = {name: sum(own[1:], start=own[0]) for name, own in parts.items()}
+                if last or not shards.keep:
+                    shards.reduce(total)
+                    shards.made()
+                else:
+                    shards.hold(total)
         return float(losses.sum(dtype=np.float64)) / batch.total
 
     def outputs(self, inputs: Array, buffers: Parameters) -> Array:

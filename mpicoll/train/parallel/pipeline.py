@@ -20,16 +20,17 @@ from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel import checks, memory, stages
 from mpicoll.train.parallel.agreement import Given, Group, NotFinite
+from mpicoll.train.parallel.communication import Call, of_step
 from mpicoll.train.parallel.executor import Failure, Span
 from mpicoll.train.parallel.mesh import Mesh
 from mpicoll.train.parallel.parts import Parts
+from mpicoll.train.parallel.replicas import Replicas
 from mpicoll.train.parallel.runner import Runner
 from mpicoll.train.parallel.stage import Stage, modelled
-from mpicoll.train.parallel.sums import Sums
+from mpicoll.train.parallel.sums import Sums, totals
 from mpicoll.train.parallel.timeline import Record, Timeline, gathered
 from mpicoll.train.parallel.weights import Update
 from mpicoll.train.parallel.wires import Wires
-from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.step import catalogue
 
 __all__ = ["NotFinite", "Pipeline"]
@@ -58,10 +59,12 @@ class Pipeline:
             None: a replica's one after the other, and then those of the replicas.
         seed: Of the first parameters.
         algorithm: All-reduce algorithm of the sums over replicas, as `Intracomm.Allreduce` has it.
+        replicas: What replicas have of the parameters (`mpicoll.train.parallel.replicas`).
         options: Of the schedule, such as `ahead` or `chunks`.
 
     Attributes:
-        weights: Parameters of this rank's layers; in float32 where `dtype` is narrower.
+        weights: Parameters of this rank's layers, or pieces that are all it keeps between steps;
+            in float32 where `dtype` is narrower.
         parameters, buffers: Of these layers, by name.
         owners: For each parameter of the model, the first stage that has it.
         schedule: As `mpicoll.train.step.schedule` gives it.
@@ -94,6 +97,7 @@ class Pipeline:
         invariant: int | None = None,
         seed: int = 0,
         algorithm: str | None = None,
+        replicas: type[Replicas] = Replicas,
         **options: int,
     ) -> None:
         self._mesh, refused = mesh, None
@@ -118,14 +122,16 @@ class Pipeline:
         model, found, self._stage = self._model, self.schedule, stage
         self._wires = None if mesh.pipe.comm is None else Wires(mesh.pipe.comm)
         self._stage.begin(seed, mesh.data.comm, self._wires)
-        self.weights = self._stage.weights
+        self.replicas = replicas(stage, self._group, model.dtype)
+        self.weights = self.replicas.weights
         self.parameters, self.buffers = self.weights.views, self._stage.buffers
         self.owners: Mapping[str, int] = self._stage.owners
         wide = np.promote_types(model.dtype, np.float32)
         self._sums = Sums(self._stage.uses, wide, self._group.parts, self._group.tree_over)
         self.parts, self.gradients_nbytes = self._group.count, self._sums.nbytes
         program = found.programs[mesh.pipe.rank]
-        self._runner = Runner(self._group, model, found, self.starts, stage, self._wires)
+        own = stage, self.replicas, self._wires
+        self._runner = Runner(self._group, model, found, self.starts, *own)
         self._plan = self._runner.planned(program, recompute)
         # The forward passes of the same program: of one version of the parameters.
         forward = [task._replace(version=0) for task in program if task.kind.endswith("F")]
@@ -159,8 +165,8 @@ class Pipeline:
             scale: Factor of the loss and its gradients, for narrow types.
 
         Returns:
-            The mean over the batch, the same on all ranks; and its gradients by name, valid until
-            the next step.
+            The mean over the batch, the same on all ranks; and its gradients by name, of what this
+            rank updates, valid until the next step.
 
         Raises:
             TrainingError: A layer has failed on some rank, there are no samples, or not the same
@@ -174,21 +180,16 @@ class Pipeline:
                 f"{self.schedule.order.name} updates parameters after each microbatch: call stream"
             )
         given = Given(inputs, targets, samples, epoch, seed, scale)
-        before = {name: array.copy() for name, array in self.buffers.items()}
-        try:
-            with self._recorded() as spans:
+        with self._stage.restored(), self._recorded() as spans:
+            with self.replicas.gathered():
                 executor = self._runner.run(self._plan, given, self._sums, spans=spans)
-                self.held, self.versions = executor.held, self._runner.versions
-                failure = executor.failure
-                name = "" if failure is not None else self._sums.not_finite()
-                if name:
-                    failure = Failure(f"the gradient of {name} is not finite")
-                losses = self._group.losses(executor.losses, failure, executor.is_lost)
-                gradients = self._exchanged()
-        except TrainingError:
-            for name, array in before.items():
-                self.buffers[name][...] = array
-            raise
+            self.held, self.versions = executor.held, self._runner.versions
+            failure = executor.failure
+            name = "" if failure is not None else self._sums.not_finite()
+            if name:
+                failure = Failure(f"the gradient of {name} is not finite")
+            losses = self._group.losses(executor.losses, failure, executor.is_lost)
+            gradients = self._exchanged()
         self._group.average(self.buffers, executor.samples)
         return self._group.total(losses), gradients
 
@@ -265,7 +266,8 @@ class Pipeline:
         return {self._group.parts[microbatch]: own[microbatch] for microbatch in sorted(own)}
 
     def _evaluated(self, given: Given) -> tuple[Array, dict[int, tuple[Array, Array]]]:
-        executor = self._runner.run(self._forward_plan, given)
+        with self.replicas.gathered():
+            executor = self._runner.run(self._forward_plan, given)
         losses = self._group.losses(executor.losses, executor.failure, executor.is_lost)
         return losses, executor.outputs
 
@@ -288,7 +290,7 @@ class Pipeline:
 
     def norm(self, gradients: Mapping[str, Array]) -> float:
         """Norm of the gradients of all stages, as `clip` has it."""
-        return self._group.norm(gradients, self.owners)
+        return self._group.norm(gradients, self.owners, self.replicas.owns_pieces)
 
     def compare(self) -> None:
         """Compare what ranks have of one parameter: replicas, and stages that share it.
@@ -296,7 +298,7 @@ class Pipeline:
         Raises:
             TrainingError: It differs; names parameter and ranks.
         """
-        self._group.compare(self.parameters)
+        self._group.compare(self.parameters, not self.replicas.keeps_whole)
 
     @contextmanager
     def traced(self, path: str | Path | None = None) -> Iterator[Timeline]:
@@ -324,12 +326,14 @@ class Pipeline:
                 timeline.write(path)
 
     def memory(self, batch: int) -> dict[str, int]:
-        """Bytes that steps of so many samples take on this rank, an estimate, by what for.
-
-        Beside parameters and gradients; other ranks need not call it.
-        """
+        """Bytes of steps of so many samples, beside parameters and gradients: an estimate."""
         samples = -(-batch // self._group.count)
         return memory.needed(self._model, self._stage, self.schedule, samples)
+
+    def communication(self, batch: int) -> list[Call]:
+        """What this rank sends in a step of so many samples."""
+        given = self._stage, self.replicas, self._group, batch
+        return of_step(self._model, self.schedule, self.starts, *given)
 
     def make_room(self, batch: int) -> None:
         """Refuse batches of so many samples that take more memory than a node has left.
@@ -378,14 +382,12 @@ class Pipeline:
 
     def _exchanged(self) -> dict[str, Array]:
         """The gradients of the whole batch."""
-        self._group.add_replicas(self._sums)
-        gradients = self._sums.totals()
+        uses = self.replicas.summed(self._sums)
+        gradients = totals(uses)
         if self._wires is not None:
-            self._stage.tied(gradients, self._sums.uses, self._wires)
+            self._stage.tied(gradients, uses, self._wires)
         if self._mesh.data.size > 1 or self._stage.ties:
-            wrong = next((n for n, g in gradients.items() if not np.isfinite(g).all()), "")
-            failure = Failure(f"the gradient of {wrong} is not finite") if wrong else None
-            self._group.losses({}, failure, lost=False)
+            self._group.require_finite(gradients)
         return gradients
 
     @contextmanager

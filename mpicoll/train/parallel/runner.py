@@ -8,9 +8,10 @@ from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel import checks
 from mpicoll.train.parallel.agreement import Given, Group
 from mpicoll.train.parallel.executor import Executor, Failure, Plan, Span
+from mpicoll.train.parallel.replicas import Replicas
 from mpicoll.train.parallel.stage import Stage
 from mpicoll.train.parallel.sums import Sums
-from mpicoll.train.parallel.weights import Update, Weights
+from mpicoll.train.parallel.weights import Update
 from mpicoll.train.parallel.wires import Wires
 from mpicoll.train.step.catalogue import Schedule
 from mpicoll.train.step.tasks import Task
@@ -24,7 +25,7 @@ class Runner:
         model: The model, whole.
         schedule: Of each replica.
         starts: Number of the first layer of each chunk.
-        stage: This rank's.
+        stage, replicas: This rank's.
         wires: The messages between stages; None where there is one.
 
     Attributes:
@@ -39,9 +40,11 @@ class Runner:
         schedule: Schedule,
         starts: Sequence[int],
         stage: Stage,
+        replicas: Replicas,
         wires: Wires | None,
     ) -> None:
         self._group, self._model, self._schedule = group, model, schedule
+        self._replicas = replicas
         self._starts, self._stage, self._wires = starts, stage, wires
         self._executor: Executor | None = None
         self.is_last = schedule.chunks - 1 in stage.chunks
@@ -90,7 +93,7 @@ class Runner:
             except Exception as error:
                 failure = Failure.of("the samples", error)
         failure = self._group.agreed(failure)
-        weights = Weights(stage.parameters, stage.buffers, stage.names, plan.dtype, plan.program)
+        weights = self._replicas.versions(plan.program)
         executor = self._executor = Executor(
             plan, self._wires, weights, stage.buffer_names, sums, batches, update, spans, failure
         )

@@ -233,7 +233,7 @@ class Sharded(Layer):
         buffers = self.layer.buffers(self.shape)
         return {n: library_of(a).zeros_like(a) for n, a in parameters.items() if n not in buffers}
 
-    def collectives(self, samples: int, first: bool) -> list[tuple[str, int]]:
+    def collectives(self, samples: int, first: bool, forwards: int = 1) -> list[tuple[str, int]]:
         """Name and values of the whole vector of each collective of a step, in any order.
 
         But that by which ranks say at the end whether they have failed.
@@ -241,10 +241,12 @@ class Sharded(Layer):
         Args:
             samples: In the batch.
             first: Whether this is the first layer of the model.
+            forwards: How many forward passes there are.
         """
-        found = _collectives(self.local, samples, first)
+        found = _collectives(self.local, samples, first, forwards)
         for step in (*self.before, *self.after):
             forward, backward = step.collectives(samples)
+            forward *= forwards
             found += forward if first and step in self.before else forward + backward
         if self.summed:
             drawn = self.layer.initial(self.shape, np.random.default_rng(0))
@@ -265,23 +267,31 @@ class Sharded(Layer):
         return {**parameters, **zeros}
 
 
-def collectives(layers: Sequence[Layer], samples: int) -> list[tuple[str, int]]:
+def collectives(
+    layers: Sequence[Layer], samples: int, start: int = 0, forwards: int = 1
+) -> list[tuple[str, int]]:
     """What sharded layers send in a step: name and values of the whole vector of each collective.
 
     Args:
         layers: Of a model, first to last.
         samples: In the batch.
+        start: Number of the first of them in the model.
+        forwards: How many forward passes there are.
     """
-    every = (_collectives(layer, samples, number == 0) for number, layer in enumerate(layers))
+    every = (
+        _collectives(layer, samples, number == 0, forwards)
+        for number, layer in enumerate(layers, start)
+    )
     return [call for calls in every for call in calls]
 
 
-def _collectives(layer: Layer, samples: int, first: bool) -> list[tuple[str, int]]:
+def _collectives(layer: Layer, samples: int, first: bool, forwards: int) -> list[tuple[str, int]]:
     if isinstance(layer, Sharded):
-        return layer.collectives(samples, first)
+        return layer.collectives(samples, first, forwards)
     if isinstance(layer, Residual):
         inner = (
-            _collectives(part, samples, first and not n) for n, part in enumerate(layer.layers)
+            _collectives(part, samples, first and not n, forwards)
+            for n, part in enumerate(layer.layers)
         )
         return [call for calls in inner for call in calls]
     return []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel.sums import Use, total
 from mpicoll.train.parallel.wires import Wires
+from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.step.catalogue import Schedule
 
 if TYPE_CHECKING:
@@ -63,7 +65,8 @@ class Stage:
         uses: Shape of the parameter, for each layer of this rank and parameter of it.
         weights: Its parameters, once `begin` has been called; in float32 where the model's type is
             narrower.
-        parameters, buffers: By name; likewise.
+        parameters, buffers: By name; likewise.  Where replicas own pieces, the parameters are whole
+            within a step alone.
         buffer_names: Of the buffers of each chunk.
     """
 
@@ -100,13 +103,9 @@ class Stage:
             if len(holders) > 1:
                 self.ties[name] = holders
         self.weights = Flat({}, out=np.zeros(0))
+        self.parameters: dict[str, Array] = {}
         self.buffers: dict[str, Array] = {}
         self.buffer_names: dict[int, list[str]] = {}
-
-    @property
-    def parameters(self) -> dict[str, Array]:
-        """By name."""
-        return self.weights.views
 
     def begin(self, seed: int, replicas: MPI.Intracomm | None, wires: Wires | None) -> None:
         """Draw first parameters and buffers; collective.
@@ -127,6 +126,7 @@ class Stage:
         )
         arrays = {name: drawn[name].astype(wide, copy=False) for name in own}
         self.weights = Flat(arrays, out=None if own else np.zeros(0, wide))
+        self.parameters = self.weights.views
         if own and replicas is not None:
             replicas.Bcast(self.weights.vector)
         for tag, name, holders in self._shared():
@@ -139,14 +139,25 @@ class Stage:
             self.buffers.update(found)
             self.buffer_names[number] = list(found)
 
-    def tied(self, gradients: dict[str, Array], uses: dict[Use, Array], wires: Wires) -> None:
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Where the statement fails on all ranks, buffers are as they were before it."""
+        before = {name: array.copy() for name, array in self.buffers.items()}
+        try:
+            yield
+        except TrainingError:
+            for name, array in before.items():
+                self.buffers[name][...] = array
+            raise
+
+    def tied(self, gradients: dict[str, Array], uses: Mapping[Use, Array], wires: Wires) -> None:
         """Let gradients of parameters that several ranks have be those of all; collective.
 
         Sums go from the last layer to the first: all holders have the same bits.
 
         Args:
             gradients: By name; changed.
-            uses: Of this rank, by layer.
+            uses: Of this rank, by layer: whole, or pieces that are the same on all holders.
             wires: The messages.
         """
         for tag, name, holders in self._shared():

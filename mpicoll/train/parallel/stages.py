@@ -126,35 +126,34 @@ def measured(
         The mean over the ranks, the same on all.
     """
     batch = Batch(inputs, inputs[:0], len(inputs), np.arange(len(inputs)))
-    chunks = [model.chunk(index, index + 1) for index in range(len(model.layers))]
-    own = [
-        computing(
-            {**model.initial_parameters(0, [index]), **model.initial_buffers([index])}, model.dtype
-        )
-        for index in range(len(chunks))
-    ]
-    seconds: list[list[float]] = [[] for _ in chunks]
-    for _ in range(repeats):
-        values, memories = inputs, []
-        for chunk, (parameters, rounded), spent in zip(chunks, own, seconds, strict=True):
-            states = random_states(chunk.layers)
-            begun = time.perf_counter()
-            values, memory = chunk.forward(parameters, values, batch, rounded)
-            spent.append(time.perf_counter() - begun)
-            memories.append(memory)
-            if states is not None:
-                set_random_states(chunk.layers, states)
-        error: Array | None = np.zeros_like(values)
-        for chunk, (parameters, rounded), spent in zip(
-            reversed(chunks), reversed(own), reversed(seconds), strict=True
-        ):
-            begun = time.perf_counter()
-            [slopes] = chunk.backward(parameters, memories.pop(), error, rounded)
-            spent[-1] += time.perf_counter() - begun
-            error = slopes.error
-    means = np.array([median(spent) for spent in seconds])
+    values, means = inputs, np.zeros(len(model.layers))
+    for index in range(len(model.layers)):  # one at a time is in memory
+        means[index], values = _layer_seconds(model, index, values, batch, repeats)
     if comm is not None:
         total = np.empty_like(means)
         comm.Allreduce(means, total)
         means = total / comm.Get_size()
     return [float(mean) for mean in means]
+
+
+def _layer_seconds(
+    model: Sequential, index: int, inputs: Array, batch: Batch, repeats: int
+) -> tuple[float, Array]:
+    """Median of the seconds of both passes over a layer, and its outputs."""
+    chunk = model.chunk(index, index + 1)
+    arrays = {**model.initial_parameters(0, [index]), **model.initial_buffers([index])}
+    parameters, rounded = computing(arrays, model.dtype)
+    spent, outputs = [], inputs
+    for _ in range(repeats):
+        states = random_states(chunk.layers)
+        begun = time.perf_counter()
+        outputs, memories = chunk.forward(parameters, inputs, batch, rounded)
+        middle = time.perf_counter()
+        error = np.zeros_like(outputs)
+        begun += time.perf_counter() - middle
+        for _ in chunk.backward(parameters, memories, error, rounded):
+            pass
+        spent.append(time.perf_counter() - begun)
+        if states is not None:
+            set_random_states(chunk.layers, states)
+    return median(spent), outputs

@@ -100,10 +100,15 @@ class Sums:
 
     def totals(self) -> dict[str, Array]:
         """The gradient of each parameter in the first row: of those with one use, as a view."""
-        by_name: dict[str, dict[int, Array]] = {}
-        for (layer, name), view in self.uses.items():
-            by_name.setdefault(name, {})[layer] = view
-        return {name: total(views) for name, views in by_name.items()}
+        return totals(self.uses)
+
+
+def totals(uses: Mapping[Use, Array]) -> dict[str, Array]:
+    """The gradient of each parameter: the sum over its uses, or the only one itself."""
+    by_name: dict[str, dict[int, Array]] = {}
+    for (layer, name), array in uses.items():
+        by_name.setdefault(name, {})[layer] = array
+    return {name: total(arrays) for name, arrays in by_name.items()}
 
 
 def total(uses: Mapping[int, Array]) -> Array:

@@ -157,6 +157,11 @@ def grouped(names: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def sendable(vector: Array) -> Array:
+    """The same memory in a type that MPI knows: of two bytes it has no floating-point numbers."""
+    return vector.view(np.int16) if vector.itemsize == 2 else vector
+
+
 def program(layers: Sequence[int | None]) -> list[Event]:
     """What a step of a chain of layers does, in order.
 

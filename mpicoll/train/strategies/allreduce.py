@@ -6,9 +6,10 @@ from mpicoll.train.config import Config
 from mpicoll.train.exchange import transfers, tree, wire
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.models.flat import Flat
+from mpicoll.train.parallel.replicas import OwnedPieces
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.strategies.lockstep import Trainer
-from mpicoll.train.strategies.meshed import Meshed
+from mpicoll.train.strategies.meshed import Meshed, require_one_update
 from mpicoll.train.strategies.mixing import Mixing
 from mpicoll.train.strategies.protocol import Strategy, slots
 from mpicoll.train.strategies.training import Setup
@@ -81,8 +82,14 @@ class AllReduce(Strategy):
 class Zero1(AllReduce):
     """Each rank updates a part, and keeps the optimizer's arrays for that part alone."""
 
-    takes = frozenset({"balance", "survive"})
+    takes = frozenset({"balance", "survive", "pipe", "tensor"})
     _sharded = True
+
+    def check(self, config: Config) -> None:
+        require_one_update(config)
+
+    def along(self, config: Config) -> Strategy:
+        return Meshed(OwnedPieces) if config.has_parts else self
 
     def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
         """As of all-reduce; with copies of two steps and two ranks, if a rank may die."""

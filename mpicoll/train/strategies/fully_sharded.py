@@ -24,6 +24,7 @@ from mpicoll.train.models.flat import Flat, Parameters
 from mpicoll.train.models.networks import is_chain
 from mpicoll.train.parallel.parameter_shards import ParameterShards
 from mpicoll.train.parallel.passes import Passes
+from mpicoll.train.parallel.replicas import FreedBehindLayers, FreedBetweenSteps
 from mpicoll.train.parallel.units import GATHERS, Drawn
 from mpicoll.train.ranks.workers import Workers, raise_together, together
 from mpicoll.train.strategies.buffers import Buffers
@@ -32,6 +33,7 @@ from mpicoll.train.strategies.gradients import Gradients
 from mpicoll.train.strategies.holding import Form, Holding
 from mpicoll.train.strategies.kept import Part, Piece, Saved
 from mpicoll.train.strategies.lockstep import Trainer
+from mpicoll.train.strategies.meshed import Meshed, require_one_update
 from mpicoll.train.strategies.protocol import Strategy, slots
 from mpicoll.train.strategies.training import Setup
 
@@ -78,12 +80,20 @@ class ShardHolding(Holding):
 class FullySharded(Strategy):
     """Parameters are gathered before a layer uses them; gradients go to those that own them."""
 
-    takes = frozenset({"balance", "survive"})
+    takes = frozenset({"balance", "survive", "pipe", "tensor"})
     in_lockstep = True
     has_whole = False
 
+    def along(self, config: Config) -> Strategy:
+        if not config.has_parts:
+            return self
+        # Every microbatch of a stage would gather its layers again.
+        once = config.keep_gathered or config.axes["pipe"] > 1
+        return Meshed(FreedBetweenSteps if once else FreedBehindLayers)
+
     def check(self, config: Config) -> None:
         one_of("gather", config.gather, GATHERS)
+        require_one_update(config)
         for name, why, remedy in (
             ("bucket", "gradients are summed layer by layer", "leave bucket out"),
             ("device", "parts are kept in the memory of the host", "give device cpu"),
@@ -125,6 +135,9 @@ class FullySharded(Strategy):
         if config.is_narrow:
             needed["parameters to compute with"] = 4 * shards.longest
         needed["gathered parameters"] = shards.gathered_nbytes
+        if config.keep_gathered and config.accumulate > 1:
+            length = sum(unit.length for unit in shards.all_units)
+            needed["gradients of earlier batches"] = length * shards.weights.itemsize
         # Where the model has just found them, and where they are summed.
         needed["gradients of a layer"] = 2 * shards.longest * shards.weights.itemsize
         return needed
@@ -183,7 +196,9 @@ class ShardTrainer(Trainer):
 
     @property
     def collectives(self) -> list[tuple[str, int]]:
-        found = self._passes.collectives() * self._config.accumulate
+        found = self._passes.collectives()
+        if not self._shards.keep:
+            found *= self._config.accumulate
         return [*found, ("allreduce", self._exchange.header.nbytes)]
 
     def _plan_sharing(self) -> list[Any]:
@@ -281,12 +296,12 @@ class _ShardGradients(Gradients):
         failing = (lambda: None) if self._layer_sums is None else self._layer_sums.tell
         loss = 0.0
         with self.passes.training(len(batches), failing):
-            for whole in batches:
+            for number, whole in enumerate(batches, 1):
                 mine = self._cut(whole, index)
                 inputs, targets = self._load(mine, epoch)
                 more = self._config.seed, self._layer_sums
                 batch = Batch(inputs, targets, total, mine, epoch, *more)
-                loss += self.passes.gradients(batch, buffers)
+                loss += self.passes.gradients(batch, buffers, number == len(batches))
                 self.buffers.saw(0, len(mine))
         self.finite = self.shards.finite
         self.losses.append(loss)

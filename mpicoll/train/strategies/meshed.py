@@ -19,6 +19,7 @@ from mpicoll.train.models.networks import is_chain
 from mpicoll.train.parallel.mesh import Mesh, count_replicas
 from mpicoll.train.parallel.parts import Parts
 from mpicoll.train.parallel.pipeline import Pipeline
+from mpicoll.train.parallel.replicas import Replicas
 from mpicoll.train.parallel.shards import shard
 from mpicoll.train.ranks.workers import TrainingError, Workers, together
 from mpicoll.train.strategies.holding import Form, Holding
@@ -59,12 +60,22 @@ class Stages(Holding):
 
 
 class Meshed(Strategy):
-    """Data parallelism among replicas that are cut into stages and parts of layers."""
+    """Data parallelism among replicas that are cut into stages and parts of layers.
+
+    Args:
+        replicas: What each replica has of the parameters of its stage.
+    """
+
+    def __init__(self, replicas: type[Replicas] = Replicas) -> None:
+        self._replicas = replicas
 
     def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
         """Gradients and optimizer of the rank's own parameters."""
-        size = weights.vector.nbytes
-        return {"gradients": size, "optimizer": slots(config) * size}
+        size, axes = weights.vector.nbytes, config.axes
+        owned = size
+        if self._replicas.owns_pieces and self._replicas.keeps_whole:
+            owned = -(-size // (ranks // (axes["pipe"] * axes["tensor"])))
+        return {"gradients": size, "optimizer": slots(config) * owned}
 
     def passes(
         self, config: Config, rank: int, ranks: int, model: Model, holding: Holding
@@ -72,9 +83,12 @@ class Meshed(Strategy):
         """Of the microbatches that a stage holds, by the order of computation."""
         assert isinstance(holding, Stages)
         needed = holding.pipeline.memory(config.batch * config.accumulate)
+        replicas = holding.pipeline.replicas
         needed["sums"] = holding.pipeline.gradients_nbytes - holding.weights.vector.nbytes
         if config.is_narrow:  # there layers compute in float32
-            needed["parameters to compute with"] = 4 * holding.weights.vector.size
+            needed["parameters to compute with"] = 4 * replicas.elements
+        for what, size in replicas.step_nbytes().items():
+            needed[what] = size
         return needed
 
     def is_exact(self, config: Config) -> bool:
@@ -104,7 +118,7 @@ class Meshed(Strategy):
         mesh = Mesh(comm, data=replicas, pipe=axes["pipe"], tensor=axes["tensor"])
         try:
             with together(workers, what):
-                return _stages(config, mesh, whole, invariant)
+                return _stages(config, mesh, whole, invariant, self._replicas)
         except TrainingError:  # on all ranks
             mesh.free()
             raise
@@ -115,7 +129,28 @@ class Meshed(Strategy):
         return StageTrainer(setup, holding.mesh, holding.pipeline, holding.tensor)
 
 
-def _stages(config: Config, mesh: Mesh, whole: Sequential, invariant: int | None) -> Stages:
+def require_one_update(config: Config) -> None:
+    """Refuse orders of a pipeline that update whole parameters, where replicas own pieces.
+
+    Raises:
+        ValueError: It is one.
+    """
+    order = config.step_schedule.order
+    if config.has_parts and order.updates:
+        raise ValueError(
+            f"strategy {config.strategy} updates pieces of parameters at the end of a step, and "
+            f"pipeline_schedule {order.name} updates all of them within it: give strategy "
+            "allreduce, or pipeline_schedule 1f1b"
+        )
+
+
+def _stages(
+    config: Config,
+    mesh: Mesh,
+    whole: Sequential,
+    invariant: int | None,
+    replicas: type[Replicas],
+) -> Stages:
     """What this rank has of a model; collective.
 
     Raises:
@@ -135,6 +170,7 @@ def _stages(config: Config, mesh: Mesh, whole: Sequential, invariant: int | None
         invariant=invariant,
         seed=config.seed,
         algorithm=config.algorithm,
+        replicas=replicas,
         **options,
     )
     wide = np.promote_types(whole.dtype, np.float32)

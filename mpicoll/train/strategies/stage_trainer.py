@@ -24,6 +24,7 @@ from mpicoll.train.data.feeds import Reading
 from mpicoll.train.data.sampler import Sampler
 from mpicoll.train.groups import part_of
 from mpicoll.train.parallel.agreement import NotFinite
+from mpicoll.train.parallel.communication import Call
 from mpicoll.train.parallel.mesh import Mesh
 from mpicoll.train.parallel.parts import Parts
 from mpicoll.train.parallel.pipeline import Pipeline
@@ -62,14 +63,14 @@ class StageTrainer(Training):
         super().__init__(setup, buffers, sampler, copied=False)
         self._feed = Reading(dataset, config.seed, config.augment)
         self._targets = dataset.train_targets
-        self._state = optimizers.empty_state(self._optimizer, self.weights.vector)
-        # Each parameter is updated by itself.
+        # Each parameter is updated by itself, or this rank's piece of it.
+        self._owned = {name: own for name, (own, _, _) in pipeline.replicas.owned().items()}
         self._updates = {
             name: (
                 part_of(self._optimizer, start, end),
-                {slot: values[start:end] for slot, values in self._state.items()},
+                optimizers.empty_state(self._optimizer, own),
             )
-            for name, (start, end) in self.weights.spans.items()
+            for name, (own, start, end) in pipeline.replicas.owned().items()
         }
         self._facts = np.zeros(_COMPUTE + setup.workers.size)
         self._loading, self._updated = 0.0, 0
@@ -78,6 +79,9 @@ class StageTrainer(Training):
     @property
     def doing(self) -> str:
         return self._pipeline.doing
+
+    def communication(self) -> list[Call]:
+        return self._pipeline.communication(min(self.sampler.batch, self.sampler.samples))
 
     def begin(self) -> None:
         if self._config.timeline is not None:
@@ -228,7 +232,8 @@ class StageTrainer(Training):
         for name, gradient in gradients.items():
             if factor != 1:
                 gradient *= factor
-            self._change(name, self.weights.views[name], gradient, lr, self.updates)
+            self._change(name, self._owned[name], gradient, lr, self.updates)
+        self._pipeline.replicas.changed()
 
     def _change(self, name: str, weights: Array, gradient: Array, lr: float, step: int) -> None:
         """Update one parameter."""
@@ -273,18 +278,24 @@ class StageTrainer(Training):
     # --- what is kept ---
 
     def _kept(self) -> Iterator[Piece]:
-        yield "parameter", 0, self.weights.vector
-        for slot, values in self._state.items():
-            yield f"state/{slot}", 0, values
+        for kind, vectors in self._vectors():
+            yield from ((f"{kind}/{name}", 0, values) for name, values in vectors.items())
+
+    def _vectors(self) -> Iterator[tuple[str, dict[str, Array]]]:
+        """What this rank updates, of each parameter a vector."""
+        yield "parameter", self._owned
+        for slot in self.slots:
+            yield f"state/{slot}", {n: state[slot] for n, (_, state) in self._updates.items()}
 
     def parts(self) -> Iterator[Part]:
         # Of replicas the first gives what it has; of stages with a parameter, the first one too.
-        first = self._mesh.data.rank == 0
-        for kind, _, values in self._kept():
-            for name, (start, end) in self.weights.spans.items():
-                if first and self._pipeline.owners[name] == self._mesh.pipe.rank:
-                    own = values[start:end].reshape(self.weights.views[name].shape)
-                    yield from self._whole(f"{kind}/{name}", name, own)
+        first, replicas = self._mesh.data.rank == 0, self._pipeline.replicas
+        for kind, vectors in self._vectors():
+            for name, own in vectors.items():
+                if self._pipeline.owners[name] == self._mesh.pipe.rank:
+                    whole = replicas.whole(name, own)
+                    if first:
+                        yield from self._whole(f"{kind}/{name}", name, whole)
         for name, buffer in self.buffers.views.items():
             if first:
                 yield from self._whole(f"buffer/{name}", name, buffer)
@@ -301,25 +312,24 @@ class StageTrainer(Training):
 
     def restore(self, saved: Saved, counters: Mapping[str, Any]) -> None:
         with together(self._workers, "reading a checkpoint"):
-            for kind, _, values in self._kept():
-                for name, (start, end) in self.weights.spans.items():
+            for kind, vectors in self._vectors():
+                for name, own in vectors.items():
                     shape = self.forms[name].shape
-                    self._fill(saved, f"{kind}/{name}", name, shape, values[start:end])
+                    part = self._read_part(saved, f"{kind}/{name}", name, shape, own.dtype)
+                    own[...] = self._pipeline.replicas.piece(name, part)
             for name, buffer in self.buffers.views.items():
                 shape = self._setup.buffers[name].shape
-                self._fill(saved, f"buffer/{name}", name, shape, buffer.reshape(-1))
+                buffer[...] = self._read_part(saved, f"buffer/{name}", name, shape, buffer.dtype)
+        self._pipeline.replicas.changed()
         self._recount(counters)
 
-    def _fill(
-        self, saved: Saved, title: str, name: str, shape: tuple[int, ...], target: Array
-    ) -> None:
-        """Read what this rank has of a saved array of a whole shape."""
-        if name not in self._tensor.cuts:
-            saved.read(title, 0, target)
-            return
-        whole = np.empty(shape, target.dtype)
+    def _read_part(
+        self, saved: Saved, title: str, name: str, shape: tuple[int, ...], dtype: np.dtype
+    ) -> Array:
+        """What this rank's layers have of a saved array of a whole shape."""
+        whole = np.empty(shape, dtype)
         saved.read(title, 0, whole.reshape(-1))
-        target[...] = self._tensor.own({name: whole})[name].reshape(-1)
+        return self._tensor.own({name: whole})[name] if name in self._tensor.cuts else whole
 
     # --- measurements ---
 

@@ -19,6 +19,7 @@ from mpicoll.train.exchange.layer_sums import LayerSums
 from mpicoll.train.models import Model
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.optimizers import Optimizer
+from mpicoll.train.parallel.communication import Call
 from mpicoll.train.ranks.workers import Workers, together
 from mpicoll.train.records import Epoch, Step
 from mpicoll.train.strategies.buffers import Buffers
@@ -190,6 +191,11 @@ class Training(ABC):
     def collectives(self) -> list[tuple[str, int]]:
         """Name and bytes of each that sums the gradients of a step; none where there are others."""
         return []
+
+    def communication(self) -> list[Call]:
+        """What this rank sends in a full step, by the axes of the mesh; none where it varies."""
+        size = self._workers.size
+        return [Call("data", *call, size) for call in self.collectives] if size > 1 else []
 
     @abstractmethod
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
