@@ -20,6 +20,8 @@ from mpicoll.train.parallel.placements import Cut
 T = TypeVar("T")
 #: How parameters and buffers are cut, by the names that the layer knows.
 Cuts = Mapping[str, Cut]
+#: Collectives of both passes: name and values of the whole vector.
+Calls = tuple[list[tuple[str, int]], list[tuple[str, int]]]
 
 
 @dataclass(frozen=True)
@@ -233,8 +235,8 @@ class Sharded(Layer):
         buffers = self.layer.buffers(self.shape)
         return {n: library_of(a).zeros_like(a) for n, a in parameters.items() if n not in buffers}
 
-    def collectives(self, samples: int, first: bool) -> list[tuple[str, int]]:
-        """Name and values of the whole vector of each collective of a step, in any order.
+    def collectives(self, samples: int, first: bool) -> Calls:
+        """Name and values of the whole vector of each collective of a forward and a backward pass.
 
         But that by which ranks say at the end whether they have failed.
 
@@ -242,14 +244,15 @@ class Sharded(Layer):
             samples: In the batch.
             first: Whether this is the first layer of the model.
         """
-        found = _collectives(self.local, samples, first)
+        there, back = collectives_of(self.local, samples, first)
         for step in (*self.before, *self.after):
             forward, backward = step.collectives(samples)
-            found += forward if first and step in self.before else forward + backward
+            there += forward
+            back += [] if first and step in self.before else backward
         if self.summed:
             drawn = self.layer.initial(self.shape, np.random.default_rng(0))
-            found.append(("allreduce", sum(drawn[name].size for name in self.summed)))
-        return found
+            back.append(("allreduce", sum(drawn[name].size for name in self.summed)))
+        return there, back
 
     def _inner(self, shape: Shape) -> Shape:
         """Shape of a sample at the inputs of this rank's part."""
@@ -272,19 +275,21 @@ def collectives(layers: Sequence[Layer], samples: int) -> list[tuple[str, int]]:
         layers: Of a model, first to last.
         samples: In the batch.
     """
-    every = (_collectives(layer, samples, number == 0) for number, layer in enumerate(layers))
-    return [call for calls in every for call in calls]
+    every = (collectives_of(layer, samples, number == 0) for number, layer in enumerate(layers))
+    return [call for there, back in every for call in (*there, *back)]
 
 
-def _collectives(layer: Layer, samples: int, first: bool) -> list[tuple[str, int]]:
+def collectives_of(layer: Layer, samples: int, first: bool) -> Calls:
+    """As `Sharded.collectives`, of any layer: one that is not shared has none."""
     if isinstance(layer, Sharded):
         return layer.collectives(samples, first)
-    if isinstance(layer, Residual):
-        inner = (
-            _collectives(part, samples, first and not n) for n, part in enumerate(layer.layers)
-        )
-        return [call for calls in inner for call in calls]
-    return []
+    there: list[tuple[str, int]] = []
+    back: list[tuple[str, int]] = []
+    for number, part in enumerate(layer.layers if isinstance(layer, Residual) else ()):
+        forward, backward = collectives_of(part, samples, first and not number)
+        there += forward
+        back += backward
+    return there, back
 
 
 def _zeros(shape: Shape, parameters: Parameters, values: Array) -> Array:

@@ -117,8 +117,11 @@ class Bounds:
         if not _ends_with_weights(candidate):
             self.forms.append(Form(before["forward"] + before["backward"], 2, False))
         if self._chunks > candidate.pipe:
-            # A rank sums the gradients of all its chunks together.
-            self.forms = [self.forms[-1]._replace(exchanges=False)]
+            # A rank sums the gradients of all its chunks together; and of a chunk by itself counts
+            # only how long it is, so that the cut is the one whose longest chunk is shortest.
+            self._of_rank = self.forms[-1]
+            nothing = np.zeros(len(layers) + 1, np.int64)
+            self.forms = [Form(nothing, 0, exchanges=False)]
         length = len(layers)
         # The longest chunk that is of any interest.
         reach = np.searchsorted(self._work, self._work + most, side="right") - 1
@@ -249,7 +252,7 @@ class Bounds:
 
     def of_ranks(self, cut: Sequence[int]) -> int:
         """What a step takes at least by a cut of which ranks have several chunks."""
-        (form,) = self.forms
+        form = self._of_rank
         work, messages = [0] * self._candidate.pipe, 0
         begins: dict[int, int] = {}
         for chunk, (start, end) in enumerate(pairwise([*cut, len(self._layers)])):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, cast
@@ -12,9 +12,9 @@ import numpy as np
 from mpicoll.base.wording import plural
 from mpicoll.train.models.layers import Layer, Residual, held, shapes_of
 from mpicoll.train.models.networks import Sequential
-from mpicoll.train.parallel.conjugate import Group, Step
+from mpicoll.train.parallel.conjugate import Group
 from mpicoll.train.parallel.placements import WHOLE
-from mpicoll.train.parallel.sharded import Sharded
+from mpicoll.train.parallel.sharded import Sharded, collectives_of
 from mpicoll.train.parallel.shards import divided
 from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.flops import flops
@@ -26,11 +26,10 @@ from mpicoll.train.planner.profile import Profile
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: Collectives of both passes: name and values of the whole vector.
-Calls = tuple[list[tuple[str, int]], list[tuple[str, int]]]
 
-
-def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf:
+def layers_of(
+    model: Sequential, profile: Profile, cluster: Cluster, sequence: bool = False
+) -> LayersOf:
     """What layers cost, as `Problem` wants it.
 
     A rank's part of a layer takes as large a share of its time as it has of its operations; how
@@ -40,6 +39,7 @@ def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf
         model: The model, whole.
         profile: Of its layers.
         cluster: The ranks.
+        sequence: As of `mpicoll.train.parallel.shard`.
 
     Raises:
         ValueError: The profile is of another model.
@@ -75,6 +75,7 @@ def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf
                     group,
                     factor,
                     lambda name, nbytes: seconds(tensor, name, nbytes) / PICO,
+                    sequence,
                 )
             except ValueError:  # a layer has less to divide
                 return None
@@ -85,8 +86,8 @@ def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf
             share = min(flops(layer, shapes[index]) / whole, 1.0) if whole else 1.0
             found = profile.layers[index].at(samples)
             times.append([PICO * share * t for t in (found.forward, found.input, found.weight)])
-            there, back = collectives(layer, first=index == 0)
-            calls.append([[(name, factor * n) for name, n in each] for each in (there, back)])
+            both = collectives_of(layer, samples, first=index == 0)
+            calls.append([[(name, item * n) for name, n in each] for each in both])
         wire = np.array(
             [[sum(seconds(tensor, *call) for call in each) for each in pair] for pair in calls]
         )
@@ -98,7 +99,7 @@ def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf
             inputs + wire[:, 1],
             weight,
             *(wire[:, 0], wire[:, 1], sent[:, 0], sent[:, 1]),
-            edges=factor * np.array(values, np.int64) + item,  # a message ends with a value more
+            edges=factor * np.array(values, np.int64),
             kept=factor * np.array(held(parts, shapes), np.int64),
             working=factor
             * np.array([p.working(s) for p, s in zip(parts, shapes, strict=False)], np.int64),
@@ -133,32 +134,6 @@ def require_profile(model: Sequential, profile: Profile) -> None:
 def _words(facts: tuple[str, tuple[int, ...], int]) -> str:
     kind, shape, count = facts
     return f"{kind} of inputs {'x'.join(map(str, shape))} with {plural(count, 'parameter')}"
-
-
-def collectives(layer: Layer, first: bool) -> Calls:
-    """What a rank's part of a layer calls for a sample, forward and backward.
-
-    Args:
-        layer: The part.
-        first: Whether nobody needs slopes by its inputs.
-    """
-    there: list[tuple[str, int]] = []
-    back: list[tuple[str, int]] = []
-    for step, is_first in _steps(layer, first):
-        forward, backward = step.collectives(1)
-        there += forward
-        back += [] if is_first else backward
-    return there, back
-
-
-def _steps(layer: Layer, first: bool) -> Iterator[tuple[Step, bool]]:
-    if isinstance(layer, Sharded):
-        yield from ((step, first) for step in layer.before)
-        yield from _steps(layer.local, first)
-        yield from ((step, False) for step in layer.after)
-    elif isinstance(layer, Residual):
-        for number, part in enumerate(layer.layers):
-            yield from _steps(part, first and number == 0)
 
 
 def _elements(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> int:

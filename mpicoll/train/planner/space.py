@@ -25,8 +25,8 @@ WORDS = (
     "batch; strategies zero1 and fsdp with data alone; recomputation in pipelines; orders gpipe, "
     "1f1b with ahead 0 and 1, interleaved with 2 chunks where pipe divides the microbatches, "
     "zb_h1, zb_h2, and zb_v where pipe times microbatches is at most 1024; every cut between "
-    "layers whose values are whole on all ranks, but with several chunks a rank only the one that "
-    "is best for its chunks, taken each for itself"
+    "layers whose values are whole on all ranks, but with several chunks a rank only the one whose "
+    "longest chunk is shortest"
 )
 _MOST_MICROBATCHES = 256
 #: The order of zb_v is found slot by slot.
