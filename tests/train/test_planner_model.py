@@ -252,8 +252,11 @@ def test_a_thousand_layers_on_64_ranks() -> None:
             *(wire, wire, sent, sent),
             edges * samples,
             edges[1:] * samples,
+            np.zeros(count, int),
             edges[1:] * samples,
             weights // tensor,
+            weights // tensor,
+            np.arange(count),
             np.ones(count + 1, bool),
         )
 

@@ -157,12 +157,16 @@ class Bounds:
 
     def _needs(self, starts: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
         """Bytes of chunks: those of parameters and passes, and those kept of a microbatch."""
-        sums, ends = self._layers.before, self._ends[starts]
-        weights, kept = (
-            sums[what][ends] - sums[what][starts, None] for what in ("weights", "kept")
+        layers, ends = self._layers, self._ends[starts]
+        rows = starts[:, None]
+        weights, once, kept = (
+            layers.before[what][ends] - layers.before[what][rows]
+            for what in ("weights", "once", "kept")
         )
-        working = self._layers.most_working[starts[:, None], ends - 1]
-        return (2 + self._problem.slots) * weights + working, kept
+        fixed = weights + (1 + self._problem.slots + self._problem.narrow) * once
+        fixed += layers.most("largest")[rows, ends - 1] + layers.most("working")[rows, ends - 1]
+        kept += layers.begins[rows] + np.where(ends == len(layers), layers.edges[-1], 0)
+        return fixed, kept
 
     def _fitting(
         self, chunk: int, starts: NDArray[np.intp], needs: tuple[Numbers, Numbers]

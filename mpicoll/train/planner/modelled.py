@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +14,7 @@ from mpicoll.base.wording import plural
 from mpicoll.train.models.layers import Layer, Residual, held, shapes_of
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel.conjugate import Group
+from mpicoll.train.parallel.mesh import groups
 from mpicoll.train.parallel.placements import WHOLE
 from mpicoll.train.parallel.sharded import Sharded, collectives_of
 from mpicoll.train.parallel.shards import divided
@@ -20,7 +22,7 @@ from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.flops import flops
 from mpicoll.train.planner.layers import Layers
 from mpicoll.train.planner.measured import described
-from mpicoll.train.planner.problem import LayersOf, tensor_groups
+from mpicoll.train.planner.problem import LayersOf
 from mpicoll.train.planner.profile import Profile
 
 if TYPE_CHECKING:
@@ -54,11 +56,14 @@ def layers_of(
         for index in range(len(model.layers))
     ]
     item = np.promote_types(model.dtype, np.float32).itemsize
+    names = [[*model.names(index).values()] for index in range(len(model.layers))]
+    holders = model.holders
+    first = np.array([holders.get(own[0], [n])[0] if own else n for n, own in enumerate(names)])
 
     @cache
     def seconds(tensor: int, name: str, nbytes: int) -> int:
-        groups = tensor_groups(len(cluster.nodes), tensor)
-        return int(cluster.collective(name, groups, np.array([nbytes]))[0])
+        every = groups("tensor", 1, len(cluster.nodes) // tensor, tensor)
+        return int(cluster.collective(name, every, np.array([nbytes]))[0])
 
     @cache
     def costs(tensor: int, samples: int) -> Layers | None:
@@ -94,17 +99,24 @@ def layers_of(
         sent = np.array([[sum(_sent(tensor, *call) for call in each) for each in p] for p in calls])
         forward, inputs, weight = np.rint(np.array(times).T).astype(np.int64)
         values = [prod(shape) for shape in shapes]
+        sizes = [*map(_sizes, parts, parameters)]
+        kept = np.array(held(parts, shapes), np.int64)
+        alone = [held([p], [*pair])[0] for p, pair in zip(parts, pairwise(shapes), strict=True)]
         return Layers(
             forward + wire[:, 0],
             inputs + wire[:, 1],
             weight,
             *(wire[:, 0], wire[:, 1], sent[:, 0], sent[:, 1]),
             edges=factor * np.array(values, np.int64),
-            kept=factor * np.array(held(parts, shapes), np.int64),
+            kept=factor * kept,
+            begins=factor * (np.array(alone, np.int64) - kept),
             working=factor
             * np.array([p.working(s) for p, s in zip(parts, shapes, strict=False)], np.int64),
-            weights=item * np.array(list(map(_elements, parts, parameters)), np.int64),
+            weights=item * np.array([sum(own) for own in sizes], np.int64),
+            largest=item * np.array([max(own, default=0) for own in sizes], np.int64),
+            first=first,
             cuts=np.array([True, *(place == WHOLE for place in places)]),
+            item=item,
         )
 
     return costs
@@ -136,11 +148,13 @@ def _words(facts: tuple[str, tuple[int, ...], int]) -> str:
     return f"{kind} of inputs {'x'.join(map(str, shape))} with {plural(count, 'parameter')}"
 
 
-def _elements(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Parameters of a rank's part of a layer, from the shapes of the whole one's."""
+def _sizes(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
+    """Elements of each parameter of a rank's part of a layer, from the shapes of the whole one's."""
     if isinstance(layer, Residual):
-        return sum(
-            _elements(
+        return [
+            size
+            for number, part in enumerate(layer.layers)
+            for size in _sizes(
                 part,
                 {
                     name.removeprefix(f"{number}."): shape
@@ -148,17 +162,16 @@ def _elements(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> int:
                     if name.startswith(f"{number}.")
                 },
             )
-            for number, part in enumerate(layer.layers)
-        )
+        ]
     if not isinstance(layer, Sharded):
-        return sum(map(prod, shapes.values()))
+        return [*map(prod, shapes.values())]
     if not layer.cuts:
-        return _elements(layer.local, shapes)
+        return _sizes(layer.local, shapes)
     cuts, size = layer.cuts, layer.group.size
-    return sum(
+    return [
         prod(cuts[name].part_shape(shape, size, 0)) if name in cuts else prod(shape)
         for name, shape in shapes.items()
-    )
+    ]
 
 
 def _sent(ranks: int, name: str, nbytes: int) -> int:

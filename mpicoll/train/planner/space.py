@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from mpicoll.train.parallel.mesh import groups
 from mpicoll.train.step import catalogue
 
 #: Orders of pipelines, with their parameters.
@@ -94,6 +95,10 @@ class Candidate(NamedTuple):
         """As it is written: "data=2,pipe=2,tensor=1"."""
         return f"data={self.data},pipe={self.pipe},tensor={self.tensor}"
 
+    def groups(self, axis: str) -> list[range]:
+        """The ranks of each group along an axis of the mesh."""
+        return groups(axis, self.data, self.pipe, self.tensor)
+
     @property
     def family(self) -> tuple[int, int, int, str]:
         """Mesh and strategy."""
@@ -122,8 +127,8 @@ class Candidate(NamedTuple):
 
     @property
     def schedule(self) -> catalogue.Schedule:
-        """Of a replica; of one with a pipeline."""
-        return _schedule(self.order, self.pipe, self.microbatches, self.recompute, self.parameters)
+        """Of a replica; of one without a pipeline, microbatches one after the other."""
+        return _schedule(self.order or "1f1b", self.pipe, self.microbatches, self.recompute, self.parameters)
 
 
 @lru_cache(maxsize=8)
