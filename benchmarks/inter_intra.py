@@ -38,7 +38,7 @@ import mpicoll  # noqa: E402
 from mpicoll.train.models import Dense, Layer, Sequential, transformer  # noqa: E402
 from mpicoll.train.parallel.conjugate import Group  # noqa: E402
 from mpicoll.train.parallel.sharded import Calls, collectives_of  # noqa: E402
-from mpicoll.train.parallel.shards import divided  # noqa: E402
+from mpicoll.train.parallel.shards import SAMPLES, divided, ring  # noqa: E402
 from mpicoll.train.planner import measured, modelled, profile  # noqa: E402
 from mpicoll.train.planner.cluster import Cluster  # noqa: E402
 from mpicoll.train.planner.problem import Outcome, Problem  # noqa: E402
@@ -186,15 +186,8 @@ def said(found: Profile, cluster: Cluster, way: Way, link: formulas.Link) -> Sai
     if candidate.tensor > 1:
         group = Group(cast("MPI.Intracomm", None), candidate.tensor, 0)
         item = np.dtype(np.float32).itemsize
-        ring = formulas.Link(1e-6, 1e-9).ring
-        parts, _ = divided(
-            MODEL.layers,
-            MODEL.shapes,
-            group,
-            samples * item,
-            lambda name, nbytes: ring(name, candidate.tensor, nbytes),
-            way.sequence,
-        )
+        costs = SAMPLES * item, ring(candidate.tensor)
+        parts, _ = divided(MODEL.layers, MODEL.shapes, group, *costs, way.sequence)
         for number, part in enumerate(parts):
             both = collectives_of(part, samples, first=not number)
             for calls, own in zip(inside, both, strict=True):

@@ -20,7 +20,7 @@ from mpicoll.train.models import MLP, Sequential, transformer
 from mpicoll.train.models.layers import Layer
 from mpicoll.train.parallel.conjugate import Group
 from mpicoll.train.parallel.sharded import collectives
-from mpicoll.train.parallel.shards import divided
+from mpicoll.train.parallel.shards import SAMPLES, divided, ring
 from mpicoll.train.planner import comparison, measured, modelled, needs, plan_file, profile
 from mpicoll.train.planner.cluster import Cluster
 from mpicoll.train.planner.flops import flops
@@ -115,13 +115,9 @@ def test_shared_layers_have_the_sizes_and_the_collectives_of_the_real_ones(tenso
     layers = given.layers_of(tensor, 1)
     assert layers is not None
 
-    def seconds(name: str, nbytes: int) -> float:
-        groups = [range(tensor)]
-        return float(given.cluster.collective(name, groups, np.array([nbytes]))[0]) / 1e12
-
     group = Group(None, tensor, 0)  # type: ignore[arg-type]
     parts: list[Layer]
-    parts, _ = divided(DECODER.layers, DECODER.shapes, group, 4, seconds)
+    parts, _ = divided(DECODER.layers, DECODER.shapes, group, 4 * SAMPLES, ring(tensor))
     own = Sequential(parts, DECODER.shapes[0], "float32")
     assert [4 * count for _, _, count in measured.described(own)] == layers.weights.tolist()
     sent = sum((1 + (name == "allreduce")) * n for name, n in collectives(parts, 1))

@@ -17,7 +17,7 @@ from mpicoll.train.parallel.conjugate import Group
 from mpicoll.train.parallel.mesh import groups
 from mpicoll.train.parallel.placements import WHOLE
 from mpicoll.train.parallel.sharded import Sharded, collectives_of
-from mpicoll.train.parallel.shards import divided
+from mpicoll.train.parallel.shards import SAMPLES, divided, ring
 from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.flops import flops
 from mpicoll.train.planner.layers import Layers
@@ -34,8 +34,8 @@ def layers_of(
 ) -> LayersOf:
     """What layers cost, as `Problem` wants it.
 
-    A rank's part of a layer takes as large a share of its time as it has of its operations; how
-    layers are divided is the shortest path by what collectives take between the ranks that share.
+    A rank's part of a layer takes as large a share of its time as it has of its operations; layers
+    are divided as a run divides them (`shard`).
 
     Args:
         model: The model, whole.
@@ -66,7 +66,7 @@ def layers_of(
         return int(cluster.collective(name, every, np.array([nbytes]))[0])
 
     @cache
-    def costs(tensor: int, samples: int) -> Layers | None:
+    def of(tensor: int, samples: int) -> Layers | None:
         if tensor > len(cluster.nodes):
             return None
         factor = samples * item
@@ -74,14 +74,8 @@ def layers_of(
         if tensor > 1:
             group = Group(cast("MPI.Intracomm", None), tensor, 0)
             try:
-                parts, places = divided(
-                    parts,
-                    model.shapes,
-                    group,
-                    factor,
-                    lambda name, nbytes: seconds(tensor, name, nbytes) / PICO,
-                    sequence,
-                )
+                costs = SAMPLES * model.dtype.itemsize, ring(tensor)
+                parts, places = divided(parts, model.shapes, group, *costs, sequence)
             except ValueError:  # a layer has less to divide
                 return None
         shapes = shapes_of(parts, model.shapes[0])
@@ -119,7 +113,7 @@ def layers_of(
             item=item,
         )
 
-    return costs
+    return of
 
 
 def require_profile(model: Sequential, profile: Profile) -> None:
