@@ -34,8 +34,8 @@ SWEEP = (
     *("-n", "5", "-w", "1", "--point-time", "1", "-s", "8,1K,8K,32K,128K,512K,1M"),
 )
 #: Rates between which tensor parallelism and the pipeline cross, and how near they are brought.
-SLOWEST, FASTEST, NEAR = 50e6, 900e6, 1.3
-CROSSING = "tensor", "GPipe"
+SLOWEST, FASTEST, NEAR = 50e6, 800e6, 1.2
+CROSSING = "tensor", "1F1B ahead"
 RESULTS = ROOT / "benchmarks" / "results" / "training" / "inter_intra.jsonl"
 
 
