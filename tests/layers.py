@@ -99,7 +99,7 @@ ORDER = {
     ),
     "mpicoll.train.parallel": (
         "__init__ > pipeline > runner memory > timeline checks agreement > executor > stage > "
-        "weights sums wires > mesh stages > "
+        "weights sums wires > mesh stages layer_times > "
         "shards parts fully_sharded > passes > "
         "rules parameter_shards > sharded gathered > units conjugate > placements"
     ),

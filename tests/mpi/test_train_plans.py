@@ -94,9 +94,7 @@ def test_what_steps_send_is_what_the_formulas_say(monkeypatch, folder):
     comm = mpicoll.Intracomm(MPI.COMM_WORLD.Dup())
     found = measured.from_rate(inter_intra.MODEL, 1e9)
     where = Cluster(CostModel(Costs({INTRA: (Piece(None, 5e-6, 2e-10),)})), [0] * P)
-    import time
     for way in inter_intra.WAYS:
-        print(way.name, time.time(), file=open(f'/tmp/inter5/t.{comm.rank}','a'), flush=True)
         said = inter_intra.said(found, where, way, formulas.Link(0.0, 0.0))
         counted = inter_intra.count(comm, said.outcome, way, str(folder / "trace"))
         assert {name: counted[name] for name in said.sent} == said.sent, way.name

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from statistics import median
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mpicoll.base.arrays import Array
 from mpicoll.base.wording import plural
 from mpicoll.schedule.layout import even
-from mpicoll.train.data.batch import Batch
-from mpicoll.train.models.layers import random_states, set_random_states
-from mpicoll.train.models.networks import Sequential
-from mpicoll.train.models.precision import computing
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 #: What `cut` may be: the numbers of the first layers of all chunks, or "0,3,7", or "even".
 Cut = str | Sequence[int]
@@ -104,57 +91,3 @@ def balanced(times: Sequence[float], chunks: int) -> tuple[int, ...]:
         end = -row[end][1]
         cut.append(end)
     return (0, *reversed(cut))
-
-
-def measured(
-    model: Sequential,
-    inputs: Array,
-    comm: MPI.Intracomm | None = None,
-    repeats: int = 5,
-) -> list[float]:
-    """Seconds that forward and backward pass of each layer take: for `balanced`.  Collective.
-
-    All ranks measure at the same time, as they will compute at the same time.
-
-    Args:
-        model: The model, whole.
-        inputs: A microbatch, shape (samples, ...).
-        comm: The ranks; None for this process alone.
-        repeats: How often; the median counts.
-
-    Returns:
-        The mean over the ranks, the same on all.
-    """
-    batch = Batch(inputs, inputs[:0], len(inputs), np.arange(len(inputs)))
-    chunks = [model.chunk(index, index + 1) for index in range(len(model.layers))]
-    own = [
-        computing(
-            {**model.initial_parameters(0, [index]), **model.initial_buffers([index])}, model.dtype
-        )
-        for index in range(len(chunks))
-    ]
-    seconds: list[list[float]] = [[] for _ in chunks]
-    for _ in range(repeats):
-        values, memories = inputs, []
-        for chunk, (parameters, rounded), spent in zip(chunks, own, seconds, strict=True):
-            states = random_states(chunk.layers)
-            begun = time.perf_counter()
-            values, memory = chunk.forward(parameters, values, batch, rounded)
-            spent.append(time.perf_counter() - begun)
-            memories.append(memory)
-            if states is not None:
-                set_random_states(chunk.layers, states)
-        error: Array | None = np.zeros_like(values)
-        for chunk, (parameters, rounded), spent in zip(
-            reversed(chunks), reversed(own), reversed(seconds), strict=True
-        ):
-            begun = time.perf_counter()
-            [slopes] = chunk.backward(parameters, memories.pop(), error, rounded)
-            spent[-1] += time.perf_counter() - begun
-            error = slopes.error
-    means = np.array([median(spent) for spent in seconds])
-    if comm is not None:
-        total = np.empty_like(means)
-        comm.Allreduce(means, total)
-        means = total / comm.Get_size()
-    return [float(mean) for mean in means]
