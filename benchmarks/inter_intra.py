@@ -67,11 +67,17 @@ class Way:
     sequence: bool = False
 
 
-def _pipe(order: str, data: int = 1, tensor: int = 1, count: int = MICROBATCHES, **more: Any) -> Any:
-    parameters = tuple((name, value) for name, value in more.items() if name != "recompute")
-    again = bool(more.get("recompute"))
-    pipe = RANKS // (data * tensor)
-    return Candidate(data, pipe, tensor, "allreduce", count, again, order, parameters)
+def _pipe(
+    order: str,
+    data: int = 1,
+    tensor: int = 1,
+    count: int = MICROBATCHES,
+    recompute: bool = False,
+    **parameters: int,
+) -> Candidate:
+    """A pipeline of the ranks that are left."""
+    pipe, own = RANKS // (data * tensor), tuple(parameters.items())
+    return Candidate(data, pipe, tensor, "allreduce", count, recompute, order, own)
 
 
 #: The lecture's table.
@@ -143,10 +149,15 @@ def proportional() -> list[LayerProfile]:
         alike.setdefault(_kind(layer), []).append(layer.times[0])
     typical = {kind: [median(each) for each in zip(*t, strict=True)] for kind, t in alike.items()}
     total = sum(sum(typical[_kind(layer)][1:]) for layer in plain)
-    return [
-        replace(layer, times=(Times(BATCH, *(WHOLE / total * t for t in typical[_kind(layer)][1:])),))
-        for layer in plain
-    ]
+    pairs = ((layer, Times(BATCH, *typical[_kind(layer)][1:])) for layer in plain)
+    found = [replace(layer, times=(times,)) for layer, times in pairs]
+    return [_longer(layer, WHOLE / total) for layer in found]
+
+
+def _longer(layer: LayerProfile, factor: float) -> LayerProfile:
+    (times,) = layer.times
+    longer = Times(times.samples, *(factor * seconds for seconds in times[1:]))
+    return replace(layer, times=(longer,))
 
 
 def _kind(layer: LayerProfile) -> tuple[object, ...]:
@@ -296,8 +307,8 @@ def main() -> None:
     parser.add_argument("--place", default="one node", help="where, written down")
     parser.add_argument("--alpha", type=float, default=0.0, help="seconds of a message")
     parser.add_argument("--beta", type=float, default=0.0, help="seconds of each of its bytes")
-    parser.add_argument("--launch", type=int, default=1, help="number of this launch, written down")
-    parser.add_argument("--ways", help="names of some ways, separated by semicolons; all if left out")
+    parser.add_argument("--launch", type=int, default=1, help="its number, written down")
+    parser.add_argument("--ways", help="names of ways, separated by semicolons; else all")
     options = parser.parse_args()
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
     if comm.size != RANKS:

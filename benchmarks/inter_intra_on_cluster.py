@@ -4,11 +4,11 @@ As root, on a machine that is quiet::
 
     python benchmarks/inter_intra_on_cluster.py FOLDER
 
-Four ranks of one host share memory; then each has a host of its own, joined by a switch that delays
-and limits (``tests/cluster``).  What messages cost there is swept (``mpicoll bench``) and fitted
-(``mpicoll fit``) in launches of their own; so is the profile of the layers.  At last the rate of the
-links is bisected between two of which tensor parallelism wins at one, and the pipeline at the other.
-FOLDER keeps sweep, model and profile, and what is there is not measured again.
+Four ranks of one host share memory; then each has a host of its own, joined by a switch that
+delays and limits (``tests/cluster``).  What messages cost there is swept (``mpicoll bench``) and
+fitted (``mpicoll fit``) in launches of their own; so is the profile of the layers.  At last the
+rate of the links is bisected: at the lower one the pipeline is faster, at the higher one tensor
+parallelism.  FOLDER keeps sweep, model and profile, and what is there is not measured again.
 """
 
 from __future__ import annotations

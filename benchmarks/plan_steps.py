@@ -1,4 +1,4 @@
-"""Ways to train a model, made ready to make steps: what the planner calls a candidate, as it runs."""
+"""Ways to train a model, ready to make steps: what the planner calls a candidate, as it runs."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
     mpirun -n 4 python benchmarks/plans.py profile layers.json
     mpirun -n 4 python benchmarks/plans.py steps layers.json [--launch 1]
 
-Layers are small, and padded (`padding`), so that the cores of this machine do not matter: 4, 8, 4, 12, 4, 8, ...
-milliseconds for a sample in the forward pass, twice that in the backward pass, and a quarter of it
-where four ranks share a layer.  Messages cost what the parameters that come with mpicoll say.
+Layers are small, and padded (`padding`), so that the cores of this machine do not matter: 4, 8, 4,
+12, 4, 8, ... milliseconds for a sample in the forward pass, twice that in the backward pass, and a
+quarter of it where four ranks share a layer.  Messages cost what the parameters that come with
+mpicoll say.
 `steps` is another launch than `profile`.  Adds lines to results/training/plans.jsonl.
 """
 

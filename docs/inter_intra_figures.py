@@ -1,4 +1,4 @@
-"""Parts of docs/inter_intra.rst: tables and pictures from the lines of benchmarks/inter_intra.py."""
+"""Parts of docs/inter_intra.rst: tables and pictures from lines of benchmarks/inter_intra.py."""
 
 from __future__ import annotations
 
@@ -142,12 +142,12 @@ def _planned(found: Sequence[Line]) -> list[str]:
     pick = min(by_way, key=lambda way: by_way[way][0]["planned"])
     losing = sum(seconds >= 1.3 * measured[best] for seconds in measured.values())
     return [
-        f"In {launches} launches other than that of the profile, {len(measured)} ways are predicted "
-        f"with an error of {100 * median(errors):.1f} % in the median, {_ninth(errors):.1f} % at most for "
-        f"nine of ten steps, and {100 * errors[-1]:.1f} % for all; {losing} of them take at least 30 % "
-        f"longer than the best.  The one with the shortest planned step, {pick}, takes "
-        f"{100 * (measured[pick] / measured[best] - 1):.1f} % longer than the best one measured, "
-        f"{best}.",
+        f"In {launches} launches other than that of the profile, {len(measured)} ways are "
+        f"predicted with an error of {100 * median(errors):.1f} % in the median, "
+        f"{_ninth(errors):.1f} % at most for nine of ten, and {100 * errors[-1]:.1f} % for all; "
+        f"{losing} of them take at least 30 % longer than the best.  The one with the shortest "
+        f"planned step, {pick}, takes {100 * (measured[pick] / measured[best] - 1):.1f} % longer "
+        f"than the best one measured, {best}.",
         "",
     ]
 

@@ -61,9 +61,9 @@ class Layers:
     @cached_property
     def before(self) -> dict[str, Numbers]:
         """Sums of the layers before each, by what; `once`: of parameters, the first time."""
-        names = ("forward", "input", "weight", "backward", "kept", "weights")
-        names += ("forward_collectives", "backward_collectives", "forward_sent", "backward_sent")
-        found = {name: getattr(self, name) for name in names}
+        passes = ("forward", "input", "weight", "backward", "kept", "weights")
+        inside = ("forward_collectives", "backward_collectives", "forward_sent", "backward_sent")
+        found = {name: getattr(self, name) for name in (*passes, *inside)}
         found["once"] = np.where(self.first == np.arange(len(self)), self.weights, 0)
         return {name: np.concatenate([[0], np.cumsum(own)]) for name, own in found.items()}
 

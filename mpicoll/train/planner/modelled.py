@@ -143,7 +143,7 @@ def _words(facts: tuple[str, tuple[int, ...], int]) -> str:
 
 
 def _sizes(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
-    """Elements of each parameter of a rank's part of a layer, from the shapes of the whole one's."""
+    """Elements of each parameter of a rank's part of a layer, from the whole one's shapes."""
     if isinstance(layer, Residual):
         return [
             size

@@ -10,8 +10,8 @@ from statistics import fmean
 
 import numpy as np
 
-from mpicoll.simulate.machine import Machine
 from mpicoll.schedule.layout import part
+from mpicoll.simulate.machine import Machine
 from mpicoll.train.parallel import memory, units
 from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.layers import Layers, Numbers

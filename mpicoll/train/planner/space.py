@@ -128,7 +128,8 @@ class Candidate(NamedTuple):
     @property
     def schedule(self) -> catalogue.Schedule:
         """Of a replica; of one without a pipeline, microbatches one after the other."""
-        return _schedule(self.order or "1f1b", self.pipe, self.microbatches, self.recompute, self.parameters)
+        order = self.order or "1f1b"
+        return _schedule(order, self.pipe, self.microbatches, self.recompute, self.parameters)
 
 
 @lru_cache(maxsize=8)
