@@ -6,7 +6,10 @@
 Layers are small, and padded (`padding`), so that the cores of this machine do not matter: 4, 8, 4,
 12, 4, 8, ... milliseconds for a sample in the forward pass, twice that in the backward pass, and a
 quarter of it where four ranks share a layer.  Messages cost what the parameters that come with
-mpicoll say.
+mpicoll say.  On a machine that has other work, ranks of an emulated host come first, as root::
+
+    python tests/cluster/hosts.py --hosts 1 --per-host 4 -- mpirun -n 4 python benchmarks/plans.py ...
+
 `steps` is another launch than `profile`.  Adds lines to results/training/plans.jsonl.
 """
 
