@@ -8,7 +8,7 @@ Layers are small, and padded (`padding`), so that the cores of this machine do n
 quarter of it where four ranks share a layer.  Messages cost what the parameters that come with
 mpicoll say.  On a machine that has other work, ranks of an emulated host come first, as root::
 
-    python tests/cluster/hosts.py --hosts 1 --per-host 4 -- mpirun -n 4 python benchmarks/plans.py ...
+    python tests/cluster/hosts.py --hosts 1 --per-host 4 -- mpirun -n 4 python ...
 
 `steps` is another launch than `profile`.  Adds lines to results/training/plans.jsonl.
 """
