@@ -101,9 +101,7 @@ def count(folder: Path) -> None:
     """Count what ranks send and hold."""
     rings = {f"MPICOLL_{name}": "ring" for name in ("ALLREDUCE", "ALLGATHER", "REDUCE_SCATTER")}
     with place(None) as cluster:
-        trace = cluster.shared / "trace"
         script(cluster, "count", folder / "layers.json", MPICOLL_TRACE="/mnt/shared/trace", **rings)
-        assert list(trace.parent.glob("trace.*"))
 
 
 def seconds(way: str, rate: float) -> float:
