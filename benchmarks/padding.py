@@ -61,7 +61,16 @@ class Padded(Layer):
         self._layer, self._seconds, self._pace = layer, seconds, pace
         for name in ("keeps_inputs", "keeps_outputs", "keeps_parameters"):
             setattr(self, name, getattr(layer, name))
-        for name in ("initial", "buffers", "output_shape", "kept", "working", "sums", "settle"):
+        for name in (
+            "initial",
+            "buffers",
+            "output_shape",
+            "kept",
+            "waiting",
+            "working",
+            "sums",
+            "settle",
+        ):
             setattr(self, name, getattr(layer, name))
 
     def forward(self, parameters: Any, inputs: Any, batch: Any) -> Any:

@@ -37,7 +37,7 @@ def problem(seed: int) -> tuple[Problem, list[Candidate]]:
     base, fixed = rng.integers(1, 2000, (2, count)) * 10**6
     second = rng.integers(0, 100, count)
     weights, edges = rng.integers(0, 1 << 21, count), rng.integers(1, 1 << 14, count + 1)
-    kept, working, begins = rng.integers(0, 1 << 16, (3, count))
+    kept, working, begins, waiting = rng.integers(0, 1 << 16, (4, count))
     # The last layer may have the parameters of the first one.
     first = np.arange(count)
     if rng.random() < 0.3:
@@ -62,6 +62,7 @@ def problem(seed: int) -> tuple[Problem, list[Candidate]]:
             kept * samples,
             begins * samples,
             working * samples,
+            waiting * samples,
             weights // tensor,
             weights // tensor // 2,
             first,

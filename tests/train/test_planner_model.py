@@ -250,6 +250,7 @@ def test_a_thousand_layers_on_64_ranks() -> None:
             edges[1:] * samples,
             np.zeros(count, int),
             edges[1:] * samples,
+            edges[1:] * samples,
             weights // tensor,
             weights // tensor,
             np.arange(count),

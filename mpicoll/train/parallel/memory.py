@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -27,11 +26,13 @@ class Chunks(NamedTuple):
         kept: For the backward pass, the most of any.
         inputs: What it begins with, the most of any.
         working: What passes work in beside, the most of any.
+        waiting: Between both parts of the backward pass, the most of any.
     """
 
     kept: int
     inputs: int
     working: int
+    waiting: int
 
 
 def needed(model: Sequential, stage: Stage, schedule: Schedule, samples: int) -> dict[str, int]:
@@ -44,17 +45,19 @@ def needed(model: Sequential, stage: Stage, schedule: Schedule, samples: int) ->
         samples: Of a microbatch, the most.
     """
     item = np.promote_types(model.dtype, np.float32).itemsize
-    kept, inputs, working = 0, 0, 0
+    kept, inputs, working, waiting = 0, 0, 0, 0
     for chunk in stage.chunks.values():
         shapes = model.shapes[chunk.numbers.start : chunk.numbers.stop + 1]
         own = sum(held(chunk.layers, shapes))
         if chunk.numbers.stop == len(model.layers):
             own += prod(shapes[-1])  # slopes of the loss
         kept, inputs = max(kept, own), max(inputs, prod(shapes[0]))
-        for layer, (shape, _) in zip(chunk.layers, pairwise(shapes), strict=True):
-            working = max(working, layer.working(shape))
+        every = list(zip(chunk.layers, shapes[:-1], strict=True))
+        working = max(working, *(layer.working(shape) for layer, shape in every))
+        waiting = max(waiting, sum(layer.waiting(shape) for layer, shape in every))
     parameters = sum(array.nbytes for array in stage.parameters.values())
-    chunks = Chunks(*(samples * item * values for values in (kept, inputs, working)))
+    every_values = kept, inputs, working, waiting
+    chunks = Chunks(*(samples * item * values for values in every_values))
     return passes(schedule, stage.rank, chunks, parameters)
 
 
@@ -75,6 +78,7 @@ def passes(schedule: Schedule, rank: int, chunks: Chunks, parameters: int) -> di
     versions = schedule.order.versions(*named, **schedule.parameters)
     return {
         "held microbatches": values,
+        "slopes": schedule.waiting(rank) * chunks.waiting,
         "passes": chunks.working,
         "older versions": (versions - 1) * parameters,
     }

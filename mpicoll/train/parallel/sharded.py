@@ -75,6 +75,9 @@ class AttentionHeads(Attention):
     def kept(self, shape: Shape) -> int:
         return super().kept((shape[0], self.heads * self.head))
 
+    def waiting(self, shape: Shape) -> int:
+        return 3 * shape[0] * self.heads * self.head + prod(shape)
+
     def working(self, shape: Shape) -> int:
         return super().working((shape[0], self.heads * self.head)) + 2 * prod(shape)
 
@@ -159,6 +162,9 @@ class Sharded(Layer):
         values = local.kept(inner)
         values += prod(inner) if local.keeps_inputs else 0
         return values + (prod(local.output_shape(inner)) if local.keeps_outputs else 0)
+
+    def waiting(self, shape: Shape) -> int:
+        return self.local.waiting(self._inner(shape))
 
     def working(self, shape: Shape) -> int:
         inner = self._inner(shape)

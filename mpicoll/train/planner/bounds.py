@@ -155,25 +155,29 @@ class Bounds:
         weights = sums[self._ends] - sums[:-1, None]
         return self._problem.exchange(self._candidate, weights)
 
-    def _needs(self, starts: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
-        """Bytes of chunks: those of parameters and passes, and those kept of a microbatch."""
+    def _needs(self, starts: NDArray[np.intp]) -> tuple[Numbers, Numbers, Numbers]:
+        """Bytes of chunks: of parameters and passes, and of a microbatch that is kept, or waits."""
         layers, ends = self._layers, self._ends[starts]
         rows = starts[:, None]
-        weights, once, kept = (
+        weights, kept, waiting = (
             layers.before[what][ends] - layers.before[what][rows]
-            for what in ("weights", "once", "kept")
+            for what in ("weights", "kept", "waiting")
         )
+        once = weights.copy()
+        for before, layer in layers.repeated:
+            once -= int(layers.weights[layer]) * ((rows <= before) & (ends > layer))
         fixed = weights + (1 + self._problem.slots + self._problem.narrow) * once
         fixed += layers.most("largest")[rows, ends - 1] + layers.most("working")[rows, ends - 1]
         kept += layers.begins[rows] + np.where(ends == len(layers), layers.edges[-1], 0)
-        return fixed, kept
+        return fixed, kept, waiting
 
     def _fitting(
-        self, chunk: int, starts: NDArray[np.intp], needs: tuple[Numbers, Numbers]
+        self, chunk: int, starts: NDArray[np.intp], needs: tuple[Numbers, Numbers, Numbers]
     ) -> NDArray[np.bool_]:
         """Which chunks leave their rank enough memory, as far as they alone say."""
         assert self._problem.memory is not None
-        fixed, kept = needs
+        fixed, kept, waiting = needs
+        fixed = fixed + self._candidate.schedule.waiting(self._ranks[chunk]) * waiting
         count, again = self._problem.held(self._candidate, self._ranks[chunk])
         room = self._problem.memory - fixed
         if again:

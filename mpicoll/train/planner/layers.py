@@ -26,6 +26,7 @@ class Layers:
         kept: Bytes that each layer adds to what is kept for the backward pass.
         begins: Bytes more of these where a chunk begins with the layer.
         working: Bytes that each works in beside.
+        waiting: Bytes that it keeps between both parts of its backward pass.
         weights: Bytes of its parameters.
         largest: Bytes of the largest of these.
         first: Number of the first layer that has the same parameters; its own, if no other has.
@@ -44,6 +45,7 @@ class Layers:
     kept: Numbers
     begins: Numbers
     working: Numbers
+    waiting: Numbers
     weights: Numbers
     largest: Numbers
     first: NDArray[np.intp]
@@ -60,11 +62,10 @@ class Layers:
 
     @cached_property
     def before(self) -> dict[str, Numbers]:
-        """Sums of the layers before each, by what; `once`: of parameters, the first time."""
-        passes = ("forward", "input", "weight", "backward", "kept", "weights")
+        """Sums of the layers before each, by what."""
+        passes = ("forward", "input", "weight", "backward", "kept", "waiting", "weights")
         inside = ("forward_collectives", "backward_collectives", "forward_sent", "backward_sent")
         found = {name: getattr(self, name) for name in (*passes, *inside)}
-        found["once"] = np.where(self.first == np.arange(len(self)), self.weights, 0)
         return {name: np.concatenate([[0], np.cumsum(own)]) for name, own in found.items()}
 
     def total(self, name: str, start: int, end: int) -> int:
@@ -90,6 +91,17 @@ class Layers:
         """Bytes of the parameters of some layers; what several of these share counts once."""
         numbers = np.concatenate([np.arange(*span) for span in spans])
         return int(self.weights[np.unique(self.first[numbers])].sum())
+
+    @cached_property
+    def repeated(self) -> list[tuple[int, int]]:
+        """Layers that have the parameters of one before, each with the last such one."""
+        last: dict[int, int] = {}
+        found = []
+        for layer, first in enumerate(self.first.tolist()):
+            if first in last:
+                found.append((last[first], layer))
+            last[first] = layer
+        return found
 
     def kept_by(self, start: int, end: int) -> int:
         """Bytes that a chunk keeps of a microbatch, with the slopes of the loss on the last one."""

@@ -106,6 +106,8 @@ def layers_of(
             begins=factor * (np.array(alone, np.int64) - kept),
             working=factor
             * np.array([p.working(s) for p, s in zip(parts, shapes, strict=False)], np.int64),
+            waiting=factor
+            * np.array([p.waiting(s) for p, s in zip(parts, shapes, strict=False)], np.int64),
             weights=item * np.array([sum(own) for own in sizes], np.int64),
             largest=item * np.array([max(own, default=0) for own in sizes], np.int64),
             first=first,

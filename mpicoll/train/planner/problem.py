@@ -146,6 +146,7 @@ class Problem:
             max(layers.kept_by(*span) for span in spans),
             max(int(layers.edges[start]) for start, _ in spans),
             max(int(layers.most("working")[start, end - 1]) for start, end in spans),
+            max(layers.total("waiting", *span) for span in spans),
         )
         found = {"parameters": weights, "gradients": sums + largest}
         found["optimizer"] = self.slots * weights
