@@ -26,6 +26,7 @@ threads.limit_blas_threads()
 import numpy as np  # noqa: E402 - threads first
 import training  # noqa: E402
 from mpi4py import MPI  # noqa: E402
+from padding import Pace, Padded  # noqa: E402
 
 import mpicoll  # noqa: E402
 from mpicoll.train.models import Batch, Layer, Sequential, transformer  # noqa: E402
@@ -42,32 +43,10 @@ ORDERS: dict[str, dict[str, int]] = {
 }
 
 
-class Padded(Layer):
-    """Sleeps, half of the backward pass in each of its parts."""
-
-    keeps_inputs = False
-
-    def __init__(self, forward: float, backward: float) -> None:
-        self._forward, self._half = forward, backward / 2
-
-    def forward(self, parameters: Any, inputs: Any, batch: Any) -> Any:
-        """See `Layer`."""
-        time.sleep(self._forward)
-        return inputs, None
-
-    def backward_input(self, parameters: Any, memory: Any, error: Any, first: bool) -> Any:
-        """See `Layer`."""
-        time.sleep(self._half)
-        return error, None
-
-    def backward_weight(self, parameters: Any, memory: Any, kept: Any) -> Any:
-        """See `Layer`."""
-        time.sleep(self._half)
-        return {}
-
-
 class Empty(Layer):
     """Does nothing."""
+
+    keeps_inputs = False
 
     def forward(self, parameters: Any, inputs: Any, batch: Any) -> Any:
         """See `Layer`."""
@@ -95,7 +74,8 @@ def measure_idle(
     mesh: Mesh, order: str, microbatches: int, durations: list[tuple[float, float]], **options: Any
 ) -> dict[str, Any]:
     """Idle of a step of padded layers, a chunk each, beside what the simulator says."""
-    layers = [Padded(*pair) for pair in durations]
+    pace = Pace()
+    layers = [Padded(Empty(), (f, b / 2, b / 2), pace) for f, b in durations]
     pipeline = Pipeline(layers, mesh, order, microbatches=microbatches, inputs=(2,), **options)
     with pipeline.traced() as timeline:
         pipeline.step(*samples(microbatches))

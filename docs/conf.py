@@ -26,6 +26,7 @@ import call_costs  # noqa: E402
 import catalogue  # noqa: E402
 import command  # noqa: E402
 import home  # noqa: E402
+import inter_intra_figures  # noqa: E402
 import kernel_speeds  # noqa: E402
 import measured  # noqa: E402
 import mesh_tables  # noqa: E402
@@ -82,9 +83,9 @@ def generate(app: Any) -> None:
     drawn_rooms = {"rooms.svg": rooms.svg(), "rooms.inc": rooms.table()}
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
     texts |= {**synthesis_figures.session(), **pipeline_figures.pages(), **plan_figures.pages()}
-    texts |= {**mesh_tables.pages(), **search_figures.pages()}
+    texts |= {**mesh_tables.pages(), **search_figures.pages(), **inter_intra_figures.pages()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
-    plots += home.draw(GENERATED)
+    plots += [*home.draw(GENERATED), *inter_intra_figures.draw(GENERATED)]
     plots += [*synthesis_figures.draw(GENERATED), *pipeline_figures.draw(GENERATED)]
     drawn = {catalogue.drawing(entry): entry for entry in algorithms.catalogue()}
     for path in GENERATED.iterdir():

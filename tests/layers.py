@@ -100,7 +100,7 @@ ORDER = {
     "mpicoll.train.parallel": (
         "__init__ > pipeline > communication > runner memory > replicas > "
         "timeline checks agreement > executor > stage layer_weights > "
-        "weights sums wires > mesh stages > "
+        "weights sums wires > mesh stages layer_times > "
         "shards parts fully_sharded > passes > "
         "rules parameter_shards > sharded gathered pieces > units conjugate > placements"
     ),

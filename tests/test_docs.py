@@ -235,6 +235,18 @@ def test_the_page_of_plans_shows_what_was_recorded():
     assert "% in the median" in text
 
 
+def test_the_page_of_ways_to_train_shows_what_was_recorded(tmp_path):
+    figures, text = module("inter_intra_figures"), page("inter_intra")
+    parts = figures.pages()
+    assert re.findall(r"include:: generated/(\S+)", text) == list(parts)
+    assert re.findall(r"figure:: generated/(\S+)", text) == figures.draw(tmp_path)
+    for name in ("node", "network"):
+        assert parts[f"inter_intra_{name}.inc"].count("* - ") == 1 + 16
+    sent = parts["inter_intra_sent.inc"]
+    assert sent.count("to the byte") == 16
+    assert re.search(r"cross between \d+ and \d+ Mbit/s", parts["inter_intra_crossing.inc"])
+
+
 def test_the_picture_of_growth():
     growth = module("growth")
     sizes = [1 << k for k in range(1, 7)]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from clouds import clouds
 from hypothesis import given
@@ -17,7 +18,7 @@ from mpicoll.train.driver import preparation
 from mpicoll.train.models import MLP, resnet
 from mpicoll.train.options import Options
 from mpicoll.train.parallel import mesh
-from mpicoll.train.parallel.mesh import AXES, count_replicas, parse
+from mpicoll.train.parallel.mesh import AXES, count_replicas, groups, parse
 from mpicoll.train.registry import STRATEGIES
 from mpicoll.train.strategies.protocol import strategy_of
 
@@ -186,3 +187,11 @@ def test_stacks_say_which_task_each_rank_is_in(job):
     assert status == 0, err
     for who in (r"\[rank 1\] stacks: asked for by a signal", r"\[rank 0\] .*asked for by rank 1"):
         assert re.search(rf"{who}, in \w+ of \w+ \d, microbatch \d", err)
+
+
+@pytest.mark.parametrize(("data", "pipe", "tensor"), [(1, 1, 1), (2, 3, 4), (3, 1, 2), (1, 4, 2)])
+def test_groups_of_ranks_along_each_axis(data, pipe, tensor):
+    grid = np.arange(data * pipe * tensor).reshape(pipe, data, tensor)
+    for number, axis in enumerate(("pipe", "data", "tensor")):
+        expected = np.moveaxis(grid, number, -1).reshape(-1, grid.shape[number]).tolist()
+        assert sorted(map(list, groups(axis, data, pipe, tensor))) == sorted(expected)

@@ -12,7 +12,7 @@ from stages import find
 from mpicoll.train import TrainingError
 from mpicoll.train.exchange import tree
 from mpicoll.train.models import Dense, ReLU, Sequential
-from mpicoll.train.parallel import Mesh, Pipeline, memory, stages
+from mpicoll.train.parallel import Mesh, Pipeline, layer_times, memory, stages
 from mpicoll.train.parallel.executor import Span
 from mpicoll.train.parallel.sums import Sums
 from mpicoll.train.parallel.timeline import Record, Timeline
@@ -70,7 +70,7 @@ def test_a_cut_of_the_users():
 
 def test_measured_times_are_of_each_layer():
     model = Sequential([Dense(400), ReLU(), Dense(400), Dense(2)], (400,), "float32")
-    times = stages.measured(model, np.ones((64, 400), np.float32), repeats=3)
+    times = layer_times.measured(model, np.ones((64, 400), np.float32), repeats=3)
     assert len(times) == 4 and min(times) > 0
     assert stages.balanced(times, 2) in {(0, start) for start in (1, 2, 3)}
 

@@ -37,7 +37,11 @@ def problem(seed: int) -> tuple[Problem, list[Candidate]]:
     base, fixed = rng.integers(1, 2000, (2, count)) * 10**6
     second = rng.integers(0, 100, count)
     weights, edges = rng.integers(0, 1 << 21, count), rng.integers(1, 1 << 14, count + 1)
-    kept, working = rng.integers(0, 1 << 16, (2, count))
+    kept, working, begins, waiting = rng.integers(0, 1 << 16, (4, count))
+    # The last layer may have the parameters of the first one.
+    first = np.arange(count)
+    if rng.random() < 0.3:
+        weights[-1], first[-1] = weights[0], 0
     cuts = rng.random(count + 1) < 0.9
     cuts[[0, -1]] = True
     takes_halves = bool(rng.random() < 0.7)
@@ -56,8 +60,12 @@ def problem(seed: int) -> tuple[Problem, list[Candidate]]:
             *(wire, wire, sent, sent),
             edges * samples,
             kept * samples,
+            begins * samples,
             working * samples,
+            waiting * samples,
             weights // tensor,
+            weights // tensor // 2,
+            first,
             cuts if tensor > 1 else np.ones(count + 1, bool),
         )
 

@@ -20,7 +20,7 @@ from mpicoll.train.models import MLP, Sequential, transformer
 from mpicoll.train.models.layers import Layer
 from mpicoll.train.parallel.conjugate import Group
 from mpicoll.train.parallel.sharded import collectives
-from mpicoll.train.parallel.shards import divided
+from mpicoll.train.parallel.shards import SAMPLES, divided, ring
 from mpicoll.train.planner import comparison, measured, modelled, needs, plan_file, profile
 from mpicoll.train.planner.cluster import Cluster
 from mpicoll.train.planner.flops import flops
@@ -115,18 +115,15 @@ def test_shared_layers_have_the_sizes_and_the_collectives_of_the_real_ones(tenso
     layers = given.layers_of(tensor, 1)
     assert layers is not None
 
-    def seconds(name: str, nbytes: int) -> float:
-        groups = [range(tensor)]
-        return float(given.cluster.collective(name, groups, np.array([nbytes]))[0]) / 1e12
-
     group = Group(None, tensor, 0)  # type: ignore[arg-type]
     parts: list[Layer]
-    parts, _ = divided(DECODER.layers, DECODER.shapes, group, 4, seconds)
+    parts, _ = divided(DECODER.layers, DECODER.shapes, group, 4 * SAMPLES, ring(tensor))
     own = Sequential(parts, DECODER.shapes[0], "float32")
     assert [4 * count for _, _, count in measured.described(own)] == layers.weights.tolist()
-    every = [modelled.collectives(part, first=not n) for n, part in enumerate(parts)]
-    calls = sorted(call for pair in every for each in pair for call in each)
-    assert calls == sorted(collectives(parts, 1))
+    sent = sum((1 + (name == "allreduce")) * n for name, n in collectives(parts, 1))
+    assert layers.total("forward_sent", 0, len(layers)) + layers.total(
+        "backward_sent", 0, len(layers)
+    ) == pytest.approx(4 * sent * (tensor - 1) / tensor, abs=2 * len(parts))
     # Between attention and dense layers, values are whole; behind the embedding they are a sum.
     assert layers.cuts.tolist() == [True, False, *[True] * 9]
 
@@ -143,9 +140,8 @@ def test_what_is_sent_in_a_step() -> None:
     layers = given.layers_of(1, 4)
     assert layers is not None
     pipe = Candidate(1, 4, 1, "allreduce", 4, False, "1f1b", (("ahead", 0),))
-    # Stages in the middle send a message forward and one backward for each microbatch, each with
-    # one value more than the activations.
-    assert given.outcome(pipe, (0, 3, 5, 7)).sent["pipe"] == 2 * 4 * 4 * (4 * 16 * 16 + 1)
+    # Stages in the middle send a message forward and one backward for each microbatch.
+    assert given.outcome(pipe, (0, 3, 5, 7)).sent["pipe"] == 2 * 4 * 4 * (4 * 16 * 16)
     weights = int(layers.weights.sum())
     for strategy, times in (("allreduce", 2), ("zero1", 2), ("fsdp", 3)):
         sent = given.outcome(Candidate(4, 1, 1, strategy), (0,)).sent
@@ -252,8 +248,12 @@ def test_a_thousand_layers_on_64_ranks() -> None:
             *(wire, wire, sent, sent),
             edges * samples,
             edges[1:] * samples,
+            np.zeros(count, int),
+            edges[1:] * samples,
             edges[1:] * samples,
             weights // tensor,
+            weights // tensor,
+            np.arange(count),
             np.ones(count + 1, bool),
         )
 

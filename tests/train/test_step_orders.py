@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -51,6 +52,17 @@ def test_every_order_is_right(name, parameters):
 @every_order
 def test_every_order_is_right_with_recomputation(name, parameters):
     right(name, parameters, (1, 2, 5, 8), (1, 4, 15, 16, 32), recompute=True)
+
+
+@every_order
+def test_what_waits_between_both_parts_of_a_backward_pass(name, parameters):
+    for S, M in ((1, 3), (2, 5), (4, 4), (4, 12), (5, 20)):
+        found = schedule(name, S, M, **parameters)
+        for rank in range(S):
+            kinds = [task.kind for task in found.program(rank)]
+            at_a_time = accumulate((kind == "I") - (kind == "W") for kind in kinds)
+            most = max(at_a_time, default=0)
+            assert most == found.waiting(rank) or (most < found.waiting(rank) and name == "zb_v")
 
 
 @pytest.mark.long

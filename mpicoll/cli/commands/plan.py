@@ -211,7 +211,8 @@ def _problem(
     cluster = Cluster(parameters, [rank // (per_node or ranks) for rank in range(ranks)])
     with usage():
         layers = layers_of(model, times, cluster)
-    return Problem(ranks, config.global_batch(ranks), cluster, layers, slots(config), memory)
+    batch, narrow = config.global_batch(ranks), config.is_narrow
+    return Problem(ranks, batch, cluster, layers, slots(config), memory, narrow)
 
 
 def _per_node(nodes: str | None, ranks: int) -> int | None:

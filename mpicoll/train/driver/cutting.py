@@ -14,7 +14,7 @@ from mpicoll.train.data import Dataset
 from mpicoll.train.driver import checkpoints
 from mpicoll.train.models import Model, Sequential
 from mpicoll.train.models.networks import is_chain
-from mpicoll.train.parallel import stages
+from mpicoll.train.parallel import measured, stages
 from mpicoll.train.parallel.mesh import count_replicas
 from mpicoll.train.ranks.workers import Workers, together
 
@@ -50,7 +50,7 @@ def _measured(config: Config, workers: Workers, dataset: Dataset, model: Model) 
         inputs = np.asarray(dataset.train_inputs[:samples])
         if inputs.dtype.kind not in "iub":
             inputs = inputs.astype(model.dtype, copy=False)
-        own = stages.measured(model, inputs)
+        own = measured(model, inputs)
     means = np.mean(workers.gather(own), axis=0)
     cut = stages.balanced([float(mean) for mean in means], config.step_schedule.chunks)
     return workers.gather(",".join(map(str, cut)))[0]

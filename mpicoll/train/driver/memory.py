@@ -32,10 +32,9 @@ def estimate(config: Config, rank: int, ranks: int, model: Model, holding: Holdi
         model: The model; activations are counted if it has `activations(samples)`.
         holding: The rank's parameters.
     """
-    strategy, views = strategy_of(config), holding.weights.views
-    needed = strategy.memory(config, rank, ranks, holding.weights)
-    # Where the model has just made one, before it is in its place.
-    needed["gradients"] += max((view.nbytes for view in views.values()), default=0)
+    strategy, weights = strategy_of(config), holding.weights
+    needed = strategy.memory(config, rank, ranks, weights)
+    needed["gradients"] += strategy.found(weights)
     return needed | strategy.passes(config, rank, ranks, model, holding)
 
 

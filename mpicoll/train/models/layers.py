@@ -130,6 +130,11 @@ class Layer(ABC):
         """
         return prod(self.output_shape(shape)) + 2 * prod(shape)
 
+    def waiting(self, shape: Shape) -> int:
+        """Values of a sample that `backward_input` hands to `backward_weight`, an estimate."""
+        has_parameters = type(self).backward_weight is not Layer.backward_weight
+        return prod(self.output_shape(shape)) if has_parameters else 0
+
 
 def held(layers: Sequence[Layer], shapes: Sequence[Shape]) -> list[int]:
     """Values of a sample that each layer of a chain adds to what is kept for `backward`.
@@ -410,6 +415,9 @@ class Residual(Chain):
 
     def kept(self, shape: Shape) -> int:
         return sum(held(self.layers, self._shapes(shape)))
+
+    def waiting(self, shape: Shape) -> int:
+        return sum(layer.waiting(inner) for layer, inner in self._inner(shape))
 
     def working(self, shape: Shape) -> int:
         # The slopes by the outputs wait for the sum, and those of each layer for `backward_weight`.

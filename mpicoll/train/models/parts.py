@@ -98,6 +98,9 @@ class EachPart(Chain):
     def kept(self, shape: Shape) -> int:
         return shape[0] * sum(held(self.layers, self._shapes(shape)))
 
+    def waiting(self, shape: Shape) -> int:
+        return shape[0] * sum(layer.waiting(inner) for layer, inner in self._inner(shape))
+
     def working(self, shape: Shape) -> int:
         most = max((layer.working(inner) for layer, inner in self._inner(shape)), default=0)
         return most + prod(shape) + prod(self.output_shape(shape))

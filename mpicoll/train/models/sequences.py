@@ -219,6 +219,9 @@ class Attention(Layer):
         tokens, width = shape
         return 4 * tokens * width + self.heads * tokens**2
 
+    def waiting(self, shape: Shape) -> int:
+        return 4 * prod(shape)
+
     def working(self, shape: Shape) -> int:
         tokens, width = shape
         return 6 * tokens * width + 2 * self.heads * tokens**2

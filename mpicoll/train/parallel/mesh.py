@@ -29,8 +29,7 @@ class Axis(NamedTuple):
 class Mesh:
     """All ranks, in a grid of replicas, stages, and ranks that share each layer.  Collective.
 
-    Ranks that share layers are neighbours in `comm`, then those of the same stage:
-    rank = (stage * data + replica) * tensor + part.
+    Ranks that share layers are neighbours in `comm`, then those of the same stage (`groups`).
 
     Args:
         comm: The ranks, an `mpicoll.Intracomm` or one of mpi4py's; None for this process alone.
@@ -94,8 +93,8 @@ def warn_of_nodes(comm: MPI.Intracomm, tensor: int) -> None:
     They exchange what each layer makes, and wait for it.
     """
     nodes = comm.allgather(platform.node())
-    groups = [range(first, first + tensor) for first in range(0, len(nodes), tensor)]
-    apart = [group for group in groups if len({nodes[rank] for rank in group}) > 1]
+    every = groups("tensor", 1, len(nodes) // tensor, tensor)
+    apart = [group for group in every if len({nodes[rank] for rank in group}) > 1]
     if apart and comm.Get_rank() == 0:
         warnings.warn(
             f"{ranges(apart[0])} share layers (tensor={tensor}) and are on several nodes, where "
@@ -104,6 +103,26 @@ def warn_of_nodes(comm: MPI.Intracomm, tensor: int) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def groups(axis: str, data: int, pipe: int, tensor: int) -> list[range]:
+    """The ranks of each group along an axis: rank = (stage * data + replica) * tensor + part.
+
+    Args:
+        axis: One of `AXES`.
+        data, pipe, tensor: Ranks along each.
+    """
+    stride = data * tensor
+    ranks = stride * pipe
+    if axis == "pipe":
+        return [range(first, ranks, stride) for first in range(stride)]
+    if axis == "tensor":
+        return [range(first, first + tensor) for first in range(0, ranks, tensor)]
+    return [
+        range(first + part, first + stride, tensor)
+        for first in range(0, ranks, stride)
+        for part in range(tensor)
+    ]
 
 
 #: Names of the axes.

@@ -20,6 +20,8 @@ from mpicoll.train.parallel.placements import Cut
 T = TypeVar("T")
 #: How parameters and buffers are cut, by the names that the layer knows.
 Cuts = Mapping[str, Cut]
+#: Collectives of both passes: name and values of the whole vector.
+Calls = tuple[list[tuple[str, int]], list[tuple[str, int]]]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,9 @@ class AttentionHeads(Attention):
 
     def kept(self, shape: Shape) -> int:
         return super().kept((shape[0], self.heads * self.head))
+
+    def waiting(self, shape: Shape) -> int:
+        return 3 * shape[0] * self.heads * self.head + prod(shape)
 
     def working(self, shape: Shape) -> int:
         return super().working((shape[0], self.heads * self.head)) + 2 * prod(shape)
@@ -158,6 +163,9 @@ class Sharded(Layer):
         values += prod(inner) if local.keeps_inputs else 0
         return values + (prod(local.output_shape(inner)) if local.keeps_outputs else 0)
 
+    def waiting(self, shape: Shape) -> int:
+        return self.local.waiting(self._inner(shape))
+
     def working(self, shape: Shape) -> int:
         inner = self._inner(shape)
         between = prod(shape) + prod(self.output_shape(shape)) if self.before or self.after else 0
@@ -233,25 +241,24 @@ class Sharded(Layer):
         buffers = self.layer.buffers(self.shape)
         return {n: library_of(a).zeros_like(a) for n, a in parameters.items() if n not in buffers}
 
-    def collectives(self, samples: int, first: bool, forwards: int = 1) -> list[tuple[str, int]]:
-        """Name and values of the whole vector of each collective of a step, in any order.
+    def collectives(self, samples: int, first: bool) -> Calls:
+        """Name and values of the whole vector of each collective of a forward and a backward pass.
 
         But that by which ranks say at the end whether they have failed.
 
         Args:
             samples: In the batch.
             first: Whether this is the first layer of the model.
-            forwards: How many forward passes there are.
         """
-        found = _collectives(self.local, samples, first, forwards)
+        there, back = collectives_of(self.local, samples, first)
         for step in (*self.before, *self.after):
             forward, backward = step.collectives(samples)
-            forward *= forwards
-            found += forward if first and step in self.before else forward + backward
+            there += forward
+            back += [] if first and step in self.before else backward
         if self.summed:
             drawn = self.layer.initial(self.shape, np.random.default_rng(0))
-            found.append(("allreduce", sum(drawn[name].size for name in self.summed)))
-        return found
+            back.append(("allreduce", sum(drawn[name].size for name in self.summed)))
+        return there, back
 
     def _inner(self, shape: Shape) -> Shape:
         """Shape of a sample at the inputs of this rank's part."""
@@ -278,23 +285,25 @@ def collectives(
         start: Number of the first of them in the model.
         forwards: How many forward passes there are.
     """
-    every = (
-        _collectives(layer, samples, number == 0, forwards)
+    return [
+        call
         for number, layer in enumerate(layers, start)
-    )
-    return [call for calls in every for call in calls]
+        for there, back in [collectives_of(layer, samples, number == 0)]
+        for call in (*there * forwards, *back)
+    ]
 
 
-def _collectives(layer: Layer, samples: int, first: bool, forwards: int) -> list[tuple[str, int]]:
+def collectives_of(layer: Layer, samples: int, first: bool) -> Calls:
+    """As `Sharded.collectives`, of any layer: one that is not shared has none."""
     if isinstance(layer, Sharded):
-        return layer.collectives(samples, first, forwards)
-    if isinstance(layer, Residual):
-        inner = (
-            _collectives(part, samples, first and not n, forwards)
-            for n, part in enumerate(layer.layers)
-        )
-        return [call for calls in inner for call in calls]
-    return []
+        return layer.collectives(samples, first)
+    there: list[tuple[str, int]] = []
+    back: list[tuple[str, int]] = []
+    for number, part in enumerate(layer.layers if isinstance(layer, Residual) else ()):
+        forward, backward = collectives_of(part, samples, first and not number)
+        there += forward
+        back += backward
+    return there, back
 
 
 def _zeros(shape: Shape, parameters: Parameters, values: Array) -> Array:

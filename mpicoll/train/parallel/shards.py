@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Seconds = Callable[[str, int], float]
 #: Seconds of a message, and of each byte, of ranks that share a node; what matters is their ratio.
 _LATENCY, _PER_BYTE = 5e-6, 2e-10
+#: Of a batch, where nobody says how many.
+SAMPLES = 32
 
 
 def shard(
@@ -34,7 +36,7 @@ def shard(
     inputs: Shape,
     *,
     sequence: bool = False,
-    samples: int = 32,
+    samples: int = SAMPLES,
     dtype: str = "float32",
     seconds: Seconds | None = None,
 ) -> list[Layer]:
@@ -72,7 +74,7 @@ def shard(
         return list(layers)
     group = Group(comm, size, comm.Get_rank())
     factor = samples * np.dtype(dtype).itemsize
-    return divided(layers, shapes, group, factor, seconds or _ring(size), sequence)[0]
+    return divided(layers, shapes, group, factor, seconds or ring(size), sequence)[0]
 
 
 def divided(
@@ -102,12 +104,15 @@ def divided(
     return chain.built(WHOLE, rules, WHOLE), [*(rule.after for rule in rules[:-1]), WHOLE]
 
 
-def _ring(size: int) -> Seconds:
-    """What rings of so many ranks take, by the formulas of the textbooks."""
+def ring(size: int) -> Seconds:
+    """What rings of so many ranks take in the memory of a node, by the formulas of the textbooks.
+
+    By it a run divides layers.
+    """
 
     def seconds(collective: str, nbytes: int) -> float:
-        ring = algorithms.find(collective, "ring")
-        found = ring.textbook_time(size, nbytes, _LATENCY, _PER_BYTE, 0.0)
+        entry = algorithms.find(collective, "ring")
+        found = entry.textbook_time(size, nbytes, _LATENCY, _PER_BYTE, 0.0)
         assert found is not None, "rings have formulas"
         return found
 

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from statistics import median
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mpicoll.base.arrays import Array
 from mpicoll.base.wording import plural
 from mpicoll.schedule.layout import even
-from mpicoll.train.data.batch import Batch
-from mpicoll.train.models.layers import random_states, set_random_states
-from mpicoll.train.models.networks import Sequential
-from mpicoll.train.models.precision import computing
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 #: What `cut` may be: the numbers of the first layers of all chunks, or "0,3,7", or "even".
 Cut = str | Sequence[int]
@@ -104,56 +91,3 @@ def balanced(times: Sequence[float], chunks: int) -> tuple[int, ...]:
         end = -row[end][1]
         cut.append(end)
     return (0, *reversed(cut))
-
-
-def measured(
-    model: Sequential,
-    inputs: Array,
-    comm: MPI.Intracomm | None = None,
-    repeats: int = 5,
-) -> list[float]:
-    """Seconds that forward and backward pass of each layer take: for `balanced`.  Collective.
-
-    All ranks measure at the same time, as they will compute at the same time.
-
-    Args:
-        model: The model, whole.
-        inputs: A microbatch, shape (samples, ...).
-        comm: The ranks; None for this process alone.
-        repeats: How often; the median counts.
-
-    Returns:
-        The mean over the ranks, the same on all.
-    """
-    batch = Batch(inputs, inputs[:0], len(inputs), np.arange(len(inputs)))
-    values, means = inputs, np.zeros(len(model.layers))
-    for index in range(len(model.layers)):  # one at a time is in memory
-        means[index], values = _layer_seconds(model, index, values, batch, repeats)
-    if comm is not None:
-        total = np.empty_like(means)
-        comm.Allreduce(means, total)
-        means = total / comm.Get_size()
-    return [float(mean) for mean in means]
-
-
-def _layer_seconds(
-    model: Sequential, index: int, inputs: Array, batch: Batch, repeats: int
-) -> tuple[float, Array]:
-    """Median of the seconds of both passes over a layer, and its outputs."""
-    chunk = model.chunk(index, index + 1)
-    arrays = {**model.initial_parameters(0, [index]), **model.initial_buffers([index])}
-    parameters, rounded = computing(arrays, model.dtype)
-    spent, outputs = [], inputs
-    for _ in range(repeats):
-        states = random_states(chunk.layers)
-        begun = time.perf_counter()
-        outputs, memories = chunk.forward(parameters, inputs, batch, rounded)
-        middle = time.perf_counter()
-        error = np.zeros_like(outputs)
-        begun += time.perf_counter() - middle
-        for _ in chunk.backward(parameters, memories, error, rounded):
-            pass
-        spent.append(time.perf_counter() - begun)
-        if states is not None:
-            set_random_states(chunk.layers, states)
-    return median(spent), outputs

@@ -117,8 +117,11 @@ class Bounds:
         if not _ends_with_weights(candidate):
             self.forms.append(Form(before["forward"] + before["backward"], 2, False))
         if self._chunks > candidate.pipe:
-            # A rank sums the gradients of all its chunks together.
-            self.forms = [self.forms[-1]._replace(exchanges=False)]
+            # A rank sums the gradients of all its chunks together; and of a chunk by itself counts
+            # only how long it is, so that the cut is the one whose longest chunk is shortest.
+            self._of_rank = self.forms[-1]
+            nothing = np.zeros(len(layers) + 1, np.int64)
+            self.forms = [Form(nothing, 0, exchanges=False)]
         length = len(layers)
         # The longest chunk that is of any interest.
         reach = np.searchsorted(self._work, self._work + most, side="right") - 1
@@ -152,21 +155,29 @@ class Bounds:
         weights = sums[self._ends] - sums[:-1, None]
         return self._problem.exchange(self._candidate, weights)
 
-    def _needs(self, starts: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
-        """Bytes of chunks: those of parameters and passes, and those kept of a microbatch."""
-        sums, ends = self._layers.before, self._ends[starts]
-        weights, kept = (
-            sums[what][ends] - sums[what][starts, None] for what in ("weights", "kept")
+    def _needs(self, starts: NDArray[np.intp]) -> tuple[Numbers, Numbers, Numbers]:
+        """Bytes of chunks: of parameters and passes, and of a microbatch that is kept, or waits."""
+        layers, ends = self._layers, self._ends[starts]
+        rows = starts[:, None]
+        weights, kept, waiting = (
+            layers.before[what][ends] - layers.before[what][rows]
+            for what in ("weights", "kept", "waiting")
         )
-        working = self._layers.most_working[starts[:, None], ends - 1]
-        return (2 + self._problem.slots) * weights + working, kept
+        once = weights.copy()
+        for before, layer in layers.repeated:
+            once -= int(layers.weights[layer]) * ((rows <= before) & (ends > layer))
+        fixed = weights + (1 + self._problem.slots + self._problem.narrow) * once
+        fixed += layers.most("largest")[rows, ends - 1] + layers.most("working")[rows, ends - 1]
+        kept += layers.begins[rows] + np.where(ends == len(layers), layers.edges[-1], 0)
+        return fixed, kept, waiting
 
     def _fitting(
-        self, chunk: int, starts: NDArray[np.intp], needs: tuple[Numbers, Numbers]
+        self, chunk: int, starts: NDArray[np.intp], needs: tuple[Numbers, Numbers, Numbers]
     ) -> NDArray[np.bool_]:
         """Which chunks leave their rank enough memory, as far as they alone say."""
         assert self._problem.memory is not None
-        fixed, kept = needs
+        fixed, kept, waiting = needs
+        fixed = fixed + self._candidate.schedule.waiting(self._ranks[chunk]) * waiting
         count, again = self._problem.held(self._candidate, self._ranks[chunk])
         room = self._problem.memory - fixed
         if again:
@@ -249,7 +260,7 @@ class Bounds:
 
     def of_ranks(self, cut: Sequence[int]) -> int:
         """What a step takes at least by a cut of which ranks have several chunks."""
-        (form,) = self.forms
+        form = self._of_rank
         work, messages = [0] * self._candidate.pipe, 0
         begins: dict[int, int] = {}
         for chunk, (start, end) in enumerate(pairwise([*cut, len(self._layers)])):

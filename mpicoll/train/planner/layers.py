@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,9 +24,14 @@ class Layers:
         forward_sent, backward_sent: Bytes that a rank sends in them.
         edges: Bytes of the values at the inputs of each layer; of the outputs of the last one.
         kept: Bytes that each layer adds to what is kept for the backward pass.
+        begins: Bytes more of these where a chunk begins with the layer.
         working: Bytes that each works in beside.
+        waiting: Bytes that it keeps between both parts of its backward pass.
         weights: Bytes of its parameters.
+        largest: Bytes of the largest of these.
+        first: Number of the first layer that has the same parameters; its own, if no other has.
         cuts: Whether a chunk may begin at a layer, or end at the last one.
+        item: Bytes of a number of its parameters.
     """
 
     forward: Numbers
@@ -37,9 +43,14 @@ class Layers:
     backward_sent: Numbers
     edges: Numbers
     kept: Numbers
+    begins: Numbers
     working: Numbers
+    waiting: Numbers
     weights: Numbers
+    largest: Numbers
+    first: NDArray[np.intp]
     cuts: NDArray[np.bool_]
+    item: int = 4
 
     def __len__(self) -> int:
         return len(self.forward)
@@ -52,17 +63,54 @@ class Layers:
     @cached_property
     def before(self) -> dict[str, Numbers]:
         """Sums of the layers before each, by what."""
-        names = [field.name for field in fields(self) if field.name not in ("edges", "cuts")]
-        return {n: np.concatenate([[0], np.cumsum(getattr(self, n))]) for n in (*names, "backward")}
+        passes = ("forward", "input", "weight", "backward", "kept", "waiting", "weights")
+        inside = ("forward_collectives", "backward_collectives", "forward_sent", "backward_sent")
+        found = {name: getattr(self, name) for name in (*passes, *inside)}
+        return {name: np.concatenate([[0], np.cumsum(own)]) for name, own in found.items()}
 
     def total(self, name: str, start: int, end: int) -> int:
         """The sum over the layers from `start` to before `end`."""
         sums = self.before[name]
         return int(sums[end] - sums[start])
 
+    def most(self, name: str) -> Numbers:
+        """The largest number of layers i to j, shape (layers, layers): `working` or `largest`."""
+        if name not in self._most:
+            count = len(self)
+            every = np.broadcast_to(getattr(self, name), (count, count))
+            self._most[name] = np.maximum.accumulate(np.triu(every), axis=1)
+        return self._most[name]
+
     @cached_property
-    def most_working(self) -> Numbers:
-        """The largest `working` of layers i to j, shape (layers, layers)."""
-        count = len(self)
-        every = np.broadcast_to(self.working, (count, count))
-        return np.maximum.accumulate(np.triu(every), axis=1)
+    def _most(self) -> dict[str, Numbers]:
+        return {}
+
+    # --- memory of a chunk, of some layers, or of all ---
+
+    def parameters(self, spans: Sequence[tuple[int, int]]) -> int:
+        """Bytes of the parameters of some layers; what several of these share counts once."""
+        numbers = np.concatenate([np.arange(*span) for span in spans])
+        return int(self.weights[np.unique(self.first[numbers])].sum())
+
+    @cached_property
+    def repeated(self) -> list[tuple[int, int]]:
+        """Layers that have the parameters of one before, each with the last such one."""
+        last: dict[int, int] = {}
+        found = []
+        for layer, first in enumerate(self.first.tolist()):
+            if first in last:
+                found.append((last[first], layer))
+            last[first] = layer
+        return found
+
+    def kept_by(self, start: int, end: int) -> int:
+        """Bytes that a chunk keeps of a microbatch, with the slopes of the loss on the last one."""
+        last = int(self.edges[end]) if end == len(self) else 0
+        return self.total("kept", start, end) + int(self.begins[start]) + last
+
+    @property
+    def activations(self) -> int:
+        """Bytes that passes over all layers take: as `Sequential.activations` has it."""
+        kept = self.before["kept"]
+        most = int((kept[1:] + self.working).max())
+        return max(most, int(kept[-1] + 3 * self.edges[-1]))

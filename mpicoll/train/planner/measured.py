@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from statistics import median
 from typing import TYPE_CHECKING
@@ -12,10 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpicoll.base.arrays import Array
-from mpicoll.train.data.batch import Batch
-from mpicoll.train.models.layers import Layer, random_states, set_random_states
+from mpicoll.train.models.layers import Layer
 from mpicoll.train.models.networks import Sequential
-from mpicoll.train.models.precision import computing
+from mpicoll.train.parallel.layer_times import layer_seconds
 from mpicoll.train.planner.flops import flops
 from mpicoll.train.planner.profile import LayerProfile, Profile, Times
 
@@ -97,55 +97,21 @@ def measure(
     Returns:
         Medians of each rank, and of these the mean; the same on all ranks.
     """
-    every = np.array([_seconds(model, inputs[:n], targets[:n], comm) for n in sizes])
-    ranks = 1
-    if comm is not None:
-        ranks, own = comm.Get_size(), every.copy()
-        comm.Allreduce(own, every)
-        every /= ranks
+    every = [
+        layer_seconds(model, inputs[:n], comm, _REPEATS, partial(_slopes, model, targets[:n]))
+        for n in sizes
+    ]
+    ranks = 1 if comm is None else comm.Get_size()
     layers = tuple(
         LayerProfile(
             *facts,
-            tuple(Times(n, *map(float, every[row, :, index])) for row, n in enumerate(sizes)),
+            tuple(Times(n, *map(float, every[row][:, index])) for row, n in enumerate(sizes)),
         )
         for index, facts in enumerate(described(model))
     )
     return Profile(layers, {"ranks": ranks, "node": platform.node(), "dtype": model.dtype.name})
 
 
-def _seconds(
-    model: Sequential, inputs: Array, targets: Array, comm: MPI.Intracomm | None
-) -> list[list[float]]:
-    """Medians of forward pass and both parts of the backward pass, of each layer."""
-    count = len(model.layers)
-    chunks = [model.chunk(index, index + 1) for index in range(count)]
-    batch = Batch(inputs, targets, len(inputs), np.arange(len(inputs)))
-    parameters, rounded = computing(
-        {**model.initial_parameters(0), **model.initial_buffers()}, model.dtype
-    )
-    spent: list[list[list[float]]] = [[[] for _ in range(count)] for _ in range(3)]
-    for _ in range(_REPEATS):
-        if comm is not None:
-            comm.Barrier()
-        values, memories = inputs, []
-        for index, chunk in enumerate(chunks):
-            states = random_states(chunk.layers)
-            begin = time.perf_counter()
-            values, memory = chunk.forward(parameters, values, batch, rounded)
-            if index == count - 1:
-                _, slopes = model.loss.evaluate(values, targets)
-            spent[0][index].append(time.perf_counter() - begin)
-            memories.append(memory)
-            if states is not None:
-                set_random_states(chunk.layers, states)
-        error: Array | None = slopes
-        for index in reversed(range(count)):
-            begin = time.perf_counter()
-            error, kept = chunks[index].backward_input(parameters, memories[index], error, rounded)
-            middle = time.perf_counter()
-            for _ in chunks[index].backward_weight(parameters, memories[index], kept):
-                pass
-            spent[1][index].append(middle - begin)
-            spent[2][index].append(time.perf_counter() - middle)
-            memories[index] = []
-    return [[median(times) for times in layers] for layers in spent]
+def _slopes(model: Sequential, targets: Array, outputs: Array) -> Array:
+    """Of the loss, by the outputs."""
+    return model.loss.evaluate(outputs, targets)[1]

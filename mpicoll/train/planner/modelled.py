@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, cast
 
@@ -12,34 +13,35 @@ import numpy as np
 from mpicoll.base.wording import plural
 from mpicoll.train.models.layers import Layer, Residual, held, shapes_of
 from mpicoll.train.models.networks import Sequential
-from mpicoll.train.parallel.conjugate import Group, Step
+from mpicoll.train.parallel.conjugate import Group
+from mpicoll.train.parallel.mesh import groups
 from mpicoll.train.parallel.placements import WHOLE
-from mpicoll.train.parallel.sharded import Sharded
-from mpicoll.train.parallel.shards import divided
+from mpicoll.train.parallel.sharded import Sharded, collectives_of
+from mpicoll.train.parallel.shards import SAMPLES, divided, ring
 from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.flops import flops
 from mpicoll.train.planner.layers import Layers
 from mpicoll.train.planner.measured import described
-from mpicoll.train.planner.problem import LayersOf, tensor_groups
+from mpicoll.train.planner.problem import LayersOf
 from mpicoll.train.planner.profile import Profile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: Collectives of both passes: name and values of the whole vector.
-Calls = tuple[list[tuple[str, int]], list[tuple[str, int]]]
 
-
-def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf:
+def layers_of(
+    model: Sequential, profile: Profile, cluster: Cluster, sequence: bool = False
+) -> LayersOf:
     """What layers cost, as `Problem` wants it.
 
-    A rank's part of a layer takes as large a share of its time as it has of its operations; how
-    layers are divided is the shortest path by what collectives take between the ranks that share.
+    A rank's part of a layer takes as large a share of its time as it has of its operations; layers
+    are divided as a run divides them (`shard`).
 
     Args:
         model: The model, whole.
         profile: Of its layers.
         cluster: The ranks.
+        sequence: As of `mpicoll.train.parallel.shard`.
 
     Raises:
         ValueError: The profile is of another model.
@@ -54,14 +56,17 @@ def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf
         for index in range(len(model.layers))
     ]
     item = np.promote_types(model.dtype, np.float32).itemsize
+    names = [[*model.names(index).values()] for index in range(len(model.layers))]
+    holders = model.holders
+    first = np.array([holders.get(own[0], [n])[0] if own else n for n, own in enumerate(names)])
 
     @cache
     def seconds(tensor: int, name: str, nbytes: int) -> int:
-        groups = tensor_groups(len(cluster.nodes), tensor)
-        return int(cluster.collective(name, groups, np.array([nbytes]))[0])
+        every = groups("tensor", 1, len(cluster.nodes) // tensor, tensor)
+        return int(cluster.collective(name, every, np.array([nbytes]))[0])
 
     @cache
-    def costs(tensor: int, samples: int) -> Layers | None:
+    def of(tensor: int, samples: int) -> Layers | None:
         if tensor > len(cluster.nodes):
             return None
         factor = samples * item
@@ -69,13 +74,8 @@ def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf
         if tensor > 1:
             group = Group(cast("MPI.Intracomm", None), tensor, 0)
             try:
-                parts, places = divided(
-                    parts,
-                    model.shapes,
-                    group,
-                    factor,
-                    lambda name, nbytes: seconds(tensor, name, nbytes) / PICO,
-                )
+                costs = SAMPLES * model.dtype.itemsize, ring(tensor)
+                parts, places = divided(parts, model.shapes, group, *costs, sequence)
             except ValueError:  # a layer has less to divide
                 return None
         shapes = shapes_of(parts, model.shapes[0])
@@ -85,28 +85,37 @@ def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf
             share = min(flops(layer, shapes[index]) / whole, 1.0) if whole else 1.0
             found = profile.layers[index].at(samples)
             times.append([PICO * share * t for t in (found.forward, found.input, found.weight)])
-            there, back = collectives(layer, first=index == 0)
-            calls.append([[(name, factor * n) for name, n in each] for each in (there, back)])
+            both = collectives_of(layer, samples, first=index == 0)
+            calls.append([[(name, item * n) for name, n in each] for each in both])
         wire = np.array(
             [[sum(seconds(tensor, *call) for call in each) for each in pair] for pair in calls]
         )
         sent = np.array([[sum(_sent(tensor, *call) for call in each) for each in p] for p in calls])
         forward, inputs, weight = np.rint(np.array(times).T).astype(np.int64)
         values = [prod(shape) for shape in shapes]
+        sizes = [*map(_sizes, parts, parameters)]
+        kept = np.array(held(parts, shapes), np.int64)
+        alone = [held([p], [*pair])[0] for p, pair in zip(parts, pairwise(shapes), strict=True)]
         return Layers(
             forward + wire[:, 0],
             inputs + wire[:, 1],
             weight,
             *(wire[:, 0], wire[:, 1], sent[:, 0], sent[:, 1]),
-            edges=factor * np.array(values, np.int64) + item,  # a message ends with a value more
-            kept=factor * np.array(held(parts, shapes), np.int64),
+            edges=factor * np.array(values, np.int64),
+            kept=factor * kept,
+            begins=factor * (np.array(alone, np.int64) - kept),
             working=factor
             * np.array([p.working(s) for p, s in zip(parts, shapes, strict=False)], np.int64),
-            weights=item * np.array(list(map(_elements, parts, parameters)), np.int64),
+            waiting=factor
+            * np.array([p.waiting(s) for p, s in zip(parts, shapes, strict=False)], np.int64),
+            weights=item * np.array([sum(own) for own in sizes], np.int64),
+            largest=item * np.array([max(own, default=0) for own in sizes], np.int64),
+            first=first,
             cuts=np.array([True, *(place == WHOLE for place in places)]),
+            item=item,
         )
 
-    return costs
+    return of
 
 
 def require_profile(model: Sequential, profile: Profile) -> None:
@@ -135,37 +144,13 @@ def _words(facts: tuple[str, tuple[int, ...], int]) -> str:
     return f"{kind} of inputs {'x'.join(map(str, shape))} with {plural(count, 'parameter')}"
 
 
-def collectives(layer: Layer, first: bool) -> Calls:
-    """What a rank's part of a layer calls for a sample, forward and backward.
-
-    Args:
-        layer: The part.
-        first: Whether nobody needs slopes by its inputs.
-    """
-    there: list[tuple[str, int]] = []
-    back: list[tuple[str, int]] = []
-    for step, is_first in _steps(layer, first):
-        forward, backward = step.collectives(1)
-        there += forward
-        back += [] if is_first else backward
-    return there, back
-
-
-def _steps(layer: Layer, first: bool) -> Iterator[tuple[Step, bool]]:
-    if isinstance(layer, Sharded):
-        yield from ((step, first) for step in layer.before)
-        yield from _steps(layer.local, first)
-        yield from ((step, False) for step in layer.after)
-    elif isinstance(layer, Residual):
-        for number, part in enumerate(layer.layers):
-            yield from _steps(part, first and number == 0)
-
-
-def _elements(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Parameters of a rank's part of a layer, from the shapes of the whole one's."""
+def _sizes(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
+    """Elements of each parameter of a rank's part of a layer, from the whole one's shapes."""
     if isinstance(layer, Residual):
-        return sum(
-            _elements(
+        return [
+            size
+            for number, part in enumerate(layer.layers)
+            for size in _sizes(
                 part,
                 {
                     name.removeprefix(f"{number}."): shape
@@ -173,17 +158,16 @@ def _elements(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> int:
                     if name.startswith(f"{number}.")
                 },
             )
-            for number, part in enumerate(layer.layers)
-        )
+        ]
     if not isinstance(layer, Sharded):
-        return sum(map(prod, shapes.values()))
+        return [*map(prod, shapes.values())]
     if not layer.cuts:
-        return _elements(layer.local, shapes)
+        return _sizes(layer.local, shapes)
     cuts, size = layer.cuts, layer.group.size
-    return sum(
+    return [
         prod(cuts[name].part_shape(shape, size, 0)) if name in cuts else prod(shape)
         for name, shape in shapes.items()
-    )
+    ]
 
 
 def _sent(ranks: int, name: str, nbytes: int) -> int:

@@ -10,8 +10,9 @@ from statistics import fmean
 
 import numpy as np
 
+from mpicoll.schedule.layout import part
 from mpicoll.simulate.machine import Machine
-from mpicoll.train.parallel import units
+from mpicoll.train.parallel import memory, units
 from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.layers import Layers, Numbers
 from mpicoll.train.planner.replicas import fully_sharded, reduced
@@ -22,6 +23,8 @@ from mpicoll.train.step.timing import simulate
 #: The layers of a rank, by the ranks that share a layer and the samples of a microbatch; None where
 #: layers cannot be shared by so many.
 LayersOf = Callable[[int, int], "Layers | None"]
+#: Bytes of a number that ranks add up to agree.
+_NUMBER = 8
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Outcome:
         cut: The first layer of each chunk.
         picoseconds: Of the step.
         computing, tensor, exchange: Of these, means over the ranks: in layers; in collectives of
-            ranks that share layers; at the end, until gradients are summed over the replicas. In
-            the rest ranks wait for other stages.
+            ranks that share layers; at the end, until gradients are summed over the replicas and
+            all have heard how the step went. In the rest ranks wait for other stages.
         memory: Bytes of each stage, by what for.
         sent: Bytes that a rank sends in a step, the most of all stages, along each axis.
     """
@@ -74,12 +77,13 @@ class Problem:
     """What is to be trained, and on what.
 
     Attributes:
-        ranks: How many; rank = (stage * data + replica) * tensor + its number in its group.
+        ranks: How many.
         batch: Samples of a step.
         cluster: What messages cost.
         layers_of: What layers cost.
         slots: Arrays that the optimizer keeps for each parameter.
         memory: Bytes that each rank has; None for as many as are needed.
+        narrow: Whether the model computes in a type of two bytes; parameters are kept in float32.
     """
 
     ranks: int
@@ -88,6 +92,7 @@ class Problem:
     layers_of: LayersOf
     slots: int = 1
     memory: int | None = None
+    narrow: bool = False
 
     def samples(self, candidate: Candidate) -> int:
         """Of a microbatch."""
@@ -99,13 +104,11 @@ class Problem:
 
     def exchange(self, candidate: Candidate, nbytes: Numbers) -> Numbers:
         """Picoseconds in which a stage's gradients are summed over the replicas."""
-        return self.cluster.collective("allreduce", _replicas(candidate), nbytes)
+        return self.cluster.collective("allreduce", candidate.groups("data"), nbytes)
 
     def machine(self, candidate: Candidate) -> Machine:
         """What messages between stages cost: of the replica with most of them between nodes."""
-        stride = candidate.data * candidate.tensor
-        pipes = [range(first, self.ranks, stride) for first in range(stride)]
-        nodes = self.cluster.nodes
+        nodes, pipes = self.cluster.nodes, candidate.groups("pipe")
 
         def crossings(ranks: Sequence[int]) -> int:
             return sum(nodes[a] != nodes[b] for a, b in pairwise(ranks))
@@ -125,23 +128,44 @@ class Problem:
             rank: Of the pipeline.
             spans: First layer, and the one behind the last, of each of its chunks.
         """
-        weights = sum(layers.total("weights", *span) for span in spans)
-        kept = max(layers.total("kept", *span) for span in spans)
-        working = max(int(layers.most_working[start, end - 1]) for start, end in spans)
-        found = {"parameters": weights, "gradients": weights, "optimizer": self.slots * weights}
-        if not candidate.order:
-            part = -(-weights // candidate.data)
-            if candidate.sharing.updates:
-                found["optimizer"] = self.slots * part
-            if candidate.sharing.parameters:
-                found |= {"parameters": part, "gradients": part}
-                found["gathered"] = units.memory(layers.weights.tolist(), (), 0, 1, False)
-            return {**found, "activations": kept, "passes": working}
-        count, again = self.held(candidate, rank)
-        values = count * kept
-        if again:
-            values = again * kept + count * max(int(layers.edges[start]) for start, _ in spans)
-        return {**found, "activations": values, "passes": working}
+        weights = layers.parameters(spans)
+        if candidate.sharing.parameters:
+            return self._sharded(candidate, layers)
+        # Where the model has just found one gradient, before it is in its place.
+        largest = max(int(layers.most("largest")[start, end - 1]) for start, end in spans)
+        if candidate.pipe == candidate.tensor == 1:
+            own = memory.replica(weights, self.slots, candidate.data, candidate.sharing.updates)
+            own["gradients"] += largest
+            if self.narrow:
+                own["narrow parameters"] = weights // 2
+                own["parameters to compute with"] = weights
+            return {"parameters": weights, **own, "activations": layers.activations}
+        # A parameter that several layers share has a gradient for each of them.
+        sums = sum(layers.total("weights", *span) for span in spans)
+        chunks = memory.Chunks(
+            max(layers.kept_by(*span) for span in spans),
+            max(int(layers.edges[start]) for start, _ in spans),
+            max(int(layers.most("working")[start, end - 1]) for start, end in spans),
+            max(layers.total("waiting", *span) for span in spans),
+        )
+        found = {"parameters": weights, "gradients": sums + largest}
+        found["optimizer"] = self.slots * weights
+        if self.narrow:
+            found["parameters to compute with"] = weights
+        return found | memory.passes(candidate.schedule, rank, chunks, weights)
+
+    def _sharded(self, candidate: Candidate, layers: Layers) -> dict[str, int]:
+        """Bytes of a rank that has a part of each unit, the largest one."""
+        every, item = layers.weights[np.unique(layers.first)].tolist(), layers.item
+        lengths = [nbytes // item for nbytes in every if nbytes]
+        own = item * sum(part(length, candidate.data, 0)[1] for length in lengths)
+        longest = item * max(lengths, default=0)
+        gathered = item * units.buffered(lengths, 1, False) if lengths else 0
+        found = {"parameters": own, "gradients": own, "optimizer": self.slots * own}
+        found["gathered parameters"] = gathered // (1 + self.narrow)
+        if self.narrow:
+            found["parameters to compute with"] = longest
+        return {**found, "gradients of a layer": 2 * longest, "activations": layers.activations}
 
     def held(self, candidate: Candidate, rank: int) -> tuple[int, int]:
         """Microbatches whose activations a rank of a pipeline holds, and those computed again."""
@@ -168,7 +192,9 @@ class Problem:
         stages = [
             [spans[chunk] for chunk in chunks] for chunks in _chunks_of(candidate, len(spans))
         ]
-        tensor = _passes(candidate, layers, "collectives", 0, len(layers)) / candidate.pipe
+        inside = candidate.microbatches * len(spans) * self.settling(candidate)
+        inside += _passes(candidate, layers, "collectives", 0, len(layers))
+        tensor = inside / candidate.pipe
         return Outcome(
             candidate,
             tuple(cut),
@@ -182,19 +208,38 @@ class Problem:
             self._sent(candidate, layers, stages),
         )
 
+    def _collective(self, name: str, groups: Sequence[Sequence[int]], nbytes: int) -> int:
+        """Picoseconds of a collective."""
+        return int(self.cluster.collective(name, groups, np.array([nbytes]))[0])
+
+    def agreement(self, candidate: Candidate) -> int:
+        """Picoseconds in which all ranks hear at the end of a step whether it has failed.
+
+        On a mesh of several axes they hear the losses of all microbatches; once more where sums
+        over the replicas may not be finite.
+        """
+        numbers, times = 1, 1
+        if candidate.pipe * candidate.tensor > 1:
+            numbers, times = 2 + candidate.data * candidate.microbatches, 1 + (candidate.data > 1)
+        return times * self._collective("allreduce", [range(self.ranks)], _NUMBER * numbers)
+
+    def settling(self, candidate: Candidate) -> int:
+        """Picoseconds in which ranks that share layers hear whether a backward pass has failed."""
+        return self._collective("allreduce", candidate.groups("tensor"), _NUMBER)
+
     def _replica(
         self, candidate: Candidate, layers: Layers, spans: Sequence[tuple[int, int]]
     ) -> tuple[int, float, float]:
         times = layers.forward.tolist(), layers.backward.tolist(), layers.weights.tolist()
         count = candidate.microbatches
-        computing = count * (sum(times[0]) + sum(times[1]))
+        computing = count * (sum(times[0]) + sum(times[1]) + self.settling(candidate))
+        end = self.agreement(candidate)
         if candidate.data == 1:
-            return computing, computing, 0
+            return computing + end, computing, end
 
         @cache
         def collective(name: str, nbytes: int) -> int:
-            groups = _replicas(candidate)
-            return int(self.cluster.collective(name, groups, np.array([nbytes]))[0])
+            return self._collective(name, candidate.groups("data"), nbytes)
 
         if candidate.tensor > 1:  # sums begin when all gradients are there
             whole = computing + collective("allreduce", sum(times[2]))
@@ -202,14 +247,19 @@ class Problem:
             whole = fully_sharded(*times, count, collective)
         else:
             whole = reduced(*times, count, collective, candidate.sharing.updates)
-        return whole, computing, whole - computing
+        return whole + end, computing, whole + end - computing
 
     def _pipeline(
         self, candidate: Candidate, layers: Layers, spans: Sequence[tuple[int, int]]
     ) -> tuple[int, float, float]:
         schedule = candidate.schedule
+        settling = self.settling(candidate)
         durations = [
-            Durations(*(layers.total(name, *span) for name in ("forward", "backward", "weight")))
+            Durations(
+                layers.total("forward", *span),
+                layers.total("backward", *span) + settling,
+                layers.total("weight", *span) + settling,
+            )
             for span in spans
         ]
         edges = [int(layers.edges[start]) for start, _ in spans]
@@ -220,7 +270,8 @@ class Problem:
         ]
         exchange = self.exchange(candidate, np.array(weights)).tolist()
         ends = [events[-1].end + own for events, own in zip(timing.ranks, exchange, strict=True)]
-        return max(ends), fmean(timing.busy), fmean(exchange)
+        end = self.agreement(candidate)
+        return max(ends) + end, fmean(timing.busy), fmean(exchange) + end
 
     def _sent(
         self, candidate: Candidate, layers: Layers, stages: Sequence[Sequence[tuple[int, int]]]
@@ -234,21 +285,6 @@ class Problem:
         # All-gathers and reduce-scatters send (N - 1) / N of a vector, all-reduces twice as much.
         times = 3 * count if candidate.sharing.parameters else 2
         return {"data": times * (data - 1) * weights // data, "pipe": pipe, "tensor": tensor}
-
-
-def _replicas(candidate: Candidate) -> list[range]:
-    """The ranks of each group that has replicas of the same parameters."""
-    stride = candidate.data * candidate.tensor
-    return [
-        range(stage * stride + number, (stage + 1) * stride, candidate.tensor)
-        for stage in range(candidate.pipe)
-        for number in range(candidate.tensor)
-    ]
-
-
-def tensor_groups(ranks: int, tensor: int) -> list[range]:
-    """The ranks of each group that shares layers."""
-    return [range(first, first + tensor) for first in range(0, ranks, tensor)]
 
 
 def _chunks_of(candidate: Candidate, chunks: int) -> list[tuple[int, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from mpicoll.train.parallel.mesh import groups
 from mpicoll.train.step import catalogue
 
 #: Orders of pipelines, with their parameters.
@@ -25,8 +26,8 @@ WORDS = (
     "batch; strategies zero1 and fsdp with data alone; recomputation in pipelines; orders gpipe, "
     "1f1b with ahead 0 and 1, interleaved with 2 chunks where pipe divides the microbatches, "
     "zb_h1, zb_h2, and zb_v where pipe times microbatches is at most 1024; every cut between "
-    "layers whose values are whole on all ranks, but with several chunks a rank only the one that "
-    "is best for its chunks, taken each for itself"
+    "layers whose values are whole on all ranks, but with several chunks a rank only the one whose "
+    "longest chunk is shortest"
 )
 _MOST_MICROBATCHES = 256
 #: The order of zb_v is found slot by slot.
@@ -94,6 +95,10 @@ class Candidate(NamedTuple):
         """As it is written: "data=2,pipe=2,tensor=1"."""
         return f"data={self.data},pipe={self.pipe},tensor={self.tensor}"
 
+    def groups(self, axis: str) -> list[range]:
+        """The ranks of each group along an axis of the mesh."""
+        return groups(axis, self.data, self.pipe, self.tensor)
+
     @property
     def family(self) -> tuple[int, int, int, str]:
         """Mesh and strategy."""
@@ -122,8 +127,9 @@ class Candidate(NamedTuple):
 
     @property
     def schedule(self) -> catalogue.Schedule:
-        """Of a replica; of one with a pipeline."""
-        return _schedule(self.order, self.pipe, self.microbatches, self.recompute, self.parameters)
+        """Of a replica; of one without a pipeline, microbatches one after the other."""
+        order = self.order or "1f1b"
+        return _schedule(order, self.pipe, self.microbatches, self.recompute, self.parameters)
 
 
 @lru_cache(maxsize=8)

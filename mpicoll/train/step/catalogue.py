@@ -35,6 +35,7 @@ class Order:
         fixed_chunks: chunks of a rank, unless the order has a parameter ``chunks``.
         trains: whether there are backward passes.
         updates: whether weights are updated between microbatches.
+        splits: whether backward passes are made in two parts.
         held: ``held(r, S, M, **parameters)``: the most microbatches whose activations rank r
             holds at a time, counted for each chunk.
         held_is_bound: it may be fewer.
@@ -62,6 +63,7 @@ class Order:
     fixed_chunks: int = 1
     trains: bool = True
     updates: bool = False
+    splits: bool = False
     held: OfRank | None = None
     held_is_bound: bool = False
     recomputed: OfRank | None = lambda r, S, M, **parameters: 1
@@ -153,6 +155,18 @@ class Schedule:
             return count, 0
         again = order.recomputed(*named, **self.parameters) if order.recomputed else count
         return count, again
+
+    def waiting(self, rank: int) -> int:
+        """Microbatches that a rank holds between both parts of their backward pass, at most.
+
+        Counted for each chunk.  A forward pass that is run again comes just before the first part,
+        so there are as many as would be computed again.
+        """
+        order = self.order
+        if not order.splits:
+            return 0
+        assert order.recomputed is not None, "orders that train say it"
+        return order.recomputed(rank, self.stages, self.microbatches, **self.parameters)
 
     def program(self, rank: int) -> tuple[Task, ...]:
         """What a rank does, messages included."""
@@ -347,6 +361,7 @@ register(
 register(
     "zb_h1",
     orders.zb_h1,
+    splits=True,
     held=lambda r, S, M: min(S, M),
     recomputed=lambda r, S, M: min(r + 1, M),
     messages=_messages,
@@ -359,6 +374,7 @@ register(
 register(
     "zb_h2",
     orders.zb_h2,
+    splits=True,
     held=lambda r, S, M: min(2 * S - 1, M),
     recomputed=lambda r, S, M: min(2 * r + 1, M),
     messages=_messages,
@@ -371,6 +387,7 @@ register(
 register(
     "zb_v",
     orders.zb_v,
+    splits=True,
     place=folded,
     fixed_chunks=2,
     held=lambda r, S, M: min(2 * S, 2 * M),

@@ -6,6 +6,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.exchange import transfers, tree, wire
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.models.flat import Flat
+from mpicoll.train.parallel.memory import replica
 from mpicoll.train.parallel.replicas import OwnedPieces
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.strategies.lockstep import Trainer
@@ -31,8 +32,7 @@ class AllReduce(Strategy):
     def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
         """Gradients, optimizer, and what sums and mixtures are made in."""
         size, count = weights.vector.nbytes, weights.vector.size
-        held = -(-size // ranks) if self._sharded else size
-        needed = {"gradients": size, "optimizer": slots(config) * held}
+        needed = replica(size, slots(config), ranks, self._sharded)
         if config.invariant is not None:
             own = tree.shards_of(rank, ranks, config.invariant)
             needed["gradients"] = tree.slots(tree.program(own, config.invariant)) * size
@@ -98,9 +98,6 @@ class Zero1(AllReduce):
             part = -(-weights.vector.nbytes // ranks)
             needed["copies of parts"] = 4 * (1 + slots(config)) * part
         return needed
-
-    def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
-        return -(-weights.vector.nbytes // ranks)
 
     def _transfers(self, config: Config) -> MakeTransfer:
         return transfers.Scatter

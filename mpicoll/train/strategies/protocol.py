@@ -81,6 +81,10 @@ class Strategy(ABC):
         `gradients` are among them.
         """
 
+    def found(self, weights: Flat) -> int:
+        """Bytes of what the model has just found, before gradients are in their place."""
+        return max((view.nbytes for view in weights.views.values()), default=0)
+
     def passes(
         self, config: Config, rank: int, ranks: int, model: Model, holding: Holding
     ) -> dict[str, int]:
