@@ -119,7 +119,7 @@ ORDER = {
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "
-        "observers checkpointing data_servers preparation trained progress > "
+        "observers > checkpointing data_servers preparation trained progress printer > "
         "board metrics checkpoints bits memory measuring > array_files callbacks "
         "fence recovery failure_detector first_format parity predicted config_file named"
     ),

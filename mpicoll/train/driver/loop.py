@@ -19,8 +19,10 @@ from mpicoll.train.driver import data_servers, memory
 from mpicoll.train.driver.attempt import Attempt, Callbacks, Death
 from mpicoll.train.driver.callbacks import OnBegin, OnEpoch, OnStep
 from mpicoll.train.driver.measuring import Measuring
-from mpicoll.train.driver.metrics import described
+from mpicoll.train.driver.metrics import class_name, described
 from mpicoll.train.driver.preparation import prepare
+from mpicoll.train.driver.printer import Printer
+from mpicoll.train.driver.progress import shown
 from mpicoll.train.models import Measure, Model
 from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
@@ -50,6 +52,7 @@ def run(
     on_begin: OnBegin | None = None,
     on_step: OnStep | None = None,
     on_epoch: OnEpoch | None = None,
+    quiet: bool = False,
 ) -> Result:
     """Train; collective over `comm`.
 
@@ -69,6 +72,8 @@ def run(
             any rank. A function of two arguments is given the parameters, too: views by name that
             may not be written to, of what the next step changes.
         on_epoch: Called after each epoch; as `on_step`.
+        quiet: Print nothing. Otherwise rank 0 prints what `mpicoll train` prints: what is trained,
+            where it resumes, a line for each epoch, and the result.
 
     Returns:
         Parameters and history, on every rank; where ranks share the model, each has its parameters.
@@ -83,28 +88,48 @@ def run(
             steps, or any exception of a model or of a callback; on all ranks together, also where
             one rank alone is concerned.
     """
-    own = None if optimizer is None else optimizers.wrapped(optimizer)
+    given = dataset, model, None if optimizer is None else optimizers.wrapped(optimizer)
+    callbacks = Callbacks(schedule, on_begin, on_step, on_epoch)
+    if quiet:
+        return train(config, comm, *given, measures, callbacks)
+    with shown(comm is None or comm.Get_rank() == 0) as progress:
+        brought = {
+            "model": class_name(model),
+            "optimizer": class_name(given[2]),
+            "schedule": None if schedule is None else "its own learning rates",
+        }
+        printer = Printer(config, comm, progress, brought)
+        result = train(config, comm, *given, measures, replace(callbacks, printer=printer))
+    printer.end(result)
+    return result
+
+
+def train(
+    config: Config,
+    comm: MPI.Intracomm | None,
+    dataset: Dataset | None,
+    model: Model | None,
+    optimizer: Optimizer | None,
+    measures: Sequence[Measure] | None,
+    callbacks: Callbacks,
+) -> Result:
+    """Train as `run` does; collective.
+
+    Raises:
+        RankLost, TrainingError: As `run`.
+    """
+    given = dataset, model, optimizer
     if comm is not None and config.data_servers:
-        train = partial(
-            run,
-            model=model,
-            optimizer=own,
-            schedule=schedule,
-            measures=measures,
-            on_begin=on_begin,
-            on_step=on_step,
-            on_epoch=on_epoch,
-        )
         needed = memory.reading(config) if dataset is None else {}
         return data_servers.run(
             config,
             comm,
             needed,
             lambda: dataset or load(config.dataset, config.data, config.context),
-            train,
+            partial(
+                train, model=model, optimizer=optimizer, measures=measures, callbacks=callbacks
+            ),
         )
-    callbacks = Callbacks(schedule, on_begin, on_step, on_epoch)
-    given = dataset, model, own
     if config.survive:
         members = members_of(config, comm)
         return run_on(members, config, given, measures, callbacks)
