@@ -4,8 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from mpicoll import draw
-from mpicoll.registry import find
+from mpicoll import algorithms, draw
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ class _nowhere:
     [("allreduce", "ring", 4), ("allreduce", "recursive_doubling", 8), ("allgather", "bruck", 6)],
 )
 def test_no_label_is_struck_through_or_covered(figures, collective, name, size):
-    draw.svg("picture.svg", find(collective, name), size)
+    draw.svg("picture.svg", algorithms.find(collective, name), size)
     (figure,) = figures
     figure.draw_without_rendering()
     texts = figure.axes[0].texts
