@@ -131,9 +131,9 @@ class Attempt:
                     config, workers, setup.comm, expected, stacks, beginning, facts, self.fence
                 )
                 self._open.append(observers)
-                if self._callbacks.printer is not None and workers.rank == 0:
+                if self._callbacks.printer is not None:
                     new = beginning if self._death is None else None
-                    self._callbacks.printer.begin(setup.dataset, new)
+                    self._callbacks.printer.begin(setup.dataset, new, workers.rank == 0)
                     observers.watch(self._callbacks.printer)
                 if self._callbacks.on_begin is not None and self._death is None:
                     self._callbacks.on_begin(beginning)

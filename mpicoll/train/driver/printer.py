@@ -30,7 +30,7 @@ _TABLE = 1 << 24
 
 
 class Printer:
-    """Prints a run as it goes. Every rank has one; `begin` makes a rank the one that prints.
+    """Prints a run as it goes. Every rank has one; `begin` says which of them prints.
 
     Args:
         config: The run.
@@ -52,7 +52,7 @@ class Printer:
         self._is_first = comm is None or comm.Get_rank() == 0
         self._dataset: Dataset | None = None
         self._table = _Table()
-        self._has_head = False
+        self._prints = self._has_head = False
 
     def head(self, dataset: Dataset) -> None:
         """Print what is trained, once."""
@@ -60,15 +60,16 @@ class Printer:
             self._has_head = True
             self._say(header(self._config, self._ranks, dataset, self._brought))
 
-    def begin(self, dataset: Dataset, beginning: Beginning | None) -> None:
-        """This rank prints from now on.
+    def begin(self, dataset: Dataset, beginning: Beginning | None, prints: bool) -> None:
+        """An attempt begins.
 
         Args:
             dataset: The data.
             beginning: Where the run begins; None where ranks have died and the others go on.
+            prints: Whether this rank prints from now on.
         """
-        self._dataset = dataset
-        if beginning is not None:
+        self._dataset, self._prints = dataset, prints
+        if prints and beginning is not None:
             self.head(dataset)
             if self._config.resume is not None:
                 self._say(resumed(self._config, beginning))
@@ -76,7 +77,9 @@ class Printer:
     def add(self, record: Step | Epoch) -> None:
         """Print an epoch; show progress after a step."""
         if isinstance(record, Epoch):
-            self._say(self._table.lines(record))
+            lines = self._table.lines(record)  # on all ranks, so that heads are printed once
+            if self._prints:
+                self._say(lines)
         elif self._on_step is not None:
             self._on_step(record)  # type: ignore[call-arg]
 
@@ -85,7 +88,7 @@ class Printer:
 
     def end(self, result: Result) -> None:
         """Print what came of the run, on the rank that has printed it."""
-        if self._dataset is None:
+        if not self._prints or self._dataset is None:
             return
         for loss in result.lost:
             warn(lost(loss))
