@@ -1,4 +1,4 @@
-"""The pictures of docs/training.rst, from the lines in benchmarks/results/training."""
+"""Pictures of docs/parameter_servers.rst and docs/train_survival.rst, from benchmarks/results/training."""
 
 from __future__ import annotations
 
