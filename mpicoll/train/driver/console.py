@@ -48,22 +48,22 @@ def main(
     progress: bool | None = None,
     compare: bool = False,
 ) -> int:
-    """Train on all ranks of `comm`, and print what comes of it; collective.
+    """Train on all ranks of `comm` and print the result, as ``mpicoll train`` does; collective.
 
     Args:
-        config: What to do, equal on all ranks.
+        config: The configuration, equal on all ranks.
         comm: An `mpicoll.Intracomm`.
         as_json: Print one JSON object at the end instead of text.
-        progress: Draw a progress bar; None draws one if standard error is a terminal, and writes a
-            line now and then in long epochs elsewhere. Launchers connect the ranks through pipes,
-            so ask for the bar where that pipe ends on a terminal.
-        compare: Train again in one process, where the same weights are promised.
+        progress: Draw a progress bar. None draws one if standard error is a terminal; otherwise a
+            line is written every 30 seconds of an epoch. Launchers connect ranks by pipes: give
+            True if the pipe ends on a terminal.
+        compare: Train again in one process and compare the weights.
 
     Returns:
-        Exit status, the same on all ranks: 0; 1 if training failed or the weights differ from those
-        of one process by more than rounding explains; `signals.STATUS` if a signal ended the run.
-        Where the launcher goes on when a rank dies, and the run cannot, this process ends; where
-        the run can (`config.survive`), a process ends that fails alone.
+        Exit status, the same on all ranks: 0; 1 if training failed, or if the weights differ from
+        those of one process by more than rounding explains; 75 if a signal ended the run. If a rank
+        dies, the launcher continues and the run cannot, this process ends. With `config.survive`,
+        only a process that fails by itself ends.
     """
     if not config.survive:
         with failure_detector(config, comm):

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class FullySharded(ParameterShards):
     """Parameters that are whole only while a layer uses them; collective.
 
-    A unit is all parameters whose names begin alike: `layer3` for `layer3.weight` and
-    `layer3.bias`.  It is gathered before it is used and freed afterwards, and its gradients are
-    summed into the parts of the ranks that own them; the optimizer sees these parts alone.
+    A unit is all parameters of a layer: `layer3` has `layer3.weight` and `layer3.bias`.  It is
+    gathered before it is used and freed afterwards.  Its gradients are added into the parts of the
+    ranks that own them; the optimizer updates only these parts::
 
         parameters = FullySharded(Drawn(model, seed=1), comm)
         for inputs, targets in ...:                      # this rank's samples
@@ -39,23 +39,23 @@ class FullySharded(ParameterShards):
             parameters.update(optimizer, lr=0.1)
 
     Args:
-        parameters: Arrays by name, equal on all ranks, of one floating type: in it they are
-            gathered, and kept in float32 where it is narrower.  They are read a unit at a time: of
+        parameters: Arrays by name, equal on all ranks, of one floating type.  They are gathered in
+            this type, and kept in float32 if it is narrower.  They are read one unit at a time; for
             a model larger than the memory of a rank give `Drawn`.
         comm: The ranks, an `mpicoll.Intracomm`; None for this process alone.
         gather: How units are divided.  "all": every rank owns an even part of each (all-gather,
             reduce-scatter).  "broadcast": unit u is owned by rank u mod N (broadcast, reduce).
-        ahead: Units that are gathered while another is used; each has a buffer as long as the
+        ahead: Number of units gathered while another is used; each has a buffer as long as the
             longest unit.
-        keep: Gathered units stay until the update, each in a buffer of its own.
-        algorithm: Of the collectives, None for the communicator's choices.
+        keep: Keep gathered units until the update, each in its own buffer.
+        algorithm: Algorithm of the collectives, None for the communicator's choices.
 
     Attributes:
         units: Names of the units, in order.
-        updates: Updates made.
+        updates: Number of updates.
 
     Raises:
-        ValueError: `gather` or `ahead` is none.
+        ValueError: `gather` or `ahead` is not valid.
         TrainingError: Parameters cannot be read, or differ between ranks; on all ranks.
     """
 

@@ -73,7 +73,7 @@ def starts(layers: int, stages: int, chunks: int, cut: Cut = "even") -> tuple[in
 
 
 def balanced(times: Sequence[float], chunks: int) -> tuple[int, ...]:
-    """The cut whose slowest chunk is quickest; among equal ones, the one with longer chunks first.
+    """The cut whose slowest chunk is fastest; among equal ones, that with longer chunks first.
 
     Args:
         times: Of each layer.
@@ -112,7 +112,7 @@ def measured(
     comm: MPI.Intracomm | None = None,
     repeats: int = 5,
 ) -> list[float]:
-    """Seconds that forward and backward pass of each layer take: for `balanced`.  Collective.
+    """Measure forward and backward pass of each layer, in seconds, for `balanced`.  Collective.
 
     All ranks measure at the same time, as they will compute at the same time.
 
@@ -120,7 +120,7 @@ def measured(
         model: The model, whole.
         inputs: A microbatch, shape (samples, ...).
         comm: The ranks; None for this process alone.
-        repeats: How often; the median counts.
+        repeats: Repetitions, of which the median counts.
 
     Returns:
         The mean over the ranks, the same on all.
