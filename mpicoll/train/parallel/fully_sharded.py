@@ -83,14 +83,14 @@ class FullySharded(ParameterShards):
         return sum(array.nbytes for array in own) + self.buffers_nbytes
 
     def update(self, optimizer: Optimizer, lr: float, clip: float | None = None) -> None:
-        """Update this rank's parts by the gradients that were added up, and forget these.
+        """Update this rank's parts by the added gradients, and reset these.
 
-        Collective where gradients are clipped.
+        Collective if gradients are clipped.
 
         Args:
             optimizer: Such as `mpicoll.train.optimizers.make("adam")`, the same in each call.
             lr: Learning rate.
-            clip: Largest norm of the gradient; longer ones are shortened to it.
+            clip: Largest norm of the gradient; larger gradients are scaled down.
         """
         self.await_reduction()
         norm = 0.0 if clip is None else self.norm()
