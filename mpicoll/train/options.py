@@ -54,8 +54,8 @@ class Options:
     """The last ranks; they prepare samples ahead of time."""
     dropout: float = option(0.0, "Probability that a hidden value is set to zero.")
     epochs: int = option(15, "Passes over the training set.")
-    steps: int | None = option(None, "Stop after so many steps.")
-    pause_after: int | None = option(None, "Pause after so many epochs; --resume continues.")
+    steps: int | None = option(None, "Stop after N steps.")
+    pause_after: int | None = option(None, "Pause after N epochs; --resume continues.")
     """Learning rates are those of a run of `epochs`, so that another run can resume from the
     checkpoint. The test set is not measured."""
     target_loss: float | None = option(
