@@ -1,4 +1,4 @@
-"""Pictures of docs/parameter_servers.rst and docs/train_survival.rst, from benchmarks/results/training."""
+"""Pictures of docs/parameter_servers.rst and train_survival.rst, from benchmarks/results/training."""
 
 from __future__ import annotations
 

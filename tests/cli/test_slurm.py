@@ -33,7 +33,7 @@ def shown(command, site, *words):
 
 
 def test_a_sweep_is_an_array_for_each_number_of_nodes(command, site, tmp_path):
-    words = ("--nodes", "1,4", "--per-node", "1,2,8", "--launches", "5", "--at-once", "2", "-t", "30")
+    words = ("-N", "1,4", "--per-node", "1,2,8", "--launches", "5", "--at-once", "2", "-t", "30")
     jobs, scripts = shown(command, site, "sweep", *words, "--", "allreduce", "-s", "8,1M")
     assert len(jobs) == 2
     for nodes, job in zip((1, 4), jobs, strict=True):
@@ -96,7 +96,8 @@ def test_what_does_not_fit_together_is_refused(command, site, words, message):
 
 
 def test_a_program_of_ones_own_is_a_job(command, site):
-    words = ("--name", "a", "-N", "2", "--per-node", "8", "--", "python", "my app.py", "--steps", "5")
+    program = ("python", "my app.py", "--steps", "5")
+    words = ("--name", "a", "-N", "2", "--per-node", "8", "--", *program)
     (job,), scripts = shown(command, site, "run", *words)
     assert {"--nodes=2", "--ntasks-per-node=8"} <= set(job)
     assert job[-5:] == ["a", "python", "my app.py", "--steps", "5"]

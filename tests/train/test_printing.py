@@ -11,7 +11,6 @@ from mpicoll.train import Config, Sequential, main, run
 from mpicoll.train.data import from_arrays
 from mpicoll.train.models import Dense
 
-
 INPUTS = np.random.default_rng(0).standard_normal((60, 3))
 ARRAYS = {"inputs": INPUTS, "labels": np.arange(60) % 3}
 
