@@ -1,4 +1,4 @@
-"""Pictures of docs/parameter_servers.rst and train_survival.rst, from benchmarks/results/training."""
+"""Pictures of two pages on training, from the lines in benchmarks/results/training."""
 
 from __future__ import annotations
 
