@@ -53,7 +53,7 @@ def main() -> None:
             seen: list[Epoch] = []
             diverged = False
             try:
-                run(config, comm, dataset=dataset, on_epoch=seen.append)
+                run(config, comm, dataset=dataset, on_epoch=seen.append, quiet=True)
             except TrainingError as error:
                 if "not finite" not in str(error):
                     raise

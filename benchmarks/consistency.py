@@ -53,7 +53,7 @@ def main() -> None:
                 workers=4,
                 **servers,
             )
-            result = run(config, comm, dataset=dataset)
+            result = run(config, comm, dataset=dataset, quiet=True)
             if comm.rank == 0:
                 facts = {"way": way, "seed": seed, "epochs": options.epochs}
                 facts["accuracy"] = [round(epoch.test["accuracy"], 4) for epoch in result.history]

@@ -44,7 +44,7 @@ def main() -> None:
             steps: list[Step] = []
             group = comm if servers else pair
             if servers or comm.rank < 2:
-                run(config, group, dataset=dataset, on_step=steps.append)
+                run(config, group, dataset=dataset, on_step=steps.append, quiet=True)
             comm.Barrier()
             if comm.rank == 0:
                 facts = {"data_servers": servers, "turn": turn}

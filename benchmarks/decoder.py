@@ -48,7 +48,7 @@ def main() -> None:
         seed=options.seed,
     )
     processor = time.process_time()
-    result = run(config, comm, dataset=dataset)
+    result = run(config, comm, dataset=dataset, quiet=True)
     processor = comm.allreduce(time.process_time() - processor)
     if comm.rank == 0:
         text, held_out = (dataset.parts[part][0][:].reshape(-1) for part in ("train", "validation"))

@@ -66,7 +66,9 @@ def main() -> None:
         for seed in range(options.seeds):
             load = os.getloadavg()[0]
             start = time.perf_counter()
-            result = run(Config(**COMMON, **CASES[case], seed=seed), comm, dataset=dataset)
+            result = run(
+                Config(**COMMON, **CASES[case], seed=seed), comm, dataset=dataset, quiet=True
+            )
             seconds = time.perf_counter() - start
             last = result.history[-1]
             found.append((last.test["accuracy"], seconds))

@@ -137,7 +137,7 @@ def trained(comm: mpicoll.Intracomm, steps: int, batch: int) -> dict[str, object
         for name in phases if step.epoch > 1 else ():
             phases[name] += getattr(step, name)
 
-    history = run(config, comm, dataset=data, on_step=add).history[1:]
+    history = run(config, comm, dataset=data, on_step=add, quiet=True).history[1:]
     own = np.array([*phases.values(), *(epoch.seconds for epoch in history)])
     MPI.Intracomm(comm).Allreduce(MPI.IN_PLACE, own)
     own /= comm.size

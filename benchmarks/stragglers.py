@@ -88,7 +88,14 @@ def seconds(comm: mpicoll.Intracomm, way: str, stragglers: str, seed: int) -> fl
     start = time.time()
     if group.size > 1:
         model = Padded(whole, comm.rank, stragglers, seed)
-        run(config, group, dataset=dataset, model=model, on_step=lambda _: model.reached < math.inf)
+        run(
+            config,
+            group,
+            dataset=dataset,
+            model=model,
+            on_step=lambda _: model.reached < math.inf,
+            quiet=True,
+        )
         reached = model.reached
     group.Free()
     return comm.allreduce(reached, MPI.MIN) - comm.allreduce(start, MPI.MAX)

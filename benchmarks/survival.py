@@ -64,7 +64,7 @@ def delay(victim: int) -> None:
             print(json.dumps({"killed": time.monotonic()}), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    result = run(config(survive=True, steps=STEPS), comm, on_step=on_step)
+    result = run(config(survive=True, steps=STEPS), comm, on_step=on_step, quiet=True)
     (loss,) = result.lost
     first = min(moment for number, moment in moments.items() if number > loss.step)
     found = {"rank": comm.rank, "next": first, "recovery": loss.seconds}
@@ -88,6 +88,7 @@ def price(rounds: int) -> None:
                 config(survive=survive, steps=3 * BLOCK),
                 comm,
                 on_step=lambda _, marks=marks: marks.append(time.process_time()),
+                quiet=True,
             )
             seconds = comm.allreduce(marks[-1] - marks[BLOCK])
             found[survive].append(seconds / (len(marks) - 1 - BLOCK))
@@ -112,7 +113,7 @@ def curve(die: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     changes = {"survive": True, "steps": STEPS, "invariant": 8}
-    result = run(config(**changes), comm, on_step=on_step)
+    result = run(config(**changes), comm, on_step=on_step, quiet=True)
     facts = {"losses": [losses[n] for n in sorted(losses)], "lost": [x.step for x in result.lost]}
     print(json.dumps({"rank": comm.rank, **facts}), flush=True)
     comm.leave()

@@ -106,7 +106,7 @@ def train(args: argparse.Namespace) -> None:
             checkpoint=str(Path(args.folder, name)),
         )
         start = time.perf_counter()
-        result = run(config, model=CASES[name](image))
+        result = run(config, model=CASES[name](image), quiet=True)
         print(f"{name}: {result.test} in {time.perf_counter() - start:.0f} s", flush=True)
 
 

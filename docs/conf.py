@@ -114,6 +114,7 @@ def with_fields(app: Any, what: str, name: str, item: Any, options: Any, lines: 
     for field in dataclasses.fields(Options):
         words = [field.metadata["help"], *below.get((Options.__name__, field.name), ())]
         words[0] = re.sub(r"--([a-z-]+)", lambda m: f"`{m[1].replace('-', '_')}`", words[0])
+        words.append(f"Default: ``{field.default!r}``.")
         text.append(f"    {field.name}: {' '.join(words)}")
     at = lines.index("Raises:")
     lines[at:at] = [*text, ""]

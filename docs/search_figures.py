@@ -1,4 +1,4 @@
-"""Tables of docs/search.rst and docs/exits.rst, from benchmarks/results/training."""
+"""Tables of docs/hyperparameters.rst and docs/exits.rst, from benchmarks/results/training."""
 
 from __future__ import annotations
 

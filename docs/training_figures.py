@@ -1,4 +1,4 @@
-"""The pictures of docs/training.rst, from the lines in benchmarks/results/training."""
+"""Pictures of two pages on training, from the lines in benchmarks/results/training."""
 
 from __future__ import annotations
 

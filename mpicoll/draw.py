@@ -6,7 +6,8 @@ Time counts steps: one message a step through each port of a rank (see
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mpicoll.base.files import replacing
@@ -18,6 +19,13 @@ from mpicoll.schedule.steps import WORK
 from mpicoll.simulate.clock import Transfer, trace
 
 __all__ = ["svg", "text"]
+
+#: Inches of a step and of a rank in a picture.
+_STEP, _RANK = 1.1, 0.6
+#: How far along its arrow a label may stand, in the order in which places are tried, and the
+#: distance of labels that is enough, in their own widths or heights.
+_SHARES = (0.35, 0.25, 0.45, 0.2, 0.55, 0.65, 0.15, 0.75)
+_ENOUGH = 1.0
 
 
 def label(cells: tuple[Cell, ...], segments: int) -> str:
@@ -99,12 +107,15 @@ def svg(
     transfers = trace(algorithm, size, root, parameters)
     segments = algorithm.channels(0, size, root, parameters)[0].segments
     end = max((t.end for t in transfers), default=1)
-    figure = Figure(figsize=(min(2 + 1.1 * end, 60), min(1 + 0.6 * size, 60)), layout="constrained")
+    figure = Figure(
+        figsize=(min(2 + _STEP * end, 60), min(1 + _RANK * size, 60)), layout="constrained"
+    )
     axes = figure.add_subplot()
     for rank in range(size):
         axes.plot([0, end], [rank, rank], color="0.8", linewidth=1, zorder=0)
-    for transfer in transfers:
-        _arrow(axes, transfer, label(transfer.cells, segments))
+    names = [label(transfer.cells, segments) for transfer in transfers]
+    for transfer, name, place in zip(transfers, names, _places(transfers, names), strict=True):
+        _arrow(axes, transfer, name, place)
     axes.set_yticks(range(size), [f"rank {rank}" for rank in range(size)])
     axes.set_ylim(size - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -115,16 +126,42 @@ def svg(
         figure.savefig(draft, format=draft.suffix[1:] or "png")
 
 
-def _arrow(axes: object, transfer: Transfer, name: str) -> None:
+def _arrow(axes: object, transfer: Transfer, name: str, place: tuple[float, float]) -> None:
     color = "tab:red" if transfer.reduces else "tab:blue"
-    middle = (
-        transfer.start + 0.35 * (transfer.end - transfer.start),
-        transfer.sender + 0.35 * (transfer.receiver - transfer.sender),
-    )
     axes.annotate(  # type: ignore[attr-defined]
         "",
         (transfer.end, transfer.receiver),
         (transfer.start, transfer.sender),
         arrowprops={"arrowstyle": "->", "color": color, "shrinkA": 0, "shrinkB": 2},
     )
-    axes.text(*middle, name, color=color, fontsize=8, ha="center", va="center")  # type: ignore[attr-defined]
+    # On a white ground and above all arrows, so that none strikes the label through.
+    ground = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+    axes.text(  # type: ignore[attr-defined]
+        *place, name, color=color, fontsize=8, ha="center", va="center", bbox=ground, zorder=5
+    )
+
+
+def _places(transfers: Sequence[Transfer], names: Sequence[str]) -> list[tuple[float, float]]:
+    """Where the label of each arrow stands: on the arrow, and off other labels where it can."""
+    places: list[tuple[float, float]] = []
+    taken: dict[int, list[tuple[float, float, int]]] = defaultdict(list)  # by step
+    for transfer, name in zip(transfers, names, strict=True):
+        best, most = (0.0, 0.0), -1.0
+        for share in _SHARES:
+            x = transfer.start + share * (transfer.end - transfer.start)
+            y = transfer.sender + share * (transfer.receiver - transfer.sender)
+            near = (label for step in (-1, 0, 1) for label in taken[int(x) + step])
+            room = min((_room(x, y, len(name), *label) for label in near), default=_ENOUGH)
+            if room > most:
+                best, most = (x, y), room
+            if most >= _ENOUGH:
+                break
+        places.append(best)
+        taken[int(best[0])].append((*best, len(name)))
+    return places
+
+
+def _room(x: float, y: float, letters: int, other_x: float, other_y: float, others: int) -> float:
+    """The distance of two labels, in widths or heights of a label; from 1 on they do not touch."""
+    width = (0.08 * (letters + others) / 2 + 0.1) / _STEP
+    return max(abs(x - other_x) / width, abs(y - other_y) * _RANK / 0.2)

@@ -120,7 +120,7 @@ ORDER = {
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "
-        "observers checkpointing data_servers trained progress explained > preparation > "
+        "observers > checkpointing data_servers trained progress explained printer > preparation > "
         "cutting > board metrics checkpoints bits memory measuring > array_files callbacks "
         "fence recovery failure_detector first_format parity predicted config_file named"
     ),

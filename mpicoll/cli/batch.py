@@ -89,7 +89,7 @@ class Request:
         name: Of the run, and of the folder of its results.
         words: What follows ``mpicoll bench``, ``train`` or ``search``; of ``run`` the program.
         nodes: Numbers of nodes; of a sweep any, else one.
-        ranks: Numbers of ranks on each node; of a sweep any, else one.
+        per_node: Numbers of ranks on each node; of a sweep any, else one.
         launches: Of each pair of these in a sweep.
         at_once: Most tasks of an array that run at a time; None leaves it to SLURM.
         chain: Jobs of a training or a search, one after the other.
@@ -103,7 +103,7 @@ class Request:
     name: str
     words: tuple[str, ...] = ()
     nodes: tuple[int, ...] = (1,)
-    ranks: tuple[int, ...] = (1,)
+    per_node: tuple[int, ...] = (1,)
     launches: int = 1
     at_once: int | None = None
     chain: int = 1
@@ -133,7 +133,7 @@ class Request:
                 raise UsageError("run needs a program; write it after --, as -- python app.py")
         if self.kind.endswith("search") and not self.words:
             raise UsageError("a search needs a space; write its file after --, as -- space.toml")
-        for option, numbers in (("--nodes", self.nodes), ("--ranks", self.ranks)):
+        for option, numbers in (("--nodes", self.nodes), ("--per-node", self.per_node)):
             if len(numbers) > 1:
                 listed = ",".join(map(str, numbers))
                 raise UsageError(f"{option} {listed} is for a sweep; give one number")
@@ -157,7 +157,7 @@ def commands(request: Request, site: Site) -> Iterator[list[str]]:
         log = f"--output={folder / 'report-%j.out'}"
         yield [*begin, log, *common, *script, *request.words]
         return
-    most = max(request.ranks)
+    most = max(request.per_node)
     place = [f"--ntasks-per-node={most}", *([f"--gpus-per-node={most}"] if gpus else [])]
     if not request.is_sweep:
         log = f"--output={folder / 'job-%j.out'}"
@@ -166,9 +166,9 @@ def commands(request: Request, site: Site) -> Iterator[list[str]]:
         for _ in range(request.chain):
             yield [*begin, *shape, *common, *script, *request.words]
         return
-    tasks = f"0-{len(request.ranks) * request.launches - 1}"
+    tasks = f"0-{len(request.per_node) * request.launches - 1}"
     array = tasks if request.at_once is None else f"{tasks}%{request.at_once}"
-    ranks = ",".join(map(str, request.ranks))
+    ranks = ",".join(map(str, request.per_node))
     for nodes in request.nodes:
         log = f"--output={folder / f'nodes{nodes}-%a-%A.out'}"
         shape = [f"--nodes={nodes}", *place, f"--array={array}", log]

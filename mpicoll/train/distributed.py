@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 def broadcast_parameters(
     parameters: Mapping[str, Array], comm: MPI.Intracomm, root: int = 0
 ) -> None:
-    """Give all ranks the parameters of one; collective.
+    """Copy the parameters of one rank to all; collective.
 
     Args:
         parameters: Arrays by name, changed in place.
         comm: The ranks.
-        root: Whose parameters.
+        root: The rank whose parameters are copied.
 
     Raises:
         TrainingError: Names, shapes or types differ between ranks; on all ranks.

@@ -1,6 +1,6 @@
-"""Parameters in groups: each has its factor of the learning rate, and its own weight decay.
+"""Parameter groups, each with a factor of the learning rate, a weight decay, or both.
 
-A group is written ``PATTERN:lr=FACTOR:decay=DECAY``; of the two facts one may be left out.  An
+A group is written ``PATTERN:lr=FACTOR:decay=DECAY``; one of the two may be left out.  An
 optimizer works element by element, so that of a vector of several groups is the optimizer of each
 stretch of it: whole, cut for `zero1`, or cut for servers.
 """
@@ -25,7 +25,7 @@ class Group:
     """Parameters by their names.
 
     Attributes:
-        pattern: As a shell's: ``*.bias``, ``embedding.*``.
+        pattern: A shell pattern: ``*.bias``, ``embedding.*``.
         lr: Factor of the learning rate; 0 leaves the parameters as they are.
         decay: Weight decay, None for that of the run.
     """

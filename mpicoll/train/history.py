@@ -1,4 +1,4 @@
-"""A run read again from its metrics: what a report shows, and one trace of all ranks."""
+"""Reads a run from its metrics, for reports and for one trace of all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SENT = ("bucket", "gather", "reduce")
 
 @dataclass
 class History:
-    """What the files of a folder of metrics say of the run that was begun last.
+    """The run that began last, from a folder of metrics.
 
     Attributes:
         run: Its name.

@@ -1,9 +1,9 @@
 """Optimizers: how a gradient changes the weights.
 
-All work element by element, on arrays of any shape. So they give the same weights whether a rank
-updates all arrays or a part of one vector, which is what lets `zero1` and servers share the work.
-NumPy's contiguous arrays of float32 and float64 are updated by compiled kernels in one pass, with
-the same bits as by the statements here, which serve all others.
+All work element by element, on arrays of any shape. So `zero1` and parameter servers can share the
+work: the weights are the same whether a rank updates all arrays or a part of one vector. Contiguous
+NumPy arrays of float32 and float64 are updated by compiled kernels in one pass, with the same bits
+as by the statements here, which are for all other arrays.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
         loss(module(inputs[mine]), labels[mine]).backward()    # buckets leave meanwhile
         optimizer.step()
 
-Tensors on the CPU only; NumPy and PyTorch look at the same memory. Of what programs import by name,
-this module and `mpicoll.torch` alone import PyTorch.
+Tensors must be on the CPU; NumPy and PyTorch use the same memory. Only this module and
+`mpicoll.torch` import PyTorch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def arrays(module: torch.nn.Module) -> dict[str, Array]:
-    """The parameters of a module that are trained, by name: arrays of the same memory.
+    """The trained parameters of a module by name, as arrays of the same memory.
 
     Raises:
         ValueError: One is not on the CPU, or there are none.
@@ -87,18 +87,17 @@ def _tensor(array: Array) -> torch.Tensor:
 class TorchModel(PushingModel):
     """A module as a `mpicoll.train.Model`.
 
-    A run trains the module's own parameters, from the values they have on rank 0 on: they become
-    views of the run's vector, without copies. A batch normalisation is over each rank's part of a
-    batch; its statistics, as all buffers that the module's `state_dict` has, are averaged over the
-    ranks, by their samples, before they are measured, saved or returned. PyTorch draws dropout by
-    rank.
+    A run trains the module's own parameters, starting from rank 0's values. They become views of
+    the run's vector, without copies. Batch norms normalise each rank's part of a batch. Their
+    statistics, like all buffers in the module's `state_dict`, are averaged over the ranks, weighted
+    by samples, before they are evaluated, saved or returned. PyTorch draws dropout by rank.
 
     Args:
-        module: Gives what the loss is of: for cross entropy a score of each class, shape (samples,
+        module: Its outputs go to the loss: for cross entropy a score of each class, shape (samples,
             classes).
-        shape: Of a sample, for the module; None for that of the data.
-        loss: Loss of each sample from outputs and targets, shape (samples,); None for cross
-            entropy.
+        shape: Shape of a sample for the module; None for that of the data.
+        loss: Function of outputs and targets that returns the loss of each sample, shape
+            (samples,); None for cross entropy.
 
     Raises:
         ValueError: As `arrays`.
@@ -204,19 +203,19 @@ class TorchModel(PushingModel):
 
 
 class DistributedOptimizer:
-    """Updates a module by the sum of the ranks' gradients, summed while they are computed.
+    """Updates a module by the sum of the ranks' gradients, added during the backward pass.
 
-    Parameters, and what else the module keeps, are those of rank 0 at first. As soon as all
-    gradients of a bucket are there, its all-reduce starts. Gradients of a step come from one
-    backward pass; those of earlier ones are added with `no_sync`.
+    Parameters and buffers of the module are first set to those of rank 0. The all-reduce of a
+    bucket starts as soon as all its gradients are computed. A step has the gradients of one
+    backward pass; with `no_sync` those of earlier passes are added.
 
     Args:
-        optimizer: Of PyTorch, over the module's parameters.
-        module: On the CPU, all trained parameters of one floating type.
+        optimizer: An optimizer of PyTorch over the module's parameters.
+        module: A module on the CPU whose trained parameters have one floating type.
         comm: The ranks; collective.
         bucket: Bytes of gradients summed together, None for `exchange.default_bucket`.
         algorithm: All-reduce algorithm, None for the communicator's choice.
-        wire: Format in which gradients travel, as in `mpicoll.train.Config`.
+        wire: Type of gradients in messages, as in `mpicoll.train.Config`.
 
     Attributes:
         weight: Factor of this rank's gradients: 1 / P gives the mean of the ranks' means.
@@ -326,14 +325,14 @@ class DistributedOptimizer:
 
 
 class TorchSchedule:
-    """A scheduler of `torch.optim.lr_scheduler`, for `mpicoll.train.run(..., schedule=...)`.
+    """A scheduler of `torch.optim.lr_scheduler`, for `mpicoll.train.run(..., schedule=...)`::
 
         schedule = TorchSchedule(lambda optimizer: StepLR(optimizer, step_size=1000), lr=0.1)
 
-    It is stepped once for each step of the run, from the first on, also of a run that goes on.
+    It is stepped once for each step of the run, from the first on, also if the run resumes.
 
     Args:
-        make: Makes the scheduler of an optimizer.
+        make: Returns the scheduler for an optimizer.
         lr: Learning rate of that optimizer.
 
     Raises:

@@ -17,15 +17,15 @@ Measures = dict[str, float]
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a run begins, or goes on. Equal on all ranks.
+    """Where a run begins or resumes. Equal on all ranks.
 
     Attributes:
-        run: Name of the run, which a checkpoint hands on.
-        attempt: 1 where it begins, and one more each time it goes on.
-        step: Steps made.
-        epoch: Epoch to make steps in, counted from 1.
-        position: Steps made in it.
-        checkpoint: What it goes on from, None where it begins.
+        run: Name of the run; a checkpoint keeps it.
+        attempt: 1 for the first, one more for each time the run resumes.
+        step: Completed steps.
+        epoch: Current epoch, counted from 1.
+        position: Completed steps of this epoch.
+        checkpoint: The checkpoint it resumes from, or None.
     """
 
     run: str
@@ -46,22 +46,22 @@ class Step:
     """What was measured in one step.
 
     Attributes:
-        number: Steps made in the run, this one included.
+        number: Number of the step in the run, counted from 1.
         epoch: Number of the epoch, counted from 1.
-        position: Steps made in this epoch, this one included.
+        position: Number of the step in the epoch, counted from 1.
         of: Steps in one epoch.
-        loss: Mean loss over the global batch, before the update, equal on all ranks; of a parameter
-            server's worker, over its own samples.
+        loss: Mean loss over the global batch, before the update, equal on all ranks; on a worker of
+            parameter servers, over its own samples.
         lr: Learning rate.
-        skipped: Whether the update was left out because a gradient was not finite.
-        compute: Seconds that this rank computed.
-        exposed: Seconds in which it communicated and computed nothing, without those below.
-        hidden: Seconds in which it communicated while it computed.
-        waiting: Seconds that it waited for ranks that computed longer.
-        slowest: Rank that computed longest, None where ranks make their steps apart.
+        skipped: Whether the update was skipped because a gradient was not finite.
+        compute: Seconds in which this rank computed.
+        exposed: Seconds in which it communicated and did not compute, without `waiting`.
+        hidden: Seconds in which it communicated while it computed (overlap).
+        waiting: Seconds in which it waited for ranks that computed longer.
+        slowest: Rank that computed longest; None if ranks have no common steps.
         loading: Seconds in which this rank read samples, or waited for a data server.
-        began: When it began, by this rank's `time.perf_counter`; 0 where it is not known.
-        spans: What this rank did meanwhile: name, start and end in seconds after that.
+        began: Start of the step, by this rank's `time.perf_counter`; 0 if unknown.
+        spans: What this rank did in the step: name, start and end in seconds after `began`.
     """
 
     number: int
@@ -88,17 +88,18 @@ class Epoch:
     Measures are by name: `loss`, the mean over a set, and those of the run, such as `accuracy`.
 
     Attributes:
-        number: 1 for the first.
-        loss: Mean loss of the samples of the epoch, each before the update of its step; NaN where
-            no step was finite.
-        train: Measures of the training set at the end; empty unless they are asked for.
-        validation: Of the validation set; empty where there is none.
-        test: Of the test set, where there is no validation set.
-        seconds: Time of the epoch's steps on this rank; measuring the rest comes on top.
-        communication: Share of that time in which gradients travelled and none were computed,
+        number: Number of the epoch, counted from 1.
+        loss: Mean loss of the training samples, each before the update of its step; NaN if no step
+            was finite.
+        train: Measures of the training set at the end of the epoch; empty without
+            `Config.evaluate_train`.
+        validation: Measures of the validation set; empty if there is none.
+        test: Measures of the test set, if there is no validation set.
+        seconds: Time of the epoch's steps on this rank, without evaluation.
+        communication: Share of that time in which gradients travelled and nothing was computed,
             waiting included; mean of the ranks.
-        skipped: Steps whose update was left out because a gradient was not finite.
-        compute: Seconds that each rank computed.
+        skipped: Steps whose update was skipped because a gradient was not finite.
+        compute: Seconds in which each rank computed.
     """
 
     number: int
@@ -113,21 +114,21 @@ class Epoch:
 
     @property
     def held_out(self) -> Measures:
-        """Of the set that stop rules and the best checkpoint go by."""
+        """Measures of the set that stop rules and the best checkpoint use."""
         return self.validation or self.test
 
     @property
     def judged(self) -> float | None:
-        """The loss that says which epoch is best: of the set held out, or while training.
+        """The loss that decides which epoch is best: that of the held-out set, or of training.
 
-        None where that is not known, as of epochs that an older version has written down.
+        None if it is unknown, as in files of older versions.
         """
         found = self.held_out.get("loss") if self.held_out else self.loss
         return None if found is None or math.isnan(found) else found
 
     @property
     def straggler(self) -> int | None:
-        """The rank that computed longest, if at least half as long again as the median rank."""
+        """The rank that computed longest, if more than 1.5 times as long as the median rank."""
         ordered = sorted(self.compute)
         median = ordered[(len(ordered) - 1) // 2]
         slowest = max(range(len(ordered)), key=self.compute.__getitem__)
@@ -136,15 +137,15 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Loss:
-    """Ranks that died in a run, and what that cost. Equal on all ranks, except `seconds`.
+    """Ranks that died in a run, and the cost. Equal on all ranks, except `seconds`.
 
     Attributes:
         ranks: Their numbers at the start of the run.
-        step: Steps made when the others went on.
-        repeated: Steps that some rank had made, and that are made again.
-        seconds: From when this rank heard of it until the others were ready for the next step.
-        checkpoint: What they went on from; None where it was what they held in memory.
-        left: Ranks that train from then on.
+        step: Completed steps when the others continued.
+        repeated: Steps that some rank had completed and that are repeated.
+        seconds: Time from when this rank noticed until the others were ready for the next step.
+        checkpoint: The checkpoint they continued from; None if they had the state in memory.
+        left: Number of ranks that train from then on.
     """
 
     ranks: tuple[int, ...]
@@ -160,21 +161,21 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        parameters: Final parameters by name; of the layers, or parts of layers, that this rank has,
-            where the mesh has `pipe` or `tensor`, and of strategy fsdp its parts, of one axis: a
-            checkpoint has all of them.
-        history: One entry an epoch; the last may be of a part of one.
-        steps: Steps made.
-        beginning: Where it began.
+        parameters: Final parameters by name. On a mesh with `pipe` or `tensor`, those of this
+            rank's layers or parts of layers; with strategy fsdp, this rank's parts, with one axis.
+            A checkpoint has all of them.
+        history: One entry for each epoch; the last may be of a part of an epoch.
+        steps: Completed steps.
+        beginning: Where the run began.
         stopped: Why it ended: `epochs`, `steps`, `pause` (after `Config.pause_after`), `target
             loss`, `target accuracy`, `asked` (by a callback) or `signal`.
-        test: Measures of the test set with the final parameters; empty where there is none, and
-            where a signal or a pause ended the run.
-        communicated: Mean seconds a step in which this rank communicated, exposed or hidden.
-        predicted: The same, by the fitted model; None where it says nothing of it.
-        buffers: What the model keeps beside its parameters, such as statistics of a batch norm, by
-            name; likewise.
-        lost: Ranks that died, first to last.
+        test: Measures of the test set with the final parameters; empty if there is no test set, or
+            if a signal or a pause ended the run.
+        communicated: Mean seconds of a step in which this rank communicated, exposed or hidden.
+        predicted: The same, predicted by the fitted model, or None.
+        buffers: Arrays that the model keeps beside its parameters, such as statistics of a batch
+            norm, by name; of the same layers as `parameters`.
+        lost: Ranks that died, in order.
     """
 
     parameters: dict[str, NDArray[Any]]

@@ -33,7 +33,7 @@ def shown(command, site, *words):
 
 
 def test_a_sweep_is_an_array_for_each_number_of_nodes(command, site, tmp_path):
-    words = ("--nodes", "1,4", "--ranks", "1,2,8", "--launches", "5", "--at-once", "2", "-t", "30")
+    words = ("-N", "1,4", "--per-node", "1,2,8", "--launches", "5", "--at-once", "2", "-t", "30")
     jobs, scripts = shown(command, site, "sweep", *words, "--", "allreduce", "-s", "8,1M")
     assert len(jobs) == 2
     for nodes, job in zip((1, 4), jobs, strict=True):
@@ -51,7 +51,7 @@ def test_a_sweep_is_an_array_for_each_number_of_nodes(command, site, tmp_path):
 
 def test_a_report_waits_for_all_of_the_sweep(command, site):
     jobs, scripts = shown(
-        command, site, "gpu-sweep", "--nodes=1,2", "--ranks=4", "--report", "--", "bcast"
+        command, site, "gpu-sweep", "--nodes=1,2", "--per-node=4", "--report", "--", "bcast"
     )
     assert len(jobs) == 3
     assert {"--gpus-per-node=4", "--partition=gpu", "--array=0-0"} <= set(jobs[0])
@@ -66,7 +66,7 @@ def test_a_chain_of_trainings_is_never_queued_again(command, site):
     assert len(jobs) == 3 and jobs[0] == jobs[1] == jobs[2]
     assert {"--dependency=singleton", "--no-requeue", "--job-name=mpicoll-a"} <= set(jobs[0])
     assert "--qos=long" in jobs[0] and jobs[0][-1] == "mnist5k"
-    (single,), _ = shown(command, site, "gpu-train", "--ranks", "8")
+    (single,), _ = shown(command, site, "gpu-train", "--per-node", "8")
     assert "--gpus-per-node=8" in single and "--no-requeue" not in single
 
 
@@ -86,7 +86,7 @@ def test_a_chain_of_trainings_is_never_queued_again(command, site):
             ("sweep", "--chain=2", "bcast"),
             "--chain 2 is for a training or a search; a sweep has --launches",
         ),
-        (("sweep", "--ranks=x", "bcast"), "--ranks 'x': 'x' is neither a number nor a range"),
+        (("sweep", "--per-node=x", "bcast"), "--per-node 'x': 'x' is neither a number nor a range"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(command, site, words, message):
@@ -96,7 +96,8 @@ def test_what_does_not_fit_together_is_refused(command, site, words, message):
 
 
 def test_a_program_of_ones_own_is_a_job(command, site):
-    words = ("--name", "a", "-N", "2", "--ranks", "8", "--", "python", "my app.py", "--steps", "5")
+    program = ("python", "my app.py", "--steps", "5")
+    words = ("--name", "a", "-N", "2", "--per-node", "8", "--", *program)
     (job,), scripts = shown(command, site, "run", *words)
     assert {"--nodes=2", "--ntasks-per-node=8"} <= set(job)
     assert job[-5:] == ["a", "python", "my app.py", "--steps", "5"]
@@ -214,7 +215,7 @@ def test_a_search_is_submitted_as_a_training_is(command, site):
         "2",
         "-N",
         "2",
-        "--ranks",
+        "--per-node",
         "8",
         "--",
         "space.toml",
@@ -226,7 +227,7 @@ def test_a_search_is_submitted_as_a_training_is(command, site):
     assert {"--dependency=singleton", "--nodes=2", "--ntasks-per-node=8"} <= set(jobs[0])
     assert jobs[0][-5:] == [str(site), "a", "space.toml", "--eta", "2"]
     assert '\nsearch "$SLURM_NTASKS_PER_NODE" mpicoll search "${@:3}"\n' in scripts
-    (job,), _ = shown(command, site, "gpu-search", "--ranks", "4", "--", "space.toml")
+    (job,), _ = shown(command, site, "gpu-search", "--per-node", "4", "--", "space.toml")
     assert "--gpus-per-node=4" in job
 
 

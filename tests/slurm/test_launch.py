@@ -115,7 +115,7 @@ def test_more_ranks_than_gpus_are_refused(started):
 
 def test_the_gpu_scripts_run(slurm):
     words = (f"{lab.SHARED}/data.npz", "--epochs=1", "--batch=60")
-    (train,) = slurm.submit("gpu-train", "gpu-train", *words, nodes="2", ranks="2")
+    (train,) = slurm.submit("gpu-train", "gpu-train", *words, nodes="2", per_node="2")
     (sweep,) = slurm.submit(
         "gpu-sweep",
         "gpu-sweep",
@@ -127,7 +127,7 @@ def test_the_gpu_scripts_run(slurm):
         "-n",
         "2",
         nodes="2",
-        ranks="2",
+        per_node="2",
     )
     assert slurm.ended(train, sweep) == ["COMPLETED"] * 2, slurm.said("gpu-train")
     assert slurm.facts(train)["Partition"] == "gpu"

@@ -16,7 +16,7 @@ def test_a_search_is_stopped_queued_again_and_loses_no_trial(slurm):
         "batch = 4\n[space]\nlr = {log = [0.001, 0.1]}\n"
     )
     words = (space, "--method=asha", "--trials=60", "--eta=2")
-    (job,) = slurm.submit("search", "rates", *words, nodes="2", ranks="2")
+    (job,) = slurm.submit("search", "rates", *words, nodes="2", per_node="2")
     path = slurm.shared / "rates" / "search" / trials.FILE
     lab.wait(lambda: path.exists() and path.read_text().count('"told"') > 3)
     slurm.do("scancel", "--batch", "--signal=USR1", job)  # as SLURM before the time is over

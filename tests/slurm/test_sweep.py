@@ -23,7 +23,7 @@ def files(slurm, name, launches):
 
 def submit(slurm, name, launches, **more):
     return slurm.submit(
-        "sweep", name, *SWEEP, nodes="1,2", ranks="1,2", launches=str(launches), **more
+        "sweep", name, *SWEEP, nodes="1,2", per_node="1,2", launches=str(launches), **more
     )
 
 

@@ -101,7 +101,7 @@ def test_another_number_of_ranks_goes_on_to_the_same_bits(slurm):
     underway(slurm, "fewer", job)
     slurm.do("scancel", "--batch", "--signal=USR1", job)
     assert slurm.ended(job) == ["FAILED"]
-    (job,) = slurm.submit("train", "fewer", *words, nodes="1", ranks="2")
+    (job,) = slurm.submit("train", "fewer", *words, nodes="1", per_node="2")
     assert slurm.ended(job) == ["COMPLETED"], slurm.said("fewer")
     check_equal(slurm, "fewer", arrays(slurm, "invariant"), ranks=2)
 

@@ -92,6 +92,7 @@ def start(config):
         model=model(),
         on_step=on_step,
         on_epoch=lambda epoch: epochs.append(epoch.number),
+        quiet=True,
     )
     if config.strategy == "fsdp":  # a rank has parts
         arrays, _ = checkpoints.load(checkpoints.find(Path(config.checkpoint)), ("parameter",))
@@ -111,7 +112,7 @@ def start(config):
         set(range(comm.size)) - {rank for loss in result.lost for rank in loss.ranks}
     ):
         places = comm.size - config.spares
-        reference = run(config.alone(places), dataset=clouds(), model=model())
+        reference = run(config.alone(places), dataset=clouds(), model=model(), quiet=True)
         found["difference"] = difference(result, reference)
         found["expected"] = checksum(reference), reference.history[-1].loss
     print(json.dumps(found), flush=True)

@@ -357,7 +357,7 @@ def test_a_handler_that_is_not_pythons_is_left_alone():
         "import faulthandler, os, signal\n"
         "from mpicoll.train import Config, run\n"
         "faulthandler.register(signal.SIGUSR1)\n"
-        "print(run(Config(steps=1)).steps)\n"
+        "print(run(Config(steps=1), quiet=True).steps)\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -371,7 +371,7 @@ def test_a_rank_shows_its_stacks_when_asked():
         "from mpicoll.train import Config, run\n"
         "def here(step):\n"
         "    os.kill(os.getpid(), signal.SIGUSR2)\n"
-        "print(run(Config(steps=1), on_step=here).steps)\n"
+        "print(run(Config(steps=1), on_step=here, quiet=True).steps)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "1\n")

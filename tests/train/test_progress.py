@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpicoll.train import Config
-from mpicoll.train.driver import console, progress
+from mpicoll.train.driver import printer, progress
 from mpicoll.train.records import Beginning, Epoch
 
 REST = {"test": {}, "communication": 0.25, "skipped": 0, "compute": (1.0,)}
@@ -36,7 +36,7 @@ def test_long_epochs_write_a_line_now_and_then(monkeypatch, capsys):
 )
 def test_where_a_run_resumes_and_what_is_left(given, epoch, step, words):
     begin = Beginning(run="r", attempt=2, step=step, epoch=epoch, checkpoint="kept/step-4")
-    said = console._goes_on(Config(epochs=3, checkpoint="kept", **given), begin)
+    said = printer.resumed(Config(epochs=3, checkpoint="kept", **given), begin)
     assert words in said and said.startswith("resumed from kept/step-4, epoch ")
     assert ("nothing is left to train" in said) == ("done" in words)
 
@@ -51,7 +51,7 @@ def test_a_comparison_says_the_speed_up():
         "communication_a_step": {"measured": 0.0, "predicted": None},
         "difference_from_one_process": {**verdict, "ok": True},
     }
-    lines = console._conclusion(facts).splitlines()
+    lines = printer.conclusion(facts).splitlines()
     assert lines[1] == "one process takes 8.0 s: a speed-up of 3.20 on 4 ranks"
 
 
@@ -59,7 +59,7 @@ def test_a_comparison_says_the_speed_up():
 def test_the_table_of_epochs_fits_80_columns(train, lines):
     held = {"loss": 12.3456, "accuracy": 0.5}
     epoch = Epoch(number=12, loss=0.125, train=train, validation=held, seconds=123.25, **REST)
-    table = console._Table()
+    table = printer._Table()
     first = table.lines(epoch).splitlines()
     assert len(first) == lines and max(map(len, first)) <= 80
     assert {"validation", "accuracy", "messages"} <= set(" ".join(first[:-1]).split())

@@ -61,7 +61,7 @@ def submit(
         str,
         typer.Option("-N", "--nodes", metavar="LIST", help="Nodes; a list in a sweep: 2,4,8."),
     ] = "1",
-    ranks: Annotated[
+    per_node: Annotated[
         str,
         typer.Option(metavar="LIST", help="Ranks on each node; a list in a sweep: 1,2,4."),
     ] = "1",
@@ -93,7 +93,7 @@ def submit(
 
     A sweep is an array for each number of nodes; a task of it is one launch. Submitted again, a
     sweep measures what is missing, and a training or a search goes on where it was. A program of
-    your own: `mpicoll slurm submit run --nodes 2 --ranks 8 -- python app.py`.
+    your own: `mpicoll slurm submit run --nodes 2 --per-node 8 -- python app.py`.
     """
     settings = batch.site(site)
     request = batch.Request(
@@ -101,7 +101,7 @@ def submit(
         name=kind if name is None else name,
         words=tuple(words or ()),
         nodes=parse.ranks(nodes, "--nodes"),
-        ranks=parse.ranks(ranks, "--ranks"),
+        per_node=parse.ranks(per_node, "--per-node"),
         launches=launches,
         at_once=at_once,
         chain=chain,

@@ -19,15 +19,15 @@ class Batch:
 
     Attributes:
         inputs: Shape (samples, ...).
-        targets: Shape (samples, ...): what the outputs are to be; class numbers are integers.
-        total: What sums over samples are divided by: the samples in the global batch, of all ranks
-            together (less where the loss is scaled for a narrow type).
+        targets: Shape (samples, ...): the wanted outputs; class numbers are integers.
+        total: The divisor of sums over samples: the number of samples in the global batch (smaller
+            if the loss is scaled for a narrow type).
         samples: Shape (samples,), the index of each in the training set.
         epoch: Number of the epoch, counted from 1.
-        seed: Of the run. What is drawn at random for a sample depends on (seed, epoch, sample).
-        sum: For a model that needs sums over all parts of the batch; None where each part is by
-            itself. All ranks ask for the same sums in the same order, those that the model's
-            `sums` says.
+        seed: Seed of the run. Random numbers for a sample depend on (seed, epoch, sample).
+        sum: Adds a vector over all parts of the batch, for models that need it; None if each part
+            is by itself. All ranks call it for the same sums in the same order, as the model's
+            `sums` lists them.
     """
 
     inputs: NDArray[Any]

@@ -47,26 +47,25 @@ class Feed(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples of any shape: a model is to make of row i of `*_inputs` row i of `*_targets`.
+    """Samples of any shape: a model learns row i of `*_targets` from row i of `*_inputs`.
 
-    Where there is a validation set, stop rules and the choice of the best checkpoint look at it
-    alone, and the test set is measured once, at the end. Without one they look at the test set.
+    If there is a validation set, stop rules and the choice of the best checkpoint use only that,
+    and the test set is measured once, at the end. Without one they use the test set.
 
     Attributes:
-        name: What the set is called in reports.
-        classes: Targets are whole numbers from 0 to below it; None where they are real numbers.
+        name: Name in reports.
+        classes: Number of classes: targets are whole numbers below it. None for real targets.
         train_inputs, test_inputs, validation_inputs: Shape (samples, ...), floating point or
             tokens; None where there is no such set.
         train_targets, test_targets, validation_targets: Shape (samples, ...), of as many samples.
-        vocabulary: Inputs are tokens, whole numbers from 0 to below it; None where they are real
-            numbers.
-        about: What tells data of this name from others, such as where they are from; equal on all
-            ranks, and in a run that goes on.
-        feed: What gives training samples to a rank, None where it reads them itself.
+        vocabulary: Number of tokens: inputs are whole numbers below it. None for real inputs.
+        about: What identifies the data, such as their source; equal on all ranks, and when a run
+            resumes.
+        feed: A source of training samples; None if each rank reads them from the arrays.
 
     Raises:
         ValueError: Shapes do not fit together, a set is empty, a target or a token is out of range
-            or a target is not finite. Of what is in files, that is seen when it is read.
+            or a target is not finite. Data in files are checked when they are read.
     """
 
     name: str

@@ -42,13 +42,14 @@ def load_file(path: Path) -> Dataset:
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     """A data set of `train_inputs` and `train_labels` or `train_targets`, and others like them.
 
-    Labels are the numbers of classes, of any shape (samples, ...); targets are real or whole
-    numbers to come close to. `validation_inputs` and `test_inputs` go with those of their names;
-    each pair may be left out. With `inputs` and `labels` or `targets` instead, the last of every
-    five samples (of a class, where each has one) is for the test. `classes`, a number, may say how
-    many there are; otherwise that is one more than the largest label. With `vocabulary`, a number,
-    inputs are tokens: whole numbers from 0 to below it. Otherwise they are numbers, and whole
-    numbers of 8 bits are scaled to 0 .. 1.
+    Labels are numbers of classes, of any shape (samples, ...). Targets are real or whole numbers to
+    approximate. `validation_inputs` and `test_inputs` go with the labels or targets of the same
+    prefix; each pair may be left out. With `inputs`, and `labels` or `targets`, the last of every
+    five samples (of each class, if there are classes) is for the test.
+
+    `classes` is the number of classes; by default one more than the largest label. With
+    `vocabulary`, a number, inputs are tokens: whole numbers below it. Otherwise inputs are numbers,
+    and 8-bit whole numbers are scaled to 0 .. 1.
 
     Raises:
         ValueError: An array is missing, or they do not fit together.

@@ -52,13 +52,13 @@ class Sampler:
 
 
 class DistributedSampler:
-    """The samples of one rank, for a training loop of one's own.
+    """The samples of one rank, for a training loop of your own::
 
         for epoch in range(1, 11):
             for mine, total in DistributedSampler(len(labels), 64, comm).batches(epoch):
                 ...  # gradients of the rows `mine`, summed and divided by `total`
 
-    As `batch_sampler` of a PyTorch DataLoader it gives lists of the numbers of rows::
+    As `batch_sampler` of a PyTorch DataLoader it returns lists of row numbers::
 
         loader = DataLoader(data, batch_sampler=DistributedSampler(len(data), 64, comm))
         for epoch in range(1, 11):
@@ -69,11 +69,11 @@ class DistributedSampler:
         samples: Number of samples in the training set.
         batch: Samples in one step, of all ranks together.
         comm: The ranks.
-        seed: Decides the order, together with the epoch.
+        seed: Determines the order, together with the epoch.
 
     Attributes:
-        gives_empty: Whether iteration gives an empty list where a rank has no samples of a step, as
-            of a last batch of fewer samples than ranks; the collate_fn of a loader must take it.
+        gives_empty: Whether iteration returns an empty list if a rank has no samples of a step, as
+            in a last batch of fewer samples than ranks; the loader's collate_fn must accept it.
     """
 
     def __init__(self, samples: int, batch: int, comm: MPI.Intracomm, seed: int = 0) -> None:
@@ -93,11 +93,11 @@ class DistributedSampler:
                 yield mine.tolist()
 
     def set_epoch(self, epoch: int, done: int = 0) -> None:
-        """What the next iteration is of: an epoch, counted from 1, after so many of its steps."""
+        """Set the next iteration: an epoch, counted from 1, and how many of its steps to skip."""
         self._epoch, self._done = epoch, done
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """This rank's samples of each step, perhaps none, and the number of all ranks' together."""
+        """This rank's samples of each step, perhaps none, and the number of those of all ranks."""
         for samples in self._sampler.batches(epoch, done):
             yield shared(samples, self._size, self._rank), len(samples)
 

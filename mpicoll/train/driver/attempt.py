@@ -18,6 +18,7 @@ from mpicoll.train.driver.fence import Fence
 from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import locked
 from mpicoll.train.driver.observers import Observers
+from mpicoll.train.driver.printer import Printer
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import TrainingError, together
 from mpicoll.train.records import Beginning, Epoch, Loss, Result, Step
@@ -28,12 +29,13 @@ from mpicoll.train.strategies.training import Setup, Training
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions of the user, as `mpicoll.train.run` takes them."""
+    """Functions of the user, as `mpicoll.train.run` takes them, and what prints the run."""
 
     schedule: Schedule | None = None
     on_begin: OnBegin | None = None
     on_step: OnStep | None = None
     on_epoch: OnEpoch | None = None
+    printer: Printer | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,10 @@ class Attempt:
                     config, workers, setup.comm, expected, stacks, beginning, facts, self.fence
                 )
                 self._open.append(observers)
+                if self._callbacks.printer is not None:
+                    new = beginning if self._death is None else None
+                    self._callbacks.printer.begin(setup.dataset, new, workers.rank == 0)
+                    observers.watch(self._callbacks.printer)
                 if self._callbacks.on_begin is not None and self._death is None:
                     self._callbacks.on_begin(beginning)
             if config.survive:

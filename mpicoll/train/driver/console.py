@@ -16,31 +16,27 @@ import numpy as np
 from mpicoll.base.deaths import dead, survives
 from mpicoll.base.json_lines import finite
 from mpicoll.base.sleeping import meet
-from mpicoll.base.wording import plural
 from mpicoll.errors import RankLost
 from mpicoll.train import threads
 from mpicoll.train.config import Config
-from mpicoll.train.data import PARTS, Dataset, load, trigram_loss
-from mpicoll.train.driver import memory, named, parity
+from mpicoll.train.data import Dataset, load
+from mpicoll.train.driver import memory, parity, printer
 from mpicoll.train.driver.attempt import Callbacks
 from mpicoll.train.driver.explained import explained, words
 from mpicoll.train.driver.failure_detector import failure_detector
-from mpicoll.train.driver.loop import members_of, run, run_on
-from mpicoll.train.driver.progress import beats, progress_bar
+from mpicoll.train.driver.loop import members_of, run, run_on, train
+from mpicoll.train.driver.printer import Printer
+from mpicoll.train.driver.progress import shown
 from mpicoll.train.ranks import health, signals
 from mpicoll.train.ranks.members import Members
 from mpicoll.train.ranks.workers import TrainingError, together
-from mpicoll.train.records import Beginning, Epoch, Loss, Result
+from mpicoll.train.records import Result
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: Characters of a line of the table, where that is possible.
-_WIDTH = 80
-#: Bytes of a text at most that a table is made of.
-_TABLE = 1 << 24
 #: What to say of a death where nothing has been begun that others could go on with.
 _TOO_EARLY = "a rank has died before the run has begun: start it again"
 
@@ -54,23 +50,23 @@ def main(
     compare: bool = False,
     explain: bool = False,
 ) -> int:
-    """Train on all ranks of `comm`, and print what comes of it; collective.
+    """Train on all ranks of `comm` and print the result, as ``mpicoll train`` does; collective.
 
     Args:
-        config: What to do, equal on all ranks.
+        config: The configuration, equal on all ranks.
         comm: An `mpicoll.Intracomm`.
         as_json: Print one JSON object at the end instead of text.
-        progress: Draw a progress bar; None draws one if standard error is a terminal, and writes a
-            line now and then in long epochs elsewhere. Launchers connect the ranks through pipes,
-            so ask for the bar where that pipe ends on a terminal.
-        compare: Train again in one process, where the same weights are promised.
+        progress: Draw a progress bar. None draws one if standard error is a terminal; otherwise a
+            line is written every 30 seconds of an epoch. Launchers connect ranks by pipes: give
+            True if the pipe ends on a terminal.
+        compare: Train again in one process and compare the weights.
         explain: Print what a step sends, and train nothing.
 
     Returns:
-        Exit status, the same on all ranks: 0; 1 if training failed or the weights differ from those
-        of one process by more than rounding explains; `signals.STATUS` if a signal ended the run.
-        Where the launcher goes on when a rank dies, and the run cannot, this process ends; where
-        the run can (`config.survive`), a process ends that fails alone.
+        Exit status, the same on all ranks: 0; 1 if training failed, or if the weights differ from
+        those of one process by more than rounding explains; 75 if a signal ended the run. If a rank
+        dies, the launcher continues and the run cannot, this process ends. With `config.survive`,
+        only a process that fails by itself ends.
     """
     if explain:
         return _explain(config, comm, as_json)
@@ -121,22 +117,17 @@ def _main(
         memory.make_room(workers, memory.reading(config))
         with together(workers, f"reading {config.dataset}"):
             dataset = load(config.dataset, config.data, config.context)
-        say = (lambda _: None) if as_json else speaker.say
-        say(_header(config, comm.Get_size(), dataset))
-        table = _Table()
-        wanted = sys.stderr.isatty() if progress is None else progress
-        lines = beats() if progress is None and not wanted and speaker.is_first else None
-        with progress_bar(speaker.is_first and wanted) as bar:
-            callbacks = Callbacks(
-                None,
-                None if config.resume is None else lambda begin: say(_goes_on(config, begin)),
-                bar or lines,
-                lambda epoch: say(table.lines(epoch)),
-            )
+        with shown(speaker.is_first, progress) as on_step:
+            callbacks = Callbacks(on_step=on_step)
+            if not as_json:
+                prints = Printer(config, comm, on_step)
+                callbacks = Callbacks(printer=prints)
+                if speaker.is_first:
+                    prints.head(dataset)
+            given = dataset, None, None
             if members is None:
-                result = run(config, comm, dataset=dataset, **vars(callbacks))
+                result = train(config, comm, *given, None, callbacks)
             else:
-                given = dataset, None, None
                 result = run_on(members, config, given, None, callbacks)
     except health.NeededRankLost as error:
         health.end(comm, error)
@@ -148,10 +139,9 @@ def _main(
         speaker.warn(f"error: {error}")
         return 1
     for loss in result.lost:
-        speaker.warn(_lost(loss))
+        speaker.warn(printer.lost(loss))
     if result.stopped == "signal":
-        kept = "nothing is kept" if config.checkpoint is None else f"see {config.checkpoint}"
-        speaker.warn(f"stopped by a signal after step {result.steps}: {kept}")
+        speaker.warn(printer.stopped(config, result))
         if members is not None:
             return signals.STATUS
         if _report_lost(config, comm):
@@ -160,7 +150,7 @@ def _main(
         return signals.STATUS
     if _report_lost(config, comm):
         if speaker.is_first:
-            speaker.say(_conclude(config, comm.Get_size(), dataset, result, None, as_json))
+            speaker.say(_report(config, comm.Get_size(), dataset, result, None, as_json))
         health.leave(0)
     verdict = None
     if compare and not strategy_of(config).has_whole:
@@ -181,7 +171,7 @@ def _main(
             meet(comm)
     found = comm.bcast(verdict, root=0) if members is None else members.tell(verdict)
     if speaker.is_first:
-        speaker.say(_conclude(config, comm.Get_size(), dataset, result, found, as_json))
+        speaker.say(_report(config, comm.Get_size(), dataset, result, found, as_json))
     return int(found is not None and not found["ok"])
 
 
@@ -201,26 +191,14 @@ class _Speaker:
         return self._first if self._members is None else self._members.is_first
 
     def say(self, words: str) -> None:
-        """Say what the run has found."""
+        """Print what the run has found."""
         if self.is_first:
-            # The command closes the output of all ranks but the first.
-            print(words, file=sys.stdout if self._first else sys.__stdout__, flush=True)
+            printer.say(words, started_first=self._first)
 
     def warn(self, words: str) -> None:
-        """Say what has gone wrong."""
+        """Print what has gone wrong."""
         if self.is_first:
-            print(words, file=sys.stderr, flush=True)
-
-
-def _lost(loss: Loss) -> str:
-    """What the death of ranks has cost."""
-    which = f"lost {plural(len(loss.ranks), 'rank')}: {', '.join(map(str, loss.ranks))}"
-    cost = [f"{1e3 * loss.seconds:.0f} ms until {plural(loss.left, 'rank')} went on"]
-    if loss.repeated:
-        cost.append(f"{plural(loss.repeated, 'step')} made again")
-    if loss.checkpoint is not None:
-        cost.append(f"from {loss.checkpoint}, since what they alone knew was lost")
-    return f"{which} after step {loss.step}; {', '.join(cost)}"
+            printer.warn(words)
 
 
 def _report_lost(config: Config, comm: MPI.Intracomm) -> bool:
@@ -236,7 +214,8 @@ def _report_lost(config: Config, comm: MPI.Intracomm) -> bool:
 
 def _compare(config: Config, ranks: int, dataset: Dataset, result: Result) -> dict[str, Any]:
     """Train again in this process alone and compare the weights."""
-    reference = run(replace(config.alone(ranks), checkpoint=None, metrics=None), dataset=dataset)
+    alone = replace(config.alone(ranks), checkpoint=None, metrics=None)
+    reference = run(alone, dataset=dataset, quiet=True)
     differences = parity.differences(result.parameters, reference.parameters)
     worst = max(differences, key=lambda name: np.nan_to_num(differences[name], nan=np.inf))
     limit = parity.limit(config)
@@ -252,7 +231,7 @@ def _compare(config: Config, ranks: int, dataset: Dataset, result: Result) -> di
     }
 
 
-def _conclude(
+def _report(
     config: Config,
     ranks: int,
     dataset: Dataset,
@@ -260,137 +239,17 @@ def _conclude(
     verdict: dict[str, Any] | None,
     as_json: bool,
 ) -> str:
-    """What came of the run."""
+    """What came of the run, as text or as JSON."""
+    outcome = printer.outcome(config, ranks, dataset, result, verdict)
+    if not as_json:
+        return printer.conclusion(outcome)
     facts = {
         "config": asdict(config),
         **({"about": dataset.about} if dataset.about else {}),
-        "ranks": ranks,
         "blas_threads": threads.describe_blas_threads(),
         "epochs": [asdict(epoch) for epoch in result.history],
         "beginning": asdict(result.beginning),
-        "steps": result.steps,
-        "stopped": result.stopped,
         **({"lost": [asdict(loss) for loss in result.lost]} if config.survive else {}),
-        "validation": result.history[-1].validation if result.history else {},
-        "test": result.test,
-        **({"trigram": _trigram(dataset)} if config.dataset == "text" else {}),
-        "seconds": sum(epoch.seconds for epoch in result.history),
-        "communication_a_step": {"measured": result.communicated, "predicted": result.predicted},
-        "difference_from_one_process": verdict,
+        **outcome,
     }
-    return json.dumps(finite(facts), indent=2) if as_json else _conclusion(facts)
-
-
-class _Table:
-    """The lines of epochs, under heads that say what is measured."""
-
-    _heads = ""
-
-    def lines(self, epoch: Epoch) -> str:
-        """An epoch, and the heads before the first."""
-        cells = [("epoch", str(epoch.number)), ("loss", f"{epoch.loss:.4f}")]
-        for part in PARTS:
-            for name, value in getattr(epoch, part).items():
-                cells.append((f"{part} {name}", f"{value:.4f}"))
-        cells.append(("seconds", f"{epoch.seconds:.2f}"))
-        cells.append(("in messages", f"{epoch.communication:.0%}"))
-        names, values = zip(*cells, strict=True)
-        widths = [max(len(name), 8 * (place > 0)) for place, name in enumerate(names)]
-        rows = [names]
-        if sum(widths) + 2 * len(widths) > _WIDTH:  # heads of two words on two lines
-            rows = [*zip(*(name.rpartition(" ")[::2] for name in names), strict=True)]
-            words = (max(map(len, pair)) for pair in zip(*rows, strict=True))
-            widths = [max(most, 7 * (place > 0)) for place, most in enumerate(words)]
-        heads, line = (
-            "\n".join("  ".join(map(str.rjust, row, widths)) for row in several)
-            for several in (rows, [values])
-        )
-        new, self._heads = heads != self._heads, heads
-        return f"{heads}\n{line}" if new else line
-
-
-def _goes_on(config: Config, beginning: Beginning) -> str:
-    """Where a run resumes that was asked to."""
-    if beginning.checkpoint is None:
-        return f"no checkpoint in {config.checkpoint}: starts at step 1"
-    said = (
-        f"resumed from {beginning.checkpoint}, epoch {min(beginning.epoch, config.epochs)} "
-        f"(attempt {beginning.attempt})"
-    )
-    done = None
-    if beginning.epoch > config.epochs:
-        done = f"all {plural(config.epochs, 'epoch')} are done; raise --epochs to train on"
-    elif config.steps is not None and beginning.step >= config.steps:
-        done = f"all {plural(config.steps, 'step')} are done; raise --steps to train on"
-    return f"{said}\nnothing is left to train: {done}" if done else said
-
-
-def _header(config: Config, ranks: int, dataset: Dataset) -> str:
-    sets = [
-        f"{len(wanted):,} {'training' if part == 'train' else part}"
-        for part, (_, wanted) in dataset.parts.items()
-    ]
-    samples = len(dataset.train_targets)
-    lines = [
-        f"train {dataset.name}: {config.model} {named.described(config, dataset)} in "
-        f"{config.dtype}, {plural(ranks, 'rank')}, {strategy_of(config).describe(config)}",
-        f"{', '.join(sets[:-1])}{' and ' * (len(sets) > 1)}{sets[-1]} samples, "
-        f"batch {min(config.global_batch(config.worker_count(ranks)), samples)}, "
-        f"{config.optimizer} with lr {config.lr:g}, seed {config.seed}, "
-        f"BLAS threads a rank: {threads.describe_blas_threads()}",
-    ]
-    if dataset.about:
-        lines.append(dataset.about)
-    chooses = config.checkpoint, config.target_loss, config.target_accuracy
-    if dataset.held_out != "validation" and any(choice is not None for choice in chooses):
-        by = "test set" if dataset.held_out else "training loss"
-        lines.append(f"no validation set: what is best, and when to stop, is by the {by}")
-    return "\n".join(lines)
-
-
-def _trigram(dataset: Dataset) -> float:
-    """The loss of a table of three bytes on the validation set of a text."""
-    text, held_out = (dataset.parts[part][0] for part in ("train", "validation"))
-    most = _TABLE // dataset.features
-    return trigram_loss(text[:most].reshape(-1), held_out[:most].reshape(-1))
-
-
-def _conclusion(facts: dict[str, Any]) -> str:
-    found = [
-        f"{part} {name} {value:.4f}"
-        for part in ("validation", "test")
-        for name, value in facts[part].items()
-    ]
-    reached = f"{', '.join(found) or 'trained'} after {facts['seconds']:.1f} s of steps"
-    if "trigram" in facts:
-        reached += (
-            f"\nvalidation loss of an interpolated trigram table: {facts['trigram']:.4f}, in nats "
-            "a byte as all of these losses"
-        )
-    travel = facts["communication_a_step"]
-    if travel["predicted"] is not None:
-        reached += (
-            f"\ncommunication a step: {1e3 * travel['measured']:.3f} ms on rank 0, "
-            f"{1e3 * travel['predicted']:.3f} ms by the fitted model"
-        )
-    verdict = facts["difference_from_one_process"]
-    if verdict is None:
-        return reached
-    bound = f"limit {verdict['limit']:g}: {'ok' if verdict['ok'] else 'EXCEEDED'}"
-    hint = ""
-    if not verdict["ok"]:
-        hint = (
-            "\nAn unstable training multiplies rounding errors from step to step: try a lower "
-            "learning rate, less momentum or a larger batch before you suspect the all-reduce."
-        )
-    if verdict["speed_up"] is not None:
-        ranks = plural(facts["ranks"], "rank")
-        reached += (
-            f"\none process takes {verdict['seconds']:.1f} s: a speed-up of "
-            f"{verdict['speed_up']:.2f} on {ranks}"
-        )
-    return (
-        f"{reached}\n"
-        f"largest difference of the weights from one process: {verdict['largest']:.1e} of the "
-        f"largest value of {verdict['array']} ({bound}){hint}"
-    )
+    return json.dumps(finite(facts), indent=2)

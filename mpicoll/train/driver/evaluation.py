@@ -57,12 +57,12 @@ def evaluate(
     part: str = "test",
     best: bool = False,
 ) -> Evaluation:
-    """Measure the model of a checkpoint; collective over `comm`.
+    """Evaluate the model of a checkpoint; collective over `comm`.
 
-    The samples are cut over the ranks. Rank 0 alone reads the checkpoint, all ranks read data.
+    The ranks share the samples. Only rank 0 reads the checkpoint; all ranks read data.
 
     Args:
-        run: A folder of checkpoints, whose last is taken, or one of them.
+        run: A folder of checkpoints, of which the last is used, or one checkpoint.
         comm: An `mpicoll.Intracomm`; None measures in this process alone, without MPI.
         data: A data set, as `Config.dataset`; of a run on `text`, also a file of text. None for
             that of the run.

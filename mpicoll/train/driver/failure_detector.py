@@ -1,4 +1,4 @@
-"""Who looks for deaths where ranks that wait cannot: in lockstep they are inside collectives."""
+"""Notices dead ranks while this one waits in a collective, which nothing interrupts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LOOK = 0.05
 
 @contextmanager
 def failure_detector(config: Config, comm: MPI.Intracomm) -> Iterator[None]:
-    """While it is, a rank's death ends this process as all others, with one error.
+    """Inside this context a dead rank ends this process, and all others, with one error.
 
-    A rank in a collective waits for the next, which waits for the dead, and nothing interrupts it:
-    so a thread looks. There is none where the launcher ends all ranks, where those that wait for
-    servers look themselves, and below ``MPI_THREAD_MULTIPLE``.
+    A rank that waits in a collective cannot be interrupted, so a thread looks for dead ranks. There
+    is no thread if the launcher ends all ranks, if ranks that wait for parameter servers look
+    themselves, or below ``MPI_THREAD_MULTIPLE``.
 
     Args:
         config: The run.

@@ -19,8 +19,10 @@ from mpicoll.train.driver import data_servers, memory
 from mpicoll.train.driver.attempt import Attempt, Callbacks, Death
 from mpicoll.train.driver.callbacks import OnBegin, OnEpoch, OnStep
 from mpicoll.train.driver.measuring import Measuring
-from mpicoll.train.driver.metrics import described
+from mpicoll.train.driver.metrics import class_name, described
 from mpicoll.train.driver.preparation import prepare
+from mpicoll.train.driver.printer import Printer
+from mpicoll.train.driver.progress import shown
 from mpicoll.train.models import Measure, Model
 from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
@@ -50,61 +52,83 @@ def run(
     on_begin: OnBegin | None = None,
     on_step: OnStep | None = None,
     on_epoch: OnEpoch | None = None,
+    quiet: bool = False,
 ) -> Result:
     """Train; collective over `comm`.
 
     Args:
-        config: What to do, equal on all ranks.
+        config: The configuration, equal on all ranks.
         comm: An `mpicoll.Intracomm`. None trains in this process alone, without MPI.
-        dataset: Data to use instead of those `config` names.
-        model: Model to use instead of the one `config` names.
-        optimizer: What to make of a gradient, instead of what `config` names; servers call it too.
-            A function is called as `optimizers.Optimizer.update`, without arrays of its own.
-        schedule: Learning rate of a step, counted from 1, instead of what `config` says of it;
-            asked once for each step, before the first.
-        measures: What to tell of held-out samples beside the loss; None for what goes with the
-            model's loss: accuracy, or R² of squared errors.
-        on_begin: Called before the first step, with where the run begins or goes on.
-        on_step: Called after each step; all ranks stop after the next step if it returns True on
-            any rank. A function of two arguments is given the parameters, too: views by name that
-            may not be written to, of what the next step changes.
-        on_epoch: Called after each epoch; as `on_step`.
+        dataset: Data to use instead of those in `config`.
+        model: Model to use instead of the one in `config`.
+        optimizer: Optimizer to use instead of the one in `config`, also on parameter servers. A
+            function is called like `optimizers.Optimizer.update` and keeps no arrays.
+        schedule: Function from the number of a step, counted from 1, to its learning rate, instead
+            of `lr`, `schedule` and `warmup` in `config`; called for all steps before the first.
+        measures: Measures of held-out samples beside the loss. None: accuracy, or R² for squared
+            errors.
+        on_begin: Called before the first step, with a `Beginning`.
+        on_step: Called after each step, with a `Step`. If it returns True on any rank, all ranks
+            stop after the next step. A function with two arguments also gets the parameters:
+            read-only views by name, which the next step changes.
+        on_epoch: Called after each epoch, with an `Epoch`; otherwise as `on_step`.
+        quiet: Print nothing. Otherwise rank 0 prints what `mpicoll train` prints: what is trained,
+            where it resumes, a line for each epoch, and the result.
 
     Returns:
-        Parameters and history, on every rank; where ranks share the model, each has its parameters.
+        Parameters and history, on every rank. If ranks share the model, each has its own parts. A
+        spare rank that did not train returns what rank 0 returns.
 
-    Where `config.survive`, ranks may die and the others go on. A rank that did not train, because
-    it was spare, returns what the first rank does.
+    With `config.survive` ranks may die, and the others continue.
 
     Raises:
-        RankLost: Ranks have died so that the others cannot go on; or these have given up this
-            process, which was stopped for too long.
-        TrainingError: Data missing, ranks that disagree, gradients that are not finite in too many
-            steps, or any exception of a model or of a callback; on all ranks together, also where
-            one rank alone is concerned.
+        RankLost: Ranks have died and the others cannot continue; or the others have given up this
+            process, because it was stopped for too long.
+        TrainingError: Data are missing, ranks disagree, too many steps are not finite, or a model
+            or a callback raised an exception. Raised on all ranks, even if only one has failed.
     """
-    own = None if optimizer is None else optimizers.wrapped(optimizer)
+    given = dataset, model, None if optimizer is None else optimizers.wrapped(optimizer)
+    callbacks = Callbacks(schedule, on_begin, on_step, on_epoch)
+    if quiet:
+        return train(config, comm, *given, measures, callbacks)
+    with shown(comm is None or comm.Get_rank() == 0) as progress:
+        brought = {
+            "model": class_name(model),
+            "optimizer": class_name(given[2]),
+            "schedule": None if schedule is None else "its own learning rates",
+        }
+        printer = Printer(config, comm, progress, brought)
+        result = train(config, comm, *given, measures, replace(callbacks, printer=printer))
+    printer.end(result)
+    return result
+
+
+def train(
+    config: Config,
+    comm: MPI.Intracomm | None,
+    dataset: Dataset | None,
+    model: Model | None,
+    optimizer: Optimizer | None,
+    measures: Sequence[Measure] | None,
+    callbacks: Callbacks,
+) -> Result:
+    """Train as `run` does; collective.
+
+    Raises:
+        RankLost, TrainingError: As `run`.
+    """
+    given = dataset, model, optimizer
     if comm is not None and config.data_servers:
-        train = partial(
-            run,
-            model=model,
-            optimizer=own,
-            schedule=schedule,
-            measures=measures,
-            on_begin=on_begin,
-            on_step=on_step,
-            on_epoch=on_epoch,
-        )
         needed = memory.reading(config) if dataset is None else {}
         return data_servers.run(
             config,
             comm,
             needed,
             lambda: dataset or load(config.dataset, config.data, config.context),
-            train,
+            partial(
+                train, model=model, optimizer=optimizer, measures=measures, callbacks=callbacks
+            ),
         )
-    callbacks = Callbacks(schedule, on_begin, on_step, on_epoch)
-    given = dataset, model, own
     if config.survive:
         members = members_of(config, comm)
         return run_on(members, config, given, measures, callbacks)

@@ -144,8 +144,8 @@ def described(
     facts = asdict(config)
     for key, given, without in (
         ("dataset", None if dataset is None else dataset.name, ("data", "context")),
-        ("model", _class_name(model), _OF_MODELS),
-        ("optimizer", _class_name(optimizer), ("momentum", "weight_decay")),
+        ("model", class_name(model), _OF_MODELS),
+        ("optimizer", class_name(optimizer), ("momentum", "weight_decay")),
     ):
         # The command reads the data that its configuration names, and gives them.
         if given is not None and (key, given) != ("dataset", name_of(config.dataset)):
@@ -155,5 +155,6 @@ def described(
     return facts
 
 
-def _class_name(given: object) -> str | None:
+def class_name(given: object) -> str | None:
+    """What to call a model or an optimizer that a program brings."""
     return None if given is None else getattr(given, "name", type(given).__name__)

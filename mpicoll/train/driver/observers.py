@@ -1,4 +1,4 @@
-"""Who watches a run: files of metrics, TensorBoard, and the clock that suspects a hang."""
+"""Who watches a run: metrics, TensorBoard, the terminal, and the clock that suspects a hang."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.driver.board import Board
 from mpicoll.train.driver.fence import Fence
 from mpicoll.train.driver.metrics import Metrics, locked
+from mpicoll.train.driver.printer import Printer
 from mpicoll.train.ranks.stacks import Stacks
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.records import Beginning, Epoch, Loss, Step
@@ -49,7 +50,7 @@ class Observers:
         before: Fence | None = None,
     ) -> None:
         self._comm, self._may_die = comm, workers.may_die
-        self._files: list[Metrics | Board] = []
+        self._files: list[Metrics | Board | Printer] = []
         self._metrics = None
         if config.tensorboard is not None and workers.rank == 0:
             self._files.append(Board(config.tensorboard, beginning.step))
@@ -68,6 +69,10 @@ class Observers:
     def communicated(self) -> float:
         """Mean seconds a step in which this rank communicated."""
         return self._communicated / max(1, self._steps)
+
+    def watch(self, printer: Printer) -> None:
+        """Print steps and epochs, too."""
+        self._files.append(printer)
 
     def heed(self, fence: Fence) -> None:
         """Write nothing from now on once the others have given up this process."""

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from mpicoll.train.driver.callbacks import OnStep
 from mpicoll.train.records import Step
@@ -32,6 +33,25 @@ def beats() -> OnStep:
             print(words, file=sys.stderr, flush=True)
 
     return on_step
+
+
+@contextmanager
+def shown(is_first: bool, bar: bool | None = None) -> Iterator[OnStep | None]:
+    """Show how far each epoch is; yields the function to call after a step.
+
+    Args:
+        is_first: Whether this rank shows it.
+        bar: Draw a bar. None draws one if standard error is a terminal and Rich is installed, and
+            writes lines elsewhere; False shows nothing.
+    """
+    wanted = has_rich() and sys.stderr.isatty() if bar is None else bar
+    with progress_bar(is_first and wanted) as on_step:
+        yield on_step or (beats() if is_first and bar is None and not wanted else None)
+
+
+def has_rich() -> bool:
+    """Whether the package that draws bars is installed."""
+    return find_spec("rich") is not None
 
 
 @contextmanager

@@ -33,11 +33,11 @@ class Trained(NamedTuple):
 
 
 def load_model(run: str | Path, best: bool = False) -> Trained:
-    """Take a trained model out of a checkpoint.
+    """Load a trained model from a checkpoint.
 
     Args:
-        run: A folder of checkpoints, whose last is taken, or one of them.
-        best: Take the best of them instead.
+        run: A folder of checkpoints, of which the last is used, or one checkpoint.
+        best: Use the best one instead.
 
     Raises:
         FileNotFoundError: There is none.

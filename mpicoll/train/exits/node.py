@@ -26,11 +26,11 @@ _STEP = 3.0
 
 
 class Fault(NamedTuple):
-    """What is wrong with a device, to see how the others do without it.
+    """A simulated fault of a device.
 
     Attributes:
-        silent: Number of the batch from which on it says nothing; None: it always does.
-        late: Seconds that it takes longer for each batch.
+        silent: The device sends nothing from this batch on; None: it always answers.
+        late: Seconds by which it is slower in each batch.
     """
 
     silent: int | None = None

@@ -29,24 +29,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of all samples at one threshold; equal on all ranks.
+    """The result for all samples at one threshold; equal on all ranks.
 
     Attributes:
-        threshold: Of the entropy, from 0 to 1.
-        samples: How many there were.
-        answered: Share of them that a tier has answered; what only silent devices saw has none.
-        accuracy: Share of all that was answered right.
-        leaving: Share of all that left at each tier, by its name.
-        sent: Bytes a sample that went up, counted: `scores`, `features`, and their `heads` (number
-            of the batch, which rows); and `answers`, which went down.
+        threshold: Threshold of the entropy, from 0 to 1.
+        samples: Number of samples.
+        answered: Share of them that a tier answered; samples that only silent devices saw have no
+            answer.
+        accuracy: Share of all samples that were answered correctly.
+        leaving: Share of all samples that left at each tier, by its name.
+        sent: Bytes sent for each sample, counted: up `scores`, `features` and their `heads` (number
+            of the batch, which rows), and down `answers`.
         formula: Bytes a sample of scores and features by `layout.costs`; None where devices were
             silent or late.
         raw: Bytes a sample of the inputs, a byte for each value: what it takes to send all up.
         seconds: Latency of the samples that were answered, from when the devices began with their
             batch: `median`, `mean` and `p95`; empty where none was.
-        late: Letters that came too late.
+        late: Messages that came too late.
         tiers: Tier at which each sample left, -1 for none, shape (samples,).
-        scores: By which it left, shape (samples, classes); zeros for none.
+        scores: Scores with which it left, shape (samples, classes); zeros for none.
     """
 
     threshold: float

@@ -25,12 +25,12 @@ from mpicoll.train.models.precision import Rounding, computing
 
 @dataclass(frozen=True)
 class Exit:
-    """Where a sample may leave.
+    """An exit: a place where a sample may leave.
 
     Attributes:
-        head: Layers that make scores of what the layer before has made.
+        head: Layers that compute scores from the output of the layer before.
         after: Number of layers before it.
-        weight: Of its loss beside that of the last layer, which counts as 1.
+        weight: Weight of its loss; that of the last layer is 1.
     """
 
     head: tuple[Layer, ...]
@@ -39,22 +39,22 @@ class Exit:
 
 
 class EarlyExits(Sequential):
-    """A network with exits: it learns the weighted sum of the losses of all.
+    """A network with exits, trained on the weighted sum of all losses.
 
-    Its outputs are those of the last layer: it is evaluated as the network without exits, and
-    `mpicoll tiers` lets samples leave. Parameters of a head are called `exit1.layer1.weight`, ....
+    Its outputs are those of the last layer: it is evaluated like the network without exits. Samples
+    leave at exits under `mpicoll tiers`. Parameters of a head are named `exit1.layer1.weight`, ....
 
     Args:
-        layers, inputs, dtype, loss: As of `Sequential`.
+        layers, inputs, dtype, loss: As for `Sequential`.
         exits: In any order.
 
     Attributes:
         exits: First to last.
-        heads: Of each exit, its layers as a network.
+        heads: The head of each exit, as a network.
 
     Raises:
-        ValueError: A head does not fit, has outputs of another shape than the last layer, or stands
-            nowhere between two layers, or where another does.
+        ValueError: A head does not fit, its outputs have another shape than those of the last
+            layer, it is not between two layers, or two exits are at the same place.
     """
 
     def __init__(

@@ -36,19 +36,19 @@ def generate(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Go on with a sequence, token by token.
+    """Continue a sequence, token by token.
 
-    Each token is drawn by the softmax of its scores, which the model gives from the tokens before
-    it, as many of them as it was trained on.
+    Each token is drawn by the softmax of its scores. The model computes them from the tokens before
+    it, at most as many as it was trained on.
 
     Args:
         model: As `mpicoll.train.models.transformer`.
         parameters: Its parameters by name.
-        prompt: What to go on with; of a model of bytes, a text is one when it is encoded.
-        tokens: How many to generate.
-        temperature: Scores are divided by it: below 1 likely tokens come more often. With 0 the
-            likeliest token comes, and nothing is drawn.
-        seed: Of what is drawn.
+        prompt: Tokens to continue; for a model of bytes, an encoded text.
+        tokens: Number of tokens to generate.
+        temperature: Scores are divided by it: below 1, likely tokens become more likely. 0 takes
+            the likeliest token and draws nothing.
+        seed: Random seed.
 
     Raises:
         ValueError: The model gives no such scores, or they are not finite; the prompt is empty or

@@ -1,7 +1,7 @@
 """Losses of a batch, and their derivatives by the outputs of a model.
 
-A loss is anything that has the methods of `Loss`.  What a sample has several of (tokens of a text,
-values of a vector) counts as one: its loss is their mean.
+A loss is any object with the methods of `Loss`.  If a sample has several targets (tokens of a text,
+values of a vector), its loss is their mean.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """Of a softmax over the last axis of the outputs, whose targets are whole numbers.
+    """Cross entropy of a softmax over the last axis of the outputs; targets are whole numbers.
 
     Outputs have shape (samples, ..., classes), targets (samples, ...).
     """

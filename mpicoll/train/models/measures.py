@@ -1,7 +1,7 @@
-"""What is told of a model's outputs beside their loss.
+"""Measures of a model's outputs beside their loss.
 
-A measure is anything that has what `Measure` has: a value made of sums over samples, so that ranks
-measure a part each.
+A measure is any object with the attributes and methods of `Measure`: a value computed from sums
+over samples, so that each rank measures a part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Measure(Protocol):
 
     Attributes:
         name: In records, tables and files.
-        sums: How many sums it needs.
+        sums: Number of sums it needs.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Measure(Protocol):
 
 
 class Accuracy(Measure):
-    """The share of targets, of samples or of tokens, that have the highest score."""
+    """The share of targets (of samples or of tokens) with the highest score."""
 
     name, sums = "accuracy", 2
 

@@ -44,16 +44,16 @@ Push = Callable[[str, "Array | None"], None]
 class Model(Protocol):
     """What the training loop asks of a model.
 
-    A model may also have a method `push_gradients(parameters, batch, push)` that returns the loss
-    alone and calls `push(name, gradient)` for each parameter as soon as its gradient is final: then
+    A model may have three more methods. `push_gradients(parameters, batch, push)` returns only the
+    loss, and calls `push(name, gradient)` for each parameter as soon as its gradient is final. Then
     the gradients of the last layers are sent while those of the first are still computed.
 
-    `initial_buffers()` gives arrays by name that the model keeps beside its parameters, such as
-    statistics. It finds them among the parameters that it is given, and changes them in place when
-    it computes gradients.
+    `initial_buffers()` returns arrays by name that the model keeps beside its parameters, such as
+    statistics. They are among the parameters that its methods get, and it changes them in place
+    when it computes gradients.
 
-    `sums()` gives the lengths of the vectors that it hands to `Batch.sum` in a batch, in order. It
-    hands over as many for a batch without samples.
+    `sums()` returns the lengths of the vectors that it passes to `Batch.sum` for a batch, in order.
+    For a batch without samples it passes as many.
     """
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
@@ -64,9 +64,9 @@ class Model(Protocol):
     ) -> tuple[float, Mapping[str, Array | None]]:
         """This rank's share of the loss and of its gradients.
 
-        Both are sums over the samples of `batch`, divided by `batch.total`: summed over the ranks
-        they are means over the global batch, however unevenly it is cut. Zeros for no samples. None
-        for a gradient says that the parameter had no part in this batch.
+        Both are sums over the samples of `batch`, divided by `batch.total`. Added over the ranks
+        they are means over the global batch, however unevenly it is cut. Without samples they are
+        zeros. A gradient of None means that the parameter was not used in this batch.
         """
 
     def losses_and_outputs(
@@ -74,7 +74,7 @@ class Model(Protocol):
     ) -> tuple[Array, Array]:
         """Loss of each sample, shape (samples,), and outputs, shape (samples, ...).
 
-        Of class numbers the outputs are scores, with the classes on the last axis.
+        For class numbers the outputs are scores, with the classes on the last axis.
         """
 
 
@@ -128,27 +128,28 @@ def sums_of(model: Model) -> tuple[int, ...]:
 
 
 class Sequential(PushingModel):
-    """Layers one after the other, and a loss.
+    """A chain of layers, and a loss.
 
-    Parameters are called `layer1.weight`, `layer1.bias`, ..., counting layers that have any; those
-    of a layer with a name, `name.weight`. Layers of one name share their parameters.
+    Parameters have the names `layer1.weight`, `layer1.bias`, ..., where only layers with parameters
+    count; those of a layer with a name have `name.weight`. Layers of one name share their
+    parameters.
 
     Args:
-        layers: First to last; of the last, the outputs are what the loss is of.
+        layers: First to last.
         inputs: Shape of a sample.
         dtype: Floating type of the parameters.
-        loss: Of the outputs of the last layer.
+        loss: The loss of the last layer's outputs.
 
     Attributes:
         layers, loss: As given.
         dtype: As NumPy has it.
-        shapes: Of a sample at the inputs of each layer, and at the outputs of the last one.
-        parameter_shapes: By name.
+        shapes: Shape of a sample before each layer, and after the last.
+        parameter_shapes: Shapes of the parameters by name.
         holders: Numbers of the layers that have a parameter, by its name.
 
     Raises:
-        ValueError: A layer does not fit the shape of what comes before it, or layers of one name
-            have other parameters.
+        ValueError: A layer does not fit the shape of its inputs, or layers of one name have
+            different parameters.
     """
 
     def __init__(
@@ -344,17 +345,17 @@ def transformer(
     dtype: str = "float32",
     dropout: float = 0.0,
 ) -> Sequential:
-    """A decoder: it gives a score of each next token from the tokens before it.
+    """A decoder: it computes a score for each next token from the tokens before it.
 
     A. Radford et al., "Language models are unsupervised multitask learners", 2019: norms come
     before attention and before the two dense layers, and embedding and scores share their vectors.
 
     Args:
         tokens: Size of the vocabulary.
-        context: Tokens of a sample.
-        width: Of the vector of a token.
-        blocks: Of attention and two dense layers each.
-        heads: Of each attention.
+        context: Tokens in a sample.
+        width: Length of the vector of a token.
+        blocks: Number of blocks, each of attention and two dense layers.
+        heads: Attention heads in each block.
         dtype: Floating type of the parameters.
         dropout: Share of what each block adds that is set to zero while training.
 

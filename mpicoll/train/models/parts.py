@@ -30,7 +30,7 @@ class Split(Layer):
     """Cuts an image into parts, rows first.
 
     Attributes:
-        rows, columns: How many parts, one above the other and side by side.
+        rows, columns: Number of parts, one above the other and side by side.
     """
 
     keeps_inputs = False
@@ -165,14 +165,14 @@ class EachPart(Chain):
 
 @dataclass(frozen=True)
 class Aggregate(Layer):
-    """Makes one of several parts, or a few of many.
+    """Combines several parts into one, or into a few.
 
     Attributes:
         how: `max` or `mean` of each value, or `concat`: all values, on the last axis.
-        into: How many are left, each of as many neighbours; of one, the axis is gone.
-        device_dropout: Share of the parts that are left out at random in training, of each sample,
-            but not all: as if their devices were silent. Layers of as many parts and of this share
-            leave out the same.
+        into: Number of parts left, each from equally many neighbours; with one, the axis is gone.
+        device_dropout: Share of the parts of each sample that are left out at random in training,
+            never all, as if their devices were silent. Layers with the same number of parts and the
+            same share leave out the same parts.
     """
 
     keeps_inputs = False
@@ -298,9 +298,9 @@ def _like(numbers: Any, values: Array) -> Any:
 
 @dataclass(frozen=True)
 class Binarize(Layer):
-    """The sign of each value, 1 or -1: a bit, where it is sent.
+    """The sign of each value, 1 or -1; it is sent as a bit.
 
-    The derivative is taken for that of the value itself from -1 to 1, and for 0 beyond
+    The derivative is taken to be 1 from -1 to 1, and 0 elsewhere
     (I. Hubara et al., "Binarized neural networks", 2016).
     """
 

@@ -27,15 +27,15 @@ def resnet(
 
     Args:
         image: Height, width and channels.
-        channels: Of each stage.
+        channels: Channels of each stage.
         classes: Number of classes.
-        blocks: In each stage.
+        blocks: Blocks in each stage.
         dtype: Floating type of the parameters.
         dropout: Share of the means that is set to zero while training.
-        local: Whether each part of a batch is normalised by itself (`BatchNorm`).
+        local: Whether each rank's part of a batch is normalised by itself (`BatchNorm`).
 
     Raises:
-        ValueError: The image is too small for so many stages.
+        ValueError: The image is too small for this number of stages.
     """
     layers: list[Layer] = [Reshape(image)]
     for stage, count in enumerate(channels):

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class FullySharded(ParameterShards):
     """Parameters that are whole only while a layer uses them; collective.
 
-    A unit is all parameters whose names begin alike: `layer3` for `layer3.weight` and
-    `layer3.bias`.  It is gathered before it is used and freed afterwards, and its gradients are
-    summed into the parts of the ranks that own them; the optimizer sees these parts alone.
+    A unit is all parameters of a layer: `layer3` has `layer3.weight` and `layer3.bias`.  It is
+    gathered before it is used and freed afterwards.  Its gradients are added into the parts of the
+    ranks that own them; the optimizer updates only these parts::
 
         parameters = FullySharded(Drawn(model, seed=1), comm)
         for inputs, targets in ...:                      # this rank's samples
@@ -39,23 +39,23 @@ class FullySharded(ParameterShards):
             parameters.update(optimizer, lr=0.1)
 
     Args:
-        parameters: Arrays by name, equal on all ranks, of one floating type: in it they are
-            gathered, and kept in float32 where it is narrower.  They are read a unit at a time: of
+        parameters: Arrays by name, equal on all ranks, of one floating type.  They are gathered in
+            this type, and kept in float32 if it is narrower.  They are read one unit at a time; for
             a model larger than the memory of a rank give `Drawn`.
         comm: The ranks, an `mpicoll.Intracomm`; None for this process alone.
         gather: How units are divided.  "all": every rank owns an even part of each (all-gather,
             reduce-scatter).  "broadcast": unit u is owned by rank u mod N (broadcast, reduce).
-        ahead: Units that are gathered while another is used; each has a buffer as long as the
+        ahead: Number of units gathered while another is used; each has a buffer as long as the
             longest unit.
-        keep: Gathered units stay until the update, each in a buffer of its own.
-        algorithm: Of the collectives, None for the communicator's choices.
+        keep: Keep gathered units until the update, each in its own buffer.
+        algorithm: Algorithm of the collectives, None for the communicator's choices.
 
     Attributes:
         units: Names of the units, in order.
-        updates: Updates made.
+        updates: Number of updates.
 
     Raises:
-        ValueError: `gather` or `ahead` is none.
+        ValueError: `gather` or `ahead` is not valid.
         TrainingError: Parameters cannot be read, or differ between ranks; on all ranks.
     """
 
@@ -83,14 +83,14 @@ class FullySharded(ParameterShards):
         return sum(array.nbytes for array in own) + self.buffers_nbytes
 
     def update(self, optimizer: Optimizer, lr: float, clip: float | None = None) -> None:
-        """Update this rank's parts by the gradients that were added up, and forget these.
+        """Update this rank's parts by the added gradients, and reset these.
 
-        Collective where gradients are clipped.
+        Collective if gradients are clipped.
 
         Args:
             optimizer: Such as `mpicoll.train.optimizers.make("adam")`, the same in each call.
             lr: Learning rate.
-            clip: Largest norm of the gradient; longer ones are shortened to it.
+            clip: Largest norm of the gradient; larger gradients are scaled down.
         """
         self.await_reduction()
         norm = 0.0 if clip is None else self.norm()

@@ -27,24 +27,24 @@ class Axis(NamedTuple):
 
 
 class Mesh:
-    """All ranks, in a grid of replicas, stages, and ranks that share each layer.  Collective.
+    """A grid of all ranks: replicas, stages, and ranks that share each layer.  Collective.
 
     Ranks that share layers are neighbours in `comm`, then those of the same stage (`groups`).
 
     Args:
         comm: The ranks, an `mpicoll.Intracomm` or one of mpi4py's; None for this process alone.
-        data: Number of replicas of the model; None for as many as there are ranks for.
-        pipe: Number of stages that each replica is cut into.
+        data: Number of replicas of the model; None for as many as the ranks allow.
+        pipe: Number of stages of each replica.
         tensor: Number of ranks that share each layer of a stage.
 
     Attributes:
         world: All ranks.
-        data: The replicas of what this rank has.
+        data: The replicas of this rank's stage and part.
         pipe: The stages of this rank's replica.
         tensor: The ranks that share its layers.
 
     Raises:
-        ValueError: The numbers do not fit that of the ranks; on all ranks.
+        ValueError: The numbers do not fit the number of ranks; on all ranks.
     """
 
     def __init__(

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """Which parameters of a sharded model each rank has a part of.
+    """The parts of a sharded model's parameters: for checkpoints, comparisons and norms.
 
     Args:
-        model: Of layers that `shard` has made.
-        comm: The ranks that it was made for; None for this process alone.
+        model: A model of layers that `shard` made.
+        comm: The ranks it was made for; None for this process alone.
 
     Attributes:
-        cuts: Of each parameter and buffer that is divided; the others are the same on all ranks.
+        cuts: The cut of each parameter and buffer that is divided; others are whole on all ranks.
     """
 
     def __init__(self, model: Sequential, comm: MPI.Intracomm | None) -> None:
@@ -43,7 +43,7 @@ class Parts:
         return own_parts(arrays, self.cuts, self._group)
 
     def whole(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Whole arrays, of this rank's parts; collective."""
+        """Whole arrays from this rank's parts; collective."""
         if self._group is None:
             return dict(arrays)
         return {
@@ -52,7 +52,9 @@ class Parts:
         }
 
     def norm(self, gradients: Mapping[str, Array]) -> float:
-        """Norm of the whole gradient, the same on all ranks; what all have counts once; collective.
+        """Norm of the whole gradient, the same on all ranks; collective.
+
+        Parameters that all ranks have count once.
 
         Equal gradients give the same bits on any number of ranks.
         """

@@ -37,45 +37,46 @@ __all__ = ["NotFinite", "Pipeline"]
 
 
 class Pipeline:
-    """A model whose layers are cut into chunks, which the ranks along `mesh.pipe` share.
+    """A model whose layers are cut into chunks, divided among the ranks along `mesh.pipe`.
 
-    A step has the bits of one process that adds up the gradients of the same microbatches, whatever
+    A step has the bits of one process that adds the gradients of the same microbatches, whatever
     the schedule, the cut and the number of stages.  A parameter that layers of several stages share
-    is on each of them, with the gradient of all.  A layer that normalises over a batch normalises
-    each microbatch by itself.
+    is on each of them, with the gradient of all its uses.  A batch norm normalises each microbatch
+    by itself.
 
-    Methods are collective.  What fails on one rank raises the same `TrainingError` on all.
+    Methods are collective.  A failure on one rank raises the same `TrainingError` on all.
 
     Args:
         model: A `Sequential`; or its layers, with `inputs`, `dtype` and `loss`.
         mesh: The ranks.
         schedule: Order of computation, one of `mpicoll.train.step.names()`.
-        microbatches: Number of parts that each replica cuts its share of a batch into.
-        inputs, dtype, loss: As `Sequential` has them.
-        cut: Where chunks begin: "even", or the number of the first layer of each, as "0,3,7".
-        recompute: Keep inputs of chunks alone, and run forward passes again for the way back.
-        invariant: Number of parts of a whole batch, data * microbatches: their gradients and losses
-            are added along one tree, so that all meshes with as many parts have the same bits.
-            None: a replica's one after the other, and then those of the replicas.
-        seed: Of the first parameters.
-        algorithm: All-reduce algorithm of the sums over replicas, as `Intracomm.Allreduce` has it.
+        microbatches: Number of microbatches in a replica's share of a batch.
+        inputs, dtype, loss: As for `Sequential`.
+        cut: "even", or the number of the first layer of each chunk, as "0,3,7".
+        recompute: Keep only the inputs of chunks, and run forward passes again before backward
+            passes.
+        invariant: Number of parts of a whole batch, data * microbatches.  Their gradients and
+            losses are added along one tree, so that all meshes with this number of parts give the
+            same bits.  None: each replica adds its own in order, then the replicas are added.
+        seed: Seed of the first parameters.
+        algorithm: All-reduce algorithm of the sums over replicas, as for `Intracomm.Allreduce`.
         replicas: What replicas have of the parameters (`mpicoll.train.parallel.replicas`).
-        options: Of the schedule, such as `ahead` or `chunks`.
+        options: Parameters of the schedule, such as `ahead` or `chunks`.
 
     Attributes:
-        weights: Parameters of this rank's layers, or pieces that are all it keeps between steps;
-            in float32 where `dtype` is narrower.
-        parameters, buffers: Of these layers, by name.
+        weights: Parameters of this rank's layers, or the pieces that it keeps between steps; in
+            float32 if `dtype` is narrower.
+        parameters, buffers: Arrays of these layers, by name.
         owners: For each parameter of the model, the first stage that has it.
-        schedule: As `mpicoll.train.step.schedule` gives it.
+        schedule: The order, as `mpicoll.train.step.schedule` returns it.
         starts: Number of the first layer of each chunk.
-        held: The most microbatches that this rank held in the last step, counted for each chunk.
-        versions: The most versions of its parameters that it kept in the last step.
-        skipped: In the last `stream`, microbatches that this rank has left out, and why.
-        sent, sent_bytes: Messages between chunks that it has sent, and their length.
-        spans: When this rank did what in the last step.
-        parts: Parts that samples are cut into: the microbatches of all replicas.
-        gradients_nbytes: Bytes in which gradients are added up on this rank.
+        held: Most microbatches that this rank held in the last step, counted for each chunk.
+        versions: Most versions of its parameters that it kept in the last step.
+        skipped: Microbatches that this rank skipped in the last `stream`, and why.
+        sent, sent_bytes: Messages between chunks that it has sent, and their bytes.
+        spans: What this rank did when in the last step.
+        parts: Number of parts of a batch: the microbatches of all replicas.
+        gradients_nbytes: Bytes of the sums of gradients on this rank.
 
     Raises:
         ValueError: Something does not fit; names value, limit and remedy; on all ranks.

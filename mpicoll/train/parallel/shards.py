@@ -42,22 +42,22 @@ def shard(
 ) -> list[Layer]:
     """Divide layers among ranks; not collective.
 
-    The result is for a `Sequential` of the same `inputs`, whose parameters have the same names.
-    Each rank has its part of the parameters, drawn as the whole ones are.  All ranks compute with
-    the same samples, and all have the whole outputs.  Layers that are no layers of mpicoll's are
-    computed whole on every rank.
+    The result is for a `Sequential` with the same `inputs`; its parameters have the same names.
+    Each rank has its part of the parameters, drawn like the whole ones.  All ranks compute with the
+    same samples, and all have the whole outputs.  Layers of your own are computed whole on every
+    rank.
 
     Args:
         layers: First to last.
         comm: The ranks, best on one node, an `mpicoll.Intracomm` or one of mpi4py's; None for this
             process alone.
         inputs: Shape of a sample.
-        sequence: Of sequences (tokens, width), what lies between layers with matrices (norms,
-            residuals, dropout) is divided by tokens: each rank keeps its part of these values.
-        samples: Of a batch, for the costs.
-        dtype: Of the values, for the costs.
-        seconds: What a collective takes, such as a prediction of `mpicoll.tuning.predict`; None for
-            rings in the memory of a node.
+        sequence: For sequences (tokens, width): divide the values between layers with matrices
+            (norms, residuals, dropout) by tokens; each rank keeps its part of them.
+        samples: Samples in a batch, for the costs.
+        dtype: Type of the values, for the costs.
+        seconds: Function that returns the time of a collective, such as a prediction of
+            `mpicoll.tuning.predict`; None for rings in the memory of a node.
 
     Raises:
         ValueError: A layer has fewer heads, channels or values to divide than there are ranks; or

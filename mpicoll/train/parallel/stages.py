@@ -60,7 +60,7 @@ def starts(layers: int, stages: int, chunks: int, cut: Cut = "even") -> tuple[in
 
 
 def balanced(times: Sequence[float], chunks: int) -> tuple[int, ...]:
-    """The cut whose slowest chunk is quickest; among equal ones, the one with longer chunks first.
+    """The cut whose slowest chunk is fastest; among equal ones, that with longer chunks first.
 
     Args:
         times: Of each layer.

@@ -1,4 +1,4 @@
-"""What every rank of a pipeline did when, and what it waited for."""
+"""Timelines of pipelines: what each rank did when, and what it waited for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Record(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Seconds of a step of one rank, by what they went into.
+    """The time of a step on one rank, in seconds.
 
     Attributes:
         step: The whole.

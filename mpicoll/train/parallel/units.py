@@ -200,13 +200,13 @@ def memory(lengths: Sequence[int], owned: Sequence[int], slots: int, ahead: int,
 
 
 class Drawn(Mapping[str, Array]):
-    """The first parameters of a model, each layer's drawn when it is read.
+    """The first parameters of a model; those of a layer are drawn when they are read.
 
-    At most those of one layer are there at a time.
+    At most one layer's parameters exist at a time.
 
     Args:
         model: The model.
-        seed: As of `Sequential.initial_parameters`.
+        seed: As for `Sequential.initial_parameters`.
     """
 
     def __init__(self, model: Sequential, seed: int) -> None:

@@ -29,7 +29,7 @@ _ending = threading.Lock()
 
 
 def leave(status: int) -> NoReturn:
-    """End this process, where a rank has died: MPI_Finalize may wait for it for ever."""
+    """End this process without MPI_Finalize, which may wait for dead ranks forever."""
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(_GRACE)

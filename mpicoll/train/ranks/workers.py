@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on. Raised on all ranks together, with the same message."""
+    """The training cannot continue. Raised on all ranks, with the same message."""
 
 
 class NotSaved(TrainingError):

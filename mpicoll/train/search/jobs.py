@@ -83,7 +83,8 @@ def carry_out(
         with warnings.catch_warnings():
             # Of pbt, which changes it on purpose.
             warnings.filterwarnings("ignore", "(?s).*the learning rate goes from")
-            result = run(config, comm, dataset=dataset, on_epoch=tell if rank == 0 else None)
+            listener = tell if rank == 0 else None
+            result = run(config, comm, dataset=dataset, on_epoch=listener, quiet=True)
     except RankLost:
         raise
     except NotSaved as error:

@@ -47,22 +47,22 @@ _FIRST = 0
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found; equal on all ranks.
+    """The result of a search; equal on all ranks.
 
     Attributes:
-        complete: Whether it came to its end; otherwise a signal has stopped it.
-        trials: Trials that have a score or have failed.
-        failed: Those that have failed, and why: number and words.
-        epochs: Epochs trained, of all trials together.
-        seconds: Time that it took.
-        trial: The best trial, None where none has a score.
+        complete: Whether the search has ended; otherwise a signal stopped it.
+        trials: Number of trials that have a score or have failed.
+        failed: Failed trials: number and error.
+        epochs: Trained epochs of all trials together.
+        seconds: Time of the search.
+        trial: Number of the best trial, None if no trial has a score.
         values: Its values.
         trained: Epochs after which it was best.
-        validation: Measures of the validation set then.
-        checkpoint: Where it is.
-        test: Measures of the test set, which nothing else has seen; empty where there is none, and
-            where the search is not complete.
-        lost: Ranks that have died meanwhile.
+        validation: Measures of the validation set at that time.
+        checkpoint: Its checkpoint.
+        test: Measures of the test set, which is used for nothing else; empty if there is none, or
+            if the search is not complete.
+        lost: Ranks that died during the search.
     """
 
     complete: bool
@@ -89,21 +89,20 @@ def search(
 ) -> Found:
     """Search; collective over `comm`.
 
-    Rank 0 hands jobs out and trains nothing, unless it is alone.
+    Rank 0 distributes jobs and trains nothing, unless it is alone.
 
     Args:
-        space, options: What, and how; equal on all ranks.
+        space, options: The space and the options; equal on all ranks.
         comm: An `mpicoll.Intracomm`; None searches in this process, without MPI.
-        resume: Whether to go on where a search in the folder `options.out` has stopped.
+        resume: Whether to resume the search in the folder `options.out`.
         watch: Called on rank 0 when there may be something new to show.
 
     Raises:
-        ValueError: The ranks do not divide into groups, or the run is none of so many ranks.
+        ValueError: The ranks do not form whole groups, or the run does not fit a group.
         TrainingError: The folder is of another search, or data or folder cannot be read; on all
-            ranks. With `options.survive` also: rank 0 has died, or a rank of each group; or no rank
-            outlives another in this launch.
-        mpicoll.RankLost: A rank has died before the search has begun, or the others have given up
-            this one.
+            ranks. With `options.survive` also: rank 0 has died, or a rank of each group; or this
+            launch ends when a rank dies.
+        mpicoll.RankLost: A rank died before the search began, or the others have given up this one.
     """
     ranks = 1 if comm is None else comm.Get_size()
     groups_of(space, options, ranks)  # refuses what does not divide

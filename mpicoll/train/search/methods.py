@@ -33,8 +33,8 @@ class Job:
     Attributes:
         trial: Number of the trial, from 0.
         values: Its keys of `Config`.
-        epochs: Train until so many are complete.
-        source: Trial and epochs of the checkpoint to go on from; None to begin.
+        epochs: Train until this number of epochs is complete.
+        source: Trial and epochs of the checkpoint to continue from; None to begin.
     """
 
     trial: int
@@ -49,15 +49,15 @@ class Job:
 
 
 class Method(ABC):
-    """A machine that is asked and told.
+    """A search method: `ask` it for jobs, `tell` it their scores.
 
     Args:
-        trials: How many there are.
-        drawn: The values of each.
+        trials: Number of trials.
+        drawn: Function from a trial to its values.
 
     Attributes:
-        waiting: Jobs that were asked for and not told of yet.
-        scores: Of each place that was told of, higher is better; minus infinity where it failed.
+        waiting: Jobs that were asked for and have no score yet.
+        scores: Scores by trial and epochs; higher is better, minus infinity if it failed.
     """
 
     def __init__(self, trials: int, drawn: Callable[[int], Values]) -> None:
@@ -66,7 +66,7 @@ class Method(ABC):
         self.scores: dict[tuple[int, int], float] = {}
 
     def ask(self) -> Job | None:
-        """The next job; None where there is none now: for good, if none is waited for."""
+        """The next job, or None if there is none now; the search has ended if none is waiting."""
         job = self._next()
         if job is not None:
             self.waiting[job.place] = job
@@ -77,17 +77,17 @@ class Method(ABC):
 
         Args:
             job: One that was asked for.
-            score: Of its trial after so many epochs, higher is better; None where it has failed.
+            score: The score of its trial after these epochs, higher is better; None if it failed.
 
         Raises:
-            KeyError: It was not asked for, or was told of before.
+            KeyError: It was not asked for, or has a score already.
         """
         del self.waiting[job.place]
         self.scores[job.place] = -math.inf if score is None or math.isnan(score) else score
         self._told(job)
 
     def last(self) -> dict[int, int]:
-        """Of each trial that was told of, the most epochs that it has."""
+        """The most epochs of each trial that has a score."""
         return dict(sorted(self.scores))
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Rungs(Method):
     Args:
         trials, drawn: As of `Method`.
         rungs: Epochs of each, ascending.
-        eta: One of so many is promoted.
+        eta: One of `eta` trials is promoted.
     """
 
     def __init__(
@@ -156,20 +156,20 @@ class Rungs(Method):
 
 
 class Population(Method):
-    """Population based training, without waiting for one another.
+    """Population based training, in which members do not wait for each other.
 
     A member that is among the worst quarter copies, after some epochs, the checkpoint of one of the
     best quarter that has trained at least as long, and changes its values by a factor
     (M. Jaderberg et al. 2017: truncation selection, and perturbation). A member that has failed
-    copies, too, or ends. No member goes back, so that each trains no more than a whole run. Who has
-    the fewest epochs is next: so members can compare, where they are more than groups.
+    copies, too, or ends. No member goes back, so that each trains at most a whole run. The member
+    with the fewest epochs is next, so that members can be compared if there are more than groups.
 
     Args:
         trials, drawn: Size of the population; first values of each member.
-        epochs: Of a whole run.
+        epochs: Epochs of a whole run.
         interval: Epochs between two comparisons.
-        change: The values to go on with, from those copied, and a generator.
-        seed: Of who copies whom, and of changes.
+        change: Function from copied values and a random generator to the new values.
+        seed: Seed of the choice of members and of changes.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ def rungs(least: int, most: int, eta: int) -> tuple[int, ...]:
 
 
 def make_method(space: Space, options: SearchOptions) -> Method:
-    """The machine that options name.
+    """The method that options name.
 
     Raises:
         ValueError: They do not fit the space; with the remedy.

@@ -1,4 +1,4 @@
-"""What a search can be told beside its space; also the options of ``mpicoll search``.
+"""The options of a search beside its space; also those of ``mpicoll search``.
 
 Importing this loads no NumPy.
 """
@@ -25,21 +25,21 @@ class SearchOptions:
     """`asha`: L. Li et al., "A system for massively parallel hyperparameter tuning", 2020.
     `pbt`: M. Jaderberg et al., "Population based training of neural networks", 2017."""
     trials: int | None = option(None, "Number of trials; all points of a grid, else 16.")
-    """Of `pbt`, the size of the population."""
+    """With `pbt`, the size of the population."""
     ranks_per_trial: int = option(1, "Ranks that train a trial together.")
-    """One further rank hands trials out. A single process does both."""
+    """One more rank distributes trials. A single process does both."""
     min_epochs: int = option(1, "Epochs of the first rung (asha) or between comparisons (pbt).")
-    """The last rung has the epochs that the space's file says of a run."""
+    """The last rung has the `epochs` of the space's file."""
     eta: int = option(3, "asha promotes one of N trials, to N times the epochs.")
     measure: str | None = option(None, "Measure of the validation set: accuracy, r2 or loss.")
-    """None: accuracy or R², whichever goes with the model's loss, else the loss."""
+    """None: accuracy or R², by the model's loss; otherwise the loss."""
     hold_out: int = option(10, "Hold out one of N training samples without a validation set.")
-    """The last of each so many, of each class."""
-    seed: int = option(0, "Of what is drawn from the space.")
+    """The last of every N samples of each class."""
+    seed: int = option(0, "Random seed for drawing from the space.")
     survive: bool = option(
-        False, "Go on when ranks die (Open MPI 5, mpirun --with-ft ulfm).", "--survive"
+        False, "Continue when ranks die (Open MPI 5, mpirun --with-ft ulfm).", "--survive"
     )
-    """The trial of a group that has lost a rank is trained again, by another group."""
+    """Another group trains the trial of a group that has lost a rank."""
     out: str = option("search", "Folder of trials.jsonl and of the checkpoints.", metavar="FOLDER")
 
     def __post_init__(self) -> None:
@@ -60,10 +60,10 @@ class SearchOptions:
             raise ValueError("pbt copies better trials, and trials is 1: give at least 2")
 
     def groups(self, ranks: int) -> int:
-        """How many trials are trained at a time on so many ranks.
+        """The number of trials trained at a time on this number of ranks.
 
         Raises:
-            ValueError: The ranks do not divide into groups and one rank that hands trials out.
+            ValueError: The ranks are not one rank that distributes trials, and whole groups.
         """
         each = self.ranks_per_trial
         if ranks == 1 and each == 1:

@@ -143,12 +143,12 @@ class Choice(Dimension):
 
 @dataclass(frozen=True)
 class Space:
-    """What all runs have in common, and what differs.
+    """A search space.
 
     Attributes:
-        run: Keys of `Config` that all have.
-        dimensions: What may be tried, by key, in the order of the file.
-        text: What the file said, to be written down and read again.
+        run: Keys of `Config` that all trials have.
+        dimensions: The values that may be tried, by key, in the order of the file.
+        text: The content of the file.
     """
 
     run: Values
@@ -156,7 +156,7 @@ class Space:
     text: Mapping[str, Any]
 
     def drawn(self, seed: int, trial: int) -> Values:
-        """The values of a trial: a function of seed and trial alone."""
+        """The values of a trial; they depend only on seed and trial."""
         generator = np.random.default_rng((seed, trial))
         return {name: found.draw(generator) for name, found in self.dimensions.items()}
 
@@ -193,11 +193,11 @@ class Space:
 
     @classmethod
     def read(cls, path: Path) -> Space:
-        """The space of a file.
+        """Read the space from a file.
 
         Raises:
-            ValueError: It is neither TOML nor YAML, or says something that no search can do; with
-                the remedy.
+            ValueError: It is neither TOML nor YAML, or a search cannot do what it asks; with the
+                remedy.
             OSError: It cannot be read.
         """
         found = config_file.parse(path)
@@ -208,7 +208,7 @@ class Space:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Space:
-        """The space that the tables of a file say, or `text`.
+        """The space from the tables of a file.
 
         Raises:
             ValueError: As of `read`.

@@ -1,8 +1,8 @@
-"""A training step as a schedule: in which order ranks compute, and all that follows from it.
+"""Pipeline schedules: the order in which ranks compute a training step.
 
-An order says in a few lines when one rank computes which chunk of the model for which microbatch.
-Passes add messages and recomputation; the result is a program of each rank, which is verified,
-simulated, drawn, and run.  Needs the standard library alone.
+An order is a generator of a few lines: it yields the chunk and the microbatch that a rank computes
+next.  Passes add messages and recomputation.  The result is a program for each rank, which is
+verified, simulated, drawn and run.  Needs only the standard library.
 """
 
 from mpicoll.train.step.catalogue import Order, Schedule, find, names, register, schedule

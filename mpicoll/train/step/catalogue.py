@@ -23,37 +23,37 @@ OfRank = Callable[..., int]
 
 @dataclass(frozen=True)
 class Order:
-    """One order of computation, and what is registered of it.
+    """An order of computation, with its registered numbers.
 
     S is the number of ranks, M of microbatches, and ``**parameters`` are the order's own.
 
     Attributes:
-        name: its name.
-        tasks: generates the tasks of a rank.
+        name: name of the order.
+        tasks: generator of the tasks of a rank.
         parameters: name and default of each parameter.
-        place: which rank has a chunk.
+        place: function that returns the rank of a chunk.
         fixed_chunks: chunks of a rank, unless the order has a parameter ``chunks``.
         trains: whether there are backward passes.
         updates: whether weights are updated between microbatches.
         splits: whether backward passes are made in two parts.
         held: ``held(r, S, M, **parameters)``: the most microbatches whose activations rank r
             holds at a time, counted for each chunk.
-        held_is_bound: it may be fewer.
+        held_is_bound: whether ``held`` is an upper bound.
         recomputed: ``recomputed(r, S, M, **parameters)``: with recomputation, the most microbatches
-            whose activations rank r has computed again and holds.
+            whose recomputed activations rank r holds.
         versions: ``versions(r, S, M, **parameters)``: the most versions of its weights that rank r
             keeps at a time.
-        staleness: ``staleness(m, r, S, M, **parameters)``: how many updates are made on rank r
-            between the weights that microbatch m sees and the update with its gradient.
-        slots: ``slots(S, M, **parameters)``: for how many messages of one direction of an edge
-            there must be room at their receiver, if senders wait for it, so that nothing deadlocks.
-        messages: ``messages(S, M, **parameters)``: of all ranks.
-        makespan: ``makespan(S, M, durations, **parameters)``: how long a step takes where messages
-            take no time, of a rank's whole durations.
-        valid: ``valid(S, M, durations, **parameters)``: where ``makespan`` holds.
-        where: the same in words; "" if everywhere.
-        formula: ``makespan`` as it is written.
-        reference: where it comes from.
+        staleness: ``staleness(m, r, S, M, **parameters)``: number of updates on rank r between the
+            weights that microbatch m uses and the update with its gradient.
+        slots: ``slots(S, M, **parameters)``: number of messages of one direction of an edge for
+            which the receiver needs room, so that senders that wait for room do not deadlock.
+        messages: ``messages(S, M, **parameters)``: number of messages of all ranks.
+        makespan: ``makespan(S, M, durations, **parameters)``: time of a step if messages take no
+            time; ``durations`` are those of all chunks of a rank.
+        valid: ``valid(S, M, durations, **parameters)``: whether ``makespan`` holds.
+        where: the same in words; "" if it always holds.
+        formula: ``makespan`` as text.
+        reference: the source of the order.
     """
 
     name: str
@@ -107,14 +107,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Schedule:
-    """An order for so many ranks and microbatches: the programs of all ranks.
+    """An order for a number of ranks and microbatches: the programs of all ranks.
 
     Attributes:
         order: the order.
         stages: number of ranks.
         microbatches: number of microbatches.
         parameters: all of the order's parameters.
-        recompute: whether forward passes are run again before backward passes.
+        recompute: whether forward passes run again before backward passes.
     """
 
     order: Order
@@ -130,7 +130,7 @@ class Schedule:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What tells it from others, as plain data for JSON."""
+        """What identifies the schedule, as plain data for JSON."""
         return {
             "order": self.order.name,
             "S": self.stages,
@@ -148,7 +148,7 @@ class Schedule:
         return tuple(chunk for chunk in range(self.chunks) if self.place(chunk) == rank)
 
     def held(self, rank: int) -> tuple[int, int]:
-        """Microbatches whose activations a rank holds at most, and those computed again, if any."""
+        """Most microbatches whose activations a rank holds, and most that it recomputes."""
         order, named = self.order, (rank, self.stages, self.microbatches)
         count = order.held(*named, **self.parameters) if order.held else self.microbatches
         if not self.recompute:
@@ -169,7 +169,7 @@ class Schedule:
         return order.recomputed(rank, self.stages, self.microbatches, **self.parameters)
 
     def program(self, rank: int) -> tuple[Task, ...]:
-        """What a rank does, messages included."""
+        """The program of a rank, messages included."""
         tasks = self.order.tasks(rank, self.stages, self.microbatches, **self.parameters)
         if self.recompute and self.order.trains:
             tasks = recomputed(tasks)
@@ -185,10 +185,10 @@ class Schedule:
         return tuple(map(self.program, range(self.stages)))
 
     def makespan(self, durations: Durations) -> int | None:
-        """What is registered of how long a step takes where messages take no time, if anything.
+        """The registered time of a step if messages take no time; None if nothing is registered.
 
         Args:
-            durations: of all chunks of a rank together, alike on all ranks.
+            durations: times of all chunks of a rank together, equal on all ranks.
         """
         order, S, M = self.order, self.stages, self.microbatches
         if order.makespan is None or not order.valid(S, M, durations, **self.parameters):
@@ -213,9 +213,9 @@ _CATALOGUE: dict[str, Order] = {}
 
 
 def register(name: str, tasks: Tasks, **numbers: object) -> Order:
-    """Add an order to the catalogue; see :class:`Order` for the arguments by keyword.
+    """Add an order to the catalogue; :class:`Order` describes the keyword arguments.
 
-    Parameters are the generator's arguments that have a default.
+    Arguments of the generator that have a default are parameters of the order.
 
     Raises:
         ValueError: there is an order of that name already.
@@ -247,15 +247,14 @@ def find(name: str) -> Order:
 def schedule(
     name: str, stages: int, microbatches: int, *, recompute: bool = False, **parameters: int
 ) -> Schedule:
-    """An order for so many ranks and microbatches.
+    """The schedule of an order for a number of ranks and microbatches.
 
     Args:
-        name: of the order.
+        name: name of the order.
         stages: number of ranks.
         microbatches: number of microbatches.
-        recompute: run forward passes again before backward passes, and keep inputs alone until
-            then.
-        parameters: of the order, such as ``ahead`` or ``chunks``.
+        recompute: keep only inputs of chunks, and run forward passes again before backward passes.
+        parameters: parameters of the order, such as ``ahead`` or ``chunks``.
 
     Raises:
         ValueError: unknown order or parameter, or a number out of range.

@@ -21,16 +21,16 @@ Programs = Sequence[Sequence[Task]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
         schedule: the schedule.
-        problems: what is wrong.
-        held: the most microbatches whose activations each rank holds at a time, counted for each
-            chunk; with recomputation, whose inputs.
-        recomputed: the most whose activations it has computed again and holds.
-        versions: the most versions of its weights that each rank keeps at a time.
-        messages: of all ranks.
+        problems: the problems found.
+        held: most microbatches whose activations (with recomputation: inputs) each rank holds at a
+            time, counted for each chunk.
+        recomputed: most microbatches whose recomputed activations each rank holds.
+        versions: most versions of its weights that each rank keeps at a time.
+        messages: number of messages of all ranks.
     """
 
     schedule: Schedule
@@ -42,7 +42,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
     def as_dict(self) -> dict[str, object]:
@@ -59,15 +59,16 @@ class Verdict:
 
 
 def check(schedule: Schedule, programs: Programs | None = None) -> Verdict:
-    """Check a schedule, and what is registered of its order.
+    """Check a schedule, and the registered numbers of its order.
 
     Args:
         schedule: the schedule.
-        programs: of all ranks, if they are not the schedule's own.
+        programs: programs of all ranks, if they are not the schedule's own.
 
-    Found are: a task that is missing, made twice, on another rank, or before what it needs; sums of
-    gradients in another order than that of the microbatches; messages that two ranks see in
-    different orders; deadlocks; weights of the wrong age; and numbers that are not as registered.
+    The check finds tasks that are missing, occur twice, are on the wrong rank, or come before what
+    they need; sums of gradients in another order than that of the microbatches; messages that two
+    ranks expect in different orders; deadlocks; weights of the wrong age; and numbers that differ
+    from the registered ones.
     """
     programs = schedule.programs if programs is None else programs
     verdict = Verdict(

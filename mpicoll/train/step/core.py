@@ -26,7 +26,7 @@ class Event(NamedTuple):
 
 
 class DeadlockError(RuntimeError):
-    """Ranks wait for each other for ever.
+    """Ranks wait for each other forever.
 
     Attributes:
         waiting: the message that each of them waits for.

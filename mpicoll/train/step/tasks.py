@@ -36,14 +36,14 @@ OTHER_END = dict(zip(SENDS + RECEIVES, RECEIVES + SENDS, strict=True))
 
 
 class Task(NamedTuple):
-    """One thing that a rank does.
+    """A task of a rank.
 
     Attributes:
-        kind: what; see the table of this module.
-        chunk: of which chunk; of a message, over which edge.
-        microbatch: for which part of the batch.
-        version: of F, B and R: how many updates the weights have seen, in a step that updates them
-            between microbatches.
+        kind: its kind; see the table of this module.
+        chunk: number of the chunk; of a message, number of the edge.
+        microbatch: number of the microbatch.
+        version: for F, B and R, the number of updates that the weights have seen, in a step that
+            updates them between microbatches.
     """
 
     kind: str
@@ -62,17 +62,17 @@ class Task(NamedTuple):
 
     @property
     def other_end(self) -> Task:
-        """Of a message: the task at its other end."""
+        """The task at the other end of a message."""
         return self._replace(kind=OTHER_END[self.kind])
 
     @property
     def source(self) -> int:
-        """Of a message: the chunk that it comes from."""
+        """The chunk that a message comes from."""
         return self.chunk - self.kind.endswith("F")
 
     @property
     def destination(self) -> int:
-        """Of a message: the chunk that it goes to."""
+        """The chunk that a message goes to."""
         return self.chunk - self.kind.endswith("B")
 
 
@@ -102,13 +102,13 @@ def update(chunk: int, microbatch: int) -> Task:
 
 
 class Durations(NamedTuple):
-    """How long the tasks of a chunk take, or of all chunks of a rank together: whole numbers.
+    """Times of the tasks of a chunk, or of all chunks of a rank together: whole numbers.
 
     Attributes:
-        forward: of F and R.
-        backward: of B.
-        weight: of W, which is a part of B; I is the other.
-        update: of U.
+        forward: time of F and R.
+        backward: time of B.
+        weight: time of W, which is a part of B; the other part is I.
+        update: time of U.
     """
 
     forward: int
@@ -118,11 +118,11 @@ class Durations(NamedTuple):
 
     @property
     def input(self) -> int:
-        """Of I."""
+        """The time of I."""
         return self.backward - self.weight
 
     def of(self, kind: str) -> int:
-        """How long a computing task takes."""
+        """The time of a computing task."""
         match kind:
             case "F" | "R":
                 return self.forward
@@ -135,11 +135,11 @@ class Durations(NamedTuple):
         return self.update
 
     def divided(self, chunks: int) -> Durations:
-        """Those of one of so many equal chunks."""
+        """The times of one of this number of equal chunks."""
         return Durations(*(duration // chunks for duration in self))
 
     def times(self, factor: int) -> Durations:
-        """Those of a rank that takes so many times as long."""
+        """The times of a rank that is slower by this factor."""
         return Durations(*(duration * factor for duration in self))
 
 

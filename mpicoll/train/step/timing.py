@@ -20,10 +20,10 @@ SLOTS = Durations(forward=1, backward=2, weight=1)
 
 @dataclass(frozen=True)
 class Timing:
-    """When each rank does what.
+    """The simulated times of a step.
 
     Attributes:
-        ranks: of each rank its computing tasks, in order.
+        ranks: the computing tasks of each rank, in order.
         messages: all messages, as their senders see them.
     """
 
@@ -42,12 +42,12 @@ class Timing:
 
     @property
     def idle(self) -> float:
-        """The part of all ranks' time in which they do not compute."""
+        """The share of all ranks' time in which they do not compute."""
         whole = self.makespan * len(self.ranks)
         return 1 - sum(self.busy) / whole if whole else 0.0
 
     def gaps(self, rank: int) -> int:
-        """How long a rank does not compute between its first and its last task."""
+        """The time in which a rank does not compute between its first and its last task."""
         events = self.ranks[rank]
         return events[-1].end - events[0].begin - self.busy[rank] if events else 0
 
@@ -58,16 +58,16 @@ def simulate(
     machine: Machine | None = None,
     nbytes: int | Sequence[int] = 0,
 ) -> Timing:
-    """Run a schedule on a clock.
+    """Simulate a schedule.
 
-    A message of n bytes takes what the model of the machine says, alpha + beta n, while its sender
-    goes on computing; the messages of a rank leave one after the other, beta n apart.
+    A message of n bytes takes alpha + beta n, by the machine's model, while its sender computes.
+    The messages of a rank leave one after the other, beta n apart.
 
     Args:
         schedule: the schedule.
-        durations: how long the tasks of a chunk take; several: those of each chunk.
-        machine: what messages cost, in the unit of ``durations``; without one they take no time.
-        nbytes: length of a message; several: that of messages over each edge, by its number.
+        durations: times of the tasks of a chunk; a sequence has those of each chunk.
+        machine: costs of messages, in the unit of ``durations``; None: messages take no time.
+        nbytes: length of a message; a sequence has that for each edge, by its number.
 
     Raises:
         ValueError: durations for another number of chunks, or lengths for fewer edges.
