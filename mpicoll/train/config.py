@@ -51,7 +51,6 @@ _SHARED: dict[str, tuple[object, ...]] = {
     "batch_per_rank": (None,),
     "lr_scaling": ("none",),
     "data_servers": (0,),
-    "survive": (False,),
     "deterministic": (False,),
     "device": ("cpu",),
     "bucket": (None,),

@@ -145,6 +145,7 @@ class Loss:
         seconds: From when this rank heard of it until the others were ready for the next step.
         checkpoint: What they went on from; None where it was what they held in memory.
         left: Ranks that train from then on.
+        spare: Ranks that wait from then on until they are needed.
     """
 
     ranks: tuple[int, ...]
@@ -153,6 +154,7 @@ class Loss:
     seconds: float
     checkpoint: str | None
     left: int
+    spare: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,7 +93,7 @@ def start(config):
         on_step=on_step,
         on_epoch=lambda epoch: epochs.append(epoch.number),
     )
-    if config.strategy == "fsdp":  # a rank has parts
+    if config.strategy == "fsdp" or config.mesh:  # a rank has parts
         arrays, _ = checkpoints.load(checkpoints.find(Path(config.checkpoint)), ("parameter",))
         whole = {name.removeprefix("parameter/"): array for name, array in arrays.items()}
         result = replace(result, parameters=whole)
@@ -122,7 +122,8 @@ for rank, how, *moment in JOB["deaths"]:
     if MPI.COMM_WORLD.rank == rank:
         before_call(*moment, partial(die, how))
 options = {"dataset": "digits", "dtype": "float64", "batch": 10, "epochs": 4, "survive": True}
-config = Config(**{**options, **JOB["changes"]})
+changes = {k: tuple(v) if isinstance(v, list) else v for k, v in JOB["changes"].items()}
+config = Config(**{**options, **changes})
 if JOB.get("command"):
     data.DATASETS["digits"] = clouds
     sys.exit(main(config, mpicoll.Intracomm(MPI.COMM_WORLD)))

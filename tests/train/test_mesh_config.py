@@ -55,7 +55,6 @@ def test_what_is_no_mesh(text):
         {"batch_per_rank": 4},
         {"lr_scaling": "linear"},
         {"data_servers": 1},
-        {"survive": True},
         {"deterministic": True, "algorithm": "recursive_doubling"},
         {"device": "gpu"},
         {"bucket": 100},

@@ -44,11 +44,13 @@ class Death:
         ranks: Those, by their numbers at the start.
         noticed: When this rank heard of it, by `time.perf_counter`.
         before: The attempt that they ended; None on a rank that slept.
+        spare: So many of those that are left wait until they are needed.
     """
 
     ranks: tuple[int, ...]
     noticed: float
     before: Attempt | None
+    spare: int = 0
 
 
 class Attempt:
@@ -215,7 +217,9 @@ class Attempt:
         made = max(workers.gather(0 if before is None else before.made))
         repeated = max(0, made - beginning.step)
         self.beginning = self.beginning or beginning
-        loss = Loss(self.dead, beginning.step, repeated, 0.0, checkpoint, workers.size)
+        loss = Loss(
+            self.dead, beginning.step, repeated, 0.0, checkpoint, workers.size, self._death.spare
+        )
         return beginning, loss, missed
 
     def _go_on(self, training: Training, observers: Observers, loss: Loss) -> None:

@@ -101,7 +101,7 @@ def _main(
     try:
         workers = placement.members(config, comm) if members is None else members.workers
         with together(workers, "sharing out the ranks"):
-            config.worker_count(workers.size)
+            config.worker_count(workers.size if members is None else members.places)
         memory.make_room(workers, memory.reading(config))
         with together(workers, f"reading {config.dataset}"):
             dataset = load(config.dataset, config.data, config.context)
@@ -200,6 +200,8 @@ def _lost(loss: Loss) -> str:
     """What the death of ranks has cost."""
     which = f"lost {plural(len(loss.ranks), 'rank')}: {', '.join(map(str, loss.ranks))}"
     cost = [f"{1e3 * loss.seconds:.0f} ms until {plural(loss.left, 'rank')} went on"]
+    if loss.spare:
+        cost.append(f"{plural(loss.spare, 'rank')} spare")
     if loss.repeated:
         cost.append(f"{plural(loss.repeated, 'step')} made again")
     if loss.checkpoint is not None:

@@ -15,12 +15,11 @@ from mpicoll.errors import RankLost
 from mpicoll.train import optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
-from mpicoll.train.driver import data_servers, memory
+from mpicoll.train.driver import data_servers, memory, seating
 from mpicoll.train.driver.attempt import Attempt, Callbacks, Death
 from mpicoll.train.driver.callbacks import OnBegin, OnEpoch, OnStep
-from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import described
-from mpicoll.train.driver.preparation import prepare
+from mpicoll.train.driver.preparation import prepare, reseated
 from mpicoll.train.models import Measure, Model
 from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
@@ -168,7 +167,10 @@ def run_on(
     with together(members.workers, "sharing out the ranks"):
         count = config.worker_count(members.places)
     config = config.for_ranks(count)
-    setup, measuring = prepare(config, comm, *given, measures, workers)
+    if config.has_parts:
+        config = seating.counted(config, count)
+    waits = members.sleeps and config.has_parts
+    setup, measuring = prepare(config, comm, *given, measures, workers, waits)
     words = _described(setup, given)
     attempt: Attempt | None = None
 
@@ -182,7 +184,8 @@ def run_on(
             try:
                 if not members.sleeps:
                     if death is not None:
-                        setup, measuring = _regrouped(setup, measuring, members)
+                        setup = _regrouped(setup, members, config, given[2])
+                        measuring = measuring.on(members.workers)
                     attempt = Attempt(setup, measuring, callbacks, words, death)
                     result = attempt.run()
                     return members.dismiss(result)
@@ -193,15 +196,32 @@ def run_on(
                 if error.given_up is not None:
                     raise
             noticed = time.perf_counter()
-            death = Death(members.regroup(), noticed, attempt)
+            if config.has_parts:
+                kept = None if attempt is None else attempt.kept
+                seats = [] if kept is None else kept.seats()
+                lost = members.regroup(seats, partial(seating.chosen, config))
+            else:
+                lost = members.regroup()
+            death = Death(lost, noticed, attempt, members.sleeping)
 
 
-def _regrouped(setup: Setup, measuring: Measuring, members: Members) -> tuple[Setup, Measuring]:
-    """The same run on other ranks; collective."""
+def _regrouped(setup: Setup, members: Members, began: Config, optimizer: Optimizer | None) -> Setup:
+    """The same run on other ranks; collective.
+
+    Args:
+        setup: The run until now.
+        members: The ranks.
+        began: What was to be done at the start.
+        optimizer: That of the program, if it brings one.
+    """
     workers = members.workers
+    if began.has_parts:
+        with together(workers, "going on with the ranks that are left"):
+            config = seating.fitted(began, workers.size)
+        return reseated(setup, config, workers, members.comm, optimizer)
     config = workers.gather(setup.config)[0]
     with together(workers, "going on with the ranks that are left"):
         config.worker_count(workers.size)
     holding = setup.holding.on(workers)
     changed: dict[str, Any] = {"config": config, "workers": workers, "comm": members.comm}
-    return replace(setup, holding=holding, **changed), measuring.on(workers)
+    return replace(setup, holding=holding, **changed)

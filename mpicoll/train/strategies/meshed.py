@@ -64,7 +64,10 @@ class Meshed(Strategy):
     def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
         """Gradients and optimizer of the rank's own parameters."""
         size = weights.vector.nbytes
-        return {"gradients": size, "optimizer": slots(config) * size}
+        needed = {"gradients": size, "optimizer": slots(config) * size}
+        if config.survive:
+            needed["the step before"] = (1 + slots(config)) * size
+        return needed
 
     def passes(
         self, config: Config, rank: int, ranks: int, model: Model, holding: Holding

@@ -32,7 +32,8 @@ from mpicoll.train.records import Step
 from mpicoll.train.step.tasks import RECEIVES
 from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.evaluated import Evaluated, Pass, rows_at_once
-from mpicoll.train.strategies.kept import Part, Piece, Saved
+from mpicoll.train.strategies.kept import Held, Part, Piece, Saved, Seat
+from mpicoll.train.strategies.retained import Retained
 from mpicoll.train.strategies.training import Setup, Training
 
 #: Places in what ranks tell each other at the end of a step, before the seconds that each computed.
@@ -74,13 +75,20 @@ class StageTrainer(Training):
         self._facts = np.zeros(_COMPUTE + setup.workers.size)
         self._loading, self._updated = 0.0, 0
         self._tracing = ExitStack()
+        self._place = mesh.pipe.rank * mesh.tensor.size + mesh.tensor.rank, mesh.data.rank
+        self._retained: Retained | None = None
+        if config.survive:
+            pieces = [*self._kept()]
+            self._retained = Retained(pieces, buffers.views, self._place[0])
+            every = setup.workers.gather(self._retained.numbers)
+            self._lengths = {kind: n for own in every for kind, n in own.items()}
 
     @property
     def doing(self) -> str:
         return self._pipeline.doing
 
     def begin(self) -> None:
-        if self._config.timeline is not None:
+        if self._config.timeline is not None and self.number < _TRACED:
             with together(self._workers, "opening the timeline"):
                 if self._workers.rank == 0:
                     Path(self._config.timeline).parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +104,9 @@ class StageTrainer(Training):
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
         self.position = done
-        for samples in self.sampler.batches(epoch, done):
+        # What was to stop may go on after the death of a rank.
+        left = () if self._is_over() else self.sampler.batches(epoch, done)
+        for samples in left:
             yield self.step(samples, epoch, self.position + 1)
             if self._is_over():
                 break
@@ -115,6 +125,8 @@ class StageTrainer(Training):
         where, began = f"step {position} of epoch {epoch}", time.perf_counter()
         lr, skipped = self.rate(self.number + 1), None
         self._loading = 0.0
+        if self._retained is not None:
+            self._retained.begin(self.number, self.facts())
         loss, gradients = math.nan, dict[str, Array]()
         try:
             if self._pipeline.schedule.order.updates:
@@ -143,8 +155,11 @@ class StageTrainer(Training):
                     f"{where}: {skipped}: lower the learning rate (now {self._config.lr}) or check "
                     "the data"
                 )
-        self._compare_parameters(where)
         self.last = self._recorded(epoch, loss, lr, skipped is not None, mine, began)
+        if self._retained is not None:
+            self._retained.made()
+        self._compare_parameters(where)
+        self.before = None
         if self.number == _TRACED:
             self._tracing.close()
         return self.last
@@ -320,6 +335,24 @@ class StageTrainer(Training):
         whole = np.empty(shape, target.dtype)
         saved.read(title, 0, whole.reshape(-1))
         target[...] = self._tensor.own({name: whole})[name].reshape(-1)
+
+    # --- where ranks may die ---
+
+    @property
+    def lengths(self) -> dict[str, int | None]:
+        return dict(self._lengths)
+
+    def held(self) -> list[Held]:
+        own = [] if self._retained is None else self._retained.held(self.number, self.facts)
+        return [*own, *super().held()]
+
+    def seats(self) -> list[Seat]:
+        own = [] if self._retained is None else self._retained.held(self.number, self.facts)
+        return [*(Seat(held.number, *self._place) for held in own), *super().seats()]
+
+    def put(self, kind: str, values: Array) -> None:
+        assert self._retained is not None
+        self._retained.put(kind, values)
 
     # --- measurements ---
 
