@@ -101,6 +101,8 @@ def start(config):
         "rank": comm.rank,
         "lost": [[list(loss.ranks), loss.step, loss.repeated, loss.left] for loss in result.lost],
         "from": [loss.checkpoint for loss in result.lost],
+        "spare": [loss.spare for loss in result.lost],
+        "skipped": sum(epoch.skipped for epoch in result.history),
         "seconds": [loss.seconds for loss in result.lost],
         "steps": result.steps,
         "seen": [steps, epochs],

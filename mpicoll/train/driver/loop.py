@@ -6,7 +6,8 @@ Where ranks may die, those that are left make another attempt, from where the la
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,8 @@ def run_on(
     if config.has_parts:
         config = seating.counted(config, count)
     waits = members.sleeps and config.has_parts
-    setup, measuring = prepare(config, comm, *given, measures, workers, waits)
+    with _told_to_sleepers(members):
+        setup, measuring = prepare(config, comm, *given, measures, workers, waits)
     words = _described(setup, given)
     attempt: Attempt | None = None
 
@@ -178,19 +180,25 @@ def run_on(
         if attempt is not None:
             attempt.hear()
 
-    with signals.heard(hear):
+    with signals.heard(hear), _told_to_sleepers(members):
         death: Death | None = None
+        unheard: tuple[int, ...] = ()  # died before those that are left could begin an attempt
         while True:
             try:
                 if not members.sleeps:
                     if death is not None:
                         setup = _regrouped(setup, members, config, given[2])
                         measuring = measuring.on(members.workers)
-                    attempt = Attempt(setup, measuring, callbacks, words, death)
+                    attempt, unheard = Attempt(setup, measuring, callbacks, words, death), ()
                     result = attempt.run()
                     return members.dismiss(result)
+                unheard = ()
                 found = members.sleep()
                 if found is not None:
+                    if attempt is not None:
+                        attempt.close()
+                    if isinstance(found, TrainingError):
+                        raise found
                     return found
             except RankLost as error:
                 if error.given_up is not None:
@@ -202,7 +210,20 @@ def run_on(
                 lost = members.regroup(seats, partial(seating.chosen, config))
             else:
                 lost = members.regroup()
-            death = Death(lost, noticed, attempt, members.sleeping)
+            unheard = (*unheard, *lost)
+            death = Death(unheard, noticed, attempt, members.sleeping)
+
+
+@contextmanager
+def _told_to_sleepers(members: Members) -> Iterator[None]:
+    """Let ranks that sleep raise the error by which those that train end the run."""
+    try:
+        yield
+    except RankLost:
+        raise
+    except TrainingError as error:
+        members.dismiss(error)
+        raise
 
 
 def _regrouped(setup: Setup, members: Members, began: Config, optimizer: Optimizer | None) -> Setup:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from mpicoll.base.wording import plural
 from mpicoll.train.config import Config
+from mpicoll.train.parallel.checks import require_progress
 from mpicoll.train.strategies.kept import Seat
 
 
@@ -56,8 +57,10 @@ def fitted(config: Config, ranks: int) -> Config:
             if exact and fewer * microbatches != parts:
                 continue
             try:
-                return replace(config, mesh=mesh, microbatches=microbatches)
-            except ValueError:  # the order of computation takes multiples of something
+                found = replace(config, mesh=mesh, microbatches=microbatches)
+                require_progress(found.step_schedule)
+                return found
+            except ValueError:  # not all orders of computation take any number
                 continue
     remedy = "give checkpoint, from which a run goes on, and spares"
     if config.checkpoint is not None:
