@@ -223,6 +223,12 @@ class Config(Options):
                 )
         if not self.has_parts:
             return
+        if self.survive and self.strategy != "allreduce":
+            raise ValueError(
+                f"survive on a mesh with pipe or tensor is of strategy allreduce, under which all "
+                f"replicas have the same, not of {self.strategy}: give strategy allreduce, or "
+                "leave survive out"
+            )
         order = self.step_schedule.order
         if not order.trains:
             raise ValueError(

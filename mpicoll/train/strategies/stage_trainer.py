@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import part
 from mpicoll.train import optimizers
-from mpicoll.train.data import Inputs
 from mpicoll.train.data.feeds import Reading
 from mpicoll.train.data.sampler import Sampler
 from mpicoll.train.groups import part_of
@@ -31,9 +30,10 @@ from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, 
 from mpicoll.train.records import Step
 from mpicoll.train.step.tasks import RECEIVES
 from mpicoll.train.strategies.buffers import Buffers
-from mpicoll.train.strategies.evaluated import Evaluated, Pass, rows_at_once
+from mpicoll.train.strategies.evaluated import Evaluated, rows_at_once
 from mpicoll.train.strategies.kept import Held, Part, Piece, Saved, Seat
 from mpicoll.train.strategies.retained import Retained
+from mpicoll.train.strategies.shared import SampleRows, Shared
 from mpicoll.train.strategies.training import Setup, Training
 
 #: Places in what ranks tell each other at the end of a step, before the seconds that each computed.
@@ -202,7 +202,7 @@ class StageTrainer(Training):
         self.updates += int(made.sum())
         return float((losses[made] * counts[made]).sum() / counts[made].sum())
 
-    def _given(self, samples: NDArray[np.int64], epoch: int) -> tuple[_Rows, _Rows]:
+    def _given(self, samples: NDArray[np.int64], epoch: int) -> tuple[SampleRows, SampleRows]:
         """Inputs and targets of samples, read by the ranks that need them."""
 
         def inputs(some: NDArray[np.int64]) -> Array:
@@ -211,7 +211,7 @@ class StageTrainer(Training):
             self._loading += time.perf_counter() - asked
             return found
 
-        return _Rows(samples, inputs), _Rows(samples, lambda some: self._targets[some])
+        return SampleRows(samples, inputs), SampleRows(samples, lambda some: self._targets[some])
 
     def _agreed(self, where: str, mine: float) -> Array:
         """Whether the run is to stop, on all ranks; and the seconds that each has computed.
@@ -359,56 +359,4 @@ class StageTrainer(Training):
     def evaluated(self) -> Evaluated:
         """The model as it is now, shared by all ranks."""
         arrays = {**self.weights.views, **self.buffers.views}
-        return _Shared(self._pipeline, rows_at_once(self._setup.model), arrays)
-
-
-class _Shared(Evaluated):
-    """A model whose ranks make each forward pass together.
-
-    Args:
-        pipeline: The model.
-        rows: Samples of a microbatch, at most.
-        arrays: Parameters and buffers of this rank.
-    """
-
-    together = True
-
-    def __init__(self, pipeline: Pipeline, rows: int, arrays: Mapping[str, Array]) -> None:
-        self._pipeline, self._rows, self.arrays = pipeline, rows, arrays
-        self.parts = pipeline.parts
-
-    def passes(self, inputs: Inputs, targets: Inputs) -> Iterator[Pass]:
-        at_once = self._rows * self.parts
-        for start in range(0, len(targets), at_once):
-            rows = np.arange(start, min(start + at_once, len(targets)))
-            wanted, given = _Rows(rows, _adjacent(targets)), _Rows(rows, _adjacent(inputs))
-            for index, (losses, outputs) in self._pipeline.outcomes(given, wanted).items():
-                first, count = part(len(rows), self.parts, index)
-                if count:
-                    own = wanted[first : first + count]
-                    yield Pass(index, own, losses, outputs)
-
-
-class _Rows:
-    """Samples that are read when somebody asks for some of them.
-
-    Args:
-        samples: Their numbers.
-        read: Gives those of some numbers.
-    """
-
-    def __init__(
-        self, samples: NDArray[np.int64], read: Callable[[NDArray[np.int64]], Array]
-    ) -> None:
-        self._samples, self._read = samples, read
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, rows: slice) -> Array:
-        return self._read(self._samples[rows])
-
-
-def _adjacent(values: Inputs) -> Callable[[NDArray[np.int64]], Array]:
-    """Reads samples that lie one after the other, if there are any."""
-    return lambda some: values[some[0] : some[-1] + 1] if some.size else values[:0]
+        return Shared(self._pipeline, rows_at_once(self._setup.model), arrays)
