@@ -98,7 +98,10 @@ def test_what_is_of_axes_needs_them(name):
         ({"pipeline_schedule": "pipedream", "invariant": 8}, "does not take invariant"),
         ({"pipeline_schedule": "pipedream", "dtype": "float16"}, "does not scale the loss"),
         ({"microbatches": 0}, "microbatches is 0"),
-        ({"survive": True, "strategy": "zero1"}, "survive on a mesh .* not of zero1: give strategy"),
+        (
+            {"survive": True, "strategy": "zero1"},
+            "survive on a mesh .* not of zero1: give strategy",
+        ),
         ({"survive": True, "wire": "int8"}, "survive does not go together with wire int8"),
         ({"mesh": "pipe=2,tensor=2", "invariant": 8}, "tensor does not go together with invariant"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpicoll.base.wording import plural, ranges
 from mpicoll.train.ranks.waiting import share_deaths
@@ -93,7 +93,7 @@ def _axis(comm: MPI.Intracomm, size: int, rank: int, other: int) -> Axis:
     # Each communicator takes shared memory of the node: an axis of one rank gets none.
     if size == 1:
         return Axis()
-    along = comm.Split(other, rank)
+    along: Any = comm.Split(other, rank)
     share_deaths(along, comm)
     return Axis(size, rank, along)
 
