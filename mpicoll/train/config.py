@@ -71,6 +71,7 @@ TOGETHER: dict[str, dict[str, tuple[object, ...]]] = {
         "data_servers": (0,),
         "device": ("cpu",),
         "workers": (None,),
+        "timeline": (None,),
     },
     "spares": {"survive": (True,)},
     "pipe": _SHARED,

@@ -88,7 +88,7 @@ class StageTrainer(Training):
         return self._pipeline.doing
 
     def begin(self) -> None:
-        if self._config.timeline is not None and self.number < _TRACED:
+        if self._config.timeline is not None:
             with together(self._workers, "opening the timeline"):
                 if self._workers.rank == 0:
                     Path(self._config.timeline).parent.mkdir(parents=True, exist_ok=True)
