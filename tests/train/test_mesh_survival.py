@@ -116,13 +116,12 @@ def test_several_deaths_and_places(learn, ranks, mesh, deaths, left, spare, chan
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_only_replica_goes_on_from_the_checkpoint(learn, tmp_path, order, victim):
     deaths = [[victim, "kill", UPDATE, 15]]
-    changes = {"spares": 1, "pipeline_schedule": order}
-    folder = str(tmp_path / "whole")
-    whole, err = learn(2, "data=1,pipe=2", [], pipeline_schedule=order, checkpoint=folder)
-    found, err = learn(3, "data=1,pipe=2", deaths, checkpoint_every=5, **changes)
+    changes = {"pipeline_schedule": order, "checkpoint_every": 4}
+    whole, err = learn(2, "data=1,pipe=2", [], **changes, checkpoint=str(tmp_path / "whole"))
+    found, err = learn(3, "data=1,pipe=2", deaths, **changes, spares=1)
     first = found[1 - victim]
     assert set(found) == {1 - victim, 2}, err
-    assert first["from"][0].endswith("step-00000010") and first["steps"] == 44
+    assert first["from"][0].endswith("step-00000012") and first["steps"] == 44
     assert (first["bits"], first["loss"]) == (whole[0]["bits"], whole[0]["loss"])
 
 
