@@ -101,6 +101,13 @@ def test_a_spare_rank_takes_a_place(train):
     assert found[0]["bits"] == found[3]["bits"] == whole[0]["bits"], err
 
 
+def test_spare_ranks_end_with_the_error_of_those_that_train(train):
+    options = {"model": "mlp", "hidden": [9], "lr": 1e300, "skip_limit": 0}
+    done = train(2, [], {"spares": 1, **options}, limit=60)
+    for rank in (0, 1):
+        assert f"[rank {rank}] mpicoll.train.ranks.workers.TrainingError: step 2 of" in done.err
+
+
 def test_a_process_that_was_stopped_writes_no_more(train, tmp_path):
     changes = {"metrics": str(tmp_path / "m"), "checkpoint": str(tmp_path / "c"), "epochs": 20}
     changes |= {"checkpoint_every": 50}
