@@ -160,6 +160,11 @@ class Attempt:
             if observers is not None:
                 observers.free()
             raise
+        except BaseException:
+            # It ends alone. Until the others take over its locks, these are to stay: who finds
+            # none would think that the run has ended without it.
+            goes_on = config.survive
+            raise
         finally:
             stacks.close()
             if not goes_on:
