@@ -321,7 +321,7 @@ def _header(config: Config, ranks: int, dataset: Dataset) -> str:
         f"train {dataset.name}: {config.model} {named.described(config, dataset)} in "
         f"{config.dtype}, {plural(ranks, 'rank')}, {strategy_of(config).describe(config)}",
         f"{', '.join(sets[:-1])}{' and ' * (len(sets) > 1)}{sets[-1]} samples, "
-        f"batch {min(config.global_batch(config.worker_count(ranks)), samples)}, "
+        f"batch {min(config.global_batch(config.worker_count(ranks - config.spares)), samples)}, "
         f"{config.optimizer} with lr {config.lr:g}, seed {config.seed}, "
         f"BLAS threads a rank: {threads.describe_blas_threads()}",
     ]
