@@ -160,3 +160,15 @@ def test_every_rank_of_fsdp(train, tmp_path, victim, how):
     options = HEARTBEATS if how == "stop" else ()
     found, err = results(train(4, [[victim, how, where, 9]], changes, options=options))
     check(found, err, [victim], 4, strategy="fsdp")
+
+
+@pytest.mark.long
+def test_the_end_of_a_run_says_what_was_lost(train, tmp_path):
+    changes = {"mesh": PIPE, "model": "mlp", "checkpoint": str(tmp_path / "c"), "spares": 1}
+    deaths = [[0, "kill", STEP, 15], [1, "kill", STEP, 30]]
+    done = train(5, deaths, changes, command=True)
+    assert "5 ranks, allreduce, mesh data=2,pipe=2" in done.out
+    first, second = (line for line in done.err.splitlines() if line.startswith("lost"))
+    assert "lost 1 rank: 0 after step 14; " in first and first.endswith("until 4 ranks went on")
+    assert second.endswith("until 2 ranks went on, 1 rank spare")
+    assert not [*(tmp_path / "c").glob(".*")], "a lock or a draft is left"
