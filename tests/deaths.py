@@ -45,3 +45,39 @@ def survive(
     assert len(found) == len(rounds)
     mpirun.check_tidy()
     return [json.loads(line) for line in found]
+
+
+# --- trainings (train/surviving.py) ---
+
+STEPS = 44  # of clouds: 101 samples in batches of 10, four epochs
+
+
+def results(done):
+    found = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    assert found, done.err
+    return {each["rank"]: each for each in found}, done.err
+
+
+def check(found, err, dead, ranks=4, exact=False, strategy="allreduce", epochs=4, asleep=()):
+    """All others are there, and have what one process has; some may have slept for a time."""
+    assert set(found) == set(range(ranks)) - set(dead), err
+    first, total = found[min(found)], STEPS * epochs // 4
+    assert {rank for lost, *_ in first["lost"] for rank in lost} <= set(dead), err
+    assert {each["steps"] for each in found.values()} == {total}
+    assert len({each["bits"] for each in found.values()}) == 1
+    if strategy in ("allreduce", "zero1", "fsdp"):
+        assert first["difference"] <= 1e-12
+    # Where a rank and its buddy have died at once, from a checkpoint.
+    again = zip(first["lost"], first["from"], strict=True)
+    assert all(kept or repeated <= 1 for (_, _, repeated, _), kept in again)
+    if exact:
+        assert [first["bits"], first["loss"]] == first["expected"]
+    # Callbacks see every step and epoch once; but those that are made again.
+    for rank, each in found.items():
+        steps, seen = each["seen"]
+        if rank in asleep:
+            continue
+        again = sum(repeated for _, _, repeated, _ in each["lost"])
+        assert sorted(set(steps)) == list(range(1, total + 1))
+        assert len(steps) <= total + again
+        assert seen == list(range(1, epochs + 1))

@@ -115,13 +115,13 @@ ORDER = {
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server apart fully_sharded > allreduce server_trainer > "
-        "lockstep placement meshed > protocol stage_trainer copies > training > "
+        "lockstep placement meshed > protocol stage_trainer copies > retained training shared > "
         "gradients balance mixing evaluated holding kept > buffers"
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "
         "observers > checkpointing data_servers trained progress explained printer > preparation > "
-        "cutting > board metrics checkpoints bits memory measuring > array_files callbacks "
+        "cutting > board metrics checkpoints bits memory measuring > array_files callbacks seating "
         "fence recovery failure_detector first_format parity predicted config_file named"
     ),
 }

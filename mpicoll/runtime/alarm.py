@@ -83,7 +83,16 @@ class Alarm:
             peers.watch(private.allgather(peers.own()))
         self._own = self._marks[self._rows[self._rank]]
         self._next = 0.0
+        self._whole: Alarm | None = None
         self.lost: RankLost | None = None
+
+    def follow(self, whole: Alarm) -> None:
+        """Raise from now on what the alarm of a larger communicator does, with its ranks' numbers.
+
+        Who waits in a part of that communicator may wait for one that is alive, but has heard of a
+        death elsewhere in it.
+        """
+        self._whole = whole
 
     def look(self) -> None:
         """Raise RankLost if a rank has died; looks at most once in five milliseconds."""
@@ -100,6 +109,9 @@ class Alarm:
     def hear(self) -> RankLost | None:
         """What is raised if a rank has died, now or before; the others are told of a new death."""
         if self.lost is not None:
+            return self.lost
+        if self._whole is not None:
+            self.lost = self._whole.hear()
             return self.lost
         MPI.COMM_SELF.Iprobe()  # lets the library take in what it is told
         ranks, told = dead(self._control), self._control.Is_revoked()

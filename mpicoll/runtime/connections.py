@@ -191,7 +191,8 @@ def _lowest(numbers: int) -> int:
 
 def _made(comm: MPI.Intracomm, settings: Settings) -> Connection:
     # Unlike MPI_Comm_dup this copies no attributes, hints or topology of the user's.
-    private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
+    with forming(comm):
+        private = MPI.Intracomm(MPI.Intracomm.Split(comm, 0, comm.Get_rank()))
     private.Set_errhandler(MPI.ERRORS_RETURN)
     try:
         with forming(private):

@@ -51,6 +51,30 @@ def survive(state: State) -> None:
     state.fast_path.survive()
 
 
+def follow(part: State, whole: State) -> None:
+    """Let the calls on a part of a communicator raise at a death anywhere in the whole.  Local.
+
+    Raises:
+        ValueError: deaths are not told of on both.
+    """
+    if part.alarm is None or whole.alarm is None:
+        raise ValueError("both communicators have to outlive their ranks: build them with survive")
+    part.alarm.follow(whole.alarm)
+
+
+@contextmanager
+def breakable(state: State) -> Iterator[None]:
+    """Let a death end the MPI library's calls in the ``with`` block, which set up communicators.
+
+    ``state``'s own is revoked then, and those that are being formed: nothing else may be under way.
+
+    Raises:
+        RankLost: a rank has died meanwhile.
+    """
+    with state.guard.failing(), _broken_off_by_deaths(state.comm):
+        yield
+
+
 def survivors(state: State) -> State:
     """A communicator of the ranks that are left, in the same order, set up.  Collective over them.
 

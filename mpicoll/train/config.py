@@ -51,7 +51,6 @@ _SHARED: dict[str, tuple[object, ...]] = {
     "batch_per_rank": (None,),
     "lr_scaling": ("none",),
     "data_servers": (0,),
-    "survive": (False,),
     "deterministic": (False,),
     "device": ("cpu",),
     "bucket": (None,),
@@ -73,6 +72,7 @@ TOGETHER: dict[str, dict[str, tuple[object, ...]]] = {
         "data_servers": (0,),
         "device": ("cpu",),
         "workers": (None,),
+        "timeline": (None,),
     },
     "spares": {"survive": (True,)},
     "pipe": {**_SHARED, "keep_gathered": (False,)},  # it is so without
@@ -225,6 +225,12 @@ class Config(Options):
                 )
         if not self.has_parts:
             return
+        if self.survive and self.strategy != "allreduce":
+            raise ValueError(
+                f"survive on a mesh with pipe or tensor is of strategy allreduce, under which all "
+                f"replicas have the same, not of {self.strategy}: give strategy allreduce, or "
+                "leave survive out"
+            )
         order = self.step_schedule.order
         if not order.trains:
             raise ValueError(

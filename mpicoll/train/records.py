@@ -146,6 +146,7 @@ class Loss:
         seconds: Time from when this rank noticed until the others were ready for the next step.
         checkpoint: The checkpoint they continued from; None if they had the state in memory.
         left: Number of ranks that train from then on.
+        spare: Number of spare ranks from then on.
     """
 
     ranks: tuple[int, ...]
@@ -154,6 +155,7 @@ class Loss:
     seconds: float
     checkpoint: str | None
     left: int
+    spare: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ def start(config):
         on_epoch=lambda epoch: epochs.append(epoch.number),
         quiet=True,
     )
-    if config.strategy == "fsdp":  # a rank has parts
+    if config.strategy == "fsdp" or config.mesh:  # a rank has parts
         arrays, _ = checkpoints.load(checkpoints.find(Path(config.checkpoint)), ("parameter",))
         whole = {name.removeprefix("parameter/"): array for name, array in arrays.items()}
         result = replace(result, parameters=whole)
@@ -102,6 +102,8 @@ def start(config):
         "rank": comm.rank,
         "lost": [[list(loss.ranks), loss.step, loss.repeated, loss.left] for loss in result.lost],
         "from": [loss.checkpoint for loss in result.lost],
+        "spare": [loss.spare for loss in result.lost],
+        "skipped": sum(epoch.skipped for epoch in result.history),
         "seconds": [loss.seconds for loss in result.lost],
         "steps": result.steps,
         "seen": [steps, epochs],
@@ -123,7 +125,8 @@ for rank, how, *moment in JOB["deaths"]:
     if MPI.COMM_WORLD.rank == rank:
         before_call(*moment, partial(die, how))
 options = {"dataset": "digits", "dtype": "float64", "batch": 10, "epochs": 4, "survive": True}
-config = Config(**{**options, **JOB["changes"]})
+changes = {k: tuple(v) if isinstance(v, list) else v for k, v in JOB["changes"].items()}
+config = Config(**{**options, **changes})
 if JOB.get("command"):
     data.DATASETS["digits"] = clouds
     sys.exit(main(config, mpicoll.Intracomm(MPI.COMM_WORLD)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import launch
 import pytest
-from deaths import EXITS, HEARTBEATS, STOPPED_FOR
+from deaths import HEARTBEATS, STEPS, check, results
 
 HERE = Path(__file__).parent
 STEP, SUMS = "strategies.lockstep.Trainer.step", "exchange.buckets.Exchange.finish"
@@ -15,66 +15,8 @@ GATHER = "parallel.gathered.Gathered._gather"
 EVALUATION = "driver.measuring.Measuring.measure"
 SAVE = "driver.array_files.write"
 RECOVERY = "driver.recovery.recover"
-STEPS = 44  # of clouds: 101 samples in batches of 10, four epochs
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def train(mpirun):
-    """Train on so many ranks, of which some die; what the program prints, by rank."""
-    if "Open MPI v5" not in launch._library():
-        pytest.skip("all ranks end with one, by this library")
-
-    def start(ranks, deaths=(), changes=None, transport="auto", options=(), limit=80, **job):
-        job = {
-            "tests": str(launch.ROOT / "tests"),
-            "deaths": list(deaths),
-            "changes": changes or {},
-            "stopped": 1.5 * STOPPED_FOR,  # the others give it up
-            **job,
-        }
-        done = mpirun(
-            ranks,
-            HERE / "surviving.py",
-            json.dumps(job),
-            options=(*EXITS, *options),
-            environment={"MPICOLL_TRANSPORT": transport},
-            limit=limit,
-        )
-        mpirun.check_tidy()
-        return done
-
-    return start
-
-
-def results(done):
-    found = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
-    assert found, done.err
-    return {each["rank"]: each for each in found}, done.err
-
-
-def check(found, err, dead, ranks=4, exact=False, strategy="allreduce", epochs=4):
-    """All others are there, and have what one process has."""
-    assert set(found) == set(range(ranks)) - set(dead), err
-    first, total = found[min(found)], STEPS * epochs // 4
-    assert {rank for lost, *_ in first["lost"] for rank in lost} <= set(dead), err
-    assert {each["steps"] for each in found.values()} == {total}
-    assert len({each["bits"] for each in found.values()}) == 1
-    if strategy in ("allreduce", "zero1", "fsdp"):
-        assert first["difference"] <= 1e-12
-    # Where a rank and its buddy have died at once, from a checkpoint.
-    again = zip(first["lost"], first["from"], strict=True)
-    assert all(kept or repeated <= 1 for (_, _, repeated, _), kept in again)
-    if exact:
-        assert [first["bits"], first["loss"]] == first["expected"]
-    # Callbacks see every step and epoch once; but those that are made again.
-    for each in found.values():
-        steps, seen = each["seen"]
-        again = sum(repeated for _, _, repeated, _ in each["lost"])
-        assert sorted(set(steps)) == list(range(1, total + 1))
-        assert len(steps) <= total + again
-        assert seen == list(range(1, epochs + 1))
 
 
 # --- a few of all ways to die ---
@@ -157,6 +99,13 @@ def test_a_spare_rank_takes_a_place(train):
     assert found[3]["seen"] == [list(range(7, STEPS + 1)), [1, 2, 3, 4]]
     whole, err = results(train(3, [], {"algorithm": "ring"}))
     assert found[0]["bits"] == found[3]["bits"] == whole[0]["bits"], err
+
+
+def test_spare_ranks_end_with_the_error_of_those_that_train(train):
+    options = {"model": "mlp", "hidden": [9], "lr": 1e300, "skip_limit": 0}
+    done = train(2, [], {"spares": 1, **options}, limit=60)
+    for rank in (0, 1):
+        assert f"[rank {rank}] mpicoll.train.ranks.workers.TrainingError: step 2 of" in done.err
 
 
 def test_a_process_that_was_stopped_writes_no_more(train, tmp_path):

@@ -46,11 +46,13 @@ class Death:
         ranks: Those, by their numbers at the start.
         noticed: When this rank heard of it, by `time.perf_counter`.
         before: The attempt that they ended; None on a rank that slept.
+        spare: So many of those that are left wait until they are needed.
     """
 
     ranks: tuple[int, ...]
     noticed: float
     before: Attempt | None
+    spare: int = 0
 
 
 class Attempt:
@@ -164,6 +166,11 @@ class Attempt:
             if observers is not None:
                 observers.free()
             raise
+        except BaseException:
+            # It ends alone. Until the others take over its locks, these are to stay: who finds
+            # none would think that the run has ended without it.
+            goes_on = config.survive
+            raise
         finally:
             stacks.close()
             if not goes_on:
@@ -221,7 +228,9 @@ class Attempt:
         made = max(workers.gather(0 if before is None else before.made))
         repeated = max(0, made - beginning.step)
         self.beginning = self.beginning or beginning
-        loss = Loss(self.dead, beginning.step, repeated, 0.0, checkpoint, workers.size)
+        loss = Loss(
+            self.dead, beginning.step, repeated, 0.0, checkpoint, workers.size, self._death.spare
+        )
         return beginning, loss, missed
 
     def _go_on(self, training: Training, observers: Observers, loss: Loss) -> None:

@@ -113,7 +113,7 @@ def _main(
     try:
         workers = placement.members(config, comm) if members is None else members.workers
         with together(workers, "sharing out the ranks"):
-            config.worker_count(workers.size)
+            config.worker_count(workers.size if members is None else members.places)
         memory.make_room(workers, memory.reading(config))
         with together(workers, f"reading {config.dataset}"):
             dataset = load(config.dataset, config.data, config.context)

@@ -6,7 +6,8 @@ Where ranks may die, those that are left make another attempt, from where the la
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,11 @@ from mpicoll.errors import RankLost
 from mpicoll.train import optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
-from mpicoll.train.driver import data_servers, memory
+from mpicoll.train.driver import data_servers, memory, seating
 from mpicoll.train.driver.attempt import Attempt, Callbacks, Death
 from mpicoll.train.driver.callbacks import OnBegin, OnEpoch, OnStep
-from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.metrics import class_name, described
-from mpicoll.train.driver.preparation import prepare
+from mpicoll.train.driver.preparation import prepare, reseated
 from mpicoll.train.driver.printer import Printer
 from mpicoll.train.driver.progress import shown
 from mpicoll.train.models import Measure, Model
@@ -192,7 +192,11 @@ def run_on(
     with together(members.workers, "sharing out the ranks"):
         count = config.worker_count(members.places)
     config = config.for_ranks(count)
-    setup, measuring = prepare(config, comm, *given, measures, workers)
+    if config.has_parts:
+        config = seating.counted(config, count)
+    waits = members.sleeps and config.has_parts
+    with _told_to_sleepers(members):
+        setup, measuring = prepare(config, comm, *given, measures, workers, waits)
     words = _described(setup, given)
     attempt: Attempt | None = None
 
@@ -200,32 +204,71 @@ def run_on(
         if attempt is not None:
             attempt.hear()
 
-    with signals.heard(hear):
+    with signals.heard(hear), _told_to_sleepers(members):
         death: Death | None = None
+        unheard: tuple[int, ...] = ()  # died before those that are left could begin an attempt
         while True:
             try:
                 if not members.sleeps:
                     if death is not None:
-                        setup, measuring = _regrouped(setup, measuring, members)
-                    attempt = Attempt(setup, measuring, callbacks, words, death)
+                        setup = _regrouped(setup, members, config, given[2])
+                        measuring = measuring.on(members.workers)
+                    attempt, unheard = Attempt(setup, measuring, callbacks, words, death), ()
                     result = attempt.run()
                     return members.dismiss(result)
+                unheard = ()
                 found = members.sleep()
                 if found is not None:
+                    if attempt is not None:
+                        attempt.close()
+                    if isinstance(found, TrainingError):
+                        raise found
                     return found
             except RankLost as error:
                 if error.given_up is not None:
                     raise
             noticed = time.perf_counter()
-            death = Death(members.regroup(), noticed, attempt)
+            if config.has_parts:
+                kept = None if attempt is None else attempt.kept
+                seats = [] if kept is None else kept.seats()
+                lost = members.regroup(seats, partial(seating.chosen, config))
+            else:
+                lost = members.regroup()
+            unheard = (*unheard, *lost)
+            death = Death(unheard, noticed, attempt, members.sleeping)
 
 
-def _regrouped(setup: Setup, measuring: Measuring, members: Members) -> tuple[Setup, Measuring]:
-    """The same run on other ranks; collective."""
+@contextmanager
+def _told_to_sleepers(members: Members) -> Iterator[None]:
+    """Let ranks that sleep raise the error by which those that train end the run."""
+    try:
+        yield
+    except RankLost:
+        raise
+    except TrainingError as error:
+        members.dismiss(error)
+        raise
+
+
+def _regrouped(setup: Setup, members: Members, began: Config, optimizer: Optimizer | None) -> Setup:
+    """The same run on other ranks; collective.
+
+    Args:
+        setup: The run until now.
+        members: The ranks.
+        began: What was to be done at the start.
+        optimizer: That of the program, if it brings one.
+    """
     workers = members.workers
+    if began.has_parts:
+        # Spare ranks do not know where the model was cut by the times of its layers.
+        cuts = [cut for cut in workers.gather(setup.config.cut) if cut != "auto"]
+        with together(workers, "going on with the ranks that are left"):
+            config = seating.fitted(replace(began, cut=cuts[0] if cuts else "auto"), workers.size)
+        return reseated(setup, config, workers, members.comm, optimizer)
     config = workers.gather(setup.config)[0]
     with together(workers, "going on with the ranks that are left"):
         config.worker_count(workers.size)
     holding = setup.holding.on(workers)
     changed: dict[str, Any] = {"config": config, "workers": workers, "comm": members.comm}
-    return replace(setup, holding=holding, **changed), measuring.on(workers)
+    return replace(setup, holding=holding, **changed)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mpicoll.base import arrays
 from mpicoll.train import groups, optimizers
 from mpicoll.train.config import Config
@@ -14,11 +16,13 @@ from mpicoll.train.driver import bits, cutting, memory, predicted
 from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.named import make_model
 from mpicoll.train.models import Measure, Model, Sequential, buffers_of, sums_of
-from mpicoll.train.models.flat import described
+from mpicoll.train.models.flat import Flat, described
 from mpicoll.train.models.measures import usual
 from mpicoll.train.optimizers import Optimizer
+from mpicoll.train.ranks.waiting import breakable
 from mpicoll.train.ranks.workers import TrainingError, Workers, require_equal, together
 from mpicoll.train.strategies import placement
+from mpicoll.train.strategies.holding import Holding
 from mpicoll.train.strategies.protocol import strategy_of
 from mpicoll.train.strategies.training import Setup
 
@@ -34,11 +38,13 @@ def prepare(
     optimizer: Optimizer | None,
     measures: Sequence[Measure] | None,
     workers: Workers | None = None,
+    waits: bool = False,
 ) -> tuple[Setup, Measuring]:
     """What the run is made of: fits into memory, and is the same on all ranks; collective.
 
     Args:
         workers: The ranks of `comm`, where they are not as the configuration says.
+        waits: Whether this rank has nothing of the model before `reseated` gives it some.
     """
     if workers is None:
         workers = Workers() if comm is None else placement.members(config, comm)
@@ -54,11 +60,17 @@ def prepare(
         dataset = _on(config.device, dataset)
         buffers = {n: arrays.on(config.device, a) for n, a in buffers_of(model).items()}
         sums = _sums(config, model)
-        config.worker_count(workers.size)
+        if not waits:
+            config.worker_count(workers.size)
         if config.invariant is not None:
             bits.require_one_thread()
         if config.deterministic and config.algorithm is not None:
             bits.require_fixed_order(config.algorithm, workers.size)
+    made = optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay)
+    measuring = Measuring(config, workers, dataset, measures)
+    if waits:
+        nothing = Holding(Flat({}, out=np.zeros(0)), {})
+        return Setup(config, workers, comm, dataset, model, nothing, made, buffers), measuring
     config = cutting.resolved(config, workers, dataset, model)
     holding = strategy_of(config).hold(config, workers, comm, model)
     facts = {
@@ -69,14 +81,40 @@ def prepare(
         **described(buffers, "buffer"),
         "lengths of sums": sums,
     }
-    made = optimizers.make(config.optimizer, config.momentum, config.weight_decay)
-    setup = Setup(config, workers, comm, dataset, model, holding, optimizer or made, buffers)
+    setup = Setup(config, workers, comm, dataset, model, holding, made, buffers)
     try:
         setup = _agreed(setup, facts)
     except TrainingError:  # on all ranks
         holding.free()
         raise
-    return setup, Measuring(config, workers, dataset, measures)
+    return setup, measuring
+
+
+def reseated(
+    setup: Setup,
+    config: Config,
+    workers: Workers,
+    comm: MPI.Intracomm,
+    optimizer: Optimizer | None,
+) -> Setup:
+    """The same run on other ranks, each with its part of the model, without values; collective.
+
+    Args:
+        setup: The run until now.
+        config: What to do on these ranks.
+        workers, comm: The ranks.
+        optimizer: As of `prepare`.
+
+    Raises:
+        RankLost: Another rank has died meanwhile.
+    """
+    made = optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay)
+    with breakable(comm):
+        config = cutting.resolved(config, workers, setup.dataset, setup.model)
+        holding = strategy_of(config).hold(config, workers, comm, setup.model)
+    named: dict[str, Any] = {"config": config, "workers": workers, "comm": comm}
+    found = replace(setup, holding=holding, optimizer=made, **named)
+    return replace(found, optimizer=_grouped(found))
 
 
 def _agreed(setup: Setup, facts: Mapping[str, Any]) -> Setup:
@@ -100,14 +138,20 @@ def _agreed(setup: Setup, facts: Mapping[str, Any]) -> Setup:
         bucket = predicted.bucket(setup.comm, config.algorithm, nbytes)
         config = replace(config, bucket=bucket)
     with together(workers, "making the optimizer"):
-        optimizer = groups.grouped(
-            setup.optimizer,
-            setup.weights.views,
-            [groups.parse(text) for text in config.groups],
-            config.decay_on,
-            holding.forms,
-        )
+        optimizer = _grouped(setup)
     return replace(setup, config=config, optimizer=optimizer)
+
+
+def _grouped(setup: Setup) -> Optimizer:
+    """The optimizer of this rank's parameters, of one of all parameters alike.
+
+    Raises:
+        ValueError: As of `groups.grouped`.
+    """
+    config, holding = setup.config, setup.holding
+    parsed = [groups.parse(text) for text in config.groups]
+    views = setup.weights.views
+    return groups.grouped(setup.optimizer, views, parsed, config.decay_on, holding.forms)
 
 
 def _check(config: Config, dataset: Dataset, model: Model, measures: Sequence[Measure]) -> None:

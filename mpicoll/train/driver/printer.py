@@ -121,6 +121,8 @@ def lost(loss: Loss) -> str:
     """What the death of ranks has cost."""
     which = f"lost {plural(len(loss.ranks), 'rank')}: {', '.join(map(str, loss.ranks))}"
     cost = [f"{1e3 * loss.seconds:.0f} ms until {plural(loss.left, 'rank')} went on"]
+    if loss.spare:
+        cost.append(f"{plural(loss.spare, 'rank')} spare")
     if loss.repeated:
         cost.append(f"{plural(loss.repeated, 'step')} made again")
     if loss.checkpoint is not None:

@@ -164,7 +164,7 @@ def _values(own: Sequence[Held], kind: str, span: Span) -> Array:
 
 
 def _dtype(training: Training, kind: str) -> np.dtype[Any]:
-    return np.dtype(np.float64) if kind == "buffers" else training.weights.vector.dtype
+    return np.dtype(np.float64) if kind.startswith("buffers") else training.weights.vector.dtype
 
 
 def _missed(before: Training | None, source: Source) -> list[Step | Epoch]:

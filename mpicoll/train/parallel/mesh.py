@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpicoll.base.wording import plural, ranges
+from mpicoll.train.ranks.waiting import share_deaths
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,18 +64,11 @@ class Mesh:
             return
         if tensor > 1:
             warn_of_nodes(comm, tensor)
-        grid = comm.Create_cart([pipe, replicas, tensor], reorder=False)
-        # Each communicator takes shared memory of the node: an axis of one rank gets none.
-        if replicas > 1:
-            along = grid.Sub([False, True, False])
-            self.data = Axis(replicas, along.Get_rank(), along)
-        if pipe > 1:
-            along = grid.Sub([True, False, False])
-            self.pipe = Axis(pipe, along.Get_rank(), along)
-        if tensor > 1:
-            along = grid.Sub([False, False, True])
-            self.tensor = Axis(tensor, along.Get_rank(), along)
-        grid.Free()
+        rank, part = divmod(comm.Get_rank(), tensor)
+        stage, replica = divmod(rank, replicas)
+        self.data = _axis(comm, replicas, replica, stage * tensor + part)
+        self.pipe = _axis(comm, pipe, stage, replica * tensor + part)
+        self.tensor = _axis(comm, tensor, part, stage * replicas + replica)
 
     def __str__(self) -> str:
         return _words(self.data.size, self.pipe.size, self.tensor.size)
@@ -85,6 +79,22 @@ class Mesh:
             if axis.comm is not None:
                 axis.comm.Free()
         self.data = self.pipe = self.tensor = Axis()
+
+
+def _axis(comm: MPI.Intracomm, size: int, rank: int, other: int) -> Axis:
+    """The ranks that differ along one axis alone; collective over all.
+
+    Args:
+        comm: All ranks.
+        size, rank: Of the axis: number of ranks, and this one's.
+        other: A number for this rank's place along the other axes.
+    """
+    # Each communicator takes shared memory of the node: an axis of one rank gets none.
+    if size == 1:
+        return Axis()
+    along: Any = comm.Split(other, rank)
+    share_deaths(along, comm)
+    return Axis(size, rank, along)
 
 
 def warn_of_nodes(comm: MPI.Intracomm, tensor: int) -> None:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpicoll.base.arrays import Array
-from mpicoll.train.ranks.waiting import time_limit, wait_until
+from mpicoll.base.forming import forming
+from mpicoll.train.ranks.waiting import Deaths, time_limit, wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -85,8 +86,9 @@ class Wires:
     def __init__(self, comm: MPI.Intracomm) -> None:
         from mpi4py import MPI  # here, because it initialises MPI
 
-        self._comm = comm.Dup()
-        self._limit = time_limit(comm)
+        with forming(comm):
+            self._comm = comm.Dup()
+        self._limit, self._deaths = time_limit(comm), Deaths(comm)
         self._byte, self._status = MPI.BYTE, MPI.Status()
         self._coming: dict[Wire, deque[Parcel]] = {}
         self._posted: dict[Wire, deque[_Receive]] = {}
@@ -136,6 +138,7 @@ class Wires:
 
     def poll(self) -> bool:
         """Move messages on; whether any has left."""
+        self._deaths.look()
         before = len(self._leaving)
         while self._leaving and self._leaving[0][0].Test():
             self._leaving.popleft()
@@ -147,7 +150,8 @@ class Wires:
         Raises:
             TimeoutError: As `take` does.
         """
-        wait_until(lambda: not self._leaving, self.poll, self._limit)
+        with self._deaths.told(self._leaving, self._posted):
+            wait_until(lambda: not self._leaving, self.poll, self._limit)
 
     def swap(
         self, array: Array, targets: Sequence[int], arrivals: Mapping[int, Array], tag: int
@@ -169,9 +173,10 @@ class Wires:
         ]
         leaving = [array.reshape(-1).view(np.uint8), self._byte]
         requests += [self._comm.Isend(leaving, rank, tag) for rank in targets]
-        while requests:
-            wait_until(requests[-1].Test, lambda: False, self._limit)
-            requests.pop()
+        with self._deaths.told(requests, array, arrivals):
+            while requests:
+                wait_until(requests[-1].Test, self._deaths.look, self._limit)
+                requests.pop()
 
     def free(self) -> None:
         """Free the communicator; collective."""
@@ -181,12 +186,13 @@ class Wires:
         """Wait for a message; whether it fitted in."""
         from mpi4py import MPI
 
-        try:
-            wait_until(lambda: request.Test(self._status), self.poll, self._limit)
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
-                raise
-            return False
+        with self._deaths.told(self._leaving, self._posted):
+            try:
+                wait_until(lambda: request.Test(self._status), self.poll, self._limit)
+            except MPI.Exception as error:
+                if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                    raise
+                return False
         return True
 
     def _post(self, wire: Wire) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mpicoll.base.deaths import dead
 from mpicoll.errors import RankLost
 from mpicoll.train.ranks.guarded import GuardedWorkers
+from mpicoll.train.ranks.waiting import breakable
 from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError
 
 if TYPE_CHECKING:
@@ -71,20 +72,32 @@ class Members:
         self._started, self.names = size, tuple(range(size))
         self._make, self.places = make, size - spares
         self._everyone: Any = Intracomm(comm.Dup(), survive=True)
-        self._form()
+        self._form(range(self.places))
 
     @property
     def sleeps(self) -> bool:
         """Whether this rank waits until it is needed."""
-        return bool(self._everyone.Get_rank() >= self.places)
+        return self._everyone.Get_rank() not in self._working
 
     @property
     def is_first(self) -> bool:
         """Whether this rank prints, and writes what one rank writes for all."""
-        return bool(self._everyone.Get_rank() == 0)
+        return bool(self._everyone.Get_rank() == self._working[0])
 
-    def regroup(self) -> tuple[int, ...]:
+    @property
+    def sleeping(self) -> int:
+        """How many ranks wait until they are needed."""
+        return self._everyone.Get_size() - len(self._working)
+
+    def regroup(
+        self, fact: object = None, choose: Callable[[list[Any]], Sequence[int]] | None = None
+    ) -> tuple[int, ...]:
         """Go on with the ranks that are left; collective over these, those that sleep included.
+
+        Args:
+            fact: What this rank has to say for the choice.
+            choose: Of the facts of all ranks that are left, the numbers of those that train, in
+                order; the same on all. None: the first, as many as there are places.
 
         Returns:
             The ranks that have died since the last time, by the numbers they had at the start.
@@ -99,7 +112,12 @@ class Members:
             lost = old.lost_ranks()
             self.names = tuple(n for rank, n in enumerate(self.names) if rank not in lost)
             try:
-                self._form()
+                if choose is None:
+                    working: Sequence[int] = range(min(self.places, self._everyone.Get_size()))
+                else:
+                    working = choose(self._everyone.allgather(fact))
+                with breakable(self._everyone):
+                    self._form(working)
             except RankLost as error:
                 if error.given_up is not None:
                     raise
@@ -112,16 +130,16 @@ class Members:
         Returns:
             None where it is needed; what `dismiss` has told.
         """
-        working = range(min(self.places, self._everyone.Get_size()))
-        while not any(rank in working for rank in dead(self._everyone)):
-            if self._everyone.Iprobe(source=0, tag=_OVER):
-                return self._everyone.recv(source=0, tag=_OVER)
+        first = self._working[0]
+        while not any(rank in self._working for rank in dead(self._everyone)):
+            if self._everyone.Iprobe(source=first, tag=_OVER):
+                return self._everyone.recv(source=first, tag=_OVER)
             time.sleep(_NAP)
         return None
 
     def dismiss(self, told: T) -> T:
         """The run is over: tell those that sleep, something that all others know; collective."""
-        sleeping = range(self.places, self._everyone.Get_size())
+        sleeping = set(range(self._everyone.Get_size())) - set(self._working)
         if self.is_first:
             for rank in sleeping:
                 with suppress(Exception):  # it has died
@@ -147,12 +165,11 @@ class Members:
         alive = {name for rank, name in enumerate(self.names) if rank not in lost}
         return tuple(name for name in range(self._started) if name not in alive)
 
-    def _form(self) -> None:
-        """Give those that train a communicator; collective."""
-        asleep = self._everyone.Get_size() > self.places
-        self.comm: MPI.Intracomm = (
-            self._everyone.Split(int(self.sleeps), self._everyone.Get_rank())
-            if asleep
-            else self._everyone
-        )
+    def _form(self, working: Sequence[int]) -> None:
+        """Give those that train a communicator, in this order; collective."""
+        self._working, rank = tuple(working), self._everyone.Get_rank()
+        self.comm: MPI.Intracomm = self._everyone
+        if self._working != tuple(range(self._everyone.Get_size())):
+            key = rank if self.sleeps else self._working.index(rank)
+            self.comm = self._everyone.Split(int(self.sleeps), key)
         self.workers = GuardedWorkers(self.comm, None) if self.sleeps else self._make(self.comm)

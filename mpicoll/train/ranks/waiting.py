@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,6 +50,75 @@ def tells_of_deaths(comm: MPI.Intracomm) -> bool:
 
     found = state.find(comm)
     return found is not None and found.settings.survive
+
+
+def share_deaths(part: MPI.Intracomm, whole: MPI.Intracomm) -> None:
+    """Let what waits on a part of a communicator end when a rank of the whole dies, if that tells.
+
+    Raised is `mpicoll.RankLost` with the numbers of the whole.
+    """
+    if tells_of_deaths(whole):
+        from mpicoll.runtime import recovery, state  # starts MPI
+
+        own, other = state.find(part), state.find(whole)
+        assert own is not None and other is not None
+        recovery.follow(own, other)
+
+
+@contextmanager
+def breakable(comm: MPI.Intracomm) -> Iterator[None]:
+    """Let a death end what sets up communicators among the ranks of one that tells of deaths.
+
+    Raises:
+        RankLost: A rank has died meanwhile.
+    """
+    from mpicoll.runtime import recovery, state  # starts MPI
+
+    found = state.find(comm)
+    assert found is not None
+    with recovery.breakable(found):
+        yield
+
+
+class Deaths:
+    """What ends waits for messages of one's own, where a communicator tells of deaths.
+
+    Args:
+        comm: The communicator; where it does not tell of any, this does nothing.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        from mpicoll.runtime import state  # starts MPI
+
+        found = state.find(comm)
+        self._guard = None if found is None or found.alarm is None else found.guard
+
+    def look(self) -> bool:
+        """False, as what `wait_until` calls meanwhile: nothing has moved.
+
+        Raises:
+            RankLost: A rank has died.
+        """
+        if self._guard is not None:
+            self._guard.look()
+        return False
+
+    @contextmanager
+    def told(self, *kept: object) -> Iterator[None]:
+        """Raise `mpicoll.RankLost` in place of the errors of messages that a death has caused.
+
+        Args:
+            kept: What messages that are under way use.
+        """
+        if self._guard is None:
+            yield
+            return
+        try:
+            yield
+        except TimeoutError:
+            raise
+        except Exception as error:
+            self._guard.fail_by(error, *kept)
 
 
 def wait_until(

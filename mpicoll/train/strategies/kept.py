@@ -43,6 +43,21 @@ class Saved(Protocol):
         """
 
 
+class Seat(NamedTuple):
+    """A part of the model that a rank of a mesh holds after so many steps.
+
+    Attributes:
+        number: Steps made then.
+        place: Which part: number of the stage times the ranks that share layers, and the number
+            among these.
+        replica: Of which replica it was then.
+    """
+
+    number: int
+    place: int
+    replica: int
+
+
 #: What a vector is (`parameter`, `state/SLOT`, `buffers`), where in it a part begins, and the part.
 Piece = tuple[str, int, Array]
 

@@ -75,7 +75,10 @@ class Meshed(Strategy):
         owned = size
         if self._replicas.owns_pieces and self._replicas.keeps_whole:
             owned = -(-size // (ranks // (axes["pipe"] * axes["tensor"])))
-        return {"gradients": size, "optimizer": slots(config) * owned}
+        needed = {"gradients": size, "optimizer": slots(config) * owned}
+        if config.survive:
+            needed["the step before"] = (1 + slots(config)) * size
+        return needed
 
     def passes(
         self, config: Config, rank: int, ranks: int, model: Model, holding: Holding

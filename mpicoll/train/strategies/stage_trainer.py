@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import part
 from mpicoll.train import optimizers
-from mpicoll.train.data import Inputs
 from mpicoll.train.data.feeds import Reading
 from mpicoll.train.data.sampler import Sampler
 from mpicoll.train.groups import part_of
@@ -32,8 +31,10 @@ from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, 
 from mpicoll.train.records import Step
 from mpicoll.train.step.tasks import RECEIVES
 from mpicoll.train.strategies.buffers import Buffers
-from mpicoll.train.strategies.evaluated import Evaluated, Pass, rows_at_once
-from mpicoll.train.strategies.kept import Part, Piece, Saved
+from mpicoll.train.strategies.evaluated import Evaluated, rows_at_once
+from mpicoll.train.strategies.kept import Held, Part, Piece, Saved, Seat
+from mpicoll.train.strategies.retained import Retained
+from mpicoll.train.strategies.shared import SampleRows, Shared
 from mpicoll.train.strategies.training import Setup, Training
 
 #: Places in what ranks tell each other at the end of a step, before the seconds that each computed.
@@ -75,6 +76,13 @@ class StageTrainer(Training):
         self._facts = np.zeros(_COMPUTE + setup.workers.size)
         self._loading, self._updated = 0.0, 0
         self._tracing = ExitStack()
+        self._place = mesh.pipe.rank * mesh.tensor.size + mesh.tensor.rank, mesh.data.rank
+        self._retained: Retained | None = None
+        if config.survive:
+            pieces = [*self._kept()]
+            self._retained = Retained(pieces, buffers.views, self._place[0])
+            every = setup.workers.gather(self._retained.numbers)
+            self._lengths = {kind: n for own in every for kind, n in own.items()}
 
     @property
     def doing(self) -> str:
@@ -100,7 +108,9 @@ class StageTrainer(Training):
 
     def steps(self, epoch: int, done: int) -> Iterator[Step]:
         self.position = done
-        for samples in self.sampler.batches(epoch, done):
+        # What was to stop may go on after the death of a rank.
+        left = () if self._is_over() else self.sampler.batches(epoch, done)
+        for samples in left:
             yield self.step(samples, epoch, self.position + 1)
             if self._is_over():
                 break
@@ -119,6 +129,8 @@ class StageTrainer(Training):
         where, began = f"step {position} of epoch {epoch}", time.perf_counter()
         lr, skipped = self.rate(self.number + 1), None
         self._loading = 0.0
+        if self._retained is not None:
+            self._retained.begin(self.number, self.facts())
         loss, gradients = math.nan, dict[str, Array]()
         try:
             if self._pipeline.schedule.order.updates:
@@ -147,8 +159,11 @@ class StageTrainer(Training):
                     f"{where}: {skipped}: lower the learning rate (now {self._config.lr}) or check "
                     "the data"
                 )
-        self._compare_parameters(where)
         self.last = self._recorded(epoch, loss, lr, skipped is not None, mine, began)
+        if self._retained is not None:
+            self._retained.made()
+        self._compare_parameters(where)
+        self.before = None
         if self.number == _TRACED:
             self._tracing.close()
         return self.last
@@ -191,7 +206,7 @@ class StageTrainer(Training):
         self.updates += int(made.sum())
         return float((losses[made] * counts[made]).sum() / counts[made].sum())
 
-    def _given(self, samples: NDArray[np.int64], epoch: int) -> tuple[_Rows, _Rows]:
+    def _given(self, samples: NDArray[np.int64], epoch: int) -> tuple[SampleRows, SampleRows]:
         """Inputs and targets of samples, read by the ranks that need them."""
 
         def inputs(some: NDArray[np.int64]) -> Array:
@@ -200,7 +215,7 @@ class StageTrainer(Training):
             self._loading += time.perf_counter() - asked
             return found
 
-        return _Rows(samples, inputs), _Rows(samples, lambda some: self._targets[some])
+        return SampleRows(samples, inputs), SampleRows(samples, lambda some: self._targets[some])
 
     def _agreed(self, where: str, mine: float) -> Array:
         """Whether the run is to stop, on all ranks; and the seconds that each has computed.
@@ -331,61 +346,27 @@ class StageTrainer(Training):
         saved.read(title, 0, whole.reshape(-1))
         return self._tensor.own({name: whole})[name] if name in self._tensor.cuts else whole
 
+    # --- where ranks may die ---
+
+    @property
+    def lengths(self) -> dict[str, int | None]:
+        return dict(self._lengths)
+
+    def held(self) -> list[Held]:
+        own = [] if self._retained is None else self._retained.held(self.number, self.facts)
+        return [*own, *super().held()]
+
+    def seats(self) -> list[Seat]:
+        own = [] if self._retained is None else self._retained.held(self.number, self.facts)
+        return [*(Seat(held.number, *self._place) for held in own), *super().seats()]
+
+    def put(self, kind: str, values: Array) -> None:
+        assert self._retained is not None
+        self._retained.put(kind, values)
+
     # --- measurements ---
 
     def evaluated(self) -> Evaluated:
         """The model as it is now, shared by all ranks."""
         arrays = {**self.weights.views, **self.buffers.views}
-        return _Shared(self._pipeline, rows_at_once(self._setup.model), arrays)
-
-
-class _Shared(Evaluated):
-    """A model whose ranks make each forward pass together.
-
-    Args:
-        pipeline: The model.
-        rows: Samples of a microbatch, at most.
-        arrays: Parameters and buffers of this rank.
-    """
-
-    together = True
-
-    def __init__(self, pipeline: Pipeline, rows: int, arrays: Mapping[str, Array]) -> None:
-        self._pipeline, self._rows, self.arrays = pipeline, rows, arrays
-        self.parts = pipeline.parts
-
-    def passes(self, inputs: Inputs, targets: Inputs) -> Iterator[Pass]:
-        at_once = self._rows * self.parts
-        for start in range(0, len(targets), at_once):
-            rows = np.arange(start, min(start + at_once, len(targets)))
-            wanted, given = _Rows(rows, _adjacent(targets)), _Rows(rows, _adjacent(inputs))
-            for index, (losses, outputs) in self._pipeline.outcomes(given, wanted).items():
-                first, count = part(len(rows), self.parts, index)
-                if count:
-                    own = wanted[first : first + count]
-                    yield Pass(index, own, losses, outputs)
-
-
-class _Rows:
-    """Samples that are read when somebody asks for some of them.
-
-    Args:
-        samples: Their numbers.
-        read: Gives those of some numbers.
-    """
-
-    def __init__(
-        self, samples: NDArray[np.int64], read: Callable[[NDArray[np.int64]], Array]
-    ) -> None:
-        self._samples, self._read = samples, read
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, rows: slice) -> Array:
-        return self._read(self._samples[rows])
-
-
-def _adjacent(values: Inputs) -> Callable[[NDArray[np.int64]], Array]:
-    """Reads samples that lie one after the other, if there are any."""
-    return lambda some: values[some[0] : some[-1] + 1] if some.size else values[:0]
+        return Shared(self._pipeline, rows_at_once(self._setup.model), arrays)

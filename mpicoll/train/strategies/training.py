@@ -26,7 +26,7 @@ from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.evaluated import Evaluated, Whole
 from mpicoll.train.strategies.gradients import Gradients
 from mpicoll.train.strategies.holding import Holding
-from mpicoll.train.strategies.kept import Held, Part, Piece, Saved
+from mpicoll.train.strategies.kept import Held, Part, Piece, Saved, Seat
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -280,6 +280,10 @@ class Training(ABC):
     def held(self) -> list[Held]:
         """What this rank can hand to the others: first of the last step, then of steps before."""
         return [] if self.before is None else self.before.held()
+
+    def seats(self) -> list[Seat]:
+        """Which parts of the model `held` has, where a mesh shares it; the latest first."""
+        return [] if self.before is None else self.before.seats()
 
     def begin(self) -> None:  # noqa: B027 - most have nothing to do
         """The state is there, and the first step of these ranks comes next."""

@@ -1,0 +1,174 @@
+"""Trainings on a mesh in which ranks die: the others learn what all would have learnt."""
+
+import pytest
+from deaths import HEARTBEATS, check, results
+
+PUT, LAYERS = "parallel.wires.Wires.put", "parallel.conjugate.Group.sum"
+LOSSES = "parallel.agreement.Group.losses"
+STEP, UPDATE = (f"strategies.stage_trainer.StageTrainer.{name}" for name in ("step", "_update"))
+END = "strategies.stage_trainer.StageTrainer._agreed"
+FORMING = "parallel.mesh.Mesh.__init__"
+EVALUATION = "driver.measuring.Measuring.measure"
+SAVE = "driver.array_files.write"
+RECOVERY = "driver.recovery.recover"
+PIPE, TENSOR = "data=2,pipe=2", "data=2,tensor=2"
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def learn(train, tmp_path):
+    """Train on a mesh, with deaths; what the ranks that are left have found."""
+
+    def start(ranks, mesh, deaths, options=(), **changes):
+        known = {"microbatches": 2, "model": "mlp", "hidden": [9, 8], "check_every": 5}
+        changes = {**known, "mesh": mesh, "checkpoint": str(tmp_path / "c"), **changes}
+        return results(train(ranks, deaths, changes, options=options))
+
+    return start
+
+
+def dead(deaths):
+    return [rank for rank, *_ in deaths]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "deaths", "asleep", "changes"),
+    [
+        (PIPE, [[1, "kill", PUT, 41]], [3], {"invariant": 4}),
+        (TENSOR, [[2, "exit", LAYERS, 40]], [3], {"optimizer": "adam", "clip": 0.1}),
+    ],
+    ids=["pipe", "tensor"],
+)
+def test_a_replica_is_dissolved_and_the_others_go_on(learn, mesh, deaths, asleep, changes):
+    found, err = learn(4, mesh, deaths, **changes)
+    check(found, err, dead(deaths), 4, "invariant" in changes, asleep=asleep)
+    ((_, _, repeated, left),) = found[0]["lost"]
+    assert (repeated, left, found[0]["spare"]) == (0, 2, [1])
+
+
+def test_a_spare_takes_the_place_in_the_only_replica(learn):
+    """What the dead had is gone: the others go on from the checkpoint of the last epoch."""
+    found, err = learn(3, "data=1,pipe=2", [[0, "kill", STEP, 15]], spares=1)
+    assert set(found) == {1, 2}, err
+    assert found[1]["lost"] == [[[0], 11, 3, 2]] and found[1]["spare"] == [0]
+    assert found[1]["from"][0].endswith("step-00000011")
+    assert found[1]["steps"] == found[2]["steps"] == 44 and found[1]["difference"] <= 1e-12
+
+
+def test_too_few_are_left_for_a_replica(train, tmp_path):
+    changes = {"mesh": "pipe=2", "model": "mlp", "checkpoint": str(tmp_path / "c")}
+    done = train(2, [[1, "kill", STEP, 15]], changes)
+    words = "a replica of mesh data=1,pipe=2,tensor=1 needs 2 ranks, and 1 is left: start again"
+    assert f"{words} with resume={tmp_path / 'c'}, or give spares" in done.err
+    assert not done.out
+
+
+# --- long ---
+
+#: What a rank is about to do when it dies, by how it does, and how often it has done so then.
+WAYS = {"kill": (None, 33), "exit": (LOSSES, 9), "exception": (UPDATE, 9), "stop": (END, 9)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize(("mesh", "within"), [(PIPE, PUT), (TENSOR, LAYERS)], ids=[PIPE, TENSOR])
+def test_every_rank_and_way_to_die(learn, mesh, within, victim, how):
+    where, times = WAYS[how]
+    deaths = [[victim, how, where or within, times]]
+    options = HEARTBEATS if how == "stop" else ()
+    found, err = learn(4, mesh, deaths, options, invariant=4 if mesh == PIPE else None)
+    partner = victim ^ (2 if mesh == PIPE else 1)
+    check(found, err, [victim], 4, mesh == PIPE, asleep=[partner])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "mesh", "deaths", "left", "spare", "changes"),
+    [
+        (5, PIPE, [[0, "kill", STEP, 15], [1, "kill", STEP, 30]], [4, 2], [0, 1], {"spares": 1}),
+        (4, PIPE, [[0, "kill", END, 9], [3, "kill", END, 9]], [2], [0], {}),
+        (4, PIPE, [[0, "kill", END, 9], [2, "kill", END, 9]], [2], [0], {}),
+        # Who sleeps since the first death still knows what the second one takes away.
+        (4, TENSOR, [[0, "kill", END, 9], [3, "kill", STEP, 10]], [2, 2], [1, 0], {}),
+        (5, PIPE, [[0, "kill", STEP, 15], [2, "kill", RECOVERY, 1]], [2], [1], {"spares": 1}),
+        (5, PIPE, [[0, "kill", STEP, 15], [3, "kill", FORMING, 2]], [2], [1], {"spares": 1}),
+        (4, PIPE, [[1, "kill", EVALUATION, 2]], [2], [1], {}),
+        (4, PIPE, [[0, "exception", SAVE, 2]], [2], [1], {"pipeline_schedule": "zb_h1"}),
+        (6, "data=3,pipe=2", [[0, "kill", STEP, 9], [1, "kill", STEP, 20]], [4, 4], [1, 0], {}),
+    ],
+    ids=str,
+)
+def test_several_deaths_and_places(learn, ranks, mesh, deaths, left, spare, changes):
+    found, err = learn(ranks, mesh, deaths, **changes)
+    check(found, err, dead(deaths), ranks, asleep=found)
+    first = found[min(found)]
+    pairs = [*zip([loss[-1] for loss in first["lost"]], first["spare"], strict=True)]
+    # Deaths at nearly the same time are one, or two.
+    assert pairs[-1] == (left[-1], spare[-1])
+    assert all(pair in zip(left, spare, strict=True) for pair in pairs)
+    assert first["from"] == [None] * len(pairs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["pipedream", "1f1b"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_only_replica_goes_on_from_the_checkpoint(learn, tmp_path, order, victim):
+    deaths = [[victim, "kill", UPDATE, 15]]
+    changes = {"pipeline_schedule": order, "checkpoint_every": 4}
+    whole, err = learn(2, "data=1,pipe=2", [], **changes, checkpoint=str(tmp_path / "whole"))
+    found, err = learn(3, "data=1,pipe=2", deaths, **changes, spares=1)
+    first = found[1 - victim]
+    assert set(found) == {1 - victim, 2}, err
+    assert first["from"][0].endswith("step-00000012") and first["steps"] == 44
+    assert (first["bits"], first["loss"]) == (whole[0]["bits"], whole[0]["loss"])
+
+
+@pytest.mark.long
+def test_steps_that_overflow_are_left_out_as_without_a_death(learn, tmp_path):
+    """The factor of the loss is the same at all times: equal bits, in float16."""
+    changes = {"dtype": "float16", "loss_scale": 2.0**135, "skip_limit": 50, "accumulate": 2}
+    changes |= {"invariant": 4, "epochs": 6}
+    whole, err = learn(4, PIPE, [], checkpoint=str(tmp_path / "whole"), **changes)
+    deaths = [[3, "kill", STEP, 3], [0, "kill", PUT, 60]]
+    found, err = learn(5, PIPE, deaths, spares=1, **changes)
+    assert set(found) == {1, 2, 4}, err
+    assert [found[1][fact] for fact in ("bits", "loss")] == [
+        whole[0][fact] for fact in ("bits", "loss")
+    ]
+    assert whole[0]["skipped"] > 5 and found[1]["skipped"]  # before and after the first death
+
+
+@pytest.mark.long
+def test_a_stage_that_all_replicas_have_lost(learn):
+    """The rank that sleeps since the first death takes a place, with what the checkpoint has."""
+    found, err = learn(4, PIPE, [[0, "kill", STEP, 15], [1, "kill", STEP, 30]])
+    assert set(found) == {2, 3}, err
+    assert found[2]["lost"][-1] == [[1], 22, 6, 2] and found[2]["spare"] == [1, 0]
+    assert found[2]["from"][-1].endswith("step-00000022")
+    assert found[2]["steps"] == 44 and found[2]["difference"] <= 1e-12
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["kill", "exit", "exception", "stop"])
+@pytest.mark.parametrize("victim", range(4))
+def test_every_rank_of_fsdp(train, tmp_path, victim, how):
+    update = "strategies.lockstep.Trainer._update"
+    where = update if how == "exception" else "exchange.buckets.Exchange.finish"
+    changes = {"strategy": "fsdp", "checkpoint": str(tmp_path / "c")}
+    options = HEARTBEATS if how == "stop" else ()
+    found, err = results(train(4, [[victim, how, where, 9]], changes, options=options))
+    check(found, err, [victim], 4, strategy="fsdp")
+
+
+@pytest.mark.long
+def test_the_end_of_a_run_says_what_was_lost(train, tmp_path):
+    changes = {"mesh": PIPE, "model": "mlp", "checkpoint": str(tmp_path / "c"), "spares": 1}
+    deaths = [[0, "kill", STEP, 15], [1, "kill", STEP, 30]]
+    done = train(5, deaths, changes, command=True)
+    assert "5 ranks, allreduce, mesh data=2,pipe=2" in done.out
+    first, second = (line for line in done.err.splitlines() if line.startswith("lost"))
+    assert "lost 1 rank: 0 after step 14; " in first and first.endswith("until 4 ranks went on")
+    assert second.endswith("until 2 ranks went on, 1 rank spare")
+    assert not [*(tmp_path / "c").glob(".*")], "a lock or a draft is left"
