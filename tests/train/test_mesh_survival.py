@@ -35,7 +35,7 @@ def dead(deaths):
 @pytest.mark.parametrize(
     ("mesh", "deaths", "asleep", "changes"),
     [
-        (PIPE, [[1, "kill", PUT, 41]], [3], {"invariant": 4}),
+        (PIPE, [[1, "kill", PUT, 41]], [3], {"invariant": 4, "cut": "auto"}),
         (TENSOR, [[2, "exit", LAYERS, 40]], [3], {"optimizer": "adam", "clip": 0.1}),
     ],
     ids=["pipe", "tensor"],
@@ -49,7 +49,7 @@ def test_a_replica_is_dissolved_and_the_others_go_on(learn, mesh, deaths, asleep
 
 def test_a_spare_takes_the_place_in_the_only_replica(learn):
     """What the dead had is gone: the others go on from the checkpoint of the last epoch."""
-    found, err = learn(3, "data=1,pipe=2", [[0, "kill", STEP, 15]], spares=1)
+    found, err = learn(3, "data=1,pipe=2", [[0, "kill", STEP, 15]], spares=1, cut="auto")
     assert set(found) == {1, 2}, err
     assert found[1]["lost"] == [[[0], 11, 3, 2]] and found[1]["spare"] == [0]
     assert found[1]["from"][0].endswith("step-00000011")
