@@ -9,7 +9,7 @@ import pytest
 from deaths import survive, ulfm
 
 #: Launches, of three deaths each; and those of one death on a loaded machine.
-LAUNCHES, LOADED = 100, 20
+LAUNCHES, LOADED = 240, 20
 #: Kinds of calls in which each rank waits for the others.
 KINDS = (
     *("blocking", "blocking_doubling", "waited", "tested", "all_waited", "persistent"),

@@ -207,7 +207,7 @@ def test_buffers_outlive_their_ranks(train, tmp_path, norm, shards):
         assert first["difference"] <= 1e-12
 
 
-LAUNCHES = 100
+LAUNCHES = 240
 
 
 @pytest.mark.long
