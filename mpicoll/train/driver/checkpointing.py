@@ -268,7 +268,14 @@ class Checkpointing:
                     "what the others need has died with them, and no checkpoint is kept: give "
                     "checkpoint"
                 )
-            return checkpoints.find(self._folder)
+            try:
+                return checkpoints.find(self._folder)
+            except FileNotFoundError:
+                raise ValueError(
+                    "what the others need has died with them, before the first checkpoint was "
+                    f"written to {self._folder}: start again; with a smaller checkpoint_every less "
+                    "can be lost"
+                ) from None
         return checkpoints.resumed(self._config.resume, self._config.checkpoint)
 
     def _fixed(self) -> dict[str, Any]:
