@@ -77,3 +77,4 @@ def test_what_a_step_sends_is_printed_once(comm, folder, capsys):
     assert printed.startswith("A step of 64 samples sends" if comm.rank == 0 else "")
     assert comm.rank or " 16 message" in printed
     assert main(Config(mesh="pipe=3"), comm, explain=True) == 1
+    assert main(Config(strategy="parameter_server", data_servers=1), comm, explain=True) == 1

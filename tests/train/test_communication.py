@@ -6,7 +6,6 @@ from math import prod
 import pytest
 
 from mpicoll.cli import session
-from mpicoll.train import Config
 from mpicoll.train.driver import explained
 from mpicoll.train.models import transformer
 from mpicoll.train.parallel.communication import MESSAGE, Call, Total, totals
@@ -37,17 +36,17 @@ def test_one_process_sends_nothing(schedule):
 
 def test_words():
     found = [Total("data", "reduce_scatter", 2, 1234567), Total("pipe", MESSAGE, 16, 4096)]
-    text = explained.words(Config(batch=8, accumulate=2), 4, found, as_json=False)
+    text = explained.words("allreduce", 4, 16, found, as_json=False)
     assert text.splitlines()[0] == "A step of 16 samples sends, by 4 ranks together:"
     assert text.splitlines()[1].split() == ["data", "2", "reduce_scatter", "1,234,567", "bytes"]
-    assert json.loads(explained.words(Config(), 4, found, as_json=True))[1] == {
+    assert json.loads(explained.words("allreduce", 4, 16, found, as_json=True))[1] == {
         "axis": "pipe",
         "name": "message",
         "calls": 16,
         "sent": 4096,
     }
-    assert explained.words(Config(), 1, [], as_json=False) == "Nothing is sent in a step."
-    gossip = explained.words(Config(strategy="gossip"), 4, [], as_json=False)
+    assert explained.words("allreduce", 1, 16, [], as_json=False) == "Nothing is sent in a step."
+    gossip = explained.words("gossip", 4, 16, [], as_json=False)
     assert gossip == "What strategy gossip sends is not known beforehand."
 
 

@@ -9,6 +9,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.train import Config, Sequential, main, run
 from mpicoll.train.data import from_arrays
+from mpicoll.train.driver.printer import Printer
 from mpicoll.train.models import Dense
 
 INPUTS = np.random.default_rng(0).standard_normal((60, 3))
@@ -68,3 +69,12 @@ def test_progress_is_for_standard_error(terminal, capfd, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     run(Config(epochs=1), dataset=small())
     assert ("epoch 1" in capfd.readouterr().err) == terminal
+
+
+def test_a_rank_that_trains_no_more_prints_nothing(capfd):
+    printer = Printer(Config(epochs=1), None, None)
+    result = run(Config(epochs=1), dataset=small(), quiet=True)
+    printer.begin(small(), None, prints=True)
+    printer.pause()
+    printer.end(result)
+    assert capfd.readouterr() == ("", "")

@@ -93,11 +93,11 @@ def main(
 def _explain(config: Config, comm: MPI.Intracomm, as_json: bool) -> int:
     speaker = _Speaker(comm, None)
     try:
-        found = explained(config, comm)
+        samples, found = explained(config, comm)
     except TrainingError as error:
         speaker.warn(f"error: {error}")
         return 1
-    speaker.say(words(config, comm.Get_size(), found, as_json))
+    speaker.say(words(config.strategy, comm.Get_size(), samples, found, as_json))
     return 0
 
 

@@ -217,6 +217,8 @@ def run_on(
                     result = attempt.run()
                     return members.dismiss(result)
                 unheard = ()
+                if callbacks.printer is not None:
+                    callbacks.printer.pause()
                 found = members.sleep()
                 if found is not None:
                     if attempt is not None:

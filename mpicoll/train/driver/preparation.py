@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,10 @@ def prepare(
         nothing = Holding(Flat({}, out=np.zeros(0)), {})
         return Setup(config, workers, comm, dataset, model, nothing, made, buffers), measuring
     config = cutting.resolved(config, workers, dataset, model)
-    holding = strategy_of(config).hold(config, workers, comm, model)
+    # Where ranks may die, a death ends the forming of a mesh.
+    guarded = breakable(comm) if config.survive and config.has_parts and comm else nullcontext()
+    with guarded:
+        holding = strategy_of(config).hold(config, workers, comm, model)
     facts = {
         "data": dataset.about or dataset.name,
         **_numbers(dataset),

@@ -1,6 +1,6 @@
 """What a run prints: what is trained, where it resumes, a line for each epoch, and the result.
 
-One rank prints: rank 0, or the lowest rank that is left where rank 0 has died. Results go to
+One rank prints: the first of those that train, which is rank 0 until ranks die. Results go to
 standard output; progress, signals and dead ranks to standard error.
 """
 
@@ -85,6 +85,10 @@ class Printer:
 
     def close(self) -> None:
         """An attempt is over: nothing is open."""
+
+    def pause(self) -> None:
+        """This rank trains no more; another one prints."""
+        self._prints = False
 
     def end(self, result: Result) -> None:
         """Print what came of the run, on the rank that has printed it."""

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from mpicoll.train.planner.layers import Layers, Numbers
 from mpicoll.train.planner.problem import Problem
 from mpicoll.train.planner.space import Candidate
+from mpicoll.train.step import catalogue
 
 #: More than any time; twice as much is still a number.
 NEVER = 1 << 60
@@ -86,7 +87,7 @@ def work_of(candidate: Candidate, layers: Layers) -> Numbers:
 
 def _ends_with_weights(candidate: Candidate) -> bool:
     """Whether the last that a rank computes may be a gradient of weights."""
-    return candidate.order.startswith("zb")
+    return catalogue.find(candidate.order).splits
 
 
 class Bounds:

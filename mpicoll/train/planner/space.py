@@ -166,7 +166,7 @@ def candidates(ranks: int, batch: int, layers: int, halves: bool = True) -> Iter
                     "interleaved": count % pipe > 0,
                     "zb_v": pipe * count > _MOST_ZB_V,
                 }
-                whole = order.startswith("zb") and not halves
+                whole = catalogue.find(order).splits and not halves
                 if found.chunks > layers or whole or refused.get(order):
                     continue
                 yield found
