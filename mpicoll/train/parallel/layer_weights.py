@@ -66,7 +66,8 @@ class LayerWeights(Weights):
 
     def _next(self) -> None:
         self._own.arrays = {}  # before the next ones are there
-        found = self._gather(self._coming.popleft())
+        found = self._gather(self._coming[0])
+        self._coming.popleft()  # if there was no memory for it, `done` makes this gather
         self._own.arrays = dict(computing(found, self._dtype)[0])
 
 
