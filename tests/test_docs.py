@@ -340,7 +340,7 @@ def test_the_programs_of_training(about, name, mpirun, tmp_path, monkeypatch):
 def test_the_program_of_survival(mpirun, tmp_path):
     path = tmp_path / "survive.py"
     path.write_text(dict(blocks(page("survival"), "python"))["survive.py"])
-    (shown,) = (text for _, text in blocks(page("survival"), "console") if "survive.py" in text)
+    shown = next(text for _, text in blocks(page("survival"), "console") if "survive.py" in text)
     command, line = shown.strip().splitlines()
     assert command == "$ mpirun --with-ft ulfm -n 4 python survive.py"
     done = mpirun(4, path, options=("--with-ft", "ulfm"))

@@ -225,7 +225,7 @@ class Config(Options):
                 )
         if not self.has_parts:
             return
-        if self.survive and self.strategy != "allreduce":
+        if self.survive and "mesh_survival" not in STRATEGIES[self.strategy].takes:
             raise ValueError(
                 f"survive on a mesh with pipe or tensor is of strategy allreduce, under which all "
                 f"replicas have the same, not of {self.strategy}: give strategy allreduce, or "

@@ -154,15 +154,13 @@ class Options:
         None, "Write what all ranks do in the first steps.", metavar="FILE"
     )
     """For the trace viewers of Chrome and Perfetto."""
-    servers: str = option("colocated", "Parameter servers: a number, colocated or decentralized.")
+    servers: str = option("colocated", "A number, colocated or decentralized.")
     """A number: that many ranks, the last ones, only serve. `colocated`: every rank is a worker and
     serves a part. `decentralized`: every rank is a worker and holds everything; workers push to
     each other."""
     consistency: str = option("bsp", "Consistency: bsp, ssp:S, adaptive:MIN,MAX[,M] or async.")
     """See `mpicoll.train.servers.consistency`."""
-    push_rate: str = option(
-        "share", "Learning rate of a push, except in bsp: share, staleness or full."
-    )
+    push_rate: str = option("share", "Learning rate of a push outside bsp: share, staleness, full.")
     """If each push makes an update, its learning rate is multiplied by its `share` of the samples
     of a step, divided by one plus its `staleness`, or used in `full`."""
     workers: int | None = option(None, "Refuse to start unless this many ranks compute.")

@@ -359,7 +359,7 @@ def slowly(step):
     if step.number == 3:
         print("on", flush=True)
         sys.stdin.readline()
-run(Config(batch=16, epochs=1, metrics=sys.argv[1]), dataset=clouds(), on_step=slowly)
+run(Config(batch=16, epochs=1, metrics=sys.argv[1]), dataset=clouds(), on_step=slowly, quiet=True)
 """
 
 

@@ -70,7 +70,8 @@ config = Config(
 model = Counts()
 if len(sys.argv) > 2:  # through the command's own way to print and to leave
     console.load = lambda *_: data
-    console.run = lambda config, comm=None, **named: run(config, comm, model=model, **named)
+    train = console.train
+    console.train = lambda config, comm, data, _, *rest: train(config, comm, data, model, *rest)
     sys.exit(main(config, comm, compare=False))
 result = run(config, comm, dataset=data, model=model)
 start = np.concatenate([np.zeros(60), np.arange(5.0)])

@@ -202,7 +202,7 @@ def test_format_1_says_nothing_of_a_model_and_is_exported(tmp_path):
 def test_evaluate_measures_what_the_run_has_measured(tmp_path, capsys):
     write_samples(tmp_path / "data.npz")
     config = Config(dataset=str(tmp_path / "data.npz"), checkpoint=str(tmp_path / "runs"), **CONFIG)
-    result = run(config)
+    result = run(config, quiet=True)
     assert main(["evaluate", str(tmp_path / "runs")]) == 0
     path = tmp_path / "runs" / "step-00000048"
     found = evaluate(path)
@@ -270,7 +270,8 @@ def test_a_model_of_text_is_measured_and_goes_on(tmp_path, capsys):
     size = {"context": 9, "width": 16, "layers": 1, "heads": 2}
     config = {"model": "transformer", "optimizer": "adam", "lr": 0.01, "epochs": 3, **size}
     result = run(
-        Config(dataset="text", data=str(tmp_path / "text"), checkpoint=str(runs), **config)
+        Config(dataset="text", data=str(tmp_path / "text"), checkpoint=str(runs), **config),
+        quiet=True,
     )
     assert evaluate(runs).measures == pytest.approx(result.test)
     judged = result.history[-1].validation
