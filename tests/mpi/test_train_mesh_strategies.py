@@ -49,7 +49,7 @@ SHORT = {4: [("decoder", "data=2,pipe=2"), ("normed", "data=2,tensor=2")]}
 CASES = [
     pytest.param(name, mesh, marks=[] if (name, mesh) in SHORT.get(P, ()) else pytest.mark.long)
     for name in PROBLEMS
-    for mesh in MESHES[P]
+    for mesh in MESHES.get(P, ())
 ]
 
 
