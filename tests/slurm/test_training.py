@@ -12,7 +12,7 @@ from mpicoll.train.driver import checkpoints
 DATA = f"{lab.SHARED}/data.npz"
 WORDS = (DATA, "--model=mlp", "--hidden=8", "--batch=4", "--epochs=20", "--check-every=0")
 STEPS = 20 * 60
-PLACE = {"nodes": "2", "ranks": "2"}
+PLACE = {"nodes": "2", "per_node": "2"}
 
 OPEN_MPI = launch._library().startswith("Open MPI")
 SRUN_MPI = "pmix" if OPEN_MPI else "pmi2"
