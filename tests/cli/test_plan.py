@@ -8,6 +8,7 @@ import pytest
 from clouds import write_samples
 
 from mpicoll.base.files import parse_toml
+from mpicoll.train import Config
 from mpicoll.train.planner import profile
 
 pytest.importorskip("pydantic")
@@ -112,3 +113,29 @@ def test_ranks_measure_and_are_planned_for(mpirun, command, words, tmp_path):
     assert again.out.splitlines()[0] == done.out.splitlines()[0]
     other = command(*given, "--hidden", "8", "--profile", path)
     assert other.status == 2 and "the profile has 5 layers and the model 3" in other.err
+
+
+@pytest.mark.parametrize("option", ["--mesh pipe=2", "--strategy local_sgd", "--recompute"])
+def test_what_a_plan_decides_is_not_given(command, words, option):
+    found = command(*words, "-P", "4", *option.split())
+    assert found.status == 2
+    assert f"{option.split()[0]} " in found.err and "a plan decides this; leave it out" in found.err
+
+
+@pytest.mark.parametrize(
+    ("options", "samples"),
+    [("--accumulate 4", 256), ("--batch-per-rank 8", 32), ("--wire topk:0.1", 64)],
+)
+def test_the_run_takes_its_plan_with_other_options(command, words, tmp_path, options, samples):
+    path = tmp_path / "plan.toml"
+    found = command(*words, "-P", "4", *options.split(), "-o", path)
+    assert found.status == 0, found.err
+    config = Config(**parse_toml(path.read_text()))
+    assert config.global_batch(4) * config.accumulate == samples
+
+
+@pytest.mark.parametrize("memory", [(), ("--memory", "1G")])
+def test_more_ranks_than_can_share_anything(command, words, memory):
+    found = command(*words, "-P", "97", *memory)
+    assert found.status == 2
+    assert "no mesh of 97 ranks can share 5 layers and batches of 64 samples" in found.err

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mpicoll.train.planner.problem import Outcome, Problem
     from mpicoll.train.planner.profile import Profile
     from mpicoll.train.planner.search import Found
+    from mpicoll.train.planner.space import Candidate
 
 #: Other meshes in the table.
 _RIVALS = 8
@@ -103,6 +104,7 @@ def command(
     # Before anything loads NumPy.
     threads.limit_blas_threads()
     from mpicoll.train import Config
+    from mpicoll.train.planner import plan_file
 
     if measure is not None and (profile is not None or rate is not None):
         raise UsageError("--measure makes a profile: leave --profile and --rate out")
@@ -110,6 +112,11 @@ def command(
         raise UsageError("--profile and --rate both say how fast layers are: give one")
     with usage():
         values = given_options(invocation, None)
+        for name in plan_file.DECIDED:
+            if values.get(name) is not None:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {values[name]}: a plan decides this; leave it out"
+                )
         config = Config(**values)
         if out is not None and out.suffix != ".toml":
             raise ValueError(f"-o {out}: give a file whose name ends with .toml")
@@ -211,7 +218,7 @@ def _problem(
     cluster = Cluster(parameters, [rank // (per_node or ranks) for rank in range(ranks)])
     with usage():
         layers = layers_of(model, times, cluster)
-    batch, narrow = config.global_batch(ranks), config.is_narrow
+    batch, narrow = config.global_batch(ranks) * config.accumulate, config.is_narrow
     return Problem(ranks, batch, cluster, layers, slots(config), memory, narrow)
 
 
@@ -247,13 +254,20 @@ def _plan(
     from mpicoll.train.planner.space import candidates
 
     layers, parts = len(model.layers), halves(model)
-    every = list(candidates(problem.ranks, problem.batch, layers, parts))
+    every = [
+        candidate
+        for candidate in candidates(problem.ranks, problem.batch, layers, parts)
+        if _trains(candidate, values, problem.batch)
+    ]
     with output.progress() as progress:
         task = progress.add_task("simulating", total=None)
         found = search(problem, every, done=lambda n: progress.update(task, completed=n))
     best = found.best
+    if not every:
+        raise UsageError("no plan goes together with the other options: leave some of them out")
     if best is None:
-        need = needs.smallest_need(problem, layers, parts)
+        with usage():
+            need = needs.smallest_need(problem, layers, parts)
         remedies = needs.remedies(problem, need, layers, parts)
         _refuse(problem, need, remedies, json)
         return 1
@@ -271,6 +285,18 @@ def _plan(
         for sentence in comparison.explanation(best, problem, found):
             output.text(sentence)
     return 0
+
+
+def _trains(candidate: Candidate, values: dict[str, Any], batch: int) -> bool:
+    """Whether the run takes a plan, with its other options."""
+    from mpicoll.train import Config
+    from mpicoll.train.planner import plan_file
+
+    try:
+        Config(**{**plan_file.others(values), **plan_file.settings(candidate, batch)})
+    except ValueError:
+        return False
+    return True
 
 
 def _refuse(problem: Problem, need: Need, remedies: Sequence[str], json: bool) -> None:

@@ -38,6 +38,9 @@ def smallest_need(problem: Problem, layers: int, halves: bool) -> Need:
         problem: What is to be trained.
         layers: Of the model.
         halves: Whether all backward passes can be made in two parts.
+
+    Raises:
+        ValueError: There is no mesh of so many ranks.
     """
     frugal: dict[tuple[object, ...], Candidate] = {}
     for candidate in candidates(problem.ranks, problem.batch, layers, halves):
@@ -46,7 +49,11 @@ def smallest_need(problem: Problem, layers: int, halves: bool) -> Need:
     least: Need | None = None
     for candidate in sorted(frugal.values(), key=lambda c: c.chunks > c.pipe):
         least = _need(problem, candidate, least) or least
-    assert least is not None, "one rank can hold every layer"
+    if least is None:
+        raise ValueError(
+            f"no mesh of {problem.ranks} ranks can share {layers} layers and batches of "
+            f"{problem.batch} samples: give fewer ranks, or a larger batch"
+        )
     return least
 
 

@@ -9,7 +9,15 @@ from typing import Any
 
 from mpicoll.base.files import write_atomically
 from mpicoll.train.planner.problem import Outcome
+from mpicoll.train.planner.space import Candidate
 
+#: What a plan decides.
+DECIDED = (
+    *("strategy", "mesh", "microbatches", "pipeline_schedule", "ahead", "chunks", "cut"),
+    "recompute",
+)
+#: What says how many samples a step has; a plan has its own.
+_SAMPLES = ("batch", "batch_per_rank", "accumulate")
 #: Names of an order's parameters in a configuration are the order's own.
 Keys = dict[str, Any]
 
@@ -21,7 +29,14 @@ def keys(outcome: Outcome, batch: int) -> Keys:
         outcome: The plan.
         batch: Samples of a step, of all ranks together.
     """
-    candidate = outcome.candidate
+    found = settings(outcome.candidate, batch)
+    if "pipeline_schedule" in found:
+        found["cut"] = ",".join(map(str, outcome.cut))
+    return found
+
+
+def settings(candidate: Candidate, batch: int) -> Keys:
+    """As `keys`, without a cut."""
     if candidate.pipe == candidate.tensor == 1:
         count = candidate.microbatches
         return {"strategy": candidate.strategy, "batch": batch // count, "accumulate": count}
@@ -34,7 +49,6 @@ def keys(outcome: Outcome, batch: int) -> Keys:
     if candidate.order:
         found["pipeline_schedule"] = candidate.order
         found |= dict(candidate.parameters)
-        found["cut"] = ",".join(map(str, outcome.cut))
         found["recompute"] = candidate.recompute
     return found
 
@@ -57,9 +71,14 @@ def write(path: str | Path, given: Mapping[str, Any], outcome: Outcome, batch: i
         f"# mpirun -n {ranks} mpicoll train --config {Path(path).name}",
         f"# planned: {candidate.words}: {1e3 * outcome.seconds:.4g} ms a step",
     ]
-    values = {**given, **keys(outcome, batch)}
+    values = {**others(given), **keys(outcome, batch)}
     lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
     write_atomically(path, "\n".join(lines) + "\n")
+
+
+def others(given: Mapping[str, Any]) -> Keys:
+    """What a configuration says that no plan decides."""
+    return {name: v for name, v in given.items() if name not in (*DECIDED, *_SAMPLES)}
 
 
 def _toml(value: Any) -> str:
