@@ -38,3 +38,21 @@ def world():
     comm = MPI.COMM_WORLD
     cupy.cuda.Device(comm.Get_rank() % cupy.cuda.runtime.getDeviceCount()).use()
     return comm
+
+
+@pytest.fixture(scope="module")
+def peers(world):
+    """The peers of all ranks."""
+    from gpu_peers import opened
+
+    with opened(world) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def low(world):
+    """The same, in which what is short already goes the ways of what is long."""
+    from gpu_peers import LOW, opened
+
+    with opened(world, limits=LOW) as made:
+        yield made
