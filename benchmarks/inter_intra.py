@@ -1,4 +1,4 @@
-"""Between layers or inside of them: twelve ways to train one transformer on four ranks, as numbers.
+"""Between layers or inside of them: one transformer on four ranks, trained in sixteen ways.
 
     mpirun -n 4 python benchmarks/inter_intra.py profile layers.json
     mpirun -n 4 python benchmarks/inter_intra.py count layers.json

@@ -102,7 +102,7 @@ ORDER = {
         "timeline checks agreement > executor > stage layer_weights > "
         "weights sums wires > mesh stages layer_times > "
         "shards parts fully_sharded > passes > "
-        "rules parameter_shards > sharded gathered pieces > units conjugate > placements"
+        "rules parameter_shards > sharded gathered pieces > units conjugate > placements traffic"
     ),
     "mpicoll.train.planner": (
         "__init__ > comparison > search needs > bounds plan_file modelled > problem > "

@@ -139,3 +139,9 @@ def test_more_ranks_than_can_share_anything(command, words, memory):
     found = command(*words, "-P", "97", *memory)
     assert found.status == 2
     assert "no mesh of 97 ranks can share 5 layers and batches of 64 samples" in found.err
+
+
+def test_more_ranks_of_which_there_is_no_mesh_are_no_remedy(command, words):
+    found = command(*words, "-P", "31", "--batch", "1", "--memory", "1K")
+    assert found.status == 1, found.err
+    assert "no plan fits into" in found.err and "-P " not in found.err

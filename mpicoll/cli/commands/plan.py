@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,6 +135,7 @@ def command(
     links = network, inter_alpha, inter_beta
     count = _count(ranks, times)
     problem = _problem(config, model, times, count, nodes, limit, costs, links)
+    problem = replace(problem, takes=partial(_trains, values))
     return _plan(problem, model, values, out, explain, json)
 
 
@@ -251,20 +254,13 @@ def _plan(
     from mpicoll.train.planner import comparison, needs, plan_file
     from mpicoll.train.planner.measured import halves
     from mpicoll.train.planner.search import search
-    from mpicoll.train.planner.space import candidates
 
     layers, parts = len(model.layers), halves(model)
-    every = [
-        candidate
-        for candidate in candidates(problem.ranks, problem.batch, layers, parts)
-        if _trains(candidate, values, problem.batch)
-    ]
+    every = problem.candidates(layers, parts)
     with output.progress() as progress:
         task = progress.add_task("simulating", total=None)
         found = search(problem, every, done=lambda n: progress.update(task, completed=n))
     best = found.best
-    if not every:
-        raise UsageError("no plan goes together with the other options: leave some of them out")
     if best is None:
         with usage():
             need = needs.smallest_need(problem, layers, parts)
@@ -287,8 +283,8 @@ def _plan(
     return 0
 
 
-def _trains(candidate: Candidate, values: dict[str, Any], batch: int) -> bool:
-    """Whether the run takes a plan, with its other options."""
+def _trains(values: dict[str, Any], candidate: Candidate, batch: int) -> bool:
+    """Whether the run takes a candidate, with its other options."""
     from mpicoll.train import Config
     from mpicoll.train.planner import plan_file
 

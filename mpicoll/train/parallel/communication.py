@@ -15,12 +15,10 @@ from mpicoll.train.parallel.agreement import Group
 from mpicoll.train.parallel.replicas import Replicas
 from mpicoll.train.parallel.sharded import collectives
 from mpicoll.train.parallel.stage import Stage
+from mpicoll.train.parallel.traffic import TIMES, sent_together
 from mpicoll.train.step.catalogue import Schedule
 from mpicoll.train.step.tasks import SENDS
 
-#: How often the ranks of a collective together send its whole vector, for each rank but one: as
-#: rings do, and of broadcast and reduction trees.
-_SENT = {"allreduce": 2, "allgather": 1, "reduce_scatter": 1, "bcast": 1, "reduce": 1}
 #: Names of what goes from one rank to another.
 MESSAGE, TIED = "message", "shared gradient"
 
@@ -43,9 +41,9 @@ class Call(NamedTuple):
     @property
     def sent(self) -> float:
         """Bytes that this rank sends: of a collective its share."""
-        if self.name not in _SENT:
+        if self.name not in TIMES:
             return self.nbytes
-        return _SENT[self.name] * (self.ranks - 1) * self.nbytes / self.ranks
+        return sent_together(self.name, self.ranks, self.nbytes) / self.ranks
 
 
 def of_step(
@@ -115,6 +113,6 @@ def totals(every: Sequence[Sequence[Call]]) -> list[Total]:
     calls, found = [call for own in every for call in own], []
     for axis, name in dict.fromkeys((call.axis, call.name) for call in calls):
         some = [call for call in calls if (call.axis, call.name) == (axis, name)]
-        number = sum(1 / call.ranks if name in _SENT else 1 for call in some)
+        number = sum(1 / call.ranks if name in TIMES else 1 for call in some)
         found.append(Total(axis, name, round(number), round(sum(call.sent for call in some))))
     return found

@@ -20,6 +20,7 @@ from mpicoll.train.models.networks import Sequential
 from mpicoll.train.optimizers import Optimizer, empty_state
 from mpicoll.train.parallel.parameter_shards import ParameterShards
 from mpicoll.train.parallel.passes import Passes
+from mpicoll.train.parallel.traffic import sent_together
 from mpicoll.train.ranks.workers import AllReduceWorkers, Workers, raise_together
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class FullySharded(ParameterShards):
         for name in dict.fromkeys(name for name, _ in calls):
             each = [nbytes for other, nbytes in calls if other == name]
             found.append(f"{len(each)} {name} of {sum(each):,} bytes")
-        sent = (size - 1) * sum(nbytes for _, nbytes in calls)
+        sent = sum(sent_together(name, size, nbytes) for name, nbytes in calls)
         return f"{', '.join(found)}: {sent:,} bytes sent by {plural(size, 'rank')}"
 
     def losses_and_outputs(

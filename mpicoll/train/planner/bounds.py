@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from mpicoll.train.planner.layers import Layers, Numbers
 from mpicoll.train.planner.problem import Problem
 from mpicoll.train.planner.space import Candidate
-from mpicoll.train.step import catalogue
 
 #: More than any time; twice as much is still a number.
 NEVER = 1 << 60
@@ -73,7 +72,8 @@ def fluid(problem: Problem, candidate: Candidate, layers: Layers) -> int:
         return count * total
     least = max(-(-count * total // candidate.pipe), count * longest)
     if candidate.chunks == candidate.pipe and total:
-        path = layers.forward if _ends_with_weights(candidate) else layers.forward + layers.backward
+        # In two parts, the last that a rank computes may be a gradient of weights.
+        path = layers.forward if candidate.splits else layers.forward + layers.backward
         q = min(float(p) / float(w) for p, w in zip(path, work, strict=True) if w)
         filled = q * total / (1 - (1 - q / count) ** candidate.pipe) if q else 0.0
         least = max(least, int(filled * (1 - 1e-9)))
@@ -83,11 +83,6 @@ def fluid(problem: Problem, candidate: Candidate, layers: Layers) -> int:
 def work_of(candidate: Candidate, layers: Layers) -> Numbers:
     """Picoseconds that a microbatch takes of a rank, by layer."""
     return layers.backward + layers.forward * (1 + candidate.recompute)
-
-
-def _ends_with_weights(candidate: Candidate) -> bool:
-    """Whether the last that a rank computes may be a gradient of weights."""
-    return catalogue.find(candidate.order).splits
 
 
 class Bounds:
@@ -115,7 +110,7 @@ class Bounds:
         self._work = np.concatenate([[0], np.cumsum(work)]) * candidate.microbatches
         before = layers.before
         self.forms = [Form(before["forward"], 1, candidate.data > 1)]
-        if not _ends_with_weights(candidate):
+        if not candidate.splits:
             self.forms.append(Form(before["forward"] + before["backward"], 2, False))
         if self._chunks > candidate.pipe:
             # A rank sums the gradients of all its chunks together; and of a chunk by itself counts
@@ -179,7 +174,7 @@ class Bounds:
         assert self._problem.memory is not None
         fixed, kept, waiting = needs
         fixed = fixed + self._candidate.schedule.waiting(self._ranks[chunk]) * waiting
-        count, again = self._problem.held(self._candidate, self._ranks[chunk])
+        count, again = self._candidate.schedule.held(self._ranks[chunk])
         room = self._problem.memory - fixed
         if again:
             room, count = room - count * self._layers.edges[starts, None], again

@@ -12,7 +12,6 @@ from mpicoll.train.planner.bounds import NEVER, Bounds
 from mpicoll.train.planner.problem import Outcome, Problem
 from mpicoll.train.planner.search import Found
 from mpicoll.train.planner.space import Candidate
-from mpicoll.train.step import catalogue
 
 #: Of each mesh and strategy so many candidates are tried for one with enough memory.
 _TRIED = 4
@@ -118,7 +117,7 @@ def explanation(best: Outcome, problem: Problem, found: Found) -> Iterator[str]:
         )
         if dict(candidate.parameters).get("ahead"):
             yield "Each stage begins with more forward passes, so that messages arrive in time."
-        if catalogue.find(candidate.order).splits:
+        if candidate.splits:
             yield "Gradients of weights, which nobody waits for, are computed in the gaps."
         if candidate.recompute:
             yield "Forward passes are run again on the way back: a third more work, less memory."

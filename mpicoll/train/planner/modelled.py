@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise
 from math import prod
@@ -18,6 +18,7 @@ from mpicoll.train.parallel.mesh import groups
 from mpicoll.train.parallel.placements import WHOLE
 from mpicoll.train.parallel.sharded import Sharded, collectives_of
 from mpicoll.train.parallel.shards import SAMPLES, divided, ring
+from mpicoll.train.parallel.traffic import sent_together
 from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.flops import flops
 from mpicoll.train.planner.layers import Layers
@@ -90,7 +91,7 @@ def layers_of(
         wire = np.array(
             [[sum(seconds(tensor, *call) for call in each) for each in pair] for pair in calls]
         )
-        sent = np.array([[sum(_sent(tensor, *call) for call in each) for each in p] for p in calls])
+        sent = np.array([[_sent(tensor, each) for each in pair] for pair in calls])
         forward, inputs, weight = np.rint(np.array(times).T).astype(np.int64)
         values = [prod(shape) for shape in shapes]
         sizes = [*map(_sizes, parts, parameters)]
@@ -170,6 +171,6 @@ def _sizes(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
     ]
 
 
-def _sent(ranks: int, name: str, nbytes: int) -> int:
-    """Bytes that a rank sends of a vector, by rings; all-reduces make two rounds."""
-    return (2 if name == "allreduce" else 1) * (ranks - 1) * nbytes // ranks
+def _sent(ranks: int, calls: Iterable[tuple[str, int]]) -> int:
+    """Bytes that a rank sends in collectives of these vectors."""
+    return sum(sent_together(name, ranks, nbytes) // ranks for name, nbytes in calls)

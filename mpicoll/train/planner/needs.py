@@ -10,7 +10,7 @@ from mpicoll.base.memory import listed, megabytes
 from mpicoll.train.planner.bounds import NEVER, Bounds
 from mpicoll.train.planner.layers import Layers
 from mpicoll.train.planner.problem import Problem
-from mpicoll.train.planner.space import Candidate, candidates
+from mpicoll.train.planner.space import Candidate
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,23 @@ def smallest_need(problem: Problem, layers: int, halves: bool) -> Need:
     Raises:
         ValueError: There is no mesh of so many ranks.
     """
+    least = _least(problem, layers, halves)
+    if least is None:
+        raise ValueError(
+            f"no mesh of {problem.ranks} ranks can share {layers} layers and batches of "
+            f"{problem.batch} samples: give fewer ranks, a larger batch, or fewer other options"
+        )
+    return least
+
+
+def _least(problem: Problem, layers: int, halves: bool) -> Need | None:
     frugal: dict[tuple[object, ...], Candidate] = {}
-    for candidate in candidates(problem.ranks, problem.batch, layers, halves):
+    for candidate in problem.candidates(layers, halves):
         # Those with more microbatches come later.
         frugal[candidate._replace(microbatches=0)] = candidate
     least: Need | None = None
     for candidate in sorted(frugal.values(), key=lambda c: c.chunks > c.pipe):
         least = _need(problem, candidate, least) or least
-    if least is None:
-        raise ValueError(
-            f"no mesh of {problem.ranks} ranks can share {layers} layers and batches of "
-            f"{problem.batch} samples: give fewer ranks, or a larger batch"
-        )
     return least
 
 
@@ -133,17 +138,21 @@ def _furthest(
 
 def remedies(problem: Problem, need: Need, layers: int, halves: bool) -> list[str]:
     """What would make it fit, each by itself."""
+
+    def fits(other: Problem) -> bool:
+        least = _least(other, layers, halves)
+        return least is not None and least.nbytes <= (problem.memory or 0)
+
     found = [f"--memory {-(-need.nbytes >> 20)}M"]
     for times in (2, 4, 8, 16):
         cluster = problem.cluster.times(times)
         more = replace(problem, ranks=problem.ranks * times, cluster=cluster)
-        if smallest_need(more, layers, halves).nbytes <= (problem.memory or 0):
+        if fits(more):
             found.append(f"-P {more.ranks}")
             break
     batch = problem.batch // 2
     while batch:
-        smaller = replace(problem, batch=batch)
-        if smallest_need(smaller, layers, halves).nbytes <= (problem.memory or 0):
+        if fits(replace(problem, batch=batch)):
             found.append(f"--batch {batch}")
             break
         batch //= 2

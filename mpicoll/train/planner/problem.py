@@ -12,7 +12,8 @@ import numpy as np
 
 from mpicoll.schedule.layout import part
 from mpicoll.simulate.machine import Machine
-from mpicoll.train.parallel import memory, units
+from mpicoll.train.parallel import memory, traffic, units
+from mpicoll.train.planner import space
 from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.layers import Layers, Numbers
 from mpicoll.train.planner.replicas import fully_sharded, reduced
@@ -84,6 +85,7 @@ class Problem:
         slots: Arrays that the optimizer keeps for each parameter.
         memory: Bytes that each rank has; None for as many as are needed.
         narrow: Whether the model computes in a type of two bytes; parameters are kept in float32.
+        takes: Whether the run takes a candidate for a step of so many samples.
     """
 
     ranks: int
@@ -93,6 +95,16 @@ class Problem:
     slots: int = 1
     memory: int | None = None
     narrow: bool = False
+    takes: Callable[[Candidate, int], bool] = lambda candidate, batch: True
+
+    def candidates(self, layers: int, halves: bool) -> list[Candidate]:
+        """Those that the run takes.
+
+        Args:
+            layers, halves: As of `space.candidates`.
+        """
+        every = space.candidates(self.ranks, self.batch, layers, halves)
+        return [candidate for candidate in every if self.takes(candidate, self.batch)]
 
     def samples(self, candidate: Candidate) -> int:
         """Of a microbatch."""
@@ -166,10 +178,6 @@ class Problem:
         if self.narrow:
             found["parameters to compute with"] = longest
         return {**found, "gradients of a layer": 2 * longest, "activations": layers.activations}
-
-    def held(self, candidate: Candidate, rank: int) -> tuple[int, int]:
-        """Microbatches whose activations a rank of a pipeline holds, and those computed again."""
-        return candidate.schedule.held(rank)
 
     def fits(self, outcome: Outcome) -> bool:
         """Whether every rank has enough memory."""
@@ -282,9 +290,10 @@ class Problem:
             pipe = max(pipe, count * sum(_messages(candidate, layers, rank, spans)))
             tensor = max(tensor, sum(_passes(candidate, layers, "sent", *span) for span in spans))
             weights = max(weights, sum(layers.total("weights", *span) for span in spans))
-        # All-gathers and reduce-scatters send (N - 1) / N of a vector, all-reduces twice as much.
-        times = 3 * count if candidate.sharing.parameters else 2
-        return {"data": times * (data - 1) * weights // data, "pipe": pipe, "tensor": tensor}
+        names = ("allgather", "allgather", "reduce_scatter") * count
+        names = names if candidate.sharing.parameters else ("allreduce",)
+        together = sum(traffic.sent_together(name, data, weights) for name in names)
+        return {"data": together // data, "pipe": pipe, "tensor": tensor}
 
 
 def _chunks_of(candidate: Candidate, chunks: int) -> list[tuple[int, ...]]:

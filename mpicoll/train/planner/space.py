@@ -126,6 +126,11 @@ class Candidate(NamedTuple):
         return self.pipe * catalogue.find(self.order).chunks(dict(self.parameters))
 
     @property
+    def splits(self) -> bool:
+        """Whether its order makes backward passes in two parts."""
+        return bool(self.order) and catalogue.find(self.order).splits
+
+    @property
     def schedule(self) -> catalogue.Schedule:
         """Of a replica; of one without a pipeline, microbatches one after the other."""
         order = self.order or "1f1b"
@@ -166,7 +171,7 @@ def candidates(ranks: int, batch: int, layers: int, halves: bool = True) -> Iter
                     "interleaved": count % pipe > 0,
                     "zb_v": pipe * count > _MOST_ZB_V,
                 }
-                whole = catalogue.find(order).splits and not halves
+                whole = found.splits and not halves
                 if found.chunks > layers or whole or refused.get(order):
                     continue
                 yield found
