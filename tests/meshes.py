@@ -45,6 +45,17 @@ def sentences(samples=60):
     )
 
 
+#: Of a run on any mesh.
+OPTIONS = {
+    "optimizer": "adamw",
+    "lr": 0.01,
+    "batch": 12,
+    "clip": 0.3,
+    "warmup": 3,
+    "weight_decay": 0.1,
+    "decay_on": "matrices",
+    "groups": ("*.bias:lr=0.5",),
+}
 PROBLEMS = {"plain": (plain, clouds), "normed": (normed, clouds), "decoder": (decoder, sentences)}
 
 

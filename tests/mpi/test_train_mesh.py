@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from clouds import clouds
 from float64 import Config
-from meshes import PROBLEMS, decoder, everything, plain, same_bits, sentences
+from meshes import OPTIONS, PROBLEMS, decoder, everything, plain, same_bits, sentences
 from mpi4py import MPI
 from stages import Breaks, batches, pipedream_alone
 
@@ -27,16 +27,6 @@ pytestmark = [
 ]
 #: What two ranks show already.
 more = pytest.mark.long if P > 2 else lambda test: test
-BASE = {
-    "optimizer": "adamw",
-    "lr": 0.01,
-    "batch": 12,
-    "clip": 0.3,
-    "warmup": 3,
-    "weight_decay": 0.1,
-    "decay_on": "matrices",
-    "groups": ("*.bias:lr=0.5",),
-}
 #: Of so many ranks; those with pipe and without.
 PIPES = [f"data={P // pipe},pipe={pipe}" for pipe in range(2, min(P, 6) + 1) if P % pipe == 0]
 TENSORS = [f"tensor={tensor}" for tensor in range(2, 5) if P % tensor == 0]
@@ -63,7 +53,7 @@ def replicas(mesh):
 def learnt(comm, folder, name, **options):
     """What a run on these ranks comes to, and its parameters, whole."""
     model, data = PROBLEMS[name]
-    config = Config(**{**BASE, **options}, checkpoint=str(folder))
+    config = Config(**{**OPTIONS, **options}, checkpoint=str(folder))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of microbatches that are empty
         result = run(config, comm, dataset=data(), model=model())
@@ -74,7 +64,7 @@ def learnt(comm, folder, name, **options):
 
 def alone(name, **options):
     model, data = PROBLEMS[name]
-    return run(Config(**{**BASE, **options}), dataset=data(), model=model())
+    return run(Config(**{**OPTIONS, **options}), dataset=data(), model=model())
 
 
 @pytest.mark.parametrize(("name", "mesh"), LEARNT)
@@ -108,7 +98,7 @@ def test_a_set_of_fewer_samples_than_microbatches_is_measured(comm):
 @pytest.mark.parametrize("order", ["gpipe", "interleaved", "zb_h1"])
 def test_invariant_runs_have_the_bits_of_one_process(comm, order):
     count = 2 * P
-    options = {**BASE, "clip": None}  # the norm is a sum of another order
+    options = {**OPTIONS, "clip": None}  # the norm is a sum of another order
     expected = alone("plain", epochs=2, clip=None, invariant=count).parameters
     for mesh in PIPES if order == "gpipe" else PIPES[-1:]:
         chunks = {"chunks": 1} if order == "interleaved" else {}
@@ -151,7 +141,7 @@ def test_what_fails_on_a_stage_fails_on_all(comm, kind):
         layers[stage : stage + 1] = [Breaks(kind, 5), Dense(4)]
         cut = ",".join(str(s + (s > stage)) for s in range(P))
         model = Sequential([*layers[:-1], Dense(4)], (12,), "float64")
-        config = Config(**BASE, mesh=f"pipe={P}", microbatches=2, cut=cut)
+        config = Config(**OPTIONS, mesh=f"pipe={P}", microbatches=2, cut=cut)
         with pytest.raises(TrainingError, match=r"^step 3 of epoch 1: .* on fire") as caught:
             run(config, comm, dataset=clouds(), model=model)
         [message] = set(comm.allgather(str(caught.value)))
@@ -163,7 +153,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(comm):
     data = clouds()
     data.train_inputs[::40] = np.inf
     model, options = plain(), {"mesh": f"pipe={P}", "microbatches": 2, "batch": 25}
-    config = Config(**{**BASE, **options, "epochs": 1})
+    config = Config(**{**OPTIONS, **options, "epochs": 1})
     with np.errstate(invalid="ignore"):
         found = run(config, comm, dataset=data, model=model)
         assert 0 < found.history[0].skipped < 5
@@ -175,7 +165,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(comm):
 @more
 def test_a_loss_scale_that_overflows_is_halved_by_all(comm, folder):
     options = {"dtype": "float16", "loss_scale": 2.0**24, "mesh": MESHES[0], "microbatches": 2}
-    config = Config(**{**BASE, **options, "epochs": 2, "checkpoint": str(folder)})
+    config = Config(**{**OPTIONS, **options, "epochs": 2, "checkpoint": str(folder)})
     with np.errstate(over="ignore", invalid="ignore"):
         model = Sequential([Dense(9), Dense(4)] * 2, (12,), "float16")
         found = run(config, comm, dataset=clouds(), model=model)
@@ -209,7 +199,7 @@ def test_pipedream_is_its_simulator(comm):
 
 @more
 def test_a_signal_stops_all(comm, folder):
-    config = Config(**BASE, mesh=MESHES[0], microbatches=2, checkpoint=str(folder))
+    config = Config(**OPTIONS, mesh=MESHES[0], microbatches=2, checkpoint=str(folder))
 
     def on_step(step):
         if step.number == 3 and comm.rank == P - 1:
@@ -219,7 +209,7 @@ def test_a_signal_stops_all(comm, folder):
     assert found.stopped == "signal" and found.steps in (3, 4)
     with pytest.raises(TrainingError, match=f"rank {P - 1}: KeyError: 'mine'"):
         run(
-            Config(**BASE, mesh=MESHES[0], microbatches=2, epochs=1),
+            Config(**OPTIONS, mesh=MESHES[0], microbatches=2, epochs=1),
             comm,
             dataset=clouds(),
             model=plain(),
@@ -231,7 +221,7 @@ def test_a_signal_stops_all(comm, folder):
 def test_what_ranks_did_is_written(comm, folder):
     path = folder / "timeline.json"
     options = {"mesh": MESHES[0], "microbatches": 3, "timeline": str(path)}
-    run(Config(**BASE, **options, steps=4), comm, dataset=sentences(), model=decoder())
+    run(Config(**OPTIONS, **options, steps=4), comm, dataset=sentences(), model=decoder())
     events = json.loads(path.read_text())["traceEvents"]
     computing = [event for event in events if event.get("cat") == "computing"]
     assert {event["pid"] for event in events} == set(range(P))
@@ -244,7 +234,7 @@ def test_too_large_stages_are_refused(comm, monkeypatch):
 
     monkeypatch.setattr(memory, "available", lambda: 1000)
     with pytest.raises(TrainingError, match=r"stage 1 of . .*rank .* needs .*held microbatches"):
-        run(Config(**BASE, mesh=MESHES[0]), comm, dataset=clouds(), model=plain())
+        run(Config(**OPTIONS, mesh=MESHES[0]), comm, dataset=clouds(), model=plain())
 
 
 @more
@@ -255,4 +245,4 @@ def test_what_does_not_fit_is_refused(comm):
         ({"mesh": f"pipe={P}", "cut": "0,99"}, "cut 0,99 is"),
     ):
         with pytest.raises(TrainingError, match=message):
-            run(Config(**BASE, **options), comm, dataset=clouds(), model=plain())
+            run(Config(**OPTIONS, **options), comm, dataset=clouds(), model=plain())

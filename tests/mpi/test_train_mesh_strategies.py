@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import pytest
 from float64 import Config
-from meshes import PROBLEMS, clouds, decoder, plain, sentences
+from meshes import OPTIONS, PROBLEMS, clouds, decoder, plain, sentences
 from mpi4py import MPI
 from stages import Breaks
 
@@ -24,19 +24,7 @@ pytestmark = [
     pytest.mark.skipif(P not in (2, 3, 4, 6, 8), reason="a mesh has several ranks"),
     *([pytest.mark.long] if P not in (2, 4) else []),
 ]
-BASE = {
-    "optimizer": "adamw",
-    "lr": 0.01,
-    "batch": 12,
-    "clip": 0.3,
-    "warmup": 3,
-    "weight_decay": 0.1,
-    "decay_on": "matrices",
-    "groups": ("*.bias:lr=0.5",),
-    "accumulate": 2,
-    "microbatches": 2,
-    "epochs": 1,
-}
+BASE = {**OPTIONS, "accumulate": 2, "microbatches": 2, "epochs": 1}
 #: Of so many ranks.
 MESHES = {
     2: ["data=1,pipe=2", "data=1,tensor=2"],
@@ -226,7 +214,7 @@ def test_what_a_step_sends_is_what_is_counted(comm, events, mesh, strategy):
     recompute = "pipe" in mesh
     options = {"mesh": mesh, "strategy": strategy, "clip": None, "recompute": recompute}
     config = Config(**{**BASE, **options, "algorithm": "linear"})
-    setup, _ = preparation.prepare(config, comm, sentences(), decoder(), None, None)
+    setup, _ = preparation.prepare(config, comm, preparation.Given(sentences(), decoder()))
     training = strategy_of(config).make(setup)
     said = training.communication()
     steps = training.steps(1, 0)

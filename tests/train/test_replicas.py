@@ -71,7 +71,9 @@ model = Counts()
 if len(sys.argv) > 2:  # through the command's own way to print and to leave
     console.load = lambda *_: data
     train = console.train
-    console.train = lambda config, comm, data, _, *rest: train(config, comm, data, model, *rest)
+    console.train = lambda config, comm, given, *rest: train(
+        config, comm, given._replace(model=model), *rest
+    )
     sys.exit(main(config, comm, compare=False))
 result = run(config, comm, dataset=data, model=model)
 start = np.concatenate([np.zeros(60), np.arange(5.0)])

@@ -268,14 +268,14 @@ class Checkpointing:
                     "what the others need has died with them, and no checkpoint is kept: give "
                     "checkpoint"
                 )
-            try:
-                return checkpoints.find(self._folder)
-            except FileNotFoundError:
+            found = checkpoints.resumed("auto", str(self._folder))
+            if found is None:
                 raise ValueError(
                     "what the others need has died with them, before the first checkpoint was "
                     f"written to {self._folder}: start again; with a smaller checkpoint_every less "
                     "can be lost"
-                ) from None
+                )
+            return found
         return checkpoints.resumed(self._config.resume, self._config.checkpoint)
 
     def _fixed(self) -> dict[str, Any]:

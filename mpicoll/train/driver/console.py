@@ -1,7 +1,7 @@
 """`mpicoll train`: train, print what happens, compare with one process.
 
-Rank 0 alone prints: results to standard output, the progress bar to standard error. Where it has
-died, the lowest rank that is left does.
+One rank prints, results to standard output and the progress bar to standard error: the first of
+those that train, which is rank 0 until ranks die.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from mpicoll.train.driver.attempt import Callbacks
 from mpicoll.train.driver.explained import explained, words
 from mpicoll.train.driver.failure_detector import failure_detector
 from mpicoll.train.driver.loop import members_of, run, run_on, train
+from mpicoll.train.driver.preparation import Given
 from mpicoll.train.driver.printer import Printer
 from mpicoll.train.driver.progress import shown
 from mpicoll.train.ranks import health, signals
@@ -124,9 +125,9 @@ def _main(
                 callbacks = Callbacks(printer=prints)
                 if speaker.is_first:
                     prints.head(dataset)
-            given = dataset, None, None
+            given = Given(dataset)
             if members is None:
-                result = train(config, comm, *given, None, callbacks)
+                result = train(config, comm, given, None, callbacks)
             else:
                 result = run_on(members, config, given, None, callbacks)
     except health.NeededRankLost as error:
@@ -138,10 +139,9 @@ def _main(
     except TrainingError as error:
         speaker.warn(f"error: {error}")
         return 1
-    for loss in result.lost:
-        speaker.warn(printer.lost(loss))
+    for remark in printer.remarks(config, result):
+        speaker.warn(remark)
     if result.stopped == "signal":
-        speaker.warn(printer.stopped(config, result))
         if members is not None:
             return signals.STATUS
         if _report_lost(config, comm):
@@ -176,7 +176,7 @@ def _main(
 
 
 class _Speaker:
-    """Prints on one rank: the first, or the lowest that is left.
+    """Prints on one rank: the first of those that train.
 
     Args:
         comm: All ranks.

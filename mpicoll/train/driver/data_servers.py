@@ -287,7 +287,7 @@ def run(
     comm: MPI.Intracomm,
     needed: Mapping[str, int],
     read: Callable[[], Dataset],
-    train: Callable[..., Result],
+    train: Callable[[Config, MPI.Intracomm, Dataset], Result],
 ) -> Result:
     """Train on the first ranks with data from the last; collective.
 
@@ -296,7 +296,8 @@ def run(
         comm: All ranks.
         needed: Bytes that reading the data takes, by what for.
         read: Reads the data, on any rank.
-        train: Trains on some ranks, called as `loop.run` with a data set; collective over them.
+        train: Trains on some ranks, called with a configuration, the ranks and a data set;
+            collective over them.
 
     Returns:
         What they return, on all ranks.
@@ -330,7 +331,7 @@ def run(
             served = Served(links, server, dataset, look, time_limit(comm))
             try:
                 alone = replace(config, data_servers=0)
-                result = train(alone, group, dataset=replace(dataset, feed=served))
+                result = train(alone, group, replace(dataset, feed=served))
             finally:
                 served.close()
                 group.Free()

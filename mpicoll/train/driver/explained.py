@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mpicoll.base.wording import plural
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset
-from mpicoll.train.driver.preparation import prepare
+from mpicoll.train.driver.preparation import Given, prepare
 from mpicoll.train.parallel.communication import Total, totals
 from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.strategies.protocol import strategy_of
@@ -39,7 +39,7 @@ def explained(
             )
     # Nothing is written.
     config = replace(config, metrics=None, timeline=None)
-    setup, _ = prepare(config, comm, dataset, None, None, None)
+    setup, _ = prepare(config, comm, Given(dataset))
     training = strategy_of(setup.config).make(setup)
     try:
         samples = min(training.sampler.batch, training.sampler.samples)

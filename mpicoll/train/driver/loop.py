@@ -20,7 +20,7 @@ from mpicoll.train.driver import data_servers, memory, seating
 from mpicoll.train.driver.attempt import Attempt, Callbacks, Death
 from mpicoll.train.driver.callbacks import OnBegin, OnEpoch, OnStep
 from mpicoll.train.driver.metrics import class_name, described
-from mpicoll.train.driver.preparation import prepare, reseated
+from mpicoll.train.driver.preparation import Given, prepare, reseated
 from mpicoll.train.driver.printer import Printer
 from mpicoll.train.driver.progress import shown
 from mpicoll.train.models import Measure, Model
@@ -87,18 +87,18 @@ def run(
         TrainingError: Data are missing, ranks disagree, too many steps are not finite, or a model
             or a callback raised an exception. Raised on all ranks, even if only one has failed.
     """
-    given = dataset, model, None if optimizer is None else optimizers.wrapped(optimizer)
+    given = Given(dataset, model, None if optimizer is None else optimizers.wrapped(optimizer))
     callbacks = Callbacks(schedule, on_begin, on_step, on_epoch)
     if quiet:
-        return train(config, comm, *given, measures, callbacks)
+        return train(config, comm, given, measures, callbacks)
     with shown(comm is None or comm.Get_rank() == 0) as progress:
         brought = {
             "model": class_name(model),
-            "optimizer": class_name(given[2]),
+            "optimizer": class_name(given.optimizer),
             "schedule": None if schedule is None else "its own learning rates",
         }
         printer = Printer(config, comm, progress, brought)
-        result = train(config, comm, *given, measures, replace(callbacks, printer=printer))
+        result = train(config, comm, given, measures, replace(callbacks, printer=printer))
     printer.end(result)
     return result
 
@@ -106,39 +106,38 @@ def run(
 def train(
     config: Config,
     comm: MPI.Intracomm | None,
-    dataset: Dataset | None,
-    model: Model | None,
-    optimizer: Optimizer | None,
+    given: Given,
     measures: Sequence[Measure] | None,
     callbacks: Callbacks,
 ) -> Result:
     """Train as `run` does; collective.
 
+    Args:
+        config, comm: As of `run`.
+        given: Data, model and optimizer that the program brings.
+        measures, callbacks: As of `run`.
+
     Raises:
         RankLost, TrainingError: As `run`.
     """
-    given = dataset, model, optimizer
     if comm is not None and config.data_servers:
-        needed = memory.reading(config) if dataset is None else {}
+        needed = memory.reading(config) if given.dataset is None else {}
         return data_servers.run(
             config,
             comm,
             needed,
-            lambda: dataset or load(config.dataset, config.data, config.context),
-            partial(
-                train, model=model, optimizer=optimizer, measures=measures, callbacks=callbacks
+            lambda: given.dataset or load(config.dataset, config.data, config.context),
+            lambda alone, group, dataset: train(
+                alone, group, given._replace(dataset=dataset), measures, callbacks
             ),
         )
     if config.survive:
         members = members_of(config, comm)
         return run_on(members, config, given, measures, callbacks)
-    setup, measuring = prepare(config, comm, *given, measures)
+    setup, measuring = prepare(config, comm, given, measures)
     attempt = Attempt(setup, measuring, callbacks, _described(setup, given))
     with signals.heard(attempt.hear):
         return attempt.run()
-
-
-Given = tuple[Dataset | None, Model | None, Optimizer | None]
 
 
 def _described(setup: Setup, given: Given) -> dict[str, Any]:
@@ -196,7 +195,7 @@ def run_on(
         config = seating.counted(config, count)
     waits = members.sleeps and config.has_parts
     with _told_to_sleepers(members):
-        setup, measuring = prepare(config, comm, *given, measures, workers, waits)
+        setup, measuring = prepare(config, comm, given, measures, workers, waits)
     words = _described(setup, given)
     attempt: Attempt | None = None
 
@@ -211,7 +210,7 @@ def run_on(
             try:
                 if not members.sleeps:
                     if death is not None:
-                        setup = _regrouped(setup, members, config, given[2])
+                        setup = _regrouped(setup, members, config, given.optimizer)
                         measuring = measuring.on(members.workers)
                     attempt, unheard = Attempt(setup, measuring, callbacks, words, death), ()
                     result = attempt.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,22 +31,33 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+class Given(NamedTuple):
+    """What a program brings instead of what the configuration names; None for nothing."""
+
+    dataset: Dataset | None = None
+    model: Model | None = None
+    optimizer: Optimizer | None = None
+
+
 def prepare(
     config: Config,
     comm: MPI.Intracomm | None,
-    dataset: Dataset | None,
-    model: Model | None,
-    optimizer: Optimizer | None,
-    measures: Sequence[Measure] | None,
+    given: Given,
+    measures: Sequence[Measure] | None = None,
     workers: Workers | None = None,
     waits: bool = False,
 ) -> tuple[Setup, Measuring]:
     """What the run is made of: fits into memory, and is the same on all ranks; collective.
 
     Args:
+        config: The run.
+        comm: The ranks; None for this process alone.
+        given: What the program brings.
+        measures: Those of held-out samples; None for the model's usual ones.
         workers: The ranks of `comm`, where they are not as the configuration says.
         waits: Whether this rank has nothing of the model before `reseated` gives it some.
     """
+    dataset, model, optimizer = given
     if workers is None:
         workers = Workers() if comm is None else placement.members(config, comm)
     require_equal(workers, asdict(config), "give all ranks the same configuration")

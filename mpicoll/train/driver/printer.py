@@ -94,11 +94,9 @@ class Printer:
         """Print what came of the run, on the rank that has printed it."""
         if not self._prints or self._dataset is None:
             return
-        for loss in result.lost:
-            warn(lost(loss))
-        if result.stopped == "signal":
-            warn(stopped(self._config, result))
-        else:
+        for remark in remarks(self._config, result):
+            warn(remark)
+        if result.stopped != "signal":
             self._say(conclusion(outcome(self._config, self._ranks, self._dataset, result)))
 
     def _say(self, words: str) -> None:
@@ -121,7 +119,16 @@ def warn(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def lost(loss: Loss) -> str:
+def remarks(config: Config, result: Result) -> list[str]:
+    """What has gone wrong in a run: deaths of ranks and what they cost, a signal that ended it."""
+    found = [_lost(loss) for loss in result.lost]
+    if result.stopped == "signal":
+        kept = "nothing is kept" if config.checkpoint is None else f"see {config.checkpoint}"
+        found.append(f"stopped by a signal after step {result.steps}: {kept}")
+    return found
+
+
+def _lost(loss: Loss) -> str:
     """What the death of ranks has cost."""
     which = f"lost {plural(len(loss.ranks), 'rank')}: {', '.join(map(str, loss.ranks))}"
     cost = [f"{1e3 * loss.seconds:.0f} ms until {plural(loss.left, 'rank')} went on"]
@@ -132,12 +139,6 @@ def lost(loss: Loss) -> str:
     if loss.checkpoint is not None:
         cost.append(f"from {loss.checkpoint}, since what they alone knew was lost")
     return f"{which} after step {loss.step}; {', '.join(cost)}"
-
-
-def stopped(config: Config, result: Result) -> str:
-    """Where a signal has ended a run."""
-    kept = "nothing is kept" if config.checkpoint is None else f"see {config.checkpoint}"
-    return f"stopped by a signal after step {result.steps}: {kept}"
 
 
 def outcome(

@@ -50,12 +50,12 @@ def fitted(config: Config, ranks: int) -> Config:
         return config
     parts = replicas * config.step_schedule.microbatches // config.accumulate
     for fewer in range(min(replicas - 1, ranks // place), 0, -1):
+        exact = config.invariant is not None
+        if exact and parts % fewer:
+            continue
         mesh = _words({**axes, "data": fewer})
         least = -(-parts // fewer)
-        exact = config.invariant is not None
         for microbatches in range(least, least + (1 if exact else axes["pipe"])):
-            if exact and fewer * microbatches != parts:
-                continue
             try:
                 found = replace(config, mesh=mesh, microbatches=microbatches)
                 require_progress(found.step_schedule)

@@ -353,12 +353,14 @@ class StageTrainer(Training):
         return dict(self._lengths)
 
     def held(self) -> list[Held]:
-        own = [] if self._retained is None else self._retained.held(self.number, self.facts)
-        return [*own, *super().held()]
+        return [*self._own_states(), *super().held()]
 
     def seats(self) -> list[Seat]:
-        own = [] if self._retained is None else self._retained.held(self.number, self.facts)
-        return [*(Seat(held.number, *self._place) for held in own), *super().seats()]
+        own = (Seat(held.number, *self._place) for held in self._own_states())
+        return [*own, *super().seats()]
+
+    def _own_states(self) -> list[Held]:
+        return [] if self._retained is None else self._retained.held(self.number, self.facts)
 
     def put(self, kind: str, values: Array) -> None:
         assert self._retained is not None
