@@ -38,6 +38,7 @@ def _section(command: Any, context: typer.Context) -> str:
     for paragraph in _paragraphs(command.help or ""):
         lines += [paragraph, ""]
     for words, text in filter(None, helps):
+        words = words.partition(" <")[0]  # an argument without the name of its type
         lines += [f"``{words}``", f"   {_marked(text) or 'See the usage line.'}", ""]
     return "\n".join(lines)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -89,7 +89,7 @@ def _megabytes(nbytes: float) -> str:
 
 
 def _sent(found: Sequence[Line]) -> list[str]:
-    head = ["way", "messages", "point-to-point [MB]", "collectives [MB]", "as formula"]
+    head = ["plan", "messages", "point-to-point [MB]", "collectives [MB]", "formula"]
     head += ["memory [MB]", "planned [MB]"]
     rows = []
     for line in found:
@@ -101,7 +101,7 @@ def _sent(found: Sequence[Line]) -> list[str]:
                 line["way"],
                 str(line["messages"]),
                 *map(_megabytes, sent),
-                "to the byte" if same else "no",
+                "equal" if same else "differs",
                 *map(_megabytes, memory),
             ]
         )
@@ -109,8 +109,8 @@ def _sent(found: Sequence[Line]) -> list[str]:
 
 
 def _steps(found: Sequence[Line]) -> list[str]:
-    head = ["way", "measured [s]", "simulated [s]", "formula [s]", "idle [%]", "bubble", "exposed"]
-    head += ["straggling", "simulated idle [%]"]
+    head = ["plan", "measured [s]", "simulated [s]", "formula [s]", "idle [%]", "bubble [%]"]
+    head += ["exposed [%]", "straggling [%]", "simulated idle [%]"]
     rows = []
     for line in found:
         formula = "—" if line["formula"] is None else f"{line['formula']:.3f}"
@@ -126,7 +126,7 @@ def _steps(found: Sequence[Line]) -> list[str]:
             ]
         )
     loads = sorted(line["load"] for line in found)
-    words = f"The load of the machine, of two cores, was {loads[0]:.0f} to {loads[-1]:.0f}."
+    words = f"The machine has two cores; its load was {loads[0]:.0f} to {loads[-1]:.0f}."
     return [*list_table(head, rows), words, ""]
 
 
@@ -142,14 +142,24 @@ def _planned(found: Sequence[Line]) -> list[str]:
     pick = min(by_way, key=lambda way: by_way[way][0]["planned"])
     losing = sum(seconds >= 1.3 * measured[best] for seconds in measured.values())
     return [
-        f"In {launches} launches other than that of the profile, {len(measured)} ways are "
-        f"predicted with an error of {100 * median(errors):.1f} % in the median, "
-        f"{_ninth(errors):.1f} % at most for nine of ten, and {100 * errors[-1]:.1f} % for all; "
-        f"{losing} of them take at least 30 % longer than the best.  The one with the shortest "
-        f"planned step, {pick}, takes {100 * (measured[pick] / measured[best] - 1):.1f} % longer "
-        f"than the best one measured, {best}.",
+        f"Over the network, in {launches} launches other than that of the profile, the error of "
+        f"the {len(measured)} predictions is {100 * median(errors):.1f} % in the median, at most "
+        f"{_ninth(errors):.1f} % for nine of ten, and at most {100 * errors[-1]:.1f} % for all.  "
+        f"{losing} of the plans take at least 30 % longer than the fastest.  "
+        f"{_picked(measured, pick, best)}",
         "",
     ]
+
+
+def _picked(measured: Mapping[str, float], pick: str, best: str) -> str:
+    """What the plan with the shortest predicted step costs."""
+    if pick == best:
+        return f"The plan with the shortest predicted step, *{pick}*, is also the fastest measured."
+    loss = 100 * (measured[pick] / measured[best] - 1)
+    return (
+        f"The plan with the shortest predicted step, *{pick}*, takes {loss:.1f} % longer than the "
+        f"fastest measured, *{best}*."
+    )
 
 
 def _ninth(errors: Sequence[float]) -> float:
@@ -163,7 +173,9 @@ def _crossing(found: Sequence[Line]) -> list[str]:
     low = max(rate for rate, pipe, tensor in crossed if pipe < tensor)
     high = min(rate for rate, pipe, tensor in crossed if pipe >= tensor)
     head = ["rate [Mbit/s]", f"{CROSSING[0]} [s]", f"{CROSSING[1]} [s]"]
-    words = f"They cross between {low:g} and {high:g} Mbit/s."
+    words = (
+        f"The pipeline is faster up to {low:g} Mbit/s, tensor parallelism from {high:g} Mbit/s on."
+    )
     return [*list_table(head, rows), words, ""]
 
 

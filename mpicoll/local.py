@@ -43,7 +43,7 @@ def execute(
             (at the root), all-to-all: the blocks of all ranks one behind the other, of equal
             lengths unless ``counts`` is given.
         op: operator of a reduction, by name or from :mod:`mpicoll.ops`.
-        root: of rooted collectives.
+        root: the root rank, for collectives that have one.
         parameters: the algorithm's.
         counts: elements of each rank's block (scatter; reduce-scatter, even if not given).
 

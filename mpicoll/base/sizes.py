@@ -35,7 +35,9 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Read a list of sizes, such as ``8,64,1K``, in the order written; ``64K-64M`` goes by fours.
+    """Read a list of sizes, such as ``8,64,1K``, in the order written.
+
+    In ``64K-64M`` each size is 4 times the last.
 
     Raises:
         ValueError: if any part is no size, a range is empty, or the list is.

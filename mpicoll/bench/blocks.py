@@ -38,7 +38,7 @@ class Blocks:
 
     Args:
         collective: one of `mpicoll.schedule.methods.VARIANTS`.
-        count: elements of the total vector.
+        count: elements of the whole vector.
         place: the rank.
         skew: how far lengths of the variants lie apart, see `lengths`.
         pattern: what is in the vectors.

@@ -84,11 +84,12 @@ def _gain(sizes: Iterable[list[Point]]) -> str:
         return "unknown, native was not measured; name it among --algorithms"
     mean = math.exp(math.fsum(math.log(gain) for gain, _ in gains) / len(gains))
     if not told:
-        return f"none outside of the noise, at {plural(len(gains), 'size')}"
+        return f"none at any of {plural(len(gains), 'size')}: all differences are within the noise"
     most, where = max(gains)
+    rest = "" if told == len(gains) else "; the others are within the noise and count as 1x"
     return (
         f"{mean:.2f}x on average, at most {most:.2f}x ({format_size(where)}); faster at {told} of "
-        f"{plural(len(gains), 'size')}, the rest is within the noise and counts as 1x"
+        f"{plural(len(gains), 'size')}{rest}"
     )
 
 
@@ -99,7 +100,11 @@ def _apart(a: Summary, b: Summary) -> bool:
 
 def _noise(points: list[Point]) -> str:
     widths = [width for p in points if math.isfinite(width := p.summary.half_width)]
-    crowded = "; more ranks than cores: no performance" if points[0].oversubscribed else ""
+    crowded = (
+        "; more ranks than cores, so times do not compare algorithms"
+        if points[0].oversubscribed
+        else ""
+    )
     if not widths:
         return f"unknown, too few repetitions for an interval{crowded}"
     return (

@@ -22,7 +22,7 @@ class Options:
 
     size: str | None = option(
         None,
-        "Sizes to measure: 8,64K,1M, or 64K-64M by fours.",
+        "Sizes to measure: 8,64K,1M, or 64K-64M (each 4 times the last).",
         "-s --size",
         group=SIZES,
         metavar="LIST",
@@ -68,7 +68,7 @@ class Options:
         in_file=Words,
     )
     op: str = option("sum", "Reduction: sum, max, min, prod, ...", "--op", WHAT, metavar="OP")
-    root: int = option(0, "Root of rooted collectives.", "-r --root", WHAT, metavar="RANK")
+    root: int = option(0, "Root rank.", "-r --root", WHAT, metavar="RANK")
     in_place: bool = option(
         False, "Use one buffer for input and output where MPI allows it.", "--in-place", WHAT
     )
@@ -124,7 +124,10 @@ class Options:
         None, "Seconds for the whole sweep, shared among the points.", group=HOW, metavar="S"
     )
     seed: int | None = option(
-        None, "Seed of the order of points; random if not given.", group=HOW, metavar="N"
+        None,
+        "Random seed for the order of points; a new seed if not given.",
+        group=HOW,
+        metavar="N",
     )
     timeout: float = option(
         120.0, "Give up after so many seconds without progress.", "-T --timeout", HOW, metavar="S"

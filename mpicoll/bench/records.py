@@ -29,8 +29,8 @@ class Point:
     Attributes:
         run: Name of the run that the point belongs to.
         collective, algorithm, parameters: What was measured.
-        size: Bytes of the total vector.
-        count: Elements of the total vector.
+        size: Bytes of the whole vector.
+        count: Elements of the whole vector.
         type: NumPy name of the element type; ``none`` for a barrier.
         redop: Name of the operator; ``none`` where nothing is reduced.
         root: Root rank; -1 where there is none.

@@ -23,7 +23,7 @@ class SweepSettings:
     Attributes:
         algorithms: The choices for each collective, in the order of the report: algorithms with
             parameters, as ``chain segments=4``.
-        sizes: Bytes of the total vector.
+        sizes: Bytes of the whole vector.
         dtypes: Element types.
         ranks: Numbers of ranks; of so many the first ones are taken. All ranks if empty.
         check: Whether outputs are checked before and after the repetitions.

@@ -50,7 +50,7 @@ def symmetric(collective: str) -> bool:
 
 
 def elements(collective: str, size: int, itemsize: int, ranks: int) -> int:
-    """Elements of the total vector that are measured where ``size`` bytes were asked for.
+    """Elements of the whole vector that are measured where ``size`` bytes were asked for.
 
     They are whole elements, in blocks of equal mean where each rank has one, and at least one
     element or one for each block.
@@ -69,8 +69,8 @@ class Workload:
 
     Attributes:
         collective: Its name.
-        size: Bytes of the total vector, as measured.
-        count: Elements of the total vector.
+        size: Bytes of the whole vector, as measured.
+        count: Elements of the whole vector.
         type: NumPy name of the element type, or ``none``.
         redop: Name of the operator, or ``none``.
         root: Root rank, or -1.
@@ -197,7 +197,7 @@ def prepare(
     Args:
         comm: Communicator, of which rank and size are taken.
         collective: One of `mpicoll.schedule.methods.VARIANTS`.
-        count: Elements of the total vector, as `elements` gives them.
+        count: Elements of the whole vector, as `elements` gives them.
         dtype: Element type.
         op: Name of the operator for collectives that reduce.
         root: Root for collectives that have one.

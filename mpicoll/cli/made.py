@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from mpicoll.synthesis.search import Found, Timed
 
 _PREDICTED = (
-    "predicted, not measured: run it under mpirun with --measure, so that the ranks of the machine "
-    "choose; without that no tuning rule is written"
+    "predicted, not measured: run it under mpirun with --measure to choose by measurements; "
+    "without them no tuning rules are written"
 )
 
 
@@ -206,9 +206,9 @@ def _print(found: Found, rows: list[dict[str, Any]], measured: Measured | None) 
     kind = "" if bound.exact else ", or more"
     busiest = ", ".join(bound.busiest[:3]) + (", ..." if len(bound.busiest) > 3 else "")
     output.text(
-        f"{found.collective}: no trees are faster than {bound.per_byte / 10**6:g} ps a byte{kind}; "
-        f"busiest: {busiest or 'nothing'}; what {ranges(list(bound.cut))} and the others exchange "
-        "decides"
+        f"{found.collective}: trees take at least {bound.per_byte / 10**6:g} ps a byte{kind}\n"
+        f"limited by the traffic between {ranges(list(bound.cut))} and the others; busiest: "
+        f"{busiest or 'nothing'}"
         if bound.cut
         else f"{found.collective} on one rank"
     )
@@ -220,10 +220,10 @@ def _print(found: Found, rows: list[dict[str, Any]], measured: Measured | None) 
         return "-" if value is None else microseconds(value)
 
     known = ["catalogue: predicted [us]", "catalogue: over bound [%]"]
-    made = ["made: predicted [us]", "made: over bound [%]"]
+    made = ["generated: predicted [us]", "generated: over bound [%]"]
     if measured:
         known.append("catalogue: measured [us]")
-        made.append("made: measured [us]")
+        made.append("generated: measured [us]")
     output.table(
         ("size [B]", "bound [us]", "best of catalogue", *known, *made, "faster"),
         (
@@ -234,7 +234,7 @@ def _print(found: Found, rows: list[dict[str, Any]], measured: Measured | None) 
                 *((time(row.get("catalogue_measured")),) if measured else ()),
                 *(time(row.get("made_time")), gap(row.get("made_gap"))),
                 *((time(row.get("made_measured")),) if measured else ()),
-                "made" if row["choice"].startswith("file:") else "catalogue",
+                "generated" if row["choice"].startswith("file:") else "catalogue",
             )
             for row in rows
         ),

@@ -38,7 +38,10 @@ Ranks = Annotated[
 Sizes = Annotated[
     str,
     typer.Option(
-        "-s", "--size", metavar="LIST", help="Sizes in bytes: 8,64K,1M, or 64K-64M by fours."
+        "-s",
+        "--size",
+        metavar="LIST",
+        help="Sizes in bytes: 8,64K,1M, or 64K-64M (each 4 times the last).",
     ),
 ]
 Root = Annotated[int, typer.Option("-r", "--root", metavar="RANK", help="Root rank.")]

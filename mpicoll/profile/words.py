@@ -46,10 +46,10 @@ def warnings(profile: Profile) -> Iterator[str]:
         yield f"no file of {ranges(missing)}: is the folder one that all nodes see?"
     killed = set(profile.seconds) - profile.ended
     if killed:
-        yield f"{ranges(killed)} did not come to the end: what is here ends about a second before"
+        yield f"{ranges(killed)} did not end normally: the last second before may be missing"
     if profile.unseen:
         names = ", ".join(profile.unseen[:3]) + (", ..." if len(profile.unseen) > 3 else "")
-        yield f"what libraries call in MPI by themselves is not seen: {names}"
+        yield f"MPI calls that libraries make in C are not recorded: {names}"
 
 
 def letters(names: Iterable[str], alphabet: str) -> dict[str, str]:
@@ -105,7 +105,7 @@ def verdict(found: Answer) -> str:
     best = _measured(found.best.choice, found.best.summary.median)
     gain = found.gain
     if gain is None:
-        return f"{best} is not told from {now}"
+        return f"{best}: no significant difference from {now}"
     least, expected, most = (100 * part for part in gain)
     return f"{best} instead of {now}: {expected:.1f} % of the run ({least:.1f} to {most:.1f})"
 
@@ -117,19 +117,19 @@ def _measured(choice: str, median: float) -> str:
 def remedy(profile: Profile, found: Sequence[Answer], lines: Sequence[str]) -> Iterator[str]:
     """What to write for what gains, and how sure that is."""
     if lines:
-        yield "Write, for the environment of rank 0 (mpirun -x NAME hands it on):"
+        yield "Set in the environment of rank 0 (mpirun -x NAME passes it on):"
         yield from (f"   {line}" for line in lines)
     uses = profile.facts["through_mpicoll"] or any(
         line.algorithm != NATIVE for line in profile.lines
     )
     if lines and not uses:
-        yield "and in the program, once: comm = mpicoll.Intracomm(MPI.COMM_WORLD); to try it with"
-        yield "no line changed: python -m mpicoll.profile --through-mpicoll"
+        yield "and add to the program: comm = mpicoll.Intracomm(MPI.COMM_WORLD). To try it without"
+        yield "a change: python -m mpicoll.profile --through-mpicoll"
     points = [answer.now for answer in found if answer.now is not None]
     if points:
         yield "One launch was measured; launches differ by more than their intervals say."
     if any(point.oversubscribed for point in points):
-        yield "Ranks shared cores: what is fastest so need not be with a core for each."
+        yield "Ranks shared cores: another algorithm may be the fastest with a core for each rank."
 
 
 def plain(line: Line) -> dict[str, Any]:

@@ -60,8 +60,8 @@ class Advice(NamedTuple):
 
 _NO_GAIN = "nothing measured is faster"
 _DOUBTS = {
-    ONE_LAUNCH: "one launch does not tell this from noise",
-    CROWDED: "ranks shared cores, so this says nothing of the algorithms",
+    ONE_LAUNCH: "not significant with one launch",
+    CROWDED: "ranks shared cores, so this does not compare the algorithms",
 }
 
 

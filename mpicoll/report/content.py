@@ -183,7 +183,7 @@ class Section:
     @property
     def axis(self) -> str:
         """What they lie along, in words."""
-        return "size of the total vector [B]" if self.ranks else "number of ranks"
+        return "size of the whole vector [B]" if self.ranks else "number of ranks"
 
     @property
     def ticks(self) -> list[str]:

@@ -33,7 +33,7 @@ def bare(x: str, y: str) -> Figure:
         "layout": {
             "xaxis": {**axis, "title": {"text": x}},
             "yaxis": {**axis, "title": {"text": y}},
-            "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
+            "margin": {"l": 60, "r": 12, "t": 36, "b": 44},  # buttons are above the plot
             "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
             "paper_bgcolor": "white",
             "plot_bgcolor": "white",
@@ -99,7 +99,7 @@ def ratios(section: Section, lines: dict[str, Line], noise: float | None) -> Fig
 
 def residuals(section: Section, lines: dict[str, Line], noise: float | None) -> Figure:
     """What the model says over what was measured, less one, against size."""
-    figure = _figure(section, "model over measured, less 1 [%]")
+    figure = _figure(section, "error of the model [%]")
     for number, series in enumerate(section.series):
         if not series.residuals:
             continue

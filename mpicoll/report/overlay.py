@@ -1,4 +1,4 @@
-"""Several training runs on one page: what differs, and their lines over each other."""
+"""Several training runs on one page: what differs, and their lines in the same plots."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def render(runs: Sequence[History], refresh: float | None = None) -> str:
         '<h2>Progress</h2><section><div class="plots">',
         *(page.plot(name, figure) for name, figure in plots),
         "</div>",
-        '<p class="faint">Each quantity over steps, and over the seconds that steps have taken on '
-        "the first rank; measuring after epochs is not among these.</p></section>",
+        '<p class="faint">Left: over steps. Right: over the seconds that the first rank spent in '
+        "steps, without evaluations.</p></section>",
         '<h2>Where the time goes</h2><section><div class="plots">',
         page.plot("time", _times(named)),
-        '</div><p class="faint">Means of all ranks\' steps.</p></section>',
+        '</div><p class="faint">Mean over the steps of all ranks.</p></section>',
     ]
     return page.document(title, "".join(body), refresh)
 
@@ -122,7 +122,7 @@ def _differences(runs: dict[str, History]) -> str:
         if len({*(texts := [config.get(name, "–") for config in configs])}) > 1
     ]
     if not rows:
-        return "<p>Nothing in their configurations.</p>"
+        return "<p>The configurations are the same.</p>"
     heads = [Head("key", number=False), *(Head(name, number=False) for name in runs)]
     return tables.grid(heads, rows)
 

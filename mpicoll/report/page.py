@@ -104,7 +104,7 @@ def _answer(content: Content) -> str:
     if not content.advice:
         return ""
     spread = (
-        "one launch does not tell how noisy the machine is; measure several"
+        "unknown with one launch; measure several"
         if content.noise is None
         else f"identical launches differ by {100 * content.noise:.1f} %"
     )
@@ -123,8 +123,8 @@ def _answer(content: Content) -> str:
         f'<section class="answer"><ul>{"".join(lines)}'
         f"<li>Noise floor: {spread}</li></ul>"
         f"{rest}"
-        '<p class="faint"><code>mpicoll tune</code> with the same files writes these choices to a '
-        "file that <code>MPICOLL_TUNING</code> names.</p></section>"
+        '<p class="faint">To use these choices, run <code>mpicoll tune</code> on the same files '
+        "and set <code>MPICOLL_TUNING</code> to the file it writes.</p></section>"
     )
 
 
@@ -164,12 +164,12 @@ def _collective(content: Content, name: str) -> str:
 def _map(found: Map, lines: dict[str, Line]) -> str:
     where = "within a node, by shared memory" if found.near else "by messages"
     said = (
-        "In a square: by how much the default choice (of the built-in table, among what was "
-        "measured) takes longer than the fastest, on other launches than those that say what is "
-        f"fastest; bold from {100 * tables.MUCH:.0f} % on"
+        "Each square names the fastest algorithm, and the regret of the built-in choice: how much "
+        "longer it takes. Different launches choose the fastest and give the times. Regrets of "
+        f"{100 * tables.MUCH:.0f} % and more are bold"
     )
     if any(square and not square.tested for row in found.rows.values() for square in row):
-        said += f"; {tables.UNTESTED} in the only launch, which favours the fastest"
+        said += f"; {tables.UNTESTED} marks points of one launch, whose times favour the fastest"
     return (
         f"<h3>The fastest algorithm, ranks {where}</h3>{tables.choices(found, lines)}"
         f'<p class="faint">{said}.</p>'
@@ -215,26 +215,24 @@ def _key(section: Section, noise: float | None, plots: set[str]) -> str:
         + (
             "95 % interval over repetitions"
             if launches == 1
-            else "from the least to the greatest launch"
+            else "from the fastest to the slowest launch"
             if launches < 8
             else "over the 95 % interval of launches"
         ),
-        f"dots are repetitions, at most {figures.RAW} of each point, the extremes among them",
+        f"dots are repetitions, at most {figures.RAW} of each point, with the extremes",
     ]
     if any(series.line for series in section.series):
         said.append("thin dashed lines are the model")
     if section.crossovers:
-        said.append(
-            "vertical lines are crossovers of the fastest, measured (solid) and predicted (broken)"
-        )
+        said.append("vertical lines are crossovers, measured (solid) and predicted (dashed)")
     if any(point.wrong for _, point in section.points):
-        said.append("points whose results were wrong are among the numbers alone")
+        said.append("points with wrong results are only in the table")
     if "native" in plots:
         said.append(
-            f"× {NATIVE} is the library's time over the choice's own, "
-            + ("launch by launch" if launches > 1 else "its bars as far as both intervals allow")
+            f"× {NATIVE} is the library's time divided by that of the algorithm, "
+            + ("launch by launch" if launches > 1 else "with bars from both intervals")
         )
-    said.append("an axis is as wide as the medians ask for: what lies far outside is cut off")
+    said.append("axes fit the medians, and points far outside are cut off")
     if section.factor:
         said.append(
             "bus bandwidth is size over time, corrected for the collective and the number of ranks"
@@ -286,15 +284,15 @@ def _model(content: Content) -> str:
     parts = ['<h2 id="model">The model</h2>']
     if found.regrets:
         parts += [
-            "<h3>What a choice costs</h3>",
+            "<h3>Regret: what a choice costs</h3>",
             tables.regrets(found),
-            '<p class="faint">Time of the choice over that of the fastest, less one, on other '
-            "launches than those that chose.</p>",
+            '<p class="faint">How much longer the choice takes than the fastest. Different '
+            "launches choose and give the times, so a regret can be negative.</p>",
         ]
     parts += [
         "<h3>Parameters of all algorithms together</h3>",
         tables.parameters(found),
-        "<h3>Errors in % of the measured time, for what was left out of the fit</h3>",
+        "<h3>Errors of predictions for what was left out of the fit [%]</h3>",
         f"<details><summary>By algorithm</summary>{tables.worth(found)}</details>",
     ]
     return "".join(parts)

@@ -150,7 +150,7 @@ def _scale(axes: Any, values: list[float]) -> None:
 
 
 def _residuals(section: Section, lines: dict[str, Line]) -> Any:
-    figure, axes = _axes(section, "model over measured, less 1 [%]")
+    figure, axes = _axes(section, "error of the model [%]")
     axes.axhline(0, color="0.5", linewidth=0.6)
     for series in section.series:
         if series.residuals and series.choice in section.shown:
@@ -185,7 +185,7 @@ def _map(found: Map, lines: dict[str, Line]) -> Any:
     axes.set_xticks(range(len(found.sizes)), [tables.column(*sizes) for sizes in found.sizes])
     axes.set_yticks(range(len(found.rows)), [*map(str, found.rows)])
     title = f"{found.collective}: the fastest, and the regret of the default choice"
-    axes.set(xlabel="size of the total vector [B]", ylabel="ranks", title=title)
+    axes.set(xlabel="size of the whole vector [B]", ylabel="ranks", title=title)
     axes.spines[:].set_visible(False)
     names = dict.fromkeys(square.best for row in found.rows.values() for square in row if square)
     figure.legend(

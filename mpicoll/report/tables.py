@@ -37,6 +37,7 @@ class Head(NamedTuple):
     unit: str = ""
     number: bool = True
     minor: bool = False
+    fold: bool = False
 
 
 def grid(heads: Sequence[Head], rows: Iterable[Sequence[str]], firsts: Iterable[int] = ()) -> str:
@@ -63,7 +64,7 @@ def grid(heads: Sequence[Head], rows: Iterable[Sequence[str]], firsts: Iterable[
 
 
 def _classes(head: Head) -> str:
-    classes = ["number"] * head.number + ["minor"] * head.minor
+    classes = ["number"] * head.number + ["minor"] * head.minor + ["fold"] * head.fold
     return f' class="{" ".join(classes)}"' if classes else ""
 
 
@@ -86,10 +87,10 @@ def crossovers(found: Sequence[Crossover]) -> str:
     """Where the fastest choice changes, measured and predicted."""
     heads = (
         Head("fastest below", number=False),
-        Head("and above", number=False),
+        Head("fastest above", number=False),
         Head("measured", "B (95 % interval)"),
         Head("predicted", "B (95 % interval)"),
-        Head("either is as good", "B"),
+        Head("equally good", "B"),
     )
     rows = (
         (c.before, c.after, _size(c.measured), _size(c.predicted), _sizes(c.alike)) for c in found
@@ -195,13 +196,13 @@ def parameters(found: Found) -> str:
         scale, unit = (1e9, "ns/B") if per_byte else (1e6, "µs")
         low, high = intervals.get(name, (value, value))
         spread = f"{low * scale:.4g} – {high * scale:.4g}"
-        told = ("–", refused[name]) if name in refused else (f"{value * scale:.4g}", spread)
-        rows.append((name, *told, unit))
+        shown, said = ("–", refused[name]) if name in refused else (f"{value * scale:.4g}", spread)
+        rows.append((name, shown, unit, said))
     heads = (
         Head("parameter", number=False),
         Head("value"),
-        Head("95 % interval", number=False),
         Head("unit", number=False),
+        Head("95 % interval", number=False, fold=True),
     )
     return grid(heads, rows)
 
@@ -213,12 +214,15 @@ def regrets(found: Found) -> str:
         Head("calls"),
         Head("mean", "%"),
         Head("worst", "%"),
-        Head("the worst", number=False),
+        Head("worst call", number=False, fold=True),
     )
     return grid(
         heads,
         (
-            (way, str(r.n), f"{100 * r.mean:.2f}", f"{100 * r.worst:.1f}", r.where)
+            (
+                *(way, str(r.n), f"{100 * r.mean:.2f}", f"{100 * r.worst:.1f}"),
+                r.where if r.worst > 0 else "–",
+            )
             for way, r in found.regrets.items()
         ),
     )
@@ -232,7 +236,7 @@ def advice(found: Sequence[Advice]) -> str:
         Head("ranks are", number=False),
         Head("sizes", "B"),
         Head("choice", number=False),
-        Head("gain over native", number=False),
+        Head("gain over native", number=False, fold=True),
     )
     rows = (
         (
@@ -268,7 +272,7 @@ def environment(runs: Sequence[Run]) -> str:
         for number, one in enumerate(known, start=1)
     )
     heads = [Head("launch"), *(Head(name, number=False) for name in differing)]
-    return f"<h3>The same in all</h3>{table_}<h3>What differs</h3>{grid(heads, rows)}"
+    return f"<h3>Common to all launches</h3>{table_}<h3>What differs</h3>{grid(heads, rows)}"
 
 
 def facts(run: Run) -> dict[str, str]:

@@ -26,7 +26,7 @@ from mpicoll.train.history import History
 _POINTS = 1000
 SETS = {"train": "training set", "validation": "validation set", "test": "test set"}
 _PARTS = {
-    "loading": "reading or awaiting samples",
+    "loading": "loading samples",
     "compute": "computing",
     "exposed": "exposed communication",
     "waiting": "waiting for other ranks",
@@ -119,7 +119,7 @@ def told(found: History) -> dict[str, str]:
 def _changed(found: History) -> str:
     own = changed(found)
     said = ", ".join(f"{name} {value}" for name, value in own.items())
-    return f"Not default: {said}." if own else "All values are the default ones."
+    return f"Differs from the default: {said}." if own else "All values are the default ones."
 
 
 def _configuration(found: History) -> str:
@@ -127,8 +127,8 @@ def _configuration(found: History) -> str:
     heads = [Head("key", number=False), Head("value", number=False)]
     rest = [(name, text) for name, text in told(found).items() if name not in own]
     return (
-        f"{tables.grid(heads, own.items())}<details><summary>{plural(len(rest), 'value')} as by "
-        f"default</summary>{tables.grid(heads, rest)}</details>"
+        f"{tables.grid(heads, own.items())}<details><summary>"
+        f"{plural(len(rest), 'default value')}</summary>{tables.grid(heads, rest)}</details>"
     )
 
 
@@ -141,11 +141,11 @@ def _key(found: History) -> str:
     group = -(-most_steps(found) // _POINTS)
     means = f", each point a mean of {group} steps" if group > 1 else ""
     return (
-        f"Loss: of each step over its batch, before its update{means}; and over the sets measured "
-        "at the end of each epoch. Time: means of each rank's steps; the parts add up to a step, "
-        "from its beginning to that of the next. Communication during computation is hidden, and "
-        "in no part. Update: of a worker that has shards, also serving others. Other: metrics, "
-        "callbacks, checkpoints."
+        f"Loss: of each batch, before the update{means}; and of the sets that are evaluated after "
+        "each epoch. Time: mean over the steps of each rank. The parts add up to a step, from its "
+        "start to the start of the next. Hidden communication overlaps with computation and is "
+        "not a part. Update includes serving other workers, on a worker that holds parameters. "
+        "Other: metrics, callbacks, checkpoints."
     )
 
 
@@ -239,7 +239,8 @@ def _where(found: History, means: Mapping[int, Mapping[str, float]]) -> str:
     parts = in_words([*means.values()])
     heads = [Head("rank"), *(Head(words, "ms a step") for words in parts), Head("step", "ms")]
     heads += [Head("hidden communication", "ms a step"), Head("all communication", "ms a step")]
-    heads.append(Head("predicted by the model", "ms a step"))
+    if found.predicted is not None:
+        heads.append(Head("predicted by the model", "ms a step"))
     rows = [
         (
             str(rank),
@@ -247,7 +248,7 @@ def _where(found: History, means: Mapping[int, Mapping[str, float]]) -> str:
             f"{1e3 * row['seconds']:.3f}",
             f"{1e3 * row['hidden']:.3f}",
             f"{1e3 * (row['exposed'] + row['hidden']):.3f}",
-            "" if found.predicted is None else f"{1e3 * found.predicted:.3f}",
+            *([] if found.predicted is None else [f"{1e3 * found.predicted:.3f}"]),
         )
         for number, (rank, row) in enumerate(means.items())
     ]
@@ -257,7 +258,10 @@ def _where(found: History, means: Mapping[int, Mapping[str, float]]) -> str:
 def _predicted(found: History) -> str:
     """Predicted beside measured communication, and why they differ where they do."""
     if found.predicted is None:
-        return "No prediction: MPICOLL_MODEL names no model, or it says nothing of these calls."
+        return (
+            "No prediction of the communication: MPICOLL_MODEL names no model, or the model does "
+            "not cover these calls."
+        )
     rows = [row for steps in found.steps.values() for row in history.in_parts(steps)]
     if not rows or not found.predicted:
         return ""
@@ -269,18 +273,18 @@ def _predicted(found: History) -> str:
         return f"{said}."
     hidden = fmean([row["hidden"] for row in rows])
     if mean < found.predicted:
-        why = "several buckets travel at once, or the model was fitted on a slower machine"
+        why = "several buckets are sent at once, or the model was fitted on a slower machine"
     elif middle < _ALIKE * found.predicted:
         why = f"few steps are much slower than the others; the median is {1e3 * middle:.3g} ms"
     elif hidden > mean / 2:
         why = (
-            f"{100 * hidden / mean:.0f} % of it is hidden: a bucket that travels during "
-            "computation moves on and is found complete only between two layers"
+            f"{100 * hidden / mean:.0f} % of it is hidden: a bucket that is sent during "
+            "computation makes progress only between two layers"
         )
     else:
         why = (
-            "ranks that arrive late or share cores are in the measured time, and the model was "
-            "fitted where all arrive together; or it was fitted on a faster machine"
+            "the measured time includes ranks that arrive late or share cores, and the model was "
+            "fitted to calls in which all ranks start together; or on a faster machine"
         )
     ratio = f"{mean / found.predicted:.2g}"
     return f"{said}: {ratio} × the prediction, because {why}."
@@ -302,8 +306,8 @@ def _granted(found: History) -> list[str]:
     return [
         "<h2>Servers</h2>",
         tables.grid(heads, rows),
-        '<p class="faint">What each server granted its workers: a worker gets parameters while it '
-        "is at most S steps ahead of the slowest one.</p>",
+        '<p class="faint">What each server granted: a worker gets parameters if it is at most S '
+        "steps ahead of the slowest worker.</p>",
     ]
 
 
@@ -327,9 +331,10 @@ def _served(found: History) -> list[str]:
 
 def _epochs(found: History) -> str:
     found_of = measured(found)
-    heads = [Head("epoch"), Head("loss of its steps")]
+    heads = [Head("epoch"), Head("training loss")]
     heads += [Head(f"{SETS[part]}: {name}") for part, name in found_of]
-    heads += [Head("time", "s"), Head("communication", "%"), Head("skipped"), Head("straggler")]
+    heads += [Head("time", "s"), Head("exposed communication", "%")]
+    heads += [Head("skipped", "steps"), Head("straggler")]
     rows = [
         (
             str(epoch["number"]),

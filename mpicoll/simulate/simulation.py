@@ -116,12 +116,12 @@ def simulate(
     parameters: Mapping[str, Parameter] | None = None,
     method: str = "auto",
 ) -> Result:
-    """Simulate one collective of ``nbytes`` (the total vector) on ``size`` ranks.
+    """Simulate one collective of ``nbytes`` (the whole vector) on ``size`` ranks.
 
     Args:
         algorithm: from the registry.
         size: number of ranks.
-        nbytes: bytes of the total vector.
+        nbytes: bytes of the whole vector.
         machine: its costs.
         root: of a rooted collective.
         parameters: of the algorithm.

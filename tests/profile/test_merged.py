@@ -76,7 +76,7 @@ def test_a_run_that_was_killed(folder):
     with pytest.warns(UserWarning, match=r"calls-\d.jsonl, line 8 dropped: not complete JSON"):
         profile = merged.read(folder(ended=False, tail='{"record": "row", "num'))
     assert profile.ended == frozenset() and profile.seconds == {0: 0.04, 1: 0.04}
-    assert "ranks 0-1 did not come to the end" in " ".join(words.warnings(profile))
+    assert "ranks 0-1 did not end normally" in " ".join(words.warnings(profile))
 
 
 def test_a_rank_without_a_file_is_said_and_nobody_waited_that_is_known(folder):

@@ -35,7 +35,7 @@ def test_a_gain_is_a_share_of_the_time_in_which_nobody_waited():
 def test_intervals_that_overlap_tell_nothing():
     found = answer(point("native", 1.0), point("ring", 0.95))
     assert found.saved is None and found.gain is None
-    assert words.verdict(found).endswith("is not told from native (1e+06 us)")
+    assert words.verdict(found).endswith(": no significant difference from native (1e+06 us)")
     own = answer(point("native", 1.0), point("native", 1.0))
     assert words.verdict(own) == "native (1e+06 us) is the fastest that was measured"
 

@@ -254,7 +254,7 @@ def test_a_run_as_a_page_and_a_trace(command, tmp_path):
     losses, accuracies, times = (go.Figure(json.loads(figure)) for figure in figures)
     assert len(losses.data[0].x) == 14 and losses.data[1].x == (7, 14) == accuracies.data[0].x
     assert [bar.name for bar in times.data[:2]] == [
-        "reading or awaiting samples",
+        "loading samples",
         "computing",
     ]
     assert "Data servers" not in text
@@ -315,7 +315,7 @@ def test_a_page_begins_with_what_is_not_default(tmp_path):
     assert own["lr"] == "0.25" and own["dataset"] == "clouds" and "optimizer" not in own
     text = training.render(found)
     assert "<h1>mine: mlp on clouds, 1 rank</h1>" in text and f"run {found.run}" in text
-    assert text.index("Not default: ") < text.index("Where the time goes")
+    assert text.index("Differs from the default: ") < text.index("Where the time goes")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_page_begins_with_what_is_not_default(tmp_path):
         (9.0, [1.0] * 3, 0.0, "0.11 × the prediction, because several buckets"),
         (1.0, [1.0, 1.0, 9.0], 0.0, "3.7 × the prediction, because few steps are much slower"),
         (1.0, [1.0] * 3, 3.0, "75 % of it is hidden"),
-        (1.0, [4.0] * 3, 0.0, "4 × the prediction, because ranks that arrive late"),
+        (1.0, [4.0] * 3, 0.0, "4 × the prediction, because the measured time includes ranks"),
         (None, [1.0], 0.0, "No prediction"),
     ],
 )
@@ -394,8 +394,8 @@ def test_runs_are_shown_with_runs_alone(command, folder):
     done = command("report", folder, "other.jsonl")
     assert "other.jsonl has no metrics of a training run" in done.err
     assert "--trace is of one training run" in command("report", folder, folder, "--trace", "t").err
-    assert "--watch is of training runs" in command("report", "x.jsonl", "--watch").err
-    assert "--trace is of a training run" in command("report", "x.jsonl", "--trace", "t").err
+    assert "--watch follows training runs" in command("report", "x.jsonl", "--watch").err
+    assert "--trace needs a training run" in command("report", "x.jsonl", "--trace", "t").err
 
 
 def test_event_files_of_tensorboard(tmp_path):

@@ -231,7 +231,7 @@ def test_evaluate_measures_what_the_run_has_measured(tmp_path, capsys):
     ("words", "message"),
     [
         ([], "the run was given its data, clouds, in Python: name data to measure on"),
-        (["--set", "training"], "unknown --set 'training'; choose one of validation, test"),
+        (["--split", "training"], "unknown --split 'training'; choose one of validation, test"),
         (["--data", "./none.npz"], "none.npz"),
     ],
 )
@@ -251,7 +251,7 @@ def test_evaluate_on_several_ranks_speaks_once(tmp_path, mpirun):
     facts, alone = json.loads(done.out), evaluate(runs)
     assert facts["measures"]["loss"] == pytest.approx(alone.measures["loss"], rel=1e-12)
     assert facts["measures"]["accuracy"] == alone.measures["accuracy"]
-    refused = mpirun(3, *words, "--set", "validation")
+    refused = mpirun(3, *words, "--split", "validation")
     assert refused.status == 2 and refused.err.count("mpicoll: error:") == 1
     assert "data set data has no validation set" in refused.err
 

@@ -22,7 +22,7 @@ def command(
         ),
     ] = None,
     part: Annotated[
-        str, typer.Option("--set", metavar="SET", help="Part of the data: validation or test.")
+        str, typer.Option("--split", metavar="SPLIT", help="Split of the data: validation or test.")
     ] = "test",
     best: Best = False,
     json: Json = False,
@@ -38,7 +38,7 @@ def command(
     from mpicoll.train import TrainingError, evaluate
     from mpicoll.train.driver.evaluation import SETS
 
-    one_of("--set", part, SETS)
+    one_of("--split", part, SETS)
     comm = session.communicator()
     try:
         found = evaluate(run, comm, data=data, part=part, best=best)

@@ -13,6 +13,7 @@ import typer
 
 from mpicoll.base.memory import megabytes
 from mpicoll.cli import measured, output, parse, session
+from mpicoll.cli.commands.train import GROUP_OF
 from mpicoll.cli.commands.train import given as given_options
 from mpicoll.cli.errors import UsageError, reading, usage
 from mpicoll.cli.measured import InterAlpha, InterBeta, Network
@@ -36,7 +37,7 @@ _RIVALS = 8
 _MOST_RANKS = 4096
 
 
-@from_fields(Options)
+@from_fields(Options, GROUP_OF)
 def command(
     invocation: typer.Context,
     *,

@@ -132,14 +132,17 @@ def _paragraph(text: str, begin: str) -> None:
 
 
 def _table(profile: Profile, shown: Sequence[Line]) -> None:
-    """Print the table, and what its letters and heads mean."""
+    """Print the table, and what its letters and headings mean."""
     from mpicoll.profile import words
 
-    on = words.letters((line.communicator for line in shown), string.ascii_uppercase)
-    by = words.letters((line.algorithm for line in shown), string.ascii_lowercase)
+    comms = words.letters((line.communicator for line in shown), string.ascii_uppercase)
+    algorithms = words.letters((line.algorithm for line in shown), string.ascii_lowercase)
     numbers = ("size [B]", "calls", "time [s]", "waiting [%]", "of the run [%]")
     rows: list[tuple[str, ...]] = [
-        (line.method, on[line.communicator], by[line.algorithm], *_numbers(line), line.where)
+        (
+            *(line.method, comms[line.communicator], algorithms[line.algorithm]),
+            *(*_numbers(line), line.where),
+        )
         for line in shown
     ]
     sent = words.messages(profile)
@@ -147,17 +150,20 @@ def _table(profile: Profile, shown: Sequence[Line]) -> None:
         size, calls, spent, share = sent
         rows.append(("point-to-point", "", "", size, calls, spent, "-", share, "all together"))
     output.table(
-        ("collective", "on", "by", *numbers, "where"),
+        ("collective", "comm", "algorithm", *numbers, "where"),
         rows,
         right=numbers,
         fold=("where",),
-        drop=("on", "by", "waiting [%]"),
+        drop=("comm", "algorithm", "waiting [%]"),
     )
-    for names in (on, by):
+    for head, names in (("comm", comms), ("algorithm", algorithms)):
         for name, letter in names.items():
-            output.text(f"# {letter}: {name}")
-    output.text("# time: of a rank on average; waiting: the part of it until others had arrived.")
-    output.text("# Sizes: of the whole vector; ~ the average of what a rank gives.")
+            output.text(f"# {head} {letter}: {name}")
+    meaning = (
+        "time: mean over the ranks; waiting: the share of it until the other ranks have called; "
+        "size: bytes of the whole vector; ~: mean of what a rank contributes"
+    )
+    _paragraph(meaning, "# ")
 
 
 def _numbers(line: Line) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import typer
 from mpicoll.base.wording import plural
 from mpicoll.cli import measured, output
 from mpicoll.cli.errors import UsageError, one_of, usage
-from mpicoll.cli.measured import Mix, Oversubscribed, Runs
+from mpicoll.cli.measured import Mix, Oversubscribed
 
 if TYPE_CHECKING:
     from mpicoll.bench.records import Run
@@ -28,7 +28,13 @@ _EVERY = 5.0
 
 
 def command(
-    runs: Runs,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUNS",
+            help="Files of `mpicoll bench -J`; folders of `train --metrics` or `search`.",
+        ),
+    ],
     file: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Write the page to this file.")
     ] = Path("report.html"),
@@ -51,7 +57,10 @@ def command(
         ),
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", help=f"Format of --figures: {', '.join(_FORMATS)}.")
+        str,
+        typer.Option(
+            "--format", metavar="NAME", help=f"Format of --figures: {', '.join(_FORMATS)}."
+        ),
     ] = "svg",
     trace: Annotated[
         Path | None,
@@ -63,31 +72,29 @@ def command(
     ] = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Of training runs: refresh the page while they go on."),
+        typer.Option("--watch", help="Refresh the page until the training runs end."),
     ] = False,
     mix: Mix = False,
     oversubscribed: Oversubscribed = False,
 ) -> int:
     """Write a page about sweeps, a training run or a search: one file that works offline.
 
-    It shows what to choose and what that gains over the MPI library, times and bandwidths with
-    intervals and repetitions, the model and its errors, the lower bound, where the fastest
-    algorithm changes, what the default choice costs, and where and how all was measured. For a
-    folder that `mpicoll train --metrics` wrote it shows that run: losses, accuracies, and each
-    rank's time; several such folders are shown over each other. For a folder that `mpicoll search`
-    wrote it shows values, rungs, and the best so far. The exit status is 1 if results of a sweep
-    were wrong.
+    For sweeps it shows what to choose and the gain over the MPI library, times and bandwidths, the
+    model and its errors, crossovers, the regret of the default choice, and the environment. For a
+    training run it shows losses, accuracies and the time of each rank; several runs share the
+    plots. For a search it shows values, rungs, and the best so far. The exit status is 1 if results
+    of a sweep were wrong.
     """
     if watch and not any(map(_is_run, runs)):
-        raise UsageError("--watch is of training runs that go on: give folders of their --metrics")
+        raise UsageError("--watch follows training runs: give the folders of their --metrics")
     if any((path / "trials.jsonl").is_file() for path in runs):
         return _search(runs, file)
     if any(map(_is_run, runs)):
         return _training(runs, file, trace, watch)
     if trace is not None:
-        raise UsageError("--trace is of a training run: give the folder of its --metrics")
+        raise UsageError("--trace needs a training run: give the folder of its --metrics")
     if no_model and model is not None:
-        raise UsageError("--no-model and --model exclude one another; drop one")
+        raise UsageError("--no-model and --model exclude each other; drop one")
     one_of("--format", format_, _FORMATS)
     measured.need(["plotly"] + ["matplotlib"] * (figures is not None), "plot")
     from mpicoll.report import page

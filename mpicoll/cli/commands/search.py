@@ -35,10 +35,10 @@ def command(
 ) -> int:
     """Search a space of hyperparameters for the best ones.
 
-    Rank 0 hands trials out to groups of the other ranks; a single process does all. All is written
-    to FOLDER/trials.jsonl, and --resume goes on from it. Trials are judged on the validation set;
-    the best is measured on the test set, once. SIGTERM or SIGUSR1 lets trials write checkpoints and
-    leave with status 75.
+    Rank 0 distributes trials to groups of the other ranks; a single process does everything. Trials
+    are recorded in FOLDER/trials.jsonl, from which --resume continues. They are compared on the
+    validation set; only the best is measured on the test set, once. On SIGTERM or SIGUSR1 trials
+    write checkpoints and the command exits with status 75.
     """
     from mpicoll.train import threads
 

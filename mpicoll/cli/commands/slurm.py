@@ -91,9 +91,9 @@ def submit(
 ) -> int:
     """Submit a job, and print its number.
 
-    A sweep is an array for each number of nodes; a task of it is one launch. Submitted again, a
-    sweep measures what is missing, and a training or a search goes on where it was. A program of
-    your own: `mpicoll slurm submit run --nodes 2 --per-node 8 -- python app.py`.
+    A sweep is a job array for each number of nodes; each task of it is one launch. Submit the same
+    command again, and a sweep measures what is missing, and a training or a search continues. A
+    program of your own: `mpicoll slurm submit run --nodes 2 --per-node 8 -- python app.py`.
     """
     settings = batch.site(site)
     request = batch.Request(

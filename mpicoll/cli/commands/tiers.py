@@ -42,7 +42,7 @@ def command(
         ),
     ] = None,
     part: Annotated[
-        str, typer.Option("--set", metavar="SET", help="Part of the data: validation or test.")
+        str, typer.Option("--split", metavar="SPLIT", help="Split of the data: validation or test.")
     ] = "test",
     silent: Annotated[
         str,
@@ -68,9 +68,9 @@ def command(
     """Run a network with early exits: accuracy, bytes and time for each threshold.
 
     Each rank is a device, an edge or the cloud, and has the layers of its tier. A sample leaves at
-    the first exit whose scores are certain enough; of others, features go up. What a device that is
-    silent or late would have said is left out. Bytes are counted, and compared with sending all
-    samples up.
+    the first exit whose scores are certain enough; otherwise its features are sent to the next
+    tier. Devices that are silent or late are left out. The bytes sent are counted, and compared
+    with sending all samples.
     """
     from mpicoll.train import threads
 
@@ -80,7 +80,7 @@ def command(
     from mpicoll.train.driver.evaluation import SETS
     from mpicoll.train.exits import layout, serve
 
-    one_of("--set", part, SETS)
+    one_of("--split", part, SETS)
     if page is not None:
         measured.need(["plotly"], "plot")
     with usage():

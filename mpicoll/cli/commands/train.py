@@ -29,7 +29,11 @@ GROUPS = {
 }
 
 
-@from_fields(Options, {field: name for name, of in GROUPS.items() for field in of.split()})
+#: The group of each option.
+GROUP_OF = {field: name for name, of in GROUPS.items() for field in of.split()}
+
+
+@from_fields(Options, GROUP_OF)
 def command(
     invocation: typer.Context,
     config: Annotated[

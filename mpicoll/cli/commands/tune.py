@@ -35,7 +35,10 @@ def command(
     size: Annotated[
         str,
         typer.Option(
-            "-s", "--size", metavar="LIST", help="Sizes to search for: 64K,1M, or 64K-64M by fours."
+            "-s",
+            "--size",
+            metavar="LIST",
+            help="Sizes to search for: 64K,1M, or 64K-64M (each 4 times the last).",
         ),
     ] = "1K,64K,1M",
     model: Annotated[
@@ -90,10 +93,10 @@ def command(
     prints the regret of the choices, timed on other launches. The exit status is 1 if some results
     were wrong (they are not used).
 
-    With --search the launched ranks try the segments, windows, orders and other parameters of all
-    algorithms: a model predicts all, the best are measured, and the faster half of them goes on
-    with twice as many calls until three are left. This is one launch; collect several by -J, and
-    tune them together.
+    With --search the launched ranks search the segments, windows, orders and other parameters of
+    all algorithms: a model predicts all, and the best are measured; again and again the slower half
+    is dropped and the rest gets twice as many calls, until three are left. This is one launch;
+    collect several with -J, and tune them together.
     """
     if export is not None:
         one_of("--export", export, ("ompi", "mpich"))
