@@ -1,6 +1,7 @@
 """Tables at the widths that terminals have: nothing is cut, whatever has to give way."""
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import termios
 from dataclasses import fields
+from types import SimpleNamespace
 
+import profile_lines
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import TEXTS
 from rich.cells import cell_len
+from rich.console import Console
 from synthetic import launched, write
 
 pytest.importorskip("scipy")
@@ -24,10 +28,12 @@ from mpicoll.base.wording import behind, longer
 from mpicoll.bench import conclusion, table
 from mpicoll.bench.records import Point
 from mpicoll.cli import app, main, output, recorder
-from mpicoll.cli.commands import train
+from mpicoll.cli.commands import profile, train
 from mpicoll.cli.grid import laid_out
+from mpicoll.profile.merged import Part, Profile
 from mpicoll.simulate.costs import Costs, Piece
 from mpicoll.train.options import Options
+from mpicoll.train.search import SearchOptions, console
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
@@ -109,6 +115,7 @@ COMMANDS = [
     ("show", "pipeline", "1f1b"),
     ("doctor",),
     ("synthesize", "allreduce", "--machine", "m.toml", "--evaluations", "12", "--trees", "2"),
+    ("plan", "--model", "mlp", "--hidden", "32,16", "--rate", "1e9", "-P", "4"),
 ]
 
 
@@ -169,6 +176,47 @@ def test_the_table_of_a_sweep(monkeypatch, capsys, width, full):
         "gain over native: 1.65x on average, at most 2.00x (8); faster at 3 of 3 sizes",
         "noise: 95 % intervals of -+ 0.5 %, at most -+ 0.5 %, within this launch",
     ]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_table_of_a_profile(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    algorithms = ("recursive_halving_doubling", "native")
+    lines = [
+        profile_lines.line(algorithm=name, file=f"some/where/{name}.py", size=1 << 20)
+        for name in algorithms
+    ]
+    messages = dict.fromkeys(range(4), Part(1, 8, 0.5, None))
+    about = ({0: 4.0}, frozenset([0]), lines, messages, [])
+    found = Profile("name", {"command": ["app.py"]}, 4, *about, 60, 1e-6)
+    profile._table(found, lines)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    joined = "".join(shown.split())
+    for text in (*algorithms, "Allreduce", "1M", "waiting", "25.0"):
+        assert text in joined
+    for name in algorithms:
+        assert f"{name}.py:1" in joined
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_table_of_a_search(width):
+    values = {"lr": 0.123456789, "hidden": (128, 64), "weight_decay": 1.23456e-05}
+    measures = {"accuracy": 0.98765, "loss": 0.012345}
+    told = {"event": "told", "trial": 12, "epochs": 27, "score": 0.5, "failed": ""}
+    asked = {"event": "asked", "trial": 12, "epochs": 27, "values": values}
+    record = {**told, "validation": measures}
+    last = SimpleNamespace(last=lambda: {12: 0.5})
+    found = SimpleNamespace(records=[asked, record], method=last, seconds=3.0)
+    job = SimpleNamespace(trial=12, epochs=27, values=values)
+    now = SimpleNamespace(trials=found, running={0: job})
+    out = io.StringIO()
+    Console(file=out, width=width).print(console.table(now, SearchOptions()))
+    shown = out.getvalue()
+    assert max(map(cell_len, shown.splitlines())) <= width
+    assert "\u2026" not in shown
+    for text in ("0.1235", "1.235e-05", "128-64", "0.9877", "27", "group 0", "best 1"):
+        assert text in shown, shown
 
 
 def test_the_end_of_a_sweep():

@@ -180,7 +180,7 @@ class _Table:
             for name, value in getattr(epoch, part).items():
                 cells.append((f"{part} {name}", f"{value:.4f}"))
         cells.append(("seconds", f"{epoch.seconds:.2f}"))
-        cells.append(("in messages", f"{epoch.communication:.0%}"))
+        cells.append(("exposed", f"{epoch.communication:.0%}"))
         names, values = zip(*cells, strict=True)
         widths = [max(len(name), 8 * (place > 0)) for place, name in enumerate(names)]
         rows = [names]

@@ -49,7 +49,7 @@ def main(
     Args:
         space, options: What, and how; equal on all ranks.
         comm: An `mpicoll.Intracomm`.
-        resume: Whether to go on with a search that is in the folder.
+        resume: Whether to continue the search in the folder.
         as_json: Print one JSON object at the end instead of text.
         progress: Draw a live table; None draws one if standard error is a terminal.
 
@@ -102,7 +102,7 @@ def _main(
         print(json.dumps(finite(facts), indent=2) if as_json else _conclusion(found), flush=True)
         if not found.complete:
             print(
-                f"stopped by a signal: --resume goes on from {options.out}",
+                f"stopped by a signal: --resume continues from {options.out}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -190,7 +190,9 @@ def table(now: Coordinator, options: SearchOptions) -> Table:
     latest = {r["trial"]: r for r in records if r["event"] == "epoch"}
     grid = Table(title=_title(now, options), title_justify="left", box=None, pad_edge=False)
     for head in ("", "trial", "epochs", "validation", "values"):
-        grid.add_column(head, justify="right" if head in ("trial", "epochs") else "left")
+        right = head in ("trial", "epochs")
+        # A number is never cut: words that are too long for a column take two lines.
+        grid.add_column(head, justify="right" if right else "left", overflow="fold")
     for group, job in sorted(now.running.items()):
         last = latest.get(job.trial)
         done, found = (last["number"], last["validation"]) if last else (0, {})
@@ -206,7 +208,7 @@ def table(now: Coordinator, options: SearchOptions) -> Table:
 def _title(now: Coordinator, options: SearchOptions) -> str:
     method, records = now.trials.method, now.trials.records
     return (
-        f"{options.method}: {len(method.last())} trials told of, "
+        f"{options.method}: {plural(len(method.last()), 'trial')} with results, "
         f"{plural(trials.epochs_spent(records), 'epoch')} trained, "
         f"{len(trials.failures(records))} failed, {now.trials.seconds:.0f} s"
     )
