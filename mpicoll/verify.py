@@ -287,7 +287,9 @@ def _run(
 def _run_barrier(programs: Sequence[Sequence[Channel]]) -> int:
     size = len(programs)
     if len(programs[0]) > 1:
-        raise ScheduleError("a barrier has one channel: others may not know what it knows")
+        raise ScheduleError(
+            "a barrier has one channel: another could end before this one has heard from all ranks"
+        )
     arrivals = [Arrivals(rank) for rank in range(size)]
     depth = clock(Matching(programs, 0, 0, arrivals), STEPS).makespan
     for rank, memory in enumerate(arrivals):

@@ -266,7 +266,7 @@ class _Graph:
         for other in range(self.ranks):
             if other not in ways:
                 raise ValueError(
-                    f"no way leads from rank {rank} to rank {other}: add a link or an adapter"
+                    f"no path leads from rank {rank} to rank {other}: add a link or an adapter"
                 )
         return tuple(None if r == rank else _route(ways[r]) for r in range(self.ranks))
 

@@ -125,7 +125,7 @@ class Config(Options):
             )
         if self.resume == "auto" and self.checkpoint is None:
             raise ValueError(
-                "resume auto goes on from the last checkpoint of the run's own: give checkpoint, "
+                "resume auto takes the last checkpoint in the run's own folder: give checkpoint, "
                 "or the path of another as resume"
             )
         if self.model in ("conv", "resnet") and not self.channels:
@@ -176,8 +176,7 @@ class Config(Options):
             )
         if self.dtype == "bfloat16":
             raise ValueError(
-                "dtype bfloat16 is the host's, CuPy has no such type: give float16 or float32, or "
-                "device cpu"
+                "dtype bfloat16 does not exist in CuPy: give float16 or float32, or device cpu"
             )
         for name, why in (
             ("augment", "all samples are on the GPU"),
@@ -227,14 +226,14 @@ class Config(Options):
             return
         if self.survive and "mesh_survival" not in STRATEGIES[self.strategy].takes:
             raise ValueError(
-                f"survive on a mesh with pipe or tensor is of strategy allreduce, under which all "
-                f"replicas have the same, not of {self.strategy}: give strategy allreduce, or "
-                "leave survive out"
+                "survive on a mesh with pipe or tensor needs strategy allreduce, where all "
+                f"replicas hold the same, not {self.strategy}: give strategy allreduce, or leave "
+                "survive out"
             )
         order = self.step_schedule.order
         if not order.trains:
             raise ValueError(
-                f"pipeline_schedule {order.name} has forward passes alone: give one that trains, "
+                f"pipeline_schedule {order.name} has only forward passes: give one that trains, "
                 "such as 1f1b"
             )
         for name, wanted in (("clip", None), ("accumulate", 1), ("invariant", None)):

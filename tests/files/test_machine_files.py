@@ -54,7 +54,7 @@ def test_one_way_links():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (HEAD.format(2, 1), "no way leads from rank 0 to rank 1"),
+        (HEAD.format(2, 1), "no path leads from rank 0 to rank 1"),
         (HEAD.format(2, 1) + links([(0, 2)], 1), "rank 2 is not among 0 .. 1"),
         (HEAD.format(2, 1) + links([(0, 0)], 1), "0 is linked to itself"),
         (HEAD.format(2, 1) + 'gamma = "fast"\n', "gamma: .*'fast' is not a time"),

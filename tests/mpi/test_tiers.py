@@ -210,7 +210,7 @@ def test_a_device_that_is_missing_is_left_out(comm, trained, fault, first):
 def test_what_does_not_fit_is_said_by_all(comm, trained):
     with pytest.raises(TrainingError, match="exit\\(s\\): give"):
         serve(trained, comm, {"device": comm.size}, [0.5])
-    with pytest.raises(TrainingError, match="9 is to be silent or late, and there are"):
+    with pytest.raises(TrainingError, match="9 does not exist, there are"):
         serve(trained, comm, TIERS[comm.size], [0.5], faults={9: Fault(silent=0)})
     with pytest.raises(TrainingError, match="a threshold is nan: give numbers"):
         serve(trained, comm, TIERS[comm.size], [0.5, float("nan")])

@@ -23,7 +23,7 @@ def test_a_search_is_stopped_queued_again_and_loses_no_trial(slurm):
     lab.at_once(slurm, job)
     assert slurm.ended(job) == ["COMPLETED"], slurm.said("rates")
     said = slurm.said("rates")
-    assert "stopped by a signal: --resume goes on" in said
+    assert "stopped by a signal: --resume continues" in said
     assert said.index("started again 0 times") < said.index("started again 1 times")
     found = json.loads((slurm.shared / "rates" / "result.json").read_text())
     assert found["complete"]

@@ -118,7 +118,7 @@ def test_no_algorithm_beats_the_bound(data):
 
 
 def test_a_rank_that_cannot_be_reached_is_named():
-    with pytest.raises(ValueError, match="no way leads from rank 0 to rank 2"):
+    with pytest.raises(ValueError, match="no path leads from rank 0 to rank 2"):
         machine_files.parse(HEAD.format(3, 1) + links([(0, 1)], 1))
 
 

@@ -128,7 +128,7 @@ def test_bfloat16_needs_a_package(monkeypatch):
 
 
 def test_gpus_have_no_bfloat16():
-    with pytest.raises(ValueError, match="dtype bfloat16 is the host's, CuPy has no such type"):
+    with pytest.raises(ValueError, match="dtype bfloat16 does not exist in CuPy"):
         Config(dtype="bfloat16", device="gpu")
 
 

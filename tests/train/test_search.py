@@ -386,7 +386,7 @@ def test_a_signal_stops_a_search(space, tmp_path):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
-    assert (process.returncode, "stopped by a signal: --resume goes on" in said) == (75, True)
+    assert (process.returncode, "stopped by a signal: --resume continues" in said) == (75, True)
     told = sum(record["event"] == "told" for record in lines(tmp_path))
     assert 0 < told < 2000
     assert not [r for r in lines(tmp_path) if r["event"] == "winner"]
@@ -405,7 +405,7 @@ def test_the_command_on_a_group_stops_by_a_signal_and_goes_on(space, tmp_path, m
     job.send_signal(signal.SIGUSR1)
     done = mpirun.finish(job, 80)
     assert done.status == 75
-    assert "stopped by a signal: --resume goes on" in done.err
+    assert "stopped by a signal: --resume continues" in done.err
     assert 0 < sum(record["event"] == "told" for record in lines(tmp_path)) < 20
     done = mpirun(3, "-m", "mpicoll", *words, "--resume", "--json", limit=80)
     assert done.status == 0, done.err

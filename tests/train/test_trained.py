@@ -88,7 +88,7 @@ def test_the_best_is_taken_where_it_is_asked_for(tmp_path):
     last = load_model(tmp_path).parameters
     assert best != 3 and not np.array_equal(found["layer1.weight"], last["layer1.weight"])
     (tmp_path / "best").unlink()
-    with pytest.raises(FileNotFoundError, match="says of no checkpoint that it is the best"):
+    with pytest.raises(FileNotFoundError, match="names no best checkpoint"):
         load_model(tmp_path, best=True)
 
 

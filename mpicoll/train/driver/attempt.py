@@ -212,8 +212,8 @@ class Attempt:
         if source is None:
             if not any(trained for *_, trained in known):
                 raise TrainingError(
-                    "all ranks that trained have died, and none but spare ranks are left: go on "
-                    "from the last checkpoint with resume, or start again where there is none"
+                    "all ranks that trained have died, and only spare ranks are left: resume from "
+                    "the last checkpoint, or start again if there is none"
                 )
             beginning, training.history = checkpoints.restore()
             training.epoch, training.position = beginning.epoch, beginning.position

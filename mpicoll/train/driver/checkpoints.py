@@ -176,8 +176,7 @@ def find(path: Path, best: bool = False) -> Path:
             if found.name.removeprefix(".old-") == name:
                 return found
         raise FileNotFoundError(
-            f"{path} says of no checkpoint that it is the best: one is at the end of an epoch; "
-            "take the last"
+            f"{path} names no best checkpoint, because no epoch has ended: take the last checkpoint"
         )
     if not known:
         raise FileNotFoundError(

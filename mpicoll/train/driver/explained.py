@@ -34,8 +34,8 @@ def explained(
     for option in ("spares", "data_servers"):
         if count := getattr(config, option):
             raise TrainingError(
-                f"explain is of ranks that all train, and {option} is {count}: start so many ranks "
-                f"fewer without {option}"
+                f"explain needs ranks that all train, and {option} is {count}: leave {option} out, "
+                "and start that many ranks fewer"
             )
     # Nothing is written.
     config = replace(config, metrics=None, timeline=None)

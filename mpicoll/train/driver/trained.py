@@ -76,8 +76,8 @@ def trained_of(path: Path, facts: Mapping[str, Any], found: Mapping[str, Array])
     wanted = model.initial_parameters(0), model.initial_buffers()
     if [*map(_shapes, wanted)] != [*map(_shapes, (parameters, buffers))]:
         raise ValueError(
-            f"{path}: the model that it says has other parameters or buffers than those that are "
-            "there: take another checkpoint"
+            f"{path}: its files have other parameters or buffers than the model it describes: "
+            "take another checkpoint"
         )
     return Trained(model, parameters, buffers)
 

@@ -169,7 +169,7 @@ def _require_faults(faults: Mapping[int, Fault], devices: Tier) -> None:
     for device in faults:
         if device not in devices.ranks:
             raise ValueError(
-                f"{devices.name} {device} is to be silent or late, and there are "
+                f"silent or late {devices.name} {device} does not exist, there are "
                 f"{len(devices.ranks)}: give numbers from 0 to {len(devices.ranks) - 1}"
             )
 
