@@ -8,6 +8,7 @@ measurements and pictures from benchmarks/results.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ import mpi4py
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
+
+#: Characters of a line that a page shows without scrolling.
+os.environ["COLUMNS"] = "86"
 
 # Documentation is built without ranks: nothing may start MPI.
 mpi4py.rc.initialize = False
@@ -71,6 +75,7 @@ napoleon_attr_annotations = False
 autodoc_type_aliases = {
     name: name for name in ("Block", "Count", "Formula", "Parameter", "Rounds", "Schedule", "Value")
 }
+autodoc_type_aliases["npt.DTypeLike"] = "numpy.typing.DTypeLike"
 
 GENERATED = HERE / "generated"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpicoll.synthesis.search import Found, Timed
 
 _PREDICTED = (
-    "predicted, not measured: run it under mpirun with --measure to choose by measurements; "
+    "predicted, not measured: run it under mpirun with --measure to choose by measurements;\n"
     "without them no tuning rules are written"
 )
 

@@ -36,6 +36,6 @@ def loads(path: Path, bound: Bound, machine: Machine, of: Sequence[float]) -> No
     colours = ["#b3503c" if name in bound.busiest else "#4c78a8" for _, name in rows]
     axes.barh([name for _, name in rows], [load for load, _ in rows], color=colours)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlabel("time busy, over the least possible for all")
+    axes.set_xlabel("busy time, relative to the bound")
     axes.tick_params(labelsize=7)
     figure.savefig(path)
