@@ -95,13 +95,18 @@ def _delay(found: Sequence[Line]) -> list[str]:
     ]
 
 
-def _gpus() -> list[str]:
-    """All-reduce between two GPUs, beside NCCL."""
+def gpu_points() -> list[Line]:
+    """What was measured between two GPUs, beside NCCL."""
     found: list[Line] = []
     json_lines.read(RESULTS.parent / "gpu" / "h200-2.jsonl", found.append)
+    return [line for line in found if "ratio_nccl_stream" in line]
+
+
+def _gpus() -> list[str]:
+    """All-reduce between two GPUs, beside NCCL."""
     rows = []
-    for line in found:
-        about = line.get("collective"), line.get("dtype")
+    for line in gpu_points():
+        about = line["collective"], line["dtype"]
         if about == ("allreduce", "float32") and line["nbytes"] in _SIZES:
             cells = []
             for way in ("graph", "stream", "host"):

@@ -293,6 +293,24 @@ def test_numbers_in_sentences_are_those_of_records():
     assert f"takes {price['ratio']:.2f} of the processor time" in page("train_survival")
 
 
+def test_numbers_of_the_readme_are_those_of_records():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    measured = module("measured").pages()["measured.inc"]
+    # Of MPICH 5 and Open MPI 5, on two ranks: the means of all launches of the all-reduce.
+    sections = re.split(r"\n(?=(?:MPICH|Open MPI|gloo)[^\n]*\n-{5})", measured)
+    own = [part for part in sections if re.match(r"(MPICH 5|Open MPI v5)[^\n]*, 2 ranks\n", part)]
+    rows = [re.search(r"\* - allreduce\n +- ([\d. ]+)\n", part)[1].split() for part in own]
+    means = sorted(float(mean) for row in rows for mean in row)
+    assert len(own) == 2 and f"takes {means[0]:.2f} to {means[-1]:.2f} of its time" in readme
+    points = module("record_tables").gpu_points()
+    ratios = [
+        p["ratio_nccl_stream"][0]
+        for p in points
+        if (p["collective"], p["dtype"]) == ("allreduce", "float32") and p["nbytes"] <= 1 << 30
+    ]
+    assert f"takes {ends(ratios, 2)} of NCCL's time on the stream" in readme
+
+
 def test_the_picture_of_growth():
     growth = module("growth")
     sizes = [1 << k for k in range(1, 7)]

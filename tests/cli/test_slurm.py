@@ -191,7 +191,7 @@ def test_a_job_goes_on_until_it_is_finished(tmp_path, kind, words, epochs, statu
     at = started.index("mpicoll")
     assert ("--with-ft" in started[:at]) == ("--survive" in words)
     assert started[at : at + 3 + len(words)] == ["mpicoll", kind, "my space.toml", *words]
-    mine = ["--out", f"{run}/search", "--resume", "--json"]
+    mine = ["--output", f"{run}/search", "--resume", "--json"]
     assert started[at + 3 + len(words) :][: len(mine)] == (
         mine
         if kind == "search"

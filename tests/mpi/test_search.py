@@ -116,5 +116,5 @@ def test_what_stops_the_coordinator_stops_all(comm, folder, space):
 @shown_by_2_and_5_ranks
 def test_another_search_in_the_folder_is_refused_by_all(comm, folder, space):
     search(space, options(comm, folder, trials=2), comm)
-    with pytest.raises(TrainingError, match="is there: go on with --resume"):
+    with pytest.raises(TrainingError, match="exists: continue with --resume"):
         search(space, options(comm, folder, trials=2), comm)

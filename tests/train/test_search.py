@@ -128,7 +128,7 @@ def test_checkpoints_that_nobody_needs_are_removed(space, tmp_path):
 
 def test_a_search_that_is_there_is_not_overwritten(space, tmp_path):
     search(space, options(tmp_path, trials=2))
-    with pytest.raises(TrainingError, match="is there: go on with --resume"):
+    with pytest.raises(TrainingError, match="exists: continue with --resume"):
         search(space, options(tmp_path, trials=2))
     with pytest.raises(TrainingError, match="trials is 2 there and 3 now"):
         search(space, options(tmp_path, trials=3), resume=True)
@@ -165,7 +165,7 @@ def test_a_search_goes_on_from_a_torn_file(space, tmp_path, cut, monkeypatch):
 def test_a_file_that_was_changed_is_named(space, tmp_path, command):
     search(space, options(tmp_path))
     path = tmp_path / "found" / trials.FILE
-    done = command("search", tmp_path / "space.toml", "--out", tmp_path / "found", "--replay")
+    done = command("search", tmp_path / "space.toml", "--output", tmp_path / "found", "--replay")
     assert (done.status, done.out.endswith("the same as were decided\n")) == (0, True)
     records = [json.loads(line) for line in path.read_text().splitlines()]
     told = [r for r in records if r["event"] == "told" and r["score"] is not None]
@@ -173,7 +173,7 @@ def test_a_file_that_was_changed_is_named(space, tmp_path, command):
     for record in told[1:]:
         record["score"] = -record["score"]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    done = command("search", tmp_path / "space.toml", "--out", tmp_path / "found", "--replay")
+    done = command("search", tmp_path / "space.toml", "--output", tmp_path / "found", "--replay")
     assert done.status == 1
     assert "and the method gives Job" in done.err
 
@@ -331,7 +331,7 @@ def test_trials_see_no_test_set_and_a_validation_set_of_each_class(tmp_path):
 
 
 def test_a_search_on_the_command_line_and_its_page(space, tmp_path, command):
-    words = ("--method", "asha", "--trials", "6", "--eta", "2", "--out", tmp_path / "found")
+    words = ("--method", "asha", "--trials", "6", "--eta", "2", "--output", tmp_path / "found")
     done = command("search", tmp_path / "space.toml", *words)
     assert (done.status, done.err) == (0, "")
     assert "best: trial" in done.out
@@ -352,7 +352,7 @@ def test_a_search_on_the_command_line_and_its_page(space, tmp_path, command):
 
 def test_a_live_table_shows_what_is_under_way(space, tmp_path, command, monkeypatch):
     monkeypatch.setattr("mpicoll.train.search.console._RATE", 1000)
-    words = ("--trials", "3", "--out", tmp_path / "found", "--progress", "--json")
+    words = ("--trials", "3", "--output", tmp_path / "found", "--progress", "--json")
     done = command("search", tmp_path / "space.toml", *words)
     assert done.status == 0
     assert json.loads(done.out)["trials"] == 3
@@ -365,7 +365,9 @@ def test_no_trial_with_a_score_is_a_failure(tmp_path, command):
     (tmp_path / "space.toml").write_text(
         f'[run]\ndataset = "{tmp_path / "data.npz"}"\n[space]\nlr = {{choice = [1e300]}}\n'
     )
-    done = command("search", tmp_path / "space.toml", "--trials", "2", "--out", tmp_path / "found")
+    done = command(
+        "search", tmp_path / "space.toml", "--trials", "2", "--output", tmp_path / "found"
+    )
     assert done.status == 1
     assert "no trial has a score" in done.out
 
@@ -379,7 +381,7 @@ def started(tmp_path, *words):
 
 
 def test_a_signal_stops_a_search(space, tmp_path):
-    words = ("--method", "asha", "--trials", "2000", "--eta", "2", "--out", tmp_path / "found")
+    words = ("--method", "asha", "--trials", "2000", "--eta", "2", "--output", tmp_path / "found")
     process = started(tmp_path, *words)
     path = tmp_path / "found" / trials.FILE
     while process.poll() is None and not (path.exists() and b'"told"' in path.read_bytes()):
@@ -397,7 +399,7 @@ def test_a_signal_stops_a_search(space, tmp_path):
 def test_the_command_on_a_group_stops_by_a_signal_and_goes_on(space, tmp_path, mpirun):
     out, group = tmp_path / "found", ("--ranks-per-trial", "2")
     words = ("search", tmp_path / "space.toml", "--method", "asha", "--eta", "2", *group)
-    words += ("--trials", "12", "--out", out)
+    words += ("--trials", "12", "--output", out)
     job = mpirun.start(3, "-m", "mpicoll", *words)
     path = out / trials.FILE
     while job.poll() is None and not (path.exists() and b'"told"' in path.read_bytes()):
@@ -418,7 +420,7 @@ def test_the_command_on_a_group_stops_by_a_signal_and_goes_on(space, tmp_path, m
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("method", ["asha", "pbt"])
 def test_killed_ten_times_no_trial_is_lost_or_done_twice(space, tmp_path, method):
-    words = ("--method", method, "--trials", "40", "--eta", "2", "--out", tmp_path / "found")
+    words = ("--method", method, "--trials", "40", "--eta", "2", "--output", tmp_path / "found")
     chance = random.Random(method)
     path = tmp_path / "found" / trials.FILE
 

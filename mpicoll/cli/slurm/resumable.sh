@@ -18,7 +18,7 @@ train() {
 }
 
 # search RANKS COMMAND...: a search, likewise.
-search() { finish "$@" --out "$run/search" --resume --json; }
+search() { finish "$@" --output "$run/search" --resume --json; }
 
 # finish RANKS COMMAND...: what goes on where it was, until it is finished.
 finish() {

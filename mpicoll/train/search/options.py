@@ -40,7 +40,9 @@ class SearchOptions:
         False, "Continue when ranks die (Open MPI 5, mpirun --with-ft ulfm).", "--survive"
     )
     """Another group trains the trial of a group that has lost a rank."""
-    out: str = option("search", "Folder of trials.jsonl and of the checkpoints.", metavar="FOLDER")
+    out: str = option(
+        "search", "Folder of trials.jsonl and of the checkpoints.", "-o --output", metavar="FOLDER"
+    )
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -68,7 +68,7 @@ class Trials:
         self.records: list[Record] = read(path) if _has_begun(path) else []
         if self.records and not resume:
             raise FileExistsError(
-                f"{path} is there: go on with --resume, or give another folder with --out"
+                f"{path} exists: continue with --resume, or give another folder with --output"
             )
         if self.records:
             _require_same(path, self.records[0], space, options)
