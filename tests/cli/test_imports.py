@@ -32,6 +32,8 @@ def test_every_command_knows_it(command, monkeypatch, name):
     assert verified.status == 0 and "5 of 5 cases right" in verified.out
     shown = verified.out.split("counted in the schedules of allreduce exchange:")[1]
     assert ["4", "2", "2", "8", "8", "2", "1"] in [line.split() for line in shown.splitlines()]
+    (table,) = (text for _, text in blocks(page("own_algorithms"), "console") if "ranks" in text)
+    assert {*table.strip().splitlines()} <= {*verified.out.splitlines()}
     assert "8 messages" in command("show", "allreduce", "exchange", "-P", "4", *given).out
     cases = json.loads(command("simulate", "allreduce", "all", "-P", "8", "--json", *given).out)[
         "cases"

@@ -20,6 +20,7 @@ from machines import TEXTS
 from rich.cells import cell_len
 from rich.console import Console
 from synthetic import launched, write
+from test_docs import page
 
 pytest.importorskip("scipy")
 pytest.importorskip("pydantic")
@@ -130,6 +131,13 @@ def test_tables_fit_and_nothing_is_cut(shown, folder, monkeypatch, words):
         assert set(how["right"]) | set(how["fold"]) | set(how["drop"]) <= {*columns, "module"}
 
 
+def test_the_page_on_tuning_explains_every_column(shown, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    ((columns, _, _),), _ = shown(200, "tune", "runs.jsonl", "-o", "rules.json")
+    for head in columns[1:]:
+        assert f"``{head.partition(' [')[0]}``" in page("tuning"), head
+
+
 def test_what_is_left_out_is_said(shown):
     _, done = shown(80, "simulate", "allreduce", "ring", "-P", "4")
     assert done.out.splitlines()[-1] == "(left out at 80 columns: method; --json has them)"
@@ -197,6 +205,9 @@ def test_the_table_of_a_profile(monkeypatch, capsys, width):
         assert text in joined
     for name in algorithms:
         assert f"{name}.py:1" in joined
+    if width == max(WIDTHS):
+        (heads,) = (line for line in shown.splitlines() if line.startswith("collective "))
+        assert heads.split() in [line.split() for line in page("profile").splitlines()]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
