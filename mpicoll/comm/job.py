@@ -55,8 +55,8 @@ def exit_on_exception() -> Iterator[None]:
     """Let an exception end this process alone, where the other ranks go on without it.
 
     For programs whose communicators are built with ``survive=True``.  Prints the traceback with the
-    rank before it, and kills the process: ``MPI_Finalize`` would wait for the others, and of an
-    exit status other than 0 Open MPI's launcher does not tell them.  To be used as
+    rank before it, and kills the process: ``MPI_Finalize`` would wait for the others, and Open
+    MPI's launcher does not report an exit status other than 0 to them.  To be used as
     ``with exit_on_exception(): main()``, or as a decorator.
     """
     try:
